@@ -1,0 +1,86 @@
+"""Runs and their reports: ``assay run``, ``assay report``, ``assay backends``."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.app import app, console, flag
+from harness.config import RunSpec, make_spec
+
+
+@app.command()
+def run(
+    device: Annotated[str | None, flag("device")] = None,
+    reference: Annotated[str | None, flag("reference")] = None,
+    candidate: Annotated[str | None, flag("candidate")] = None,
+    model: Annotated[str | None, flag("model")] = None,
+    data: Annotated[str | None, flag("data")] = None,
+    questions: Annotated[int | None, flag("questions")] = None,
+    margin: Annotated[float | None, flag("margin")] = None,
+    alpha: Annotated[float | None, flag("alpha", panel="Fine print")] = None,
+    greedy_prompts: Annotated[int | None, flag("greedy_prompts")] = None,
+    greedy_margin: Annotated[float | None, flag("greedy_margin", panel="Fine print")] = None,
+    concurrency: Annotated[int | None, flag("concurrency", panel="Fine print")] = None,
+    max_tokens: Annotated[int | None, flag("max_tokens", panel="Fine print")] = None,
+    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
+    servers: Annotated[str | None, flag("servers", panel="Fine print")] = None,
+    startup_timeout: Annotated[float | None, flag("startup_timeout", panel="Fine print")] = None,
+    request_timeout: Annotated[float | None, flag("request_timeout", panel="Fine print")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run in it is gone on with.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="An assay.toml; by default the one in this folder, if any.")
+    ] = None,
+) -> None:
+    """Start both servers, ask both the same, and say whether the candidate may be merged."""
+    flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
+    if engine_arg is not None:
+        flags["engine_arg"] = tuple(engine_arg)
+
+    from harness.progress import Watch
+    from harness.run import collect, default_folder, open_folder, prepare
+    from reports.build import build
+    from reports.terminal import render
+    from reports.write import write_all
+
+    spec = make_spec(flags, config)
+    plan = prepare(spec)
+    folder = open_folder(plan, out or default_folder(spec))
+    with Watch(console) as watch, suppress(KeyboardInterrupt):  # what was answered until then still makes a report
+        watch.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
+        collect(plan, folder, watch)
+    report = build(folder)
+    write_all(report, folder.path)
+    render(report, console)
+    console.print(f"Report: {folder.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+    """Read a run's evidence again, and write its reports anew."""
+    from harness.evidence.folder import RunFolder
+    from reports.build import build
+    from reports.terminal import render
+    from reports.write import write_all
+
+    made = build(RunFolder(folder))
+    write_all(made, folder)
+    render(made, console)
+    raise typer.Exit(made.exit_code)
+
+
+@app.command()
+def backends() -> None:
+    """List the attention backends and kernels that can be named."""
+    from harness.attention import kernels
+    from harness.engines.catalog import sglang_backends
+
+    console.print("Kernels (entry-point group assay.kernels):")
+    for name, path in sorted(kernels.published().items()):
+        declared = kernels.declaration(kernels.load(name))
+        console.print(f"  {name}  {'+'.join(declared.phases)}  {path}  {declared.about}", markup=False, highlight=False)
+    console.print("SGLang's own: " + ", ".join(sglang_backends()), markup=False, highlight=False)
