@@ -1,39 +1,27 @@
-"""What can be shadowed: a kernel of the contract, or an attention backend of SGLang's."""
+"""What can run beside a server's own backend: a kernel of the contract, or an attention backend of SGLang's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from harness.attention import kernels
 from harness.attention.call import PHASES, AttentionCall, Kernel, KernelRefused
 from harness.attention.paging import Pages, compute, refuse
-
-Phase = Literal["extend", "decode"]
-
-
-@dataclass(frozen=True)
-class Situation:
-    """One attention call as SGLang makes it."""
-
-    phase: Phase
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    layer: Any
-    batch: Any
-    new: tuple[int, ...]
-    prefix: tuple[int, ...]
-    kwargs: dict[str, Any]
+from harness.attention.passes import Situation
 
 
 class Candidate(Protocol):
-    """What is shadowed: it computes the phases that it names, and is not asked for others."""
+    """It computes the phases that it names, and is not asked for others."""
 
     name: str
-    phases: tuple[str, ...]
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Phases that it computes. May raise anything."""
 
     def run(self, call: Situation) -> Tensor:
         """The output, [tokens, num_q_heads * head_dim_v]. May raise anything."""
@@ -75,22 +63,51 @@ class BackendCandidate:
 
 def resolve(pages: Pages, call: Situation) -> AttentionCall:
     """The packed call of a situation."""
-    return pages.resolve(call.phase, call.q, call.layer, call.batch, list(call.new), list(call.prefix))
+    return pages.resolve(call.phase, call.q, call.layer, call.batch, list(call.now.new), list(call.now.prefix))
+
+
+class LazyCandidate:
+    """A candidate that is built when it is first needed: until then it costs the server nothing."""
+
+    def __init__(self, name: str, build: Callable[[], Candidate]) -> None:
+        self.name, self._build = name, build
+        self._built: Candidate | None = None
+        self._failed = ""
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Phases of the candidate. Raises KernelRefused if it cannot be built."""
+        return self._candidate().phases
+
+    def run(self, call: Situation) -> Tensor:
+        """The candidate's output. Raises KernelRefused if it cannot be built, and what the candidate raises."""
+        return self._candidate().run(call)
+
+    def _candidate(self) -> Candidate:
+        if self._built is None and not self._failed:
+            try:
+                self._built = self._build()
+            except Exception as error:  # whatever its modules raise; it is tried once, not at every call
+                self._failed = f"{self.name} cannot be built: {type(error).__name__}: {error}"
+                raise KernelRefused(self._failed) from error
+        if self._built is None:
+            raise KernelRefused(self._failed)
+        return self._built
 
 
 def make_candidate(name: str, runner: Any, pages: Pages) -> Candidate:
-    """The candidate with this name: a published kernel, a ``module:function``, or a backend of SGLang's.
+    """The candidate with this name, built at its first use: a published kernel, a ``module:function``, or a backend of SGLang's.
 
     Raises:
-        KernelRefused: there is none.
+        KernelRefused: nothing has this name. What else may go wrong is raised at the first use.
     """
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     if kernels.is_path(name) or name in kernels.published():
-        return KernelCandidate(name, kernels.load(name), pages)
+        return LazyCandidate(name, lambda: KernelCandidate(name, kernels.load(name), pages))
     if name not in ATTENTION_BACKENDS:
         known = sorted({*ATTENTION_BACKENDS, *kernels.published()})
-        raise KernelRefused(f"{name!r} cannot be shadowed; expected a module:function or one of {', '.join(known)}")
-    # Below the meter: what the shadow computes does not serve.
+        raise KernelRefused(f"{name!r} is no candidate; expected a module:function or one of {', '.join(known)}")
+    # Below the meter: what runs beside the server's own backend does not serve by itself.
     create = getattr(ATTENTION_BACKENDS[name], "assay_unmetered", ATTENTION_BACKENDS[name])
-    return BackendCandidate(name, create(runner))
+    return LazyCandidate(name, lambda: BackendCandidate(name, create(runner)))

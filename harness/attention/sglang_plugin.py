@@ -22,9 +22,13 @@ KERNEL = "ASSAY_KERNEL"
 """Environment variable: a kernel to register besides the published ones, as ``module:function``."""
 
 SHADOW = "ASSAY_SHADOW"
-"""Environment variable: the candidate that runs in the shadow of whatever backend serves; needs `EVIDENCE`."""
+"""Environment variable: the candidate that stands beside whatever backend serves, to run in its shadow or in its place; needs
+`EVIDENCE`. It does nothing until the control tells it to (`harness.evidence.control`)."""
 RECORD = "ASSAY_RECORD"
-"""Environment variable: byte budget of the replay pack that is recorded; needs `EVIDENCE`."""
+"""Environment variable: byte budget of the replay pack that is recorded while the control says `watch`; needs `EVIDENCE`."""
+TRACE = "ASSAY_TRACE"
+"""Environment variable: bytes that each process may keep in traces of attention outputs; needs `EVIDENCE`. It lets a server without
+candidate be traced; one with a candidate can be traced without it, within `harness.evidence.trace.BUDGET_BYTES`."""
 MODEL_HASH = "ASSAY_MODEL_HASH"
 """Environment variable: hash of the model's files, to be noted in the replay pack."""
 
@@ -41,8 +45,8 @@ def register() -> None:
     _add_choices(sorted(names))
     if folder := os.environ.get(EVIDENCE):
         _meter_all(ATTENTION_BACKENDS, Path(folder))
-        if os.environ.get(SHADOW) or os.environ.get(RECORD):
-            _shadow_all(ATTENTION_BACKENDS, Path(folder))
+        if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE)):
+            _attach_all(ATTENTION_BACKENDS, Path(folder))
 
 
 def _factory(name: str) -> Any:
@@ -78,18 +82,29 @@ def _meter_all(backends: dict[str, Any], folder: Path) -> None:
         backends[name] = metered(name, create)
 
 
-def _shadow_all(backends: dict[str, Any], folder: Path) -> None:
-    """Wrap every backend's factory, so that whatever SGLang builds is shadowed. What a candidate builds is not."""
-    candidate, budget = os.environ.get(SHADOW, ""), int(os.environ.get(RECORD) or 0)
+def _attach_all(backends: dict[str, Any], folder: Path) -> None:
+    """Wrap every backend's factory, so that shadow, substitution and trace stand beside whatever SGLang builds. What a candidate
+    builds has none.
+    """
 
-    def shadowed(name: str, create: Any) -> Any:
+    def beside(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
-            from harness.attention.shadow import attach
+            from harness.attention.attach import attach
+            from harness.evidence.trace import BUDGET_BYTES
 
-            return attach(create(runner), name, runner, folder, candidate, budget, os.environ.get(MODEL_HASH, ""))
+            return attach(
+                create(runner),
+                name,
+                runner,
+                folder,
+                candidate=os.environ.get(SHADOW, ""),
+                record_bytes=int(os.environ.get(RECORD) or 0),
+                trace_bytes=int(os.environ.get(TRACE) or BUDGET_BYTES),
+                model_hash=os.environ.get(MODEL_HASH, ""),
+            )
 
         build.__dict__["assay_unmetered"] = create.assay_unmetered
         return build
 
     for name, create in list(backends.items()):
-        backends[name] = shadowed(name, create)
+        backends[name] = beside(name, create)

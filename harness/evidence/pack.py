@@ -26,7 +26,8 @@ MANIFEST = "manifest.json"
 LENGTH_STARTS, LENGTHS = (0, 64, 256, 1024, 4096), ("1-63", "64-255", "256-1023", "1024-4095", "4096+")
 """Buckets of a call's longest sequence, in tokens, cached prefix included."""
 TENSORS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "reference")
-"""Tensors of a file."""
+"""Tensors of a file; besides, "candidate" where the candidate computed the call."""
+CANDIDATE = "candidate"
 
 Stratum = tuple[int, str, str, str]
 """Layer, phase, prefix bucket, length bucket."""
@@ -111,11 +112,13 @@ class PackedCall:
         call: the call, on the CPU.
         reference: the reference's output, [total_q, num_q_heads, head_dim_v].
         entry: what the manifest says of it.
+        candidate: the candidate's output as the server's shadow saw it, the same shape; None if it did not compute the call.
     """
 
     call: AttentionCall
     reference: Tensor
     entry: PackEntry
+    candidate: Tensor | None = None
 
     @property
     def layer(self) -> int:
@@ -215,7 +218,7 @@ def _read(folder: Path, entry: PackEntry) -> PackedCall:
         tensors = safetensors.torch.load(content)
         parts = {name: tensors[name] for name in TENSORS if name != "reference"}
         call = AttentionCall(**parts, scale=entry.scale, causal=entry.causal, layer=entry.layer, phase=entry.phase)
-        return PackedCall(call, tensors["reference"], entry)
+        return PackedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))
     except (OSError, SafetensorError, KeyError) as error:
         raise EvidenceError(
             f"{path} cannot be read: {error}.", "a recorded call", "copy the pack again, or record it again"

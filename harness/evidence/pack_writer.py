@@ -18,7 +18,7 @@ from torch import Tensor
 
 from harness.attention.call import AttentionCall
 from harness.errors import UsageError
-from harness.evidence.pack import MANIFEST, TENSORS, PackEntry, PackManifest, Seen, Source, Stratum
+from harness.evidence.pack import CANDIDATE, MANIFEST, TENSORS, PackEntry, PackManifest, Seen, Source, Stratum
 
 BUDGET_BYTES = 256 * 2**20
 RESERVOIR = 4
@@ -87,7 +87,7 @@ class PackWriter:
 
     def add(
         self, seen: Seen, call: AttentionCall, reference: Tensor, relative_l1: float | None = None,
-        worst_at: tuple[int, int] = (0, 0), first_head: int = 0,
+        worst_at: tuple[int, int] = (0, 0), first_head: int = 0, candidate: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Keep a copy of a call: as the worst of its layer and phase if it has an error, else as a sample.
 
@@ -101,8 +101,10 @@ class PackWriter:
             relative_l1: the candidate's largest relative L1; None for a sample.
             worst_at: sequence and q head that have to be kept if the call is cut.
             first_head: number of the model's head that the call's first q head is.
+            candidate: the candidate's output, the shape of the reference's; None if it did not compute the call.
         """
-        kept = self._cut(seen, call, reference, relative_l1, worst_at, first_head)
+        outputs = {"reference": reference} if candidate is None else {"reference": reference, CANDIDATE: candidate}
+        kept = self._cut(seen, call, outputs, relative_l1, worst_at, first_head)
         if kept is None:
             self._too_large += 1
             return
@@ -174,19 +176,19 @@ class PackWriter:
         return sum(kept.bytes for kept in self._worst.values())
 
     def _cut(
-        self, seen: Seen, call: AttentionCall, reference: Tensor, relative_l1: float | None,
+        self, seen: Seen, call: AttentionCall, outputs: dict[str, Tensor], relative_l1: float | None,
         worst_at: tuple[int, int], first_head: int,
     ) -> _Kept | None:  # fmt: skip
         limit = max(LARGEST_SHARE * self._budget, 2 * _OVERHEAD)
         groups = call.q.shape[1] // call.k.shape[1]
         first, count, heads = 0, len(seen.new), slice(0, call.q.shape[1])
-        tensors = _part(call, reference, first, count, heads)
+        tensors = _part(call, outputs, first, count, heads)
         if _size(tensors) > limit:
             first, count = worst_at[0], 1
-            tensors = _part(call, reference, first, count, heads)
+            tensors = _part(call, outputs, first, count, heads)
         if _size(tensors) > limit:
             heads = slice(worst_at[1] // groups * groups, (worst_at[1] // groups + 1) * groups)
-            tensors = _part(call, reference, first, count, heads)
+            tensors = _part(call, outputs, first, count, heads)
         if _size(tensors) > limit:
             return None
         return _Kept(
@@ -196,17 +198,14 @@ class PackWriter:
         )  # fmt: skip
 
 
-def _part(call: AttentionCall, reference: Tensor, first: int, count: int, heads: slice) -> dict[str, Tensor]:
+def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: int, heads: slice) -> dict[str, Tensor]:
     """The tensors of some sequences and q heads of a call, as views."""
     cu_q, cu_k = (cu[first : first + count + 1] for cu in (call.cu_seqlens_q, call.cu_seqlens_k))
     rows_q, rows_k = (slice(int(cu[0]), int(cu[-1])) for cu in (cu_q, cu_k))
     groups = call.q.shape[1] // call.k.shape[1]
     kv = slice(heads.start // groups, heads.stop // groups)
-    parts = (
-        call.q[rows_q, heads], call.k[rows_k, kv], call.v[rows_k, kv], cu_q - cu_q[0], cu_k - cu_k[0],
-        reference[rows_q, heads],
-    )  # fmt: skip
-    return dict(zip(TENSORS, parts, strict=True))
+    parts = (call.q[rows_q, heads], call.k[rows_k, kv], call.v[rows_k, kv], cu_q - cu_q[0], cu_k - cu_k[0])
+    return dict(zip(TENSORS, parts, strict=False)) | {name: out[rows_q, heads] for name, out in outputs.items()}
 
 
 def _size(tensors: dict[str, Tensor]) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,69 +17,19 @@ from torch import Tensor
 
 from harness.attention.call import AttentionCall, Kernel
 from harness.attention.candidates import BackendCandidate, KernelCandidate
+from harness.attention.faults import rounded_oracle as right
 from harness.attention.kernels import declares
 from harness.attention.oracle import oracle
 from harness.attention.paging import Pages
 from harness.attention.shadow import Shadow
 from harness.evidence.asking import answered, ask_to_write
+from harness.evidence.control import Control, set_control
 from harness.evidence.pack import Source, read_pack
 from harness.evidence.pack_writer import PackWriter
 from harness.evidence.shadow_cells import Cells, read_cells
 
-HEADS, KV_HEADS, DIM, LAYERS, SLOTS = 4, 2, 8, 3, 64
-
-
-def right(call: AttentionCall) -> Tensor:
-    return oracle(call).to(call.q.dtype)
-
-
-class Pool:
-    """Stand-in for SGLang's KV pool."""
-
-    def __init__(self) -> None:
-        self.keys = [torch.zeros(SLOTS, KV_HEADS, DIM) for _ in range(LAYERS)]
-        self.values = [torch.zeros(SLOTS, KV_HEADS, DIM) for _ in range(LAYERS)]
-
-    def get_key_buffer(self, layer: int) -> Tensor:
-        return self.keys[layer]
-
-    def get_value_buffer(self, layer: int) -> Tensor:
-        return self.values[layer]
-
-
-class Backend:
-    """Stand-in for an SGLang backend: writes K and V if told to, and computes by the oracle."""
-
-    def __init__(self, runner: Any) -> None:
-        self.runner, self.pages, self.prepared = runner, Pages(runner), 0
-
-    def init_forward_metadata(self, batch: Any) -> None:
-        self.prepared += 1
-
-    def _run(self, phase: str, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, save: bool) -> Tensor:
-        if save:
-            self.runner.token_to_kv_pool.keys[layer.layer_id][batch.out_cache_loc] = k
-            self.runner.token_to_kv_pool.values[layer.layer_id][batch.out_cache_loc] = v
-        call = self.pages.resolve(phase, q, layer, batch, batch.new, batch.prefix)
-        return right(call).reshape(q.shape[0], -1)
-
-    def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True
-    ) -> Tensor:
-        return self._run("extend", q, k, v, layer, forward_batch, save_kv_cache)
-
-    def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True
-    ) -> Tensor:
-        return self._run("decode", q, k, v, layer, forward_batch, save_kv_cache)
-
-
-def layer_of(index: int, **changes: Any) -> Any:
-    fields: dict[str, Any] = {
-        "layer_id": index, "tp_q_head_num": HEADS, "qk_head_dim": DIM, "scaling": DIM**-0.5, "sliding_window_size": -1,
-        "logit_cap": 0.0, "is_cross_attention": False, "attn_type": SimpleNamespace(value="decoder"),
-    }  # fmt: skip
-    return SimpleNamespace(**fields | changes)
+HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
+Watched = Callable[..., tuple[Any, Shadow]]
 
 
 @dataclass
@@ -90,48 +40,22 @@ class Clock:
         return self.now
 
 
-class Server:
-    """Stand-in for a scheduler: requests of 16 slots each, passes through all layers."""
+@pytest.fixture
+def watched(stand_in: ModuleType, tmp_path: Path) -> Watched:
+    """Makes a server with a kernel in its shadow, and the shadow."""
 
-    def __init__(self) -> None:
-        table = torch.arange(SLOTS).reshape(4, 16)
-        self.runner = SimpleNamespace(
-            req_to_token_pool=SimpleNamespace(req_to_token=table), token_to_kv_pool=Pool(), device="cpu"
-        )
-        self.backend = Backend(self.runner)
-        self.generator = torch.Generator().manual_seed(0)
+    def make(kernel: Kernel | None, budget: int = 0, clock: Callable[[], float] = time.monotonic) -> tuple[Any, Shadow]:
+        server = stand_in.Server()
+        pages = Pages(server.runner)
+        source = Source(engine="e", model="m", model_hash="", reference="mine", candidate="other")
+        writer = PackWriter(tmp_path / "pack", source, budget) if budget else None
+        candidate = KernelCandidate("other", kernel, pages) if kernel else None
+        shadow = Shadow(tmp_path, candidate, writer, pages, clock=clock)
+        stand_in.attach(server, tmp_path, candidate, shadow)
+        set_control(tmp_path, Control(watch=True))
+        return server, shadow
 
-    def step(
-        self, phase: str, lens: list[tuple[int, int]], rids: list[str] | None = None, mode: str = "EXTEND", **layer: Any
-    ) -> list[Tensor]:
-        """One forward pass over sequences of (new tokens, cached prefix); the output of each layer."""
-        new, prefix = [n for n, _ in lens], [p for _, p in lens]
-        slots = torch.cat([torch.arange(p, p + n) + 16 * i for i, (n, p) in enumerate(lens)])
-        batch = SimpleNamespace(
-            forward_mode=SimpleNamespace(name=mode), extend_seq_lens_cpu=new, extend_prefix_lens_cpu=prefix,
-            seq_lens=torch.tensor([n + p for n, p in lens]), req_pool_indices=torch.arange(len(lens)),
-            out_cache_loc=slots, rids=[f"r{i}" for i in range(len(lens))] if rids is None else rids, new=new, prefix=prefix,
-        )  # fmt: skip
-        outs = []
-        for index in range(LAYERS):
-            q, k, v = (
-                torch.randn(sum(new), heads, DIM, generator=self.generator) for heads in (HEADS, KV_HEADS, KV_HEADS)
-            )
-            forward = getattr(self.backend, f"forward_{phase}")
-            outs.append(forward(q.reshape(sum(new), -1), k, v, layer_of(index, **layer), batch))
-        return outs
-
-
-def watch(
-    server: Server, folder: Path, kernel: Kernel | None, budget: int = 0, clock: Callable[[], float] = time.monotonic
-) -> Shadow:
-    pages = Pages(server.runner)
-    source = Source(engine="e", model="m", model_hash="", reference="mine", candidate="other")
-    writer = PackWriter(folder / "pack", source, budget) if budget else None
-    candidate = KernelCandidate("other", kernel, pages) if kernel else None
-    shadow = Shadow(folder, candidate, writer, pages, clock=clock)
-    shadow.watch(server.backend, "mine")
-    return shadow
+    return make
 
 
 def seen(shadow: Shadow, folder: Path) -> Cells:
@@ -148,9 +72,8 @@ def wrong_with_a_prefix(call: AttentionCall) -> Tensor:
     return out
 
 
-def test_a_fault_is_pinned_to_its_layer_head_and_prefix(tmp_path: Path) -> None:
-    server = Server()
-    shadow = watch(server, tmp_path, wrong_with_a_prefix)
+def test_a_fault_is_pinned_to_its_layer_head_and_prefix(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(wrong_with_a_prefix)
     server.step("extend", [(5, 0), (6, 0)])
     server.step("extend", [(2, 5), (4, 6), (3, 0)], rids=["a", "b", "c"])
     cells = seen(shadow, tmp_path)
@@ -168,27 +91,27 @@ def test_a_fault_is_pinned_to_its_layer_head_and_prefix(tmp_path: Path) -> None:
     assert worst.relative_l1 == pytest.approx(1.0)
 
 
-def test_a_worst_case_on_the_edge_of_a_sequence_is_that_sequences(tmp_path: Path) -> None:
+def test_a_worst_case_on_the_edge_of_a_sequence_is_that_sequences(watched: Watched, tmp_path: Path) -> None:
     def first_query_of_the_second(call: AttentionCall) -> Tensor:
         out = right(call)
         out[int(call.cu_seqlens_q[1]), 0] *= 3
         return out
 
-    server = Server()
-    shadow = watch(server, tmp_path, first_query_of_the_second)
+    server, shadow = watched(first_query_of_the_second)
     server.step("extend", [(5, 0), (4, 7), (3, 0)])
     for worst in seen(shadow, tmp_path).worst:
         assert (worst.request, worst.position, worst.prefix, worst.new, worst.head) == ("r1", 7, 7, 4, 0)
 
 
-def test_the_model_gets_the_references_output_whatever_the_candidate_does(tmp_path: Path) -> None:
+def test_the_model_gets_the_references_output_whatever_the_candidate_does(
+    watched: Watched, stand_in: ModuleType, tmp_path: Path
+) -> None:
     def vandal(call: AttentionCall) -> Tensor:
         for tensor in (call.q, call.k, call.v):
             tensor.fill_(7.0)
         return torch.full((*call.q.shape[:2], DIM), torch.nan)
 
-    plain, shadowed = Server(), Server()
-    shadow = watch(shadowed, tmp_path, vandal, budget=10**6)
+    plain, (shadowed, shadow) = stand_in.Server(), watched(vandal, budget=10**6)
     for lens in ([(5, 0)], [(3, 5)]):
         expected, got = plain.step("extend", lens), shadowed.step("extend", lens)
         assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
@@ -200,7 +123,7 @@ def test_the_model_gets_the_references_output_whatever_the_candidate_does(tmp_pa
         assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-6)
 
 
-def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(tmp_path: Path) -> None:
+def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(watched: Watched, tmp_path: Path) -> None:
     attempts: list[int] = []
 
     def fragile(call: AttentionCall) -> Tensor:
@@ -209,8 +132,7 @@ def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(tmp_path: Path)
             raise RuntimeError(f"attempt {len(attempts)}")
         return right(call)
 
-    server = Server()
-    shadow = watch(server, tmp_path, fragile)
+    server, shadow = watched(fragile)
     for _ in range(2):
         assert len(server.step("extend", [(4, 0)])) == LAYERS
     cells = seen(shadow, tmp_path)
@@ -220,16 +142,14 @@ def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("out", [lambda call: right(call)[:, :2], lambda call: right(call).double()])
-def test_an_output_of_another_shape_or_dtype_is_an_error(tmp_path: Path, out: Kernel) -> None:
-    server = Server()
-    shadow = watch(server, tmp_path, out)
+def test_an_output_of_another_shape_or_dtype_is_an_error(watched: Watched, tmp_path: Path, out: Kernel) -> None:
+    server, shadow = watched(out)
     server.step("extend", [(4, 0)])
     assert seen(shadow, tmp_path).errors[0].text.startswith("KernelRefused: other returned torch")
 
 
-def test_a_phase_that_the_candidate_does_not_declare_is_not_observed(tmp_path: Path) -> None:
-    server = Server()
-    shadow = watch(server, tmp_path, declares(phases=("extend",))(lambda call: right(call)))
+def test_a_phase_that_the_candidate_does_not_declare_is_not_observed(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(declares(phases=("extend",))(lambda call: right(call)))
     server.step("extend", [(5, 0)])
     server.step("decode", [(1, 5)])
     cells = seen(shadow, tmp_path)
@@ -237,9 +157,8 @@ def test_a_phase_that_the_candidate_does_not_declare_is_not_observed(tmp_path: P
     assert cells.observed("phase") == ("extend",)
 
 
-def test_decode_is_observed_with_its_prefix(tmp_path: Path) -> None:
-    server = Server()
-    shadow = watch(server, tmp_path, wrong_with_a_prefix)
+def test_decode_is_observed_with_its_prefix(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(wrong_with_a_prefix)
     server.step("extend", [(5, 0), (9, 0)])
     server.step("decode", [(1, 5), (1, 9)])
     table = seen(shadow, tmp_path).table(by=("phase", "layer", "head"))
@@ -247,9 +166,8 @@ def test_decode_is_observed_with_its_prefix(tmp_path: Path) -> None:
     assert table.relative_l1[0].max() < 1e-6
 
 
-def test_batches_of_no_request_are_left_out(tmp_path: Path) -> None:
-    server = Server()
-    shadow = watch(server, tmp_path, right)
+def test_batches_of_no_request_are_left_out(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(right)
     server.step("extend", [(4, 0)], rids=[])
     assert seen(shadow, tmp_path).index.shape == (0, 6)
 
@@ -257,20 +175,22 @@ def test_batches_of_no_request_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"), [({"mode": "TARGET_VERIFY"}, "TARGET_VERIFY"), ({"logit_cap": 30.0}, "a logit cap")]
 )
-def test_what_the_contract_cannot_express_is_noted(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    server = Server()
-    shadow = watch(server, tmp_path, right, budget=10**6)
+def test_what_the_contract_cannot_express_is_noted(
+    watched: Watched, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    server, shadow = watched(right, budget=10**6)
     server.step("extend", [(4, 0)], **change)
     cells = seen(shadow, tmp_path)
     assert len(cells.errors) == LAYERS
     assert words in cells.errors[0].text
 
 
-def test_an_sglang_backend_is_prepared_once_a_batch_and_writes_nothing(tmp_path: Path) -> None:
-    server = Server()
-    other = Backend(server.runner)
+def test_an_sglang_backend_is_prepared_once_a_batch_and_writes_nothing(stand_in: ModuleType, tmp_path: Path) -> None:
+    server = stand_in.Server()
+    other = stand_in.Backend(server.runner)
     shadow = Shadow(tmp_path, BackendCandidate("other", other), None, Pages(server.runner))
-    shadow.watch(server.backend, "mine")
+    stand_in.attach(server, tmp_path, shadow=shadow)
+    set_control(tmp_path, Control(watch=True))
     server.step("extend", [(4, 0)])
     before = [keys.clone() for keys in server.runner.token_to_kv_pool.keys]
     other.runner = SimpleNamespace(token_to_kv_pool=None)  # a write would fail
@@ -283,9 +203,8 @@ def test_an_sglang_backend_is_prepared_once_a_batch_and_writes_nothing(tmp_path:
     assert not torch.equal(before[0], server.runner.token_to_kv_pool.keys[0])
 
 
-def test_recording_needs_no_candidate(tmp_path: Path) -> None:
-    server = Server()
-    shadow = watch(server, tmp_path, None, budget=10**6)
+def test_recording_needs_no_candidate(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(None, budget=10**6)
     server.step("extend", [(4, 0)], rids=["x"])
     server.step("decode", [(1, 4)], rids=["x"])
     shadow.write()
@@ -297,9 +216,11 @@ def test_recording_needs_no_candidate(tmp_path: Path) -> None:
     assert {one.entry.relative_l1 for one in kept} == {None}
 
 
-def test_the_last_state_is_written_when_it_is_asked_for_and_otherwise_now_and_then(tmp_path: Path) -> None:
-    clock, server = Clock(), Server()
-    shadow = watch(server, tmp_path, right, clock=clock)
+def test_the_last_state_is_written_when_it_is_asked_for_and_otherwise_now_and_then(
+    watched: Watched, tmp_path: Path
+) -> None:
+    clock = Clock()
+    server, _ = watched(right, clock=clock)
     file = tmp_path / "shadow" / f"{os.getpid()}.safetensors"
     server.step("extend", [(4, 0)])
     assert not file.exists()  # one pass teaches how many layers there are
@@ -317,4 +238,3 @@ def test_the_last_state_is_written_when_it_is_asked_for_and_otherwise_now_and_th
     assert read_cells(tmp_path).legends[0].passes == 5
     server.step("extend", [(4, 0)])
     assert read_cells(tmp_path).legends[0].passes == 5
-    assert shadow is not None

@@ -1,0 +1,182 @@
+"""Two traces of the same request, from two kernels -> how far each layer's output is off, and how much of that it inherited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.evidence.trace import Trace
+
+Floats = NDArray[np.float64]
+SUMS = ("dot", "candidate_squared", "reference_squared", "difference", "reference_size", "compared", "nonfinite")
+"""Sums over elements: a b, a^2, b^2, |a - b|, |b| and the count, of the elements where both candidate a and reference b are finite;
+the count of elements where only b is. Elements where b is not finite are not compared."""
+_D = {name: index for index, name in enumerate(SUMS)}
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far the candidate's outputs are from the reference's when each runs freely, over the rows that both traces have.
+
+    Attributes:
+        layers: layers that were compared, in order.
+        sums: float64 [layers, heads, 7], the columns of `SUMS`.
+        matched: rows that were compared.
+        unmatched: rows of either trace that the other does not have, or that come after the tokens first differ.
+    """
+
+    layers: tuple[int, ...]
+    sums: Floats
+    matched: int
+    unmatched: int
+
+    @property
+    def relative_l1(self) -> Floats:
+        """Sum |candidate - reference| / sum |reference| of each layer, [layers], as in arXiv 2410.02367, section 4.4.
+
+        0 where nothing differs; infinite where only the reference is zero or nothing of the candidate is finite; NaN where no
+        row matched.
+        """
+        return _relative_l1(self.sums.sum(1))
+
+    @property
+    def by_head(self) -> Floats:
+        """Relative L1 of each layer and head, [layers, heads]; special values as in `relative_l1`."""
+        return _relative_l1(self.sums)
+
+    @property
+    def cosine(self) -> Floats:
+        """Cosine similarity of each layer, [layers]: 1 if both are zero everywhere, 0 if only one is or nothing is finite."""
+        sums = self.sums.sum(1)
+        a, b = sums[..., _D["candidate_squared"]], sums[..., _D["reference_squared"]]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cosine = np.where((a == 0) | (b == 0), (a == b).astype(float), sums[..., _D["dot"]] / np.sqrt(a * b))
+        return _present(sums, cosine, 0.0)
+
+    @property
+    def nonfinite_share(self) -> Floats:
+        """Share of the candidate's elements that are not finite where the reference's are, [layers]."""
+        sums = self.sums.sum(1)
+        lost = sums[..., _D["nonfinite"]]
+        with np.errstate(invalid="ignore"):
+            share: Floats = lost / (lost + sums[..., _D["compared"]])
+        return share
+
+
+def compare(reference: Trace, candidate: Trace) -> Divergence:
+    """Compare two traces of the same request.
+
+    Rows match if they have the same position and the same input token and come before the first position at which the tokens
+    differ: from there on the two continue different texts.
+
+    Args:
+        reference: the reference's trace.
+        candidate: the candidate's.
+
+    Raises:
+        ValueError: the traces have other layers, heads or head dimensions.
+    """
+    shapes = [{layer: out.shape[1:] for layer, out in trace.outputs.items()} for trace in (reference, candidate)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"the traces {reference.label!r} and {candidate.label!r} are of different models: {shapes}")
+    pairs = _matching(reference, candidate)
+    ours, theirs = pairs.T
+    sums = [_sums(candidate.outputs[layer][theirs], out[ours]) for layer, out in sorted(reference.outputs.items())]
+    rows = len(reference.positions) + len(candidate.positions)
+    return Divergence(tuple(sorted(reference.outputs)), np.stack(sums), len(pairs), rows - 2 * len(pairs))
+
+
+def joined(parts: Sequence[Divergence]) -> Divergence:
+    """Several requests as one: sums are added, never ratios.
+
+    Raises:
+        ValueError: there is none, or they are of different layers or heads.
+    """
+    if len({(part.layers, part.sums.shape) for part in parts}) != 1:
+        raise ValueError(
+            f"{len(parts)} divergences of different layers and heads cannot be joined; expected at least one"
+        )
+    sums = np.sum([part.sums for part in parts], axis=0)
+    return Divergence(parts[0].layers, sums, sum(part.matched for part in parts), sum(part.unmatched for part in parts))
+
+
+@dataclass(frozen=True)
+class Split:
+    """What each layer's output is off by when the candidate runs freely, in two parts; relative L1, float64 [layers].
+
+    Attributes:
+        layers: the layers, in order.
+        total: of the output, against the reference's.
+        own: of the candidate's kernel on the reference's inputs.
+        inherited: the rest of `total`; 0 where `own` is larger, for errors may cancel. As the total is at most the sum of the
+            two parts (triangle inequality), the inputs brought in at least this much.
+    """
+
+    layers: tuple[int, ...]
+    total: Floats
+    own: Floats
+    inherited: Floats
+
+
+def split(layers: Sequence[int], total: Floats, own: Floats) -> Split:
+    """Split what layers are off by into own and inherited.
+
+    With f the candidate's layer, g the reference's, x' the input when the candidate runs freely and x the reference's:
+    f(x') - g(x) = (f(x) - g(x)) + (f(x') - f(x)), which are the own and the inherited error. Both must be of the same requests, or
+    the split is an estimate.
+
+    Args:
+        layers: numbers of the layers.
+        total: relative L1 of each, `Divergence.relative_l1`.
+        own: relative L1 by layer number, such as of ``Cells.table(by=("layer",))``: NaN, or too short, where it was not observed.
+
+    Returns:
+        NaN where total or own was not observed, and for what is inherited where both are infinite.
+    """
+    mine = np.array([own[layer] if layer < len(own) else np.nan for layer in layers], np.float64)
+    with np.errstate(invalid="ignore"):
+        rest = np.maximum(total - mine, 0.0)  # hands NaN on
+    return Split(tuple(layers), np.asarray(total, np.float64), mine, rest)
+
+
+def _matching(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
+    """Rows of the reference and of the candidate that match, [matched, 2]."""
+    ours, theirs = _rows(reference), _rows(candidate)
+    common = sorted(set(ours) & set(theirs))
+    same = [reference.tokens[ours[at]] == candidate.tokens[theirs[at]] for at in common]
+    until = same.index(False) if False in same else len(same)
+    return np.array([(ours[at], theirs[at]) for at in common[:until]], np.int64).reshape(-1, 2)
+
+
+def _rows(trace: Trace) -> dict[int, int]:
+    """Row of each position; the first, where a request that was interrupted computed it again."""
+    rows: dict[int, int] = {}
+    for row, position in enumerate(trace.positions.tolist()):
+        rows.setdefault(position, row)
+    return rows
+
+
+def _sums(out: NDArray[np.float32], truth: NDArray[np.float32]) -> Floats:
+    """Sums of one layer over rows and the head's dimension, [heads, 7]."""
+    a, b = out.astype(np.float64), truth.astype(np.float64)
+    defined = np.isfinite(b)
+    both = defined & np.isfinite(a)
+    a, b = np.where(both, a, 0.0), np.where(both, b, 0.0)
+    parts = (a * b, a * a, b * b, np.abs(a - b), np.abs(b), both, defined & ~both)
+    return np.stack([part.sum((0, 2), dtype=np.float64) for part in parts], -1)
+
+
+def _relative_l1(sums: Floats) -> Floats:
+    difference, size = sums[..., _D["difference"]], sums[..., _D["reference_size"]]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(difference == 0, 0.0, difference / size)
+    return _present(sums, relative, np.inf)
+
+
+def _present(sums: Floats, values: Floats, where_nothing_is_finite: float) -> Floats:
+    compared, lost = sums[..., _D["compared"]], sums[..., _D["nonfinite"]]
+    found: Floats = np.where(compared > 0, values, np.where(lost > 0, where_nothing_is_finite, np.nan))
+    return found

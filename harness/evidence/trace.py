@@ -1,0 +1,198 @@
+"""Traces: the attention outputs that a model used, by layer, for one request; what a server's processes leave, and how it is read.
+
+A process writes ``trace/<label>/<process>-<pass>.safetensors`` at the end of each forward pass: the input tokens and positions of
+the rows that were kept, and for each layer their outputs in this process's heads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+
+from harness.errors import EvidenceError
+from harness.evidence.records import Record
+
+FOLDER = "trace"
+SCHEMA: Literal["assay.trace/1"] = "assay.trace/1"
+BUDGET_BYTES = 256 * 2**20
+"""What each process may keep in all its traces unless it is told otherwise (``ASSAY_TRACE``)."""
+_LAYER = "layer."
+_REFUSED = ".refused"
+
+
+class TraceLegend(Record):
+    """What one file of a trace holds.
+
+    Attributes:
+        request: the engine's name of the request.
+        phase: "extend" or "decode".
+        number: the pass's place in the trace, from 0.
+        rank: which share of the heads this is (tensor parallelism).
+        ranks: number of shares.
+    """
+
+    schema_id: Literal["assay.trace/1"] = SCHEMA
+    request: str
+    phase: Literal["extend", "decode"]
+    number: int
+    rank: int
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Attention outputs of one request, as the model used them; rows in the order of the passes.
+
+    Attributes:
+        label: its label.
+        tokens: input token of each row, int64 [rows].
+        positions: position of each row in its request, cached prefix included, int64 [rows].
+        phases: "extend" or "decode", of each row.
+        outputs: layer -> float32 [rows, heads, head_dim_v].
+    """
+
+    label: str
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    phases: tuple[str, ...]
+    outputs: dict[int, NDArray[np.float32]]
+
+
+def write_pass(
+    folder: Path, label: str, tokens: torch.Tensor, positions: torch.Tensor, outputs: Mapping[int, torch.Tensor],
+    legend: TraceLegend,
+) -> None:  # fmt: skip
+    """Write what one process kept of one pass.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        label: the trace's label.
+        tokens: int64 [rows].
+        positions: int64 [rows].
+        outputs: layer -> [rows, this process's heads, head_dim_v], of any floating dtype.
+        legend: what they are of.
+    """
+    path = folder / FOLDER / label / f"{os.getpid()}-{legend.number:06d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {"tokens": tokens, "positions": positions} | {f"{_LAYER}{n}": out for n, out in outputs.items()}
+    part = path.with_suffix(".part")
+    safetensors.torch.save_file(tensors, part, {"legend": legend.model_dump_json()})
+    os.replace(part, path)
+
+
+def write_refusal(folder: Path, label: str, why: str) -> None:
+    """Note that a trace is not whole, and why; reading it then fails."""
+    path = folder / FOLDER / label / f"{os.getpid()}{_REFUSED}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(why)
+
+
+def read_trace(folder: Path, label: str) -> Trace:
+    """What a server's processes kept under a label.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        label: the label that the control named.
+
+    Raises:
+        EvidenceError: nothing was traced under this label, it was refused (over budget, or more than one request), or a file is
+            damaged or missing.
+    """
+    place = folder / FOLDER / label
+    for note in sorted(place.glob(f"*{_REFUSED}")):
+        raise EvidenceError(
+            f"the trace {label!r} is not whole: {note.read_text()}.",
+            "one request under each label, within the byte budget",
+            "trace a shorter request under a new label, or raise ASSAY_TRACE",
+        )
+    passes: dict[int, list[_Part]] = {}
+    for file in sorted(place.glob("*.safetensors")):
+        part = _read(file)
+        passes.setdefault(part.legend.number, []).append(part)
+    if not passes:
+        raise EvidenceError(
+            f"{place} holds nothing: no pass was traced.",
+            "a request that was asked while the control named this label",
+            "check that the server was started with ASSAY_TRACE or ASSAY_SHADOW, and see its log; "
+            "a replayed CUDA graph cannot be traced: start without them",
+        )
+    if len({part.legend.request for parts in passes.values() for part in parts}) > 1:
+        raise EvidenceError(
+            f"the trace {label!r} is of more than one request.", "one request under each label", "use a new label"
+        )
+    if sorted(passes) != list(range(len(passes))):
+        raise _damaged(place, f"{len(passes)} passes are numbered up to {max(passes)}")
+    return _joined(place, label, [passes[number] for number in sorted(passes)])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One file: one process's share of one pass."""
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    outputs: dict[int, NDArray[np.float32]]
+    legend: TraceLegend
+
+
+def _read(path: Path) -> _Part:
+    try:
+        with safe_open(path, framework="pt") as file:
+            legend = TraceLegend.model_validate_json((file.metadata() or {})["legend"])
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
+        outputs = {
+            int(name.removeprefix(_LAYER)): tensor.float().numpy()
+            for name, tensor in tensors.items()
+            if name.startswith(_LAYER)
+        }
+        return _Part(tensors["tokens"].numpy(), tensors["positions"].numpy(), outputs, legend)
+    except (SafetensorError, OSError, KeyError, ValidationError) as error:
+        raise _damaged(path, str(error).splitlines()[0]) from None
+
+
+def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace:
+    whole = [_heads_joined(place, parts) for parts in passes]
+    layers = [set(outputs) for outputs in whole]
+    if any(found != layers[0] for found in layers):
+        raise _damaged(place, "not every pass has the same layers")
+    firsts = [parts[0] for parts in passes]
+    return Trace(
+        label=label,
+        tokens=np.concatenate([part.tokens for part in firsts]),
+        positions=np.concatenate([part.positions for part in firsts]),
+        phases=tuple(part.legend.phase for part in firsts for _ in part.tokens),
+        outputs={layer: np.concatenate([outputs[layer] for outputs in whole]) for layer in sorted(layers[0])},
+    )
+
+
+def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[int, NDArray[np.float32]]:
+    """Outputs of one pass by layer, with the heads of all processes in the order of their ranks."""
+    first = parts[0]
+    for part in parts:
+        if not np.array_equal(part.tokens, first.tokens) or not np.array_equal(part.positions, first.positions):
+            raise _damaged(place, f"the processes kept different rows of pass {first.legend.number}")
+    joined = {}
+    for layer in {layer for part in parts for layer in part.outputs}:
+        shares = sorted((part for part in parts if layer in part.outputs), key=lambda part: part.legend.rank)
+        if [part.legend.rank for part in shares] != list(range(first.legend.ranks)):
+            raise _damaged(
+                place,
+                f"{len(shares)} of {first.legend.ranks} processes wrote layer {layer} of pass {first.legend.number}",
+            )
+        joined[layer] = np.concatenate([part.outputs[layer] for part in shares], axis=1)
+    return joined
+
+
+def _damaged(path: Path, what: str) -> EvidenceError:
+    return EvidenceError(f"{path} is damaged: {what}.", f"files of {SCHEMA}", "trace again under a new label")

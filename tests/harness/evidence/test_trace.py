@@ -1,0 +1,90 @@
+"""Files of traces: what a whole one holds, and which are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.errors import EvidenceError
+from harness.evidence.trace import TraceLegend, read_trace, write_pass, write_refusal
+
+
+def write(folder: Path, number: int, layers: tuple[int, ...] = (0, 2), first: int = 0, **legend: Any) -> None:
+    fields = {"request": "r", "phase": "extend", "number": number, "rank": 0, "ranks": 1} | legend
+    rows = torch.arange(first, first + 2)
+    outputs = {layer: torch.full((2, 3, 4), layer + 0.5, dtype=torch.bfloat16) for layer in layers}
+    write_pass(folder, "a", rows + 50, rows, outputs, TraceLegend.model_validate(fields))
+
+
+def test_passes_come_back_in_order_as_float32(tmp_path: Path) -> None:
+    write(tmp_path, 1, first=2, phase="decode")
+    write(tmp_path, 0)
+    trace = read_trace(tmp_path, "a")
+    assert trace.label == "a"
+    assert trace.positions.tolist() == [0, 1, 2, 3]
+    assert trace.tokens.tolist() == [50, 51, 52, 53]
+    assert trace.phases == ("extend", "extend", "decode", "decode")
+    assert {layer: (out.shape, out.dtype, set(out.flat)) for layer, out in trace.outputs.items()} == {
+        0: ((4, 3, 4), np.dtype("float32"), {0.5}),
+        2: ((4, 3, 4), np.dtype("float32"), {2.5}),
+    }
+
+
+def test_layers_of_a_pipeline_lie_in_different_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for process, layer in ((5, 1), (6, 0)):
+        monkeypatch.setattr("os.getpid", lambda process=process: process)
+        write(tmp_path, 0, layers=(layer,))
+    assert list(read_trace(tmp_path, "a").outputs) == [0, 1]
+
+
+def test_nothing_is_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="no pass was traced"):
+        read_trace(tmp_path, "a")
+
+
+def test_a_refused_trace_says_why(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    write_refusal(tmp_path, "a", "it was too large")
+    with pytest.raises(EvidenceError, match="not whole: it was too large"):
+        read_trace(tmp_path, "a")
+
+
+def test_a_lost_pass_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    write(tmp_path, 2)
+    with pytest.raises(EvidenceError, match="2 passes are numbered up to 2"):
+        read_trace(tmp_path, "a")
+
+
+def test_passes_with_different_layers_are_damaged(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    write(tmp_path, 1, layers=(0,))
+    with pytest.raises(EvidenceError, match="not every pass has the same layers"):
+        read_trace(tmp_path, "a")
+
+
+def test_two_requests_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    write(tmp_path, 1, request="s")
+    with pytest.raises(EvidenceError, match="more than one request"):
+        read_trace(tmp_path, "a")
+
+
+def test_a_process_that_kept_other_rows_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 1):
+        monkeypatch.setattr("os.getpid", lambda rank=rank: rank)
+        write(tmp_path, 0, first=rank, rank=rank, ranks=2)
+    with pytest.raises(EvidenceError, match="different rows of pass 0"):
+        read_trace(tmp_path, "a")
+
+
+def test_a_cut_file_is_damaged(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    (file,) = (tmp_path / "trace" / "a").iterdir()
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(EvidenceError, match="is damaged"):
+        read_trace(tmp_path, "a")
