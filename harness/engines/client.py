@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -139,15 +139,29 @@ class Client:
 
     def get(self, path: str, timeout_s: float) -> Any:
         """The JSON document at ``path``. Raises EngineError for anything else."""
-        body = self._call("GET", path, timeout_s).text
-        try:
-            return json.loads(body)
-        except json.JSONDecodeError:
-            raise self.error(f"answered {path} with {_excerpt(body)}.", "JSON") from None
+        return self._document(path, self._call("GET", path, timeout_s))
 
     def post(self, path: str, timeout_s: float) -> None:
         """POST to ``path``. Raises EngineError unless the answer is good."""
         self._call("POST", path, timeout_s)
+
+    def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON document that a POST of ``body`` to ``path`` brings, within the time-out of a question.
+
+        Raises:
+            EngineError: anything else. If the server died, that is what the error says.
+        """
+        try:
+            return self._document(path, self._call("POST", path, self.timeout_s, body))
+        except EngineError:
+            asyncio.run(self._see_death())
+            raise
+
+    def _document(self, path: str, response: httpx.Response) -> Any:
+        try:
+            return json.loads(response.text)
+        except json.JSONDecodeError:
+            raise self.error(f"answered {path} with {_excerpt(response.text)}.", "JSON") from None
 
     def status(self, path: str, timeout_s: float, method: str = "GET") -> int | None:
         """HTTP status of ``path``; None if there is no answer."""
@@ -156,9 +170,9 @@ class Client:
         except httpx.HTTPError:
             return None
 
-    def _call(self, method: str, path: str, timeout_s: float) -> httpx.Response:
+    def _call(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> httpx.Response:
         try:
-            response = self._request(method, path, timeout_s)
+            response = self._request(method, path, timeout_s, body)
         except httpx.HTTPError as error:
             self._check()
             raise self.error(f"did not answer {self.url}{path}: {_reason(error)}.") from error
@@ -168,10 +182,12 @@ class Client:
             )
         return response
 
-    def _request(self, method: str, path: str, timeout_s: float) -> httpx.Response:
+    def _request(
+        self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self._api_key}"}
         with httpx.Client(trust_env=self._proxies, timeout=timeout_s, headers=headers) as client:
-            return client.request(method, f"{self.url}{path}")
+            return client.request(method, f"{self.url}{path}", json=body)
 
     def ask(self, model: str, asks: Sequence[Ask], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
         """`Engine.ask` with the name of the model."""

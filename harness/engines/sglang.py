@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,14 @@ class SGLangServer(Engine):
             on_reply(index, replace(reply, cached_tokens=reply.cached_tokens or 0))
 
         self._ready_client().ask(self._name, asks, concurrency, told)
+
+    def send(self, path: str, body: Mapping[str, Any]) -> Any:
+        """What the server answers to a POST of ``body`` as JSON: for SGLang's own interface, such as ``/generate``.
+
+        Raises:
+            EngineError: the server failed, or answered anything but JSON with HTTP 200.
+        """
+        return self._ready_client().post_json(path, body)
 
     def _ready_client(self) -> Client:
         self.check()

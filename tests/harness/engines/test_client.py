@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.engines import client as client_module
 from harness.engines.base import Ask, Reply
 from harness.engines.client import BadReply, Client, read_reply
 from harness.engines.remote import RemoteServer
@@ -332,6 +333,43 @@ def test_an_empty_text_is_an_answer() -> None:
 def test_get_names_what_was_answered(mock: MockServer) -> None:
     with pytest.raises(EngineError, match="HTTP 404: 'not here'"):
         make_client(mock).get("/server_info", 5.0)
+
+
+def test_json_is_posted_and_read(mock: MockServer) -> None:
+    assert make_client(mock).post_json("/v1/chat/completions", {"input_ids": [1, 2]}) == GOOD
+    assert json.loads(mock.bodies[0]) == {"input_ids": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        (body("Oops"), "answered /v1/chat/completions with 'Oops'"),
+        (body("no such thing", 400), "HTTP 400: 'no such thing'"),
+        (close, "did not answer"),
+        (hang, "ReadTimeout"),
+    ],
+)
+def test_what_is_posted_in_vain_is_an_engine_error(
+    mock: MockServer, behaviour: Behaviour, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "DEATH_SHOWS_S", 0.1)
+    mock.behaviours = [behaviour]
+    with pytest.raises(EngineError, match="the mock server") as caught:
+        make_client(mock, timeout_s=0.5).post_json("/v1/chat/completions", {})
+    assert said in str(caught.value)
+
+
+def test_a_death_that_shows_later_explains_a_post_in_vain(mock: MockServer) -> None:
+    looks: list[int] = []
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) > 2:
+            raise EngineError("the process is dead")
+
+    mock.behaviours = [close]
+    with pytest.raises(EngineError, match="the process is dead"):
+        make_client(mock, check=check).post_json("/v1/chat/completions", {})
 
 
 def test_nobody_there() -> None:

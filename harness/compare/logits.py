@@ -1,0 +1,300 @@
+"""Next-token distributions of two roles over the same tokens: how far apart they are.
+
+The divergence is that of Kullback and Leibler, KL(reference || candidate), in nats, as llama.cpp's ``--kl-divergence`` reports it
+(mean with its uncertainty, percentiles, maximum, the share of positions with the same first token, root mean square of the
+change of a token's probability; its PR 6936). For scale, an 8B model: Q8_0 weights 2.4e-4, Q5_K_M 4.7e-3, Q3_K_M 5.1e-2.
+
+**What is restricted.** A server gives the log-probabilities of chosen tokens, not of the whole vocabulary. Both roles are read at
+the reference's k most probable tokens S, and everything else is one bucket R with p(R) = 1 - p(S) and q(R) = 1 - q(S)::
+
+    KL_k = sum over i in S of  p_i log(p_i / q_i)  +  p(R) log(p(R) / q(R))   <=   KL(p || q)
+
+Merging outcomes never raises a divergence (log-sum inequality; Cover and Thomas, Elements of Information Theory, theorem 2.7.1),
+so KL_k is a lower bound, and exact if p / q is constant outside S. The mean of p(S) is stated beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from statsmodels.regression.linear_model import OLS
+from statsmodels.stats.proportion import proportion_confint
+
+from harness.errors import EvidenceError
+from harness.evidence.logits import CACHED_LEAST, COLD_MOST, CONDITIONS, Condition, Logits, Positions, ScoredSequence
+
+Array = npt.NDArray[np.float64]
+
+LEAST_MASS = 2.0**-20
+"""Probability below which the bucket of all other tokens is rounding: it is one minus a sum of k float32 numbers."""
+ALPHA = 0.05
+"""One minus the level of the interval of the same-top-1 share."""
+
+
+@dataclass(frozen=True)
+class LogitsRow:
+    """Both roles' next-token distributions under one condition.
+
+    Mean, percentiles, maximum, shares and `rms_dp` are over the finite positions; None where there is none.
+
+    Attributes:
+        condition: "cold" or "cached" (see `harness.evidence.logits.CONDITIONS`); the phase is always extend.
+        positions: scored tokens, those that are not finite included.
+        sequences: sequences under the condition.
+        mean_kl: mean KL_k, in nats.
+        stderr: its standard error, clustered by sequence; None for a single sequence.
+        median: 50th percentile of KL_k over positions.
+        p90: 90th.
+        p99: 99th.
+        p999: 99.9th.
+        max: largest KL_k.
+        max_at: item and token of it.
+        same_top: share of positions at which both roles' most probable token is the same.
+        same_top_low: lower end of its interval.
+        same_top_high: upper end.
+        rms_dp: root mean square of the change of the probability of the sequence's own token, as a share of 1.
+        top_k: the reference's most probable tokens that are told apart; all others are one bucket.
+        mass: mean probability that the reference gives them.
+        nonfinite: positions with a log-probability, of either role, that is not finite: in no other number.
+        floor_mean_kl: mean KL_k of the reference against itself; None where it was scored once.
+    """
+
+    condition: Condition
+    positions: int
+    sequences: int
+    mean_kl: float | None
+    stderr: float | None
+    median: float | None
+    p90: float | None
+    p99: float | None
+    p999: float | None
+    max: float | None
+    max_at: str
+    same_top: float | None
+    same_top_low: float | None
+    same_top_high: float | None
+    rms_dp: float | None
+    top_k: int
+    mass: float | None
+    nonfinite: int
+    floor_mean_kl: float | None
+
+
+@dataclass(frozen=True)
+class LogitsComparison:
+    """What teacher forcing came to.
+
+    Attributes:
+        rows: one for each condition under which something was compared.
+        not_observed: sentences: conditions, or sequences of a condition, that a server did not honour, with what it said.
+    """
+
+    rows: tuple[LogitsRow, ...]
+    not_observed: tuple[str, ...]
+
+
+def merged_kl(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> Array:
+    """KL_k at each position, in nats (see the module).
+
+    Computed as the sum of p (e^d - 1 - d) with d = log q - log p, which is the same sum where both sides add up to 1; each term
+    is at least 0, so nothing cancels. A bucket of less than `LEAST_MASS` counts as that much, which can only lower the result.
+
+    Args:
+        reference: log-probabilities of the reference's k most probable tokens, [..., k].
+        candidate: the candidate's log-probabilities of the same tokens, [..., k].
+
+    Returns:
+        [...]; at least 0; infinite where the candidate excludes a token; NaN where either side is.
+    """
+    log_p, log_q = np.asarray(reference, np.float64), np.asarray(candidate, np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        inside = _terms(log_p, log_q).sum(axis=-1)
+        return np.asarray(inside + _terms(_log_rest(log_p), _log_rest(log_q)))
+
+
+def _terms(log_p: Array, log_q: Array) -> Array:
+    change = log_q - log_p
+    return np.asarray(np.exp(log_p) * np.maximum(np.expm1(change) - change, 0.0))
+
+
+def _log_rest(logprobs: Array) -> Array:
+    return np.asarray(np.log(np.maximum(1.0 - np.exp(logprobs).sum(axis=-1), LEAST_MASS)))
+
+
+def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | None:
+    """Standard error of a mean over values that come in clusters: those of one sequence are not independent.
+
+    Source: Miller, Adding Error Bars to Evals (2024), section 2.2; with the correction G / (G - 1) for G clusters.
+
+    Args:
+        values: [n].
+        clusters: number of each value's cluster, [n].
+
+    Returns:
+        In units of the values; None for fewer than two clusters.
+    """
+    values, clusters = np.asarray(values, np.float64), np.asarray(clusters)
+    if len(np.unique(clusters)) < 2:
+        return None
+    fit = OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds={"groups": clusters})
+    return float(fit.bse[0])
+
+
+def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float = ALPHA) -> tuple[float, float]:
+    """Wilson's interval of a share, with as many items as the clusters leave independent.
+
+    The effective number is share (1 - share) / stderr^2, between the number of clusters and that of values; where all values are
+    the same, nothing says how much they depend on each other, and it is the number of clusters.
+
+    Source: Korn and Graubard, Confidence intervals for proportions with small expected number of positive counts estimated
+    from survey data, Survey Methodology 24 (1998), for the effective number.
+
+    Args:
+        same: booleans, [n], at least one.
+        clusters: number of each value's cluster, [n].
+        alpha: one minus the level.
+    """
+    same = np.asarray(same, np.float64)
+    share, groups = float(same.mean()), len(np.unique(clusters))
+    error = clustered_stderr(same, clusters)
+    effective = float(groups)
+    if 0 < share < 1 and error is not None:
+        effective = max(effective, share * (1 - share) / error**2 if error else math.inf)
+    items = min(effective, len(same))
+    low, high = proportion_confint(share * items, items, alpha=alpha, method="wilson")
+    # Wilson's ends miss 0 and 1 by rounding.
+    return 0.0 if share == 0 else float(low), 1.0 if share == 1 else float(high)
+
+
+def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = None) -> LogitsComparison:
+    """Hold the candidate's scoring against the reference's, condition by condition.
+
+    Sequences for which a server did not cache what the condition says are left out, and told.
+
+    Args:
+        reference: the reference's scoring.
+        candidate: the candidate's, of the same sequences.
+        again: the reference's second scoring, for the floor.
+
+    Raises:
+        EvidenceError: the scorings are not of the same tokens.
+    """
+    for other in (candidate, *([again] if again else [])):
+        _check_same(reference, other)
+    rows, missing = [], []
+    for condition in CONDITIONS:
+        scorings = [reference, candidate, *([again] if again else [])]
+        held = [i for i, _ in enumerate(reference.header.sequences) if _all_honour(scorings[:2], i, condition)]
+        if len(held) < len(reference.header.sequences):
+            missing.append(_not_honoured(condition, reference, candidate, held))
+        if held:
+            floor = None
+            if again:
+                same = [i for i in held if _all_honour(scorings, i, condition)]
+                floor = _mean(_kl(reference, again, condition, same)) if same else None
+            rows.append(_row(condition, reference, candidate, held, floor))
+    return LogitsComparison(tuple(rows), tuple(missing))
+
+
+def _check_same(reference: Logits, other: Logits) -> None:
+    ours, theirs = reference.header, other.header
+    shapes = [[(s.item, s.length, s.start) for s in header.sequences] for header in (ours, theirs)]
+    same = shapes[0] == shapes[1] and ours.top_k == theirs.top_k and np.array_equal(reference.ids, other.ids)
+    followed = all(np.array_equal(reference.by_condition[c].top_ids, other.by_condition[c].top_ids) for c in CONDITIONS)
+    if not (same and followed):
+        raise EvidenceError(
+            f"The {theirs.role} (repeat {theirs.repeat}) was scored on other tokens than the reference.",
+            "the same token ids for both roles",
+            "remove the run's folder logits and run the same command again",
+        )
+
+
+def _all_honour(scorings: Sequence[Logits], index: int, condition: Condition) -> bool:
+    return all(scoring.header.sequences[index].honoured(condition) for scoring in scorings)
+
+
+def _not_honoured(condition: Condition, reference: Logits, candidate: Logits, held: Sequence[int]) -> str:
+    everything = range(len(reference.header.sequences))
+    out = [i for i in everything if i not in set(held)]
+    said = " and ".join(
+        f"the {role.header.role} {min(counts)} to {max(counts)}"
+        for role in (reference, candidate)
+        for counts in [[role.header.sequences[i].cached[condition] for i in out]]
+    )
+    wanted = f"at most {COLD_MOST}" if condition == "cold" else f"at least {CACHED_LEAST}"
+    which = "logits" if not held else f"logits of {len(out)} of {len(everything)} sequences"
+    return f"{which}, {condition}: {wanted} cached tokens were wanted; {said} took from the cache"
+
+
+def _rows(logits: Logits, condition: Condition, indices: Sequence[int]) -> Positions:
+    rows = np.concatenate([np.arange(logits.header.sequences[i].positions) + logits.rows_of(i).start for i in indices])
+    p = logits.by_condition[condition]
+    return Positions(p.token[rows], p.best[rows], p.top_ids[rows], p.logprobs[rows])
+
+
+def _kl(reference: Logits, other: Logits, condition: Condition, indices: Sequence[int]) -> Array:
+    """KL_k at the positions of these sequences; not finite where a log-probability is not."""
+    p, q = _rows(reference, condition, indices), _rows(other, condition, indices)
+    return np.where(np.isfinite(p.token) & np.isfinite(q.token), merged_kl(p.logprobs, q.logprobs), math.nan)
+
+
+def _mean(kl: Array) -> float | None:
+    finite = kl[np.isfinite(kl)]
+    return float(finite.mean()) if len(finite) else None
+
+
+def _row(
+    condition: Condition, reference: Logits, candidate: Logits, indices: Sequence[int], floor: float | None
+) -> LogitsRow:
+    sequences = [reference.header.sequences[i] for i in indices]
+    clusters = np.repeat(np.arange(len(sequences)), [sequence.positions for sequence in sequences])
+    tokens = np.concatenate([np.arange(s.start + 1, s.length) for s in sequences])
+    kl = _kl(reference, candidate, condition, indices)
+    finite = np.isfinite(kl)
+    p, q = _rows(reference, condition, indices), _rows(candidate, condition, indices)
+    top_k, nonfinite = reference.header.top_k, int((~finite).sum())
+    if not finite.any():
+        empty = dict.fromkeys(("mean_kl", "stderr", "median", "p90", "p99", "p999", "max", "rms_dp", "mass"))
+        tops = dict.fromkeys(("same_top", "same_top_low", "same_top_high"))
+        return LogitsRow(
+            condition=condition, positions=len(kl), sequences=len(sequences), max_at="", top_k=top_k, nonfinite=nonfinite,
+            floor_mean_kl=floor, **empty, **tops,
+        )  # fmt: skip
+    at = int(np.nanargmax(np.where(finite, kl, math.nan)))
+    same = (p.best == q.best)[finite]
+    low, high = share_interval(same, clusters[finite])
+    change = np.exp(q.token[finite], dtype=np.float64) - np.exp(p.token[finite], dtype=np.float64)
+    median, p90, p99, p999 = (float(np.quantile(kl[finite], share)) for share in (0.5, 0.9, 0.99, 0.999))
+    return LogitsRow(
+        condition=condition,
+        positions=len(kl),
+        sequences=len(sequences),
+        mean_kl=_mean(kl),
+        stderr=clustered_stderr(kl[finite], clusters[finite]),
+        median=median,
+        p90=p90,
+        p99=p99,
+        p999=p999,
+        max=float(kl[at]),
+        max_at=_place(sequences[clusters[at]], int(tokens[at])),
+        same_top=float(same.mean()),
+        same_top_low=low,
+        same_top_high=high,
+        rms_dp=float(np.sqrt(np.mean(change**2))),
+        top_k=top_k,
+        mass=float(np.exp(p.logprobs[finite], dtype=np.float64).sum(axis=-1).mean()),
+        nonfinite=nonfinite,
+        floor_mean_kl=floor,
+    )
+
+
+def _place(sequence: ScoredSequence, token: int) -> str:
+    """Such as "greedy-003, answer token 4 of 9"; counted from 1."""
+    prompt, answer = sequence.prompt_tokens, sequence.length - sequence.prompt_tokens
+    if token < prompt:
+        return f"{sequence.item}, prompt token {token + 1} of {prompt}"
+    return f"{sequence.item}, answer token {token - prompt + 1} of {answer}"

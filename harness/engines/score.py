@@ -1,0 +1,203 @@
+"""Teacher forcing: what a running SGLang server gives as log-probabilities of tokens that are laid before it.
+
+SGLang's ``/generate`` scores a prompt that is given as token ids. It looks no further into the prefix cache than
+``logprob_start_len``, so that a start of 0 would switch prefix hits off (``_compute_max_prefix_len`` in
+``srt/managers/schedule_batch.py``, 0.5.17 and 0.5.23 alike). The first scored position is therefore also the longest
+prefix that can come from the cache; how much did come from there is in ``meta_info.cached_tokens``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+
+from harness.errors import EngineError
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+_Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
+
+
+class Scorer(Protocol):
+    """What is asked of a server here; `harness.engines.sglang.SGLangServer` has it."""
+
+    who: str
+
+    def send(self, path: str, body: Mapping[str, Any]) -> Any:
+        """POST a JSON body and give the JSON answer. Raises EngineError otherwise."""
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A greedy answer by token ids.
+
+    Attributes:
+        prompt_ids: the prompt's tokens, chat template included.
+        ids: the answer's tokens; the end-of-text token is the last one if it was generated.
+        texts: their texts.
+    """
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-probabilities, in nats, of the ``n`` tokens of a sequence after its first ``start + 1``. What the server left out is NaN.
+
+    Attributes:
+        cached_tokens: tokens whose keys and values came from the prefix cache, by the server's own account.
+        token: of the sequence's own token, [n].
+        top_ids: ids of the most probable tokens, best first, [n, k].
+        top: their log-probabilities, [n, k].
+        at: of the ids that were asked for, in their order, [n, m].
+    """
+
+    cached_tokens: int
+    token: Floats
+    top_ids: Ints
+    top: Floats
+    at: Floats
+
+
+class _Text(BaseModel):
+    token: str
+
+
+class _Logprobs(BaseModel):
+    content: list[_Text]
+
+
+class _Choice(BaseModel):
+    prompt_token_ids: list[int] = Field(min_length=1)
+    response_token_ids: list[int] = Field(validation_alias=AliasChoices("response_token_ids", "token_ids"))  # 0.5.17
+    logprobs: _Logprobs
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+
+
+class _Meta(BaseModel):
+    prompt_tokens: int
+    cached_tokens: int = 0
+    input_token_logprobs: list[_Entry] = Field(min_length=2)
+    input_top_logprobs: list[list[_Entry] | None]
+    input_token_ids_logprobs: list[list[_Entry] | None] | None = None
+
+
+class _Generated(BaseModel):
+    meta_info: _Meta
+
+
+def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
+    """One greedy answer with the exact token ids, which the server itself gives (``return_token_ids``).
+
+    Raises:
+        EngineError: the server failed, or does not give token ids.
+    """
+    path = "/v1/chat/completions"
+    body = {
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": 0,
+        "max_tokens": max_tokens,
+        "logprobs": True,
+        "return_token_ids": True,
+    }
+    reply = server.send(path, body)
+    try:
+        choice = _Completion.model_validate(reply).choices[0]
+    except ValidationError as error:
+        raise _bad(server, path, _first(error), "a chat completion with token ids, as SGLang 0.5.17 gives") from None
+    texts = tuple(entry.token for entry in choice.logprobs.content)
+    if len(texts) != len(choice.response_token_ids):
+        found = f"{len(choice.response_token_ids)} token ids and {len(texts)} texts"
+        raise _bad(server, path, found, "one text for each token id")
+    return Generation(tuple(choice.prompt_token_ids), tuple(choice.response_token_ids), texts)
+
+
+def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
+    """Score the tokens of a sequence after its first ``start + 1``.
+
+    Args:
+        server: a running SGLang server.
+        ids: the sequence, prompt and answer.
+        start: longest prefix that may come from the cache; the token after it is the first one that is computed, and the one
+            after that the first one with a log-probability.
+        top_k: number of most probable tokens to list at each position.
+        at: ids whose log-probabilities are wanted at every position, whatever their rank.
+
+    Raises:
+        ValueError: nothing is left to score.
+        EngineError: the server failed, or scored something else than it was given.
+    """
+    positions = len(ids) - start - 1
+    if start < 0 or positions < 1:
+        raise ValueError(f"{len(ids)} tokens leave nothing to score after {start} and the next one")
+    path = "/generate"
+    body = {
+        "input_ids": list(ids),
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "logprob_start_len": start,
+        "top_logprobs_num": top_k,
+        "token_ids_logprob": list(at) or None,
+    }
+    reply = server.send(path, body)
+    try:
+        meta = _Generated.model_validate(reply).meta_info
+    except ValidationError as error:
+        raise _bad(server, path, _first(error), "log-probabilities of the prompt") from None
+    _check_ids(server, meta, ids, start)
+    # The first entry stands for the first token that was computed, which nothing predicts.
+    own, top = meta.input_token_logprobs[1:], meta.input_top_logprobs[1:]
+    asked = (meta.input_token_ids_logprobs or [None])[1:] if at else [[] for _ in own]
+    for rows, width in ((top, top_k), (asked, len(at))):
+        if len(rows) != positions or any(row is None or len(row) != width for row in rows):
+            raise _bad(server, path, f"{len(rows)} rows", f"{positions} rows of {width} log-probabilities")
+    return Score(
+        cached_tokens=meta.cached_tokens,
+        token=_values([own])[0],
+        top_ids=np.array([[entry[1] for entry in row or ()] for row in top], dtype=np.int32),
+        top=_values(top),
+        at=_values(asked),
+    )
+
+
+def _check_ids(server: Scorer, meta: _Meta, ids: Sequence[int], start: int) -> None:
+    """SGLang shows ids at the end of the vocabulary as 0 (its guard against placeholders of images)."""
+    scored = [entry[1] for entry in meta.input_token_logprobs]
+    same = len(scored) == len(ids) - start and all(a in (b, 0) for a, b in zip(scored, ids[start:], strict=True))
+    if meta.prompt_tokens != len(ids) or not same:
+        found = f"log-probabilities of {len(scored)} tokens of a prompt of {meta.prompt_tokens}"
+        raise _bad(
+            server, "/generate", found, f"the last {len(ids) - start} of the {len(ids)} tokens that it was given"
+        )
+
+
+def _values(rows: Sequence[Sequence[_Entry] | None]) -> Floats:
+    """SGLang's JSON has null where a number is not finite."""
+    numbers = [[math.nan if entry[0] is None else entry[0] for entry in row or ()] for row in rows]
+    return np.array(numbers, dtype=np.float32).reshape(len(rows), -1)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _bad(server: Scorer, path: str, found: str, expected: str) -> EngineError:
+    return EngineError(
+        f"{server.who} answered {path} with what cannot be compared: {found}.", expected, "use SGLang 0.5.17 or newer"
+    )

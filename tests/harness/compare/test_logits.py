@@ -1,0 +1,248 @@
+"""Divergences over arrays: bounds, equalities, clusters, and what is never averaged away."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import log_softmax, rel_entr, softmax
+from statsmodels.stats.proportion import proportion_confint
+
+from harness.compare.logits import clustered_stderr, compare_roles, merged_kl, share_interval
+from harness.errors import EvidenceError
+from harness.evidence.logits import CONDITIONS, Condition, Logits, LogitsHeader, Positions, ScoredSequence
+from harness.evidence.records import Role
+
+VOCABULARY, K = 12, 4
+logit = st.floats(-6, 6)
+logits = st.lists(logit, min_size=VOCABULARY, max_size=VOCABULARY).map(np.array)
+START, PROMPT, LENGTH = 20, 30, 41
+POSITIONS = LENGTH - START - 1
+
+
+def top(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    return np.argsort(-values, kind="stable")[:K]
+
+
+@given(logits, logits)
+def test_merging_tokens_gives_a_lower_bound(first: Any, second: Any) -> None:
+    at = top(first)
+    merged = merged_kl(log_softmax(first)[at], log_softmax(second)[at])
+    assert 0 <= merged <= rel_entr(softmax(first), softmax(second)).sum() + 1e-9
+
+
+@given(logits, logits)
+def test_it_is_the_divergence_of_the_merged_distributions(first: Any, second: Any) -> None:
+    at = top(first)
+    p, q = softmax(first)[at], softmax(second)[at]
+    p, q = np.append(p, 1 - p.sum()), np.append(q, 1 - q.sum())
+    assert merged_kl(np.log(p[:-1]), np.log(q[:-1])) == pytest.approx(rel_entr(p, q).sum(), abs=1e-9)
+
+
+@given(logits)
+def test_of_equal_distributions_it_is_zero(values: Any) -> None:
+    chosen = log_softmax(values)[top(values)]
+    assert merged_kl(chosen, chosen) == 0
+
+
+@given(logits, st.floats(-4, 4))
+def test_where_the_ratio_is_constant_outside_nothing_is_lost(values: Any, shift: float) -> None:
+    at = top(values)
+    other = values.copy()
+    other[at] += shift
+    assert merged_kl(log_softmax(values)[at], log_softmax(other)[at]) == pytest.approx(
+        rel_entr(softmax(values), softmax(other)).sum(), abs=1e-9
+    )
+
+
+@given(logits, st.floats(1e-7, 1e-5))
+def test_a_rest_below_rounding_stays_finite_and_a_lower_bound(values: Any, rest: float) -> None:
+    at = top(values)
+    p = log_softmax(values[at])  # no rest at all
+    q = p + np.log1p(-rest)
+    assert 0 <= merged_kl(p, q) <= -math.log1p(-rest) + 1e-9
+    assert math.isfinite(merged_kl(q, p))
+
+
+def test_a_token_that_is_excluded_is_infinitely_far_and_nan_stays_nan() -> None:
+    half = math.log(0.5)
+    assert merged_kl([half, half], [0.0, -math.inf]) == math.inf
+    assert np.isnan(merged_kl([[half, half]], [[half, math.nan]])).all()
+
+
+def test_the_clustered_error_is_the_formula_of_the_paper() -> None:
+    generator = np.random.default_rng(0)
+    sizes = generator.integers(3, 40, 30)
+    clusters = np.repeat(np.arange(30), sizes)
+    values = np.repeat(generator.normal(size=30), sizes) + generator.normal(size=len(clusters))
+    off = values - values.mean()
+    sums = np.array([off[clusters == g].sum() for g in range(30)])
+    expected = math.sqrt((sums**2).sum() * 30 / 29) / len(values)
+    assert clustered_stderr(values, clusters) == pytest.approx(expected, rel=1e-9)
+    assert expected > 2 * values.std(ddof=1) / math.sqrt(
+        len(values)
+    )  # what treating positions as independent would say
+
+
+def test_the_clustered_error_is_what_drawing_sequences_again_gives() -> None:
+    generator = np.random.default_rng(1)
+    values = np.repeat(generator.normal(size=200), 5) + generator.normal(size=1000)
+    means = values.reshape(200, 5).mean(axis=1)
+    drawn = generator.choice(means, (4000, 200)).mean(axis=1).std()
+    assert clustered_stderr(values, np.repeat(np.arange(200), 5)) == pytest.approx(drawn, rel=0.05)
+
+
+def test_one_sequence_has_no_error() -> None:
+    assert clustered_stderr([1.0, 2.0], [7, 7]) is None
+
+
+def test_the_interval_counts_what_the_clusters_leave_independent() -> None:
+    clusters = np.repeat(np.arange(20), 10)
+    whole = np.repeat(np.arange(20) % 4 > 0, 10)  # all positions of a sequence agree: 20 items, not 200
+    low, high = share_interval(whole, clusters)
+    wilson = proportion_confint(15, 20, method="wilson")
+    assert (low, high) == pytest.approx(wilson, abs=0.01)
+    spread = np.tile(np.arange(10) > 2, 20)  # every sequence has the same share: no more certain than 200 items
+    assert share_interval(spread, clusters) == pytest.approx(proportion_confint(140, 200, method="wilson"))
+    halves = share_interval(np.tile([True, False], 100), np.repeat(np.arange(100), 2))  # an error of exactly 0
+    assert halves == pytest.approx(proportion_confint(100, 200, method="wilson"))
+    assert share_interval(np.ones(200), clusters) == pytest.approx(
+        (proportion_confint(20, 20, method="wilson")[0], 1.0)
+    )
+
+
+def scored(
+    role: Role, changes: dict[int, float], repeat: int = 0, cached: dict[Condition, int] | None = None
+) -> Logits:
+    """Three sequences with one distribution everywhere; at the positions of `changes` the first token's logit is shifted."""
+    said: dict[Condition, int] = {"cold": 0, "cached": START, **(cached or {})}
+    sequences = [
+        ScoredSequence(item=f"greedy-{i:03d}", prompt_tokens=PROMPT, length=LENGTH, start=START, cached=said)
+        for i in range(3)
+    ]
+    n = 3 * POSITIONS
+    values = np.tile(np.linspace(3, -3, VOCABULARY), (n, 1))
+    for position, shift in changes.items():
+        values[position, 0] += shift
+    chosen = log_softmax(values, axis=1)
+    positions = Positions(
+        token=chosen[:, 0].astype(np.float32),
+        best=np.argmax(values, axis=1).astype(np.int32),
+        top_ids=np.tile(np.arange(K, dtype=np.int32), (n, 1)),
+        logprobs=chosen[:, :K].astype(np.float32),
+    )
+    header = LogitsHeader(role=role, repeat=repeat, backend="x", engine="y", top_k=K, sequences=tuple(sequences))
+    return Logits(header, np.arange(3 * LENGTH, dtype=np.int32), dict.fromkeys(CONDITIONS, positions))
+
+
+def test_a_row_has_the_mean_the_worst_place_and_the_tops() -> None:
+    at = 2 * POSITIONS + 15
+    comparison = compare_roles(
+        scored("reference", {}), scored("candidate", {at: -2.0, 3: 0.1}), scored("reference", {}, 1)
+    )
+    assert comparison.not_observed == ()
+    assert [row.condition for row in comparison.rows] == ["cold", "cached"]
+    row = comparison.rows[0]
+    p = softmax(np.linspace(3, -3, VOCABULARY))
+    first, second = np.linspace(3, -3, VOCABULARY), np.linspace(3, -3, VOCABULARY)
+    first[0] -= 2.0
+    second[0] += 0.1
+    kls = [rel_entr(p, softmax(changed)).sum() for changed in (first, second)]  # exact: the rest changes by one factor
+    assert (row.positions, row.sequences, row.nonfinite) == (3 * POSITIONS, 3, 0)
+    assert row.mean_kl == pytest.approx(sum(kls) / (3 * POSITIONS), rel=1e-4)
+    assert row.max == pytest.approx(kls[0], rel=1e-4)
+    assert row.max_at == "greedy-002, answer token 7 of 11"
+    assert (row.median, row.floor_mean_kl) == (0.0, 0.0)
+    assert row.p90 == 0.0
+    assert row.p99 is not None
+    assert row.p999 is not None
+    assert 0 < row.p99 < row.p999 < kls[0]
+    assert row.stderr is not None
+    assert row.stderr > 0
+    assert row.same_top == 1 - 1 / (3 * POSITIONS)
+    assert row.same_top_low is not None
+    assert row.same_top_low < row.same_top
+    drops = [softmax(changed)[0] - p[0] for changed in (first, second)]
+    assert row.rms_dp == pytest.approx(math.sqrt(sum(d * d for d in drops) / (3 * POSITIONS)), rel=1e-4)
+    assert row.mass == pytest.approx(p[:K].sum(), rel=1e-5)
+
+
+def test_a_place_in_the_prompt_is_told_as_such() -> None:
+    row = compare_roles(scored("reference", {}), scored("candidate", {POSITIONS + 2: 1.0})).rows[0]
+    assert row.max_at == "greedy-001, prompt token 24 of 30"
+    assert row.floor_mean_kl is None
+
+
+def with_nan(logits: Logits, where: slice) -> Logits:
+    positions = logits.by_condition["cold"]
+    broken = positions.logprobs.copy()
+    broken[where] = math.nan
+    return replace(logits, by_condition={**logits.by_condition, "cold": replace(positions, logprobs=broken)})
+
+
+def test_what_is_not_finite_is_counted_and_in_no_mean() -> None:
+    reference, candidate = scored("reference", {}), scored("candidate", {0: 1.0, 30: 0.5})
+    clean, broken = (compare_roles(reference, c).rows for c in (candidate, with_nan(candidate, slice(0, 5))))
+    assert broken[0].nonfinite == 5
+    assert broken[0].positions == clean[0].positions
+    assert broken[0].mean_kl is not None
+    assert clean[0].max is not None
+    assert broken[0].max is not None
+    assert broken[0].max < clean[0].max  # the worst position is among those that are not finite
+    assert broken[1].nonfinite == 0
+
+
+def test_with_nothing_finite_there_is_no_number() -> None:
+    row = compare_roles(scored("reference", {}), with_nan(scored("candidate", {}), slice(None))).rows[0]
+    assert row.nonfinite == row.positions == 3 * POSITIONS
+    assert (row.mean_kl, row.max, row.same_top, row.mass, row.max_at) == (None, None, None, None, "")
+
+
+def test_a_token_that_is_not_finite_counts_too() -> None:
+    candidate = scored("candidate", {})
+    positions = candidate.by_condition["cold"]
+    token = positions.token.copy()
+    token[7] = math.nan
+    broken = replace(candidate, by_condition=dict.fromkeys(CONDITIONS, replace(positions, token=token)))
+    assert compare_roles(scored("reference", {}), broken).rows[0].nonfinite == 1
+
+
+@pytest.mark.parametrize(("condition", "cached", "wanted"), [("cached", 15, "at least 16"), ("cold", 2, "at most 1")])
+def test_a_condition_that_was_not_honoured_is_not_observed(condition: Condition, cached: int, wanted: str) -> None:
+    candidate = scored("candidate", {3: 1.0}, cached={condition: cached})
+    comparison = compare_roles(scored("reference", {}), candidate)
+    assert [row.condition for row in comparison.rows] == [c for c in CONDITIONS if c != condition]
+    reference = {"cold": 0, "cached": START}[condition]
+    assert comparison.not_observed == (
+        f"logits, {condition}: {wanted} cached tokens were wanted; the reference {reference} to {reference} and the candidate "
+        f"{cached} to {cached} took from the cache",
+    )
+
+
+def test_sequences_that_were_not_honoured_are_left_out_and_told() -> None:
+    candidate = scored("candidate", {POSITIONS + 1: 3.0})
+    sequences = list(candidate.header.sequences)
+    sequences[1] = sequences[1].model_copy(update={"cached": {"cold": 0, "cached": 3}})
+    partly = replace(candidate, header=candidate.header.model_copy(update={"sequences": tuple(sequences)}))
+    comparison = compare_roles(scored("reference", {}), partly)
+    assert [row.sequences for row in comparison.rows] == [3, 2]
+    assert [row.max == 0 for row in comparison.rows] == [False, True]
+    assert len(comparison.not_observed) == 1
+    assert "logits of 1 of 3 sequences, cached" in comparison.not_observed[0]
+
+
+def test_scorings_of_other_tokens_are_refused() -> None:
+    candidate = scored("candidate", {})
+    other = replace(candidate, ids=candidate.ids[::-1])
+    with pytest.raises(EvidenceError, match=r"candidate \(repeat 0\) was scored on other tokens"):
+        compare_roles(scored("reference", {}), other)
+    positions = candidate.by_condition["cold"]
+    followed = replace(positions, top_ids=positions.top_ids + 1)
+    with pytest.raises(EvidenceError, match="other tokens"):
+        compare_roles(scored("reference", {}), replace(candidate, by_condition=dict.fromkeys(CONDITIONS, followed)))
