@@ -28,23 +28,25 @@ FP16_MAX = 65504.0
 """Largest finite fp16."""
 
 
-def int8(x: Tensor, block: int, shift: int = 0, stretch: float = 1.0) -> Tensor:
+def int8(x: Tensor, block: int, shift: int = 0, stretch: float | Tensor = 1.0) -> Tensor:
     """Quantised to int8 with one scale per head and block of tokens, and back with the scale of the block `shift` further.
 
     Args:
         x: float64 [heads, tokens, dim].
         block: tokens a block.
         shift: 0 is right; 1 and -1 take a neighbour's scale (the first and last block keep their own where there is none).
-        stretch: makes every scale this much larger than it must be: other rounding errors, hardly more of them.
+        stretch: makes every scale this much larger than it must be: other rounding errors, hardly more of them. Several, as
+            [draws], give [draws, heads, tokens, dim].
     """
     heads, tokens, dim = x.shape
     blocks = -(-tokens // block)
     padded = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - tokens)).view(heads, blocks, block, dim)
-    scale = padded.abs().amax((2, 3), keepdim=True) * stretch / 127
+    times = stretch[:, None, None, None, None] if isinstance(stretch, Tensor) else stretch
+    scale = padded.abs().amax((2, 3), keepdim=True) * times / 127
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     whole = (padded / scale).round()
     wrong = (torch.arange(blocks, device=x.device) + shift).clamp(0, blocks - 1)
-    return (whole * scale[:, wrong]).view(heads, blocks * block, dim)[:, :tokens]
+    return (whole * scale[..., wrong, :, :]).flatten(-3, -2)[..., :tokens, :]
 
 
 def smooth(batch: Batch, b: int) -> Tensor:

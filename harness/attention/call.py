@@ -43,12 +43,12 @@ class AttentionCall:
     @property
     def lens_q(self) -> list[int]:
         """New tokens of each sequence."""
-        return [int(n) for n in self.cu_seqlens_q.diff()]
+        return list(self.cu_seqlens_q.diff().tolist())
 
     @property
     def lens_k(self) -> list[int]:
         """All tokens of each sequence: cached prefix and new ones."""
-        return [int(n) for n in self.cu_seqlens_k.diff()]
+        return list(self.cu_seqlens_k.diff().tolist())
 
     @property
     def prefixes(self) -> list[int]:

@@ -48,7 +48,8 @@ def row_errors(out: Tensor, reference: Tensor) -> RowErrors:
         count, known - count, reference.shape[-1] - known,
     ]  # fmt: skip
     assert len(sums) == len(SUMS)
-    relative = torch.where(difference == 0, 0.0, difference / size).masked_fill(known > count, float("inf"))
+    relative = torch.where(difference == 0, 0.0, difference / size).nan_to_num(nan=float("inf"), posinf=float("inf"))
+    relative = relative.masked_fill(known > count, float("inf"))
     return RowErrors(torch.stack([one.double() for one in sums], -1), apart.amax(-1), relative)
 
 
@@ -59,6 +60,27 @@ class LayerSums:
         self.heads = heads
         self._sums = torch.zeros(CONDITION_COUNT, heads, len(SUMS), dtype=torch.float64, device=device)
         self._max_abs = torch.zeros(CONDITION_COUNT, heads, dtype=torch.float64, device=device)
+
+    def measure(self, out: Tensor, reference: Tensor, conditions: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the errors of a call: on a GPU in one kernel, else as `row_errors` and `add` do.
+
+        Args:
+            out: the candidate's output, [rows, heads, head_dim], at least one row.
+            reference: the same shape and dtype.
+            conditions: int64 [rows], the condition of each query.
+
+        Returns:
+            Relative L1 of the worst query and head (float64 []; of its bits a GPU keeps float32's), and its index into
+            [rows, heads] (int64 []), both on the device.
+        """
+        if out.is_cuda:
+            from harness.attention.reduction_kernel import reduce, unpack  # Triton is not everywhere
+
+            return unpack(reduce(out, reference, conditions, self._sums, self._max_abs))
+        errors = row_errors(out, reference)
+        self.add(errors, conditions)
+        value, at = errors.relative_l1.flatten().max(0)
+        return value.double(), at
 
     def add(self, errors: RowErrors, conditions: Tensor) -> None:
         """Add the errors of a call; `conditions` is int64 [rows], the condition of each query."""

@@ -5,11 +5,12 @@ Its documentation says that causal is only for qo_len == kv_len, and nothing che
 what it can do right; `sage_attn_as_shipped` gives it what the backend of the seed case gave it.
 
 Its kernel also reads one K scale too many where at most 64 of the 128 keys of a block are there: the next sequence's scale, or,
-after the last one, whatever lies in memory; if that is no number, neither is the output. Both kernels here therefore let a
-sequence of one token follow, whose output is dropped: what is read is then a number, and times masked keys it is zero.
+after the last one, whatever lies in memory; if that is no number, neither is the output. Both kernels here therefore see to it
+that a number follows, which times masked keys is zero.
 
-On CUDA the package's public function is called. It insists on CUDA tensors, so on the CPU its steps (smooth K, quantise per
-block, attend) are taken here one by one, with the package's own Triton kernels under ``TRITON_INTERPRET=1``.
+On CUDA the package's public function is called, with a sequence of one token after the others, whose output is dropped. That
+function insists on CUDA tensors, so on the CPU its steps (smooth K, quantise per block, attend) are taken here one by one, with the
+package's own Triton kernels under ``TRITON_INTERPRET=1``, and one scale more.
 """
 
 from __future__ import annotations
@@ -76,19 +77,14 @@ def _varlen(call: AttentionCall) -> Tensor:
             f"SageAttention was asked for q {list(call.q.shape)}, k {list(call.k.shape)}, v {list(call.v.shape)}; it needs "
             f"head_dim 64 or 128, the same for v, and q heads a multiple of kv heads"
         )
-    q, k, v = (torch.cat([tensor, tensor[:1]]) for tensor in (call.q, call.k, call.v))  # K is written to by the package
-    arguments: dict[str, Any] = {
-        "cu_seqlens_q": _one_more(call.cu_seqlens_q),
-        "cu_seqlens_k": _one_more(call.cu_seqlens_k),
-        "max_seqlen_q": max(call.lens_q),
-        "max_seqlen_k": max(call.lens_k),
-    }
-    if q.is_cuda:
-        from sageattention import sageattn_varlen
+    lens: dict[str, Any] = {"max_seqlen_q": max(call.lens_q), "max_seqlen_k": max(call.lens_k)}
+    if not call.q.is_cuda:
+        return _interpreted(call, **lens)
+    from sageattention import sageattn_varlen
 
-        out: Tensor = sageattn_varlen(q, k, v, is_causal=call.causal, sm_scale=call.scale, **arguments)
-    else:
-        out = _interpreted(q, k, v, call.causal, call.scale, **arguments)
+    q, k, v = (torch.cat([tensor, tensor[:1]]) for tensor in (call.q, call.k, call.v))  # K is written to by the package
+    cu = {"cu_seqlens_q": _one_more(call.cu_seqlens_q), "cu_seqlens_k": _one_more(call.cu_seqlens_k)}
+    out: Tensor = sageattn_varlen(q, k, v, is_causal=call.causal, sm_scale=call.scale, **cu, **lens)
     return out[:-1]
 
 
@@ -97,20 +93,18 @@ def _one_more(cu_seqlens: Tensor) -> Tensor:
     return torch.cat([cu_seqlens, cu_seqlens[-1:] + 1])
 
 
-def _interpreted(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float,
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-) -> Tensor:  # fmt: skip
+def _interpreted(call: AttentionCall, max_seqlen_q: int, max_seqlen_k: int) -> Tensor:
     """The steps of ``sageattn_varlen``, on CPU tensors."""
     from sageattention import core
 
-    k -= k.mean(dim=0, keepdim=True)
+    k = call.k - call.k.mean(dim=0, keepdim=True)
+    cu = (call.cu_seqlens_q, call.cu_seqlens_k)
     q_int8, q_scale, k_int8, k_scale, cu_q_scale, cu_k_scale = core.per_block_int8_varlen(
-        q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sm_scale=scale
+        call.q, k, *cu, max_seqlen_q, max_seqlen_k, sm_scale=call.scale
     )
-    attend = core.attn_true_varlen if causal else core.attn_false_varlen
-    scales = (q_scale, k_scale, cu_q_scale, cu_k_scale)
+    attend = core.attn_true_varlen if call.causal else core.attn_false_varlen
+    scales = (q_scale, torch.cat([k_scale, k_scale[-1:]]), cu_q_scale, cu_k_scale)
     out: Tensor = attend(
-        q_int8, k_int8, v.to(torch.float16), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, *scales, output_dtype=q.dtype
+        q_int8, k_int8, call.v.to(torch.float16), *cu, max_seqlen_q, *scales, output_dtype=call.q.dtype
     )
     return out

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from harness.attention.call import AttentionCall, cumulative
+
+GRID = ((24, 0), (190, 0), (512, 0), (9, 64), (49, 46), (128, 512), (300, 1000), (1, 90))
+"""Eight conditions, as (new tokens, cached prefix) of one sequence."""
 
 
 def call_of(
@@ -27,3 +33,19 @@ def call_of(
         scale=head_dim**-0.5,
         causal=True,
     )
+
+
+def grid_of(
+    layers: int,
+    conditions: Sequence[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    device: str,
+) -> list[AttentionCall]:
+    """One call of one sequence for each layer and condition, as `call_of` makes them, each on data of its own."""
+    return [
+        replace(call_of([lens], heads, head_dim, dtype, device, seed=layer * len(conditions) + i), layer=layer)
+        for layer in range(layers)
+        for i, lens in enumerate(conditions)
+    ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.attention import bugs
 from harness.attention.call import AttentionCall
-from harness.attention.oracle import oracle, requests, scores
+from harness.attention.oracle import oracle, requests
 from harness.localize.cells import cells_of, deviation
 
 SAFETY = 3.0
@@ -20,6 +20,8 @@ times the noise simulated here, that of PyTorch's scaled_dot_product_attention a
 DRAWS = (1.0, 1.02, 1.05, 1.09, 1.14, 1.19)
 """Stretches of the quantisation scales under which the noise is simulated: a cell of one query over few keys is off by what its few
 rounding errors happen to be, and another right kernel's (another block's start, another mean) happen to be others."""
+_AT_ONCE = 2**24
+"""Most attention weights that are simulated at once: 128 MiB of float64."""
 FLOORS = {"int8_qk": 0.0156}
 """Least noise of a quantisation: on calls of a few tokens the simulation can be right by chance (a softmax over two keys that
 is saturated has no noise at all). For int8 QK the published average over layers (arXiv 2410.02367, table 4); three
@@ -58,15 +60,34 @@ def quantised_noise(call: AttentionCall, scheme: str = "int8_qk") -> Tensor:
     if scheme not in SCHEMES:
         raise ValueError(f"no quantisation is called {scheme!r}; expected one of {', '.join(SCHEMES)}")
     truth, cells = oracle(call), cells_of(call)
-    draws = [deviation(SCHEMES[scheme](call, stretch), truth, cells).relative_l1 for stretch in DRAWS]
-    return torch.stack(draws).amax(0)
+    weights = call.q.shape[1] * max(q * k for q, k in zip(call.lens_q, call.lens_k, strict=True))
+    at_once = max(1, min(len(DRAWS), _AT_ONCE // weights))
+    worst: list[Tensor] = []
+    for start in range(0, len(DRAWS), at_once):
+        stretches = torch.tensor(DRAWS[start : start + at_once], dtype=torch.float64, device=call.q.device)
+        out = SCHEMES[scheme](call, stretches)
+        # Draws stand beside each other as heads do, so that one pass over the outputs tells all their deviations.
+        off = deviation(out.flatten(1, 2), truth.repeat(1, len(stretches), 1), cells).relative_l1
+        worst.append(off.view(len(cells.sequence), len(stretches), -1).amax(1))
+    return torch.stack(worst).amax(0)
+
+
+def least_bound(call: AttentionCall, scheme: str = "") -> float:
+    """What `bound_of` is at least, without simulating anything: an own error up to this is within the bound, whatever that is.
+
+    Raises:
+        ValueError: no such scheme.
+    """
+    if scheme and scheme not in FLOORS:
+        raise ValueError(f"no quantisation is called {scheme!r}; expected one of {', '.join(FLOORS)}")
+    return SAFETY * max(torch.finfo(call.q.dtype).eps, FLOORS[scheme] if scheme else 0.0)
 
 
 def bound_of(call: AttentionCall, scheme: str = "") -> float:
     """Largest relative L1 that a right kernel may have in any cell and head of this call.
 
     `SAFETY` times the larger of the rounding of the call's dtype and the noise of the declared quantisation, each at its worst
-    cell and head.
+    cell and head; `least_bound` where that is more.
 
     Args:
         call: the call.
@@ -74,8 +95,8 @@ def bound_of(call: AttentionCall, scheme: str = "") -> float:
     """
     worst = _worst(noise_of(call, call.q.dtype))
     if scheme:
-        worst = max(worst, _worst(quantised_noise(call, scheme)), FLOORS[scheme])
-    return SAFETY * max(worst, torch.finfo(call.q.dtype).eps)
+        worst = max(worst, _worst(quantised_noise(call, scheme)))
+    return max(SAFETY * worst, least_bound(call, scheme))
 
 
 def _worst(noise: Tensor) -> float:
@@ -83,17 +104,18 @@ def _worst(noise: Tensor) -> float:
     return float(noise.masked_fill(~noise.isfinite(), 0.0).max())
 
 
-def _int8_qk(call: AttentionCall, stretch: float) -> Tensor:
+def _int8_qk(call: AttentionCall, stretches: Tensor) -> Tensor:
     # K less its mean is rounded to the dtype of K before it is quantised, and so is the output, as the package does it.
     outs = []
     for r in requests(replace(call, k=call.k - call.k.mean(dim=0, keepdim=True))):
-        q, k = bugs.int8(r.q, bugs.Q_BLOCK, stretch=stretch), bugs.int8(r.k, bugs.K_BLOCK, stretch=stretch)
-        logits = scores(replace(r, q=q, k=k))
+        q, k = bugs.int8(r.q, bugs.Q_BLOCK, stretch=stretches), bugs.int8(r.k, bugs.K_BLOCK, stretch=stretches)
+        logits = (r.scale * q @ k[:, r.kv_head].transpose(-2, -1)).masked_fill(~r.visible, float("-inf"))
         weights = (logits - logits.amax(-1, keepdim=True)).exp()
         sums = weights.half().double() @ r.v.half().double()[r.kv_head]
         outs.append(sums / weights.sum(-1, keepdim=True))
-    return torch.cat(outs, dim=1).transpose(0, 1).to(call.q.dtype)
+    return torch.cat(outs, dim=2).permute(2, 0, 1, 3).to(call.q.dtype)
 
 
-SCHEMES: dict[str, Callable[[AttentionCall, float], Tensor]] = {"int8_qk": _int8_qk}
-"""What a kernel may declare as its noise."""
+SCHEMES: dict[str, Callable[[AttentionCall, Tensor], Tensor]] = {"int8_qk": _int8_qk}
+"""What a kernel may declare as its noise: takes a call and stretches [draws], gives outputs
+[total_q, draws, num_q_heads, head_dim_v]."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.attention.hypotheses import FAMILY, LEAK, Hypothesis
 from harness.attention.oracle import oracle
 from harness.localize.cells import deviation
-from harness.localize.conditions import Condition, Situation, separating, situations
+from harness.localize.conditions import Condition, Situation, separating
 from harness.localize.examine import Examination, Observation
 
 CLEARLY = 0.5
@@ -103,7 +103,7 @@ def _explain(observations: Sequence[Observation], layers: Sequence[int]) -> Caus
     failing = sorted((o for o in inside if bool(o.failing.any())), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
     heads = sorted({int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     wrong = [s for o in inside for s in _where(o, o.failing)]
-    right = [s for o in inside for b, s in enumerate(situations(o.call)) if b not in _sequences(o, o.failing)]
+    right = [s for o in inside for b, s in enumerate(o.situations) if b not in _sequences(o, o.failing)]
     truth = [0.0, 0.0]
     for o in failing:
         difference, size, _ = deviation(o.out, oracle(o.call), o.cells).over(o.failing)
@@ -198,5 +198,4 @@ def _sequences(o: Observation, cells: Tensor) -> list[int]:
 
 
 def _where(o: Observation, cells: Tensor) -> list[Situation]:
-    here = situations(o.call)
-    return [here[b] for b in _sequences(o, cells)]
+    return [o.situations[b] for b in _sequences(o, cells)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from harness.attention.kernels import declaration
 from harness.attention.oracle import oracle
 from harness.compare.tensors import Errors, errors
 from harness.errors import AssayError
-from harness.localize.bounds import bound_of
+from harness.localize.bounds import bound_of, least_bound
 from harness.localize.cells import Cells, cells_of, deviation
+from harness.localize.conditions import Situation, situations
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
 
@@ -27,12 +29,12 @@ class Observation:
         call: the call, as it was before the kernel ran.
         out: the kernel's output, [total_q, num_q_heads, head_dim_v].
         cells: the cells of the call.
-        own: own error against the oracle, relative L1, float64 [cells, num_q_heads].
-        bound: largest own error that noise explains.
-        errors: own errors of the whole call.
-        repeat: largest relative L1, over cells and heads, between this output and a second one right after it.
+        own: own error against the oracle, relative L1, float64 [cells, num_q_heads], on the CPU.
+        scheme: quantisation that the kernel declares; empty for none.
+        repeated: whether the call was run again, twice in a row; if not, the next four say nothing.
+        repeat: largest relative L1, over cells and heads, between the outputs of two runs in a row.
         late: the same, between this output and one after all other calls.
-        repeats_differ: whether any bit differed in the second output.
+        repeats_differ: whether any bit differed between the two runs in a row.
         late_differs: whether any bit differed in the late one.
         mutated: names of the inputs that the kernel wrote to.
     """
@@ -41,18 +43,35 @@ class Observation:
     out: Tensor
     cells: Cells
     own: Tensor
-    bound: float
-    errors: Errors
+    scheme: str = ""
+    repeated: bool = False
     repeat: float = 0.0
     late: float = 0.0
     repeats_differ: bool = False
     late_differs: bool = False
     mutated: tuple[str, ...] = ()
 
-    @property
+    @cached_property
+    def bound(self) -> float:
+        """Largest own error that noise explains; simulated when it is first asked for."""
+        return bound_of(self.call, self.scheme)
+
+    @cached_property
     def failing(self) -> Tensor:
         """Cells and heads whose own error is out of bounds, bool [cells, num_q_heads]."""
+        if float(self.own.max()) <= least_bound(self.call, self.scheme):
+            return torch.zeros_like(self.own, dtype=torch.bool)  # within any bound: nothing has to be simulated
         return self.own > self.bound
+
+    @cached_property
+    def errors(self) -> Errors:
+        """Own errors of the whole call."""
+        return errors(self.out, oracle(self.call))
+
+    @cached_property
+    def situations(self) -> list[Situation]:
+        """The situation of each sequence."""
+        return situations(self.call)
 
 
 @dataclass(frozen=True)
@@ -69,9 +88,14 @@ class Examination:
     delegated: tuple[AttentionCall, ...] = ()
     refused: tuple[tuple[AttentionCall, str], ...] = ()
 
+    @property
+    def repeated(self) -> int:
+        """Calls that were run again, on which nondeterminism and state were looked for."""
+        return sum(o.repeated for o in self.observations)
+
 
 def observe(call: AttentionCall, out: Tensor, scheme: str = "") -> Observation:
-    """Hold an output, computed here or recorded, against the oracle and the bound of its call.
+    """Hold an output, computed here or recorded, against the oracle.
 
     Args:
         call: the call.
@@ -89,19 +113,31 @@ def observe(call: AttentionCall, out: Tensor, scheme: str = "") -> Observation:
             f"{list(expected)}",
             "mend the kernel's output shape",
         )
+    if not out.numel():
+        raise ValueError("nothing to compare: the call holds no query; expected at least one")
     truth, cells = oracle(call), cells_of(call)
-    own = deviation(out, truth, cells).relative_l1
-    return Observation(call, out, cells, own, bound_of(call, scheme), errors(out, truth))
+    if not bool(truth.isfinite().all()):
+        raise ValueError("the truth is not finite, so nothing can be compared with it; check the inputs of the call")
+    return Observation(call, out, cells, deviation(out, truth, cells).relative_l1, scheme)
 
 
 def examine(kernel: Kernel, calls: Sequence[AttentionCall]) -> Examination:
-    """Run a kernel on each call three times: twice in a row, and once more after all the others.
-
-    Each run gets its own copy of the inputs, so that a kernel which writes to them is found and harms nothing else.
+    """Run a kernel on each call once, and then on each twice more in a row.
 
     Raises:
         AssayError: no call could be run (none given, all delegated or refused), which is never a pass; or an output has a
             wrong shape.
+    """
+    seen = look(kernel, calls)
+    require_any(seen)
+    return replace(seen, observations=tuple(run_again(kernel, o) for o in seen.observations))
+
+
+def look(kernel: Kernel, calls: Sequence[AttentionCall]) -> Examination:
+    """Run a kernel on each call once, on its own copy of the inputs: one that writes to them is found, and harms nothing else.
+
+    Raises:
+        AssayError: an output has a wrong shape.
     """
     declared = declaration(kernel)
     delegated = tuple(call for call in calls if call.phase not in declared.phases)
@@ -114,34 +150,47 @@ def examine(kernel: Kernel, calls: Sequence[AttentionCall]) -> Examination:
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        mutated = tuple(name for name in _INPUTS if not _same(getattr(given, name), getattr(call, name)))
+        kept = torch.stack([_same(getattr(given, name), getattr(call, name)) for name in _INPUTS]).tolist()
+        mutated = tuple(name for name, same in zip(_INPUTS, kept, strict=True) if not same)
         # The output may be a view of an input or of a buffer that the next call overwrites.
-        first = observe(call, out.clone(), declared.noise)
-        again = kernel(_copy(call))
-        spread, differs = _spread(first, again)
-        seen.append(replace(first, mutated=mutated, repeat=spread, repeats_differ=differs))
-    if not seen:
+        seen.append(replace(observe(call, out.clone(), declared.noise), mutated=mutated))
+    return Examination(tuple(seen), delegated, tuple(refused))
+
+
+def require_any(seen: Examination) -> None:
+    """Refuse an examination of nothing.
+
+    Raises:
+        AssayError: no call was computed, which is never a pass.
+    """
+    if not seen.observations:
+        refused, delegated = len(seen.refused), len(seen.delegated)
         raise AssayError(
-            f"the kernel computed none of {len(calls)} calls ({len(delegated)} delegated, {len(refused)} refused)",
+            f"the kernel computed none of {refused + delegated} calls ({delegated} delegated, {refused} refused)",
             "at least one call of a phase that the kernel declares",
-            refused[0][1] if refused else "give calls of its phases",
+            seen.refused[0][1] if seen.refused else "give calls of its phases",
         )
-    late = [_spread(first, kernel(_copy(first.call))) for first in seen]
-    done = (replace(o, late=spread, late_differs=differs) for o, (spread, differs) in zip(seen, late, strict=True))
-    return Examination(tuple(done), delegated, tuple(refused))
+
+
+def run_again(kernel: Kernel, seen: Observation) -> Observation:
+    """Run an observed call twice more in a row, best after all others: whether it gives what it gave, and the same twice."""
+    late = kernel(_copy(seen.call)).clone()
+    off, differs = _spread(seen, seen.out, late)
+    apart, differ = _spread(seen, late, kernel(_copy(seen.call)))
+    return replace(seen, repeated=True, late=off, late_differs=differs, repeat=apart, repeats_differ=differ)
 
 
 def _copy(call: AttentionCall) -> AttentionCall:
     return replace(call, **{name: getattr(call, name).clone() for name in _INPUTS})
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether both hold the same values; NaN is the same as NaN."""
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0))
+def _same(a: Tensor, b: Tensor) -> Tensor:
+    """Whether both hold the same values, bool []; NaN is the same as NaN."""
+    return ((a == b) | ((a != a) & (b != b))).all()
 
 
-def _spread(first: Observation, other: Tensor) -> tuple[float, bool]:
-    if _same(first.out, other):
+def _spread(seen: Observation, first: Tensor, other: Tensor) -> tuple[float, bool]:
+    if bool(_same(first, other)):
         return 0.0, False
-    expected = torch.where(first.out.isfinite(), first.out.double(), float("inf"))
-    return float(deviation(other, expected, first.cells).relative_l1.max()), True
+    expected = torch.where(first.isfinite(), first.double(), float("inf"))
+    return float(deviation(other, expected, seen.cells).relative_l1.max()), True

@@ -11,7 +11,8 @@ from harness.attention.call import AttentionCall
 from harness.attention.oracle import oracle, right_aligned, sequences
 from harness.attention.sage import sage_attn
 from harness.attention.trial import call_of
-from harness.localize.bounds import FLOORS, SAFETY, bound_of, noise_of, quantised_noise
+from harness.localize import bounds
+from harness.localize.bounds import FLOORS, SAFETY, bound_of, least_bound, noise_of, quantised_noise
 from harness.localize.cells import cells_of, deviation
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
@@ -91,3 +92,27 @@ def test_a_simulation_that_overflows_excuses_nothing() -> None:
 def test_unknown_schemes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"int4.*int8_qk"):
         bound_of(call_of([(1, 0)], (4, 2), 64, torch.float16, "cpu"), "int4")
+    with pytest.raises(ValueError, match=r"int4.*int8_qk"):
+        least_bound(call_of([(1, 0)], (4, 2), 64, torch.float16, "cpu"), "int4")
+
+
+@pytest.mark.parametrize("scheme", ["", *FLOORS])
+@pytest.mark.parametrize("times", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lens", LENS)
+def test_no_bound_is_below_the_least(
+    lens: list[tuple[int, int]], dtype: torch.dtype, times: float, scheme: str
+) -> None:
+    call = peaky(call_of(lens, (4, 2), 64, dtype, "cpu"), times)
+    assert least_bound(call, scheme) <= bound_of(call, scheme)
+
+
+def test_draws_at_once_are_the_draws_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = call_of([(60, 76), (10, 119)], (4, 2), 64, torch.bfloat16, "cpu")
+    together = quantised_noise(call)
+    monkeypatch.setattr(bounds, "_AT_ONCE", 1)
+    torch.testing.assert_close(quantised_noise(call), together, rtol=1e-6, atol=0)
+    monkeypatch.setattr(bounds, "DRAWS", bounds.DRAWS[:1])
+    alone = quantised_noise(call)
+    assert bool((alone <= together).all())
+    assert bool((alone < together).any())

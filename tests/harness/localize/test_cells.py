@@ -15,6 +15,13 @@ def test_cells_are_sequence_by_query_position() -> None:
     assert cells.of_row.bincount().tolist() == [1, 15, 4, 1]
 
 
+def test_each_position_bucket_has_a_cell() -> None:
+    cells = cells_of(call_of([(300, 0), (256, 0)], (1, 1), 8, torch.float32, "cpu"))
+    assert cells.sequence == (0,) * 5 + (1,) * 4
+    assert cells.position == (0, 1, 2, 3, 4, 0, 1, 2, 3)
+    assert cells.of_row.bincount().tolist() == [1, 15, 48, 192, 44, 1, 15, 48, 192]
+
+
 def test_a_wrong_head_of_a_wrong_query_stands_in_its_own_cell_only() -> None:
     call = call_of([(20, 5), (1, 9)], (2, 1), 8, torch.float32, "cpu")
     truth = torch.ones(21, 2, 8, dtype=torch.float64)

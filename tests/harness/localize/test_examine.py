@@ -32,6 +32,15 @@ def test_a_right_kernel_leaves_nothing_to_say() -> None:
     assert diagnose(seen) == []
 
 
+def test_a_bound_is_simulated_only_where_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = observe(CALLS[0], rounded_oracle(CALLS[0])), observe(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
+    assert torch.equal(far.failing, far.own > far.bound)
+    assert bool(far.failing.all())
+    monkeypatch.setattr("harness.localize.examine.bound_of", lambda *_: pytest.fail("simulated"))
+    assert near.failing.shape == near.own.shape
+    assert not bool(near.failing.any())
+
+
 def test_the_same_call_twice() -> None:
     generator = torch.Generator().manual_seed(0)
 
@@ -62,7 +71,7 @@ def test_the_same_call_early_and_late() -> None:
     def tired(call: AttentionCall) -> Tensor:
         nonlocal runs
         runs += 1
-        return rounded_oracle(call) * (1 if runs <= 2 * len(CALLS) else 2)
+        return rounded_oracle(call) * (1 if runs <= len(CALLS) else 2)
 
     finding = only(diagnose(examine(tired, CALLS)))
     assert (finding.kind, finding.severity) == (STATE, "serious")
@@ -88,7 +97,7 @@ def test_an_output_in_a_buffer_that_the_next_call_overwrites_is_kept(grows: floa
     def reuses(call: AttentionCall) -> Tensor:
         nonlocal runs
         out = buffer[: call.q.shape[0]]
-        out.copy_(rounded_oracle(call) * (1 + grows * (runs % 2)))
+        out.copy_(rounded_oracle(call) * (1 + grows * max(0, runs - len(CALLS))))
         runs += 1
         return out
 

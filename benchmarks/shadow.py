@@ -1,0 +1,176 @@
+"""What looking inside costs: ``python benchmarks/shadow.py --device cuda``. Two tables:
+
+The error reduction beside a plain copy of the same tensors, with whether its sums are right. Bytes are those that cross the
+memory bus: the reduction reads both outputs, the copy reads and writes both.
+
+Naming the cause from synthetic calls of 32 layers x 8 conditions, with a kernel whose mask is top-left and one that is right:
+seconds until the smallest calls gave it a name, and until all calls were run three times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from harness.attention.call import AttentionCall, Kernel
+from harness.attention.oracle import right_aligned, sequences
+from harness.attention.reduction import LayerSums, row_errors
+from harness.attention.reduction_kernel import TILE, WARPS, reduce, unpack
+from harness.attention.trial import GRID, grid_of
+from harness.evidence.shadow_cells import conditions
+from harness.localize.naming import name_cause
+
+SHAPES = ((4096, 32, 128), (16384, 32, 128))
+TILES = ((1024, 1), (2048, 1), (2048, 2), (2048, 4), (4096, 2), (4096, 4), (8192, 4), (8192, 8), (16384, 8))
+"""(elements of each output that a program reads at once, its warps)."""
+CONSOLE = Console(width=150)
+
+
+def seconds(run: Callable[[], object], repetitions: int, flush: Tensor) -> float:
+    """Median time on the GPU. What is written before each run empties its cache and lets the CPU get ahead."""
+    taken: list[float] = []
+    for _ in range(repetitions):
+        flush.zero_()
+        begun, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+        begun.record()
+        run()
+        ended.record()
+        ended.synchronize()
+        taken.append(begun.elapsed_time(ended) / 1000)
+    return statistics.median(taken)
+
+
+def mistakes(got: LayerSums, truth: LayerSums) -> str:
+    """How the sums of one reduction differ from those of another."""
+    (index, sums, largest), (other, wanted, most) = got.cells(0, 0), truth.cells(0, 0)
+    if index.shape != other.shape or (index != other).any() or (sums[:, 6:] != wanted[:, 6:]).any():
+        return "WRONG: other cells or counts"
+    off = max(abs(sums[:, :6] / wanted[:, :6] - 1).max(), abs(largest / most - 1).max())
+    return f"{'right' if off < 1e-5 else 'WRONG'}: sums off by {off:.0e}"
+
+
+def reduction(shape: tuple[int, int, int], dtype: torch.dtype, repetitions: int, sweep: bool) -> None:
+    """Print the reduction's bytes a second beside a copy's."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    reference = torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32)
+    out = (reference + 0.02 * torch.randn(shape, generator=generator, device="cuda")).to(dtype)
+    reference = reference.to(dtype)
+    # Four requests, two of them with a cached prefix, as in a chunk of prefill.
+    new = [shape[0] // 4] * 4
+    where = torch.from_numpy(conditions("extend", new, [0, 0, 512, 512])).cuda()
+    bytes_read = 2 * out.numel() * out.element_size()
+    flush = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    copies = torch.empty_like(out), torch.empty_like(out)
+
+    def copy() -> None:
+        copies[0].copy_(out)
+        copies[1].copy_(reference)
+
+    def in_torch(layer: LayerSums) -> Tensor:
+        errors = row_errors(out, reference)
+        layer.add(errors, where)
+        return errors.relative_l1.flatten().max(0).values
+
+    truth = LayerSums(shape[1], torch.device("cuda"))
+    wide = row_errors(out.double(), reference.double())
+    truth.add(wide, where)
+    worst = wide.relative_l1.flatten()
+    del wide
+    table = Table(
+        "path", "us", "GB/s", "of copy", "us a call, launches included", "sums", "worst query", title=f"{shape} {dtype}"
+    )
+
+    def row(name: str, run: Callable[[LayerSums], object], moved: int, told: tuple[str, str]) -> None:
+        layer = LayerSums(shape[1], torch.device("cuda"))
+        run(layer)  # compiles
+        took = seconds(partial(run, layer), repetitions, flush)
+        torch.cuda.synchronize()
+        begun = time.monotonic()
+        for _ in range(repetitions):
+            run(layer)
+        torch.cuda.synchronize()
+        each = (time.monotonic() - begun) / repetitions
+        speed = moved / took
+        table.add_row(
+            name, f"{took * 1e6:.1f}", f"{speed / 1e9:.0f}", f"{speed / copied:.2f}", f"{each * 1e6:.1f}", *told
+        )
+
+    copied = 2 * bytes_read / seconds(copy, repetitions, flush)
+    row("copy_", lambda layer: copy(), 2 * bytes_read, ("", ""))
+    layer = LayerSums(shape[1], torch.device("cuda"))
+    in_torch(layer)
+    row("PyTorch (row_errors, add)", in_torch, bytes_read, (mistakes(layer, truth), ""))
+    for tile, warps in dict.fromkeys([(TILE, WARPS), *(TILES if sweep else ())]):
+        layer = LayerSums(shape[1], torch.device("cuda"))
+
+        def run(layer: LayerSums, tile: int = tile, warps: int = warps) -> tuple[Tensor, Tensor]:
+            return unpack(reduce(out, reference, where, layer._sums, layer._max_abs, tile, warps))
+
+        value, at = run(layer)
+        off = abs(float(value) / float(worst.max()) - 1)
+        right = off < 1e-5 and float(worst[at]) >= float(worst.max()) * (1 - 1e-5)
+        told = mistakes(layer, truth), f"{'right' if right else 'WRONG'}: off by {off:.0e}"
+        shown = " (as shipped)" if (tile, warps) == (TILE, WARPS) else ""
+        row(f"Triton, tile {tile}, {warps} warps{shown}", run, bytes_read, told)
+    CONSOLE.print(table)
+
+
+def attention(top_left: bool, call: AttentionCall) -> Tensor:
+    """PyTorch's attention, with the mask where it belongs or, as SageAttention was called, in the top left corner."""
+    outs = []
+    for rows_q, rows_k in sequences(call):
+        q, k, v = (t.transpose(0, 1)[None] for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
+        mask = right_aligned(q.shape[2], q.shape[2] if top_left else k.shape[2], q.device)
+        mask = torch.nn.functional.pad(mask, (0, k.shape[2] - mask.shape[1]))
+        outs.append(scaled_dot_product_attention(q, k, v, mask, scale=call.scale, enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(outs)
+
+
+def naming(device: str, layers: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
+    """Print how long it takes to name the cause from synthetic calls, and what it is called."""
+    calls = grid_of(layers, GRID, heads, head_dim, dtype, device)
+    what = f"{layers} layers x {len(GRID)} conditions, {heads[0]} heads on {heads[1]}, head_dim {head_dim}, {dtype}, {device}"
+    table = Table("kernel", "time", "named after s", "all after s", "worst / bound", "findings", title=what)
+    kernels: dict[str, Kernel] = {"top-left": partial(attention, True), "right": partial(attention, False)}
+    for name, kernel in kernels.items():
+        for turn in ("first", "second"):
+            found = name_cause(kernel, calls)
+            named = "-" if found.named_s is None else f"{found.named_s:.2f}"
+            said = "; ".join(f"{f.where}: {f.diagnosis}" for f in found.findings) or "none"
+            table.add_row(name, turn, named, f"{found.seconds:.2f}", f"{found.worst:.2g}", said)
+    CONSOLE.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu: the second table only")
+    parser.add_argument("--repetitions", type=int, default=100)
+    parser.add_argument("--sweep", action="store_true", help="try other tiles of the kernel as well")
+    args = parser.parse_args()
+    if args.device == "cuda":
+        CONSOLE.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+        for shape in SHAPES:
+            reduction(shape, torch.bfloat16, args.repetitions, args.sweep)
+        reduction(SHAPES[0], torch.float32, args.repetitions, args.sweep)
+        naming("cuda", 32, (32, 8), 128, torch.bfloat16)
+    naming(args.device, 4, (4, 2), 64, torch.float32)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from itertools import product
+
+from harness.localize.axes import by_axis, confining, holds, narrowing, words
+
+CALLS = [
+    {"prefix": p, "head_dim": d, "data": w}
+    for p, d, w in product(["0", "16", "128"], ["64", "128"], ["normal", "peaky"])
+]
+
+
+def split(fails: object) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    assert callable(fails)
+    return [c for c in CALLS if fails(c)], [c for c in CALLS if not fails(c)]
+
+
+def test_one_axis_is_told_in_the_shorter_way() -> None:
+    assert words(confining(*split(lambda c: c["head_dim"] == "128"))) == "head_dim 128"
+    assert words(confining(*split(lambda c: c["prefix"] != "0"))) == "prefix not 0"
+
+
+def test_two_axes_are_told_where_one_is_not_enough() -> None:
+    failing, right = split(lambda c: c["head_dim"] == "128" and c["prefix"] == "16")
+    found = confining(failing, right)
+    assert words(found) == "prefix 16 and head_dim 128"
+    assert [holds(found, c) for c in CALLS] == [c in failing for c in CALLS]
+
+
+def test_nothing_is_told_that_does_not_hold() -> None:
+    assert confining(*split(lambda c: c["prefix"] == "16" or c["head_dim"] == "128")) == []
+    assert confining(CALLS, []) == []
+    assert confining([], CALLS) == []
+
+
+def test_an_axis_may_be_necessary_and_not_enough() -> None:
+    failing, right = split(lambda c: c == CALLS[-1] or c == CALLS[5])  # both peaky, and more than that
+    assert words(narrowing(failing, right, ["data"])) == "data peaky"
+    assert narrowing(failing, right, ["weather"]) == []
+
+
+def test_counts_by_axis() -> None:
+    prefix, head_dim, _ = by_axis(*split(lambda c: c["prefix"] == "128" and c["head_dim"] == "64"))
+    assert (prefix.failing, prefix.right) == ({"128": (2, 4)}, ("0", "16"))
+    assert (head_dim.failing, head_dim.right) == ({"64": (2, 6)}, ("128",))

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.attention.call import AttentionCall, Kernel, KernelRefused
+from harness.attention.faults import rounded_oracle
+from harness.attention.kernels import Declaration
+from harness.attention.trial import call_of
+from harness.localize.guard import RUN_AGAIN, Guard, examine_some
+
+CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
+
+
+def raises(call: AttentionCall) -> Tensor:
+    raise IndexError("block 3\nof 2")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "how"),
+    [
+        (raises, "raised IndexError: block 3"),
+        (lambda call: rounded_oracle(call).float(), "returned: torch.float32"),
+        (lambda call: rounded_oracle(call)[1:], r"returned: torch.bfloat16 \[4, 4, 16\]"),
+        (lambda call: None, "returned: NoneType"),
+    ],
+)
+def test_what_is_against_the_contract_is_remembered(kernel: Kernel, how: str) -> None:
+    guard = Guard(kernel, Declaration())
+    with pytest.raises(KernelRefused, match=how):
+        guard(CALL)
+    assert len(guard.broken) == 1
+
+
+def test_a_refusal_is_a_kernels_right() -> None:
+    def refuses(call: AttentionCall) -> Tensor:
+        raise KernelRefused("no bfloat16")
+
+    guard = Guard(refuses, Declaration())
+    seen = examine_some(guard, [CALL])
+    assert guard.broken == set()
+    assert [(call, why) for call, why in seen.refused] == [(CALL, "no bfloat16")]
+    assert seen.observations == ()
+
+
+def test_one_that_cannot_do_it_again_is_told() -> None:
+    runs = 0
+
+    def tired(call: AttentionCall) -> Tensor:
+        nonlocal runs
+        runs += 1
+        if runs > 1:
+            raise RuntimeError("out of memory")
+        return rounded_oracle(call)
+
+    guard = Guard(tired, Declaration())
+    assert len(examine_some(guard, [CALL]).observations) == 1
+    assert guard.unsteady == [(CALL, "raised RuntimeError: out of memory")]
+
+
+@pytest.mark.parametrize("count", [1, RUN_AGAIN, RUN_AGAIN + 1, 3 * RUN_AGAIN])
+def test_some_are_run_again_from_all_over(count: int) -> None:
+    seen = examine_some(Guard(rounded_oracle, Declaration()), [CALL] * count)
+    again = [n for n, o in enumerate(seen.observations) if o.repeated]
+    assert again[0] == 0
+    assert count / 2 - 1 <= len(again) * (count / min(count, RUN_AGAIN)) <= count * 2
+    assert len(again) <= RUN_AGAIN
+    assert again[-1] >= count - 1 - count // RUN_AGAIN

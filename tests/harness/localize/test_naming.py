@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.attention.call import AttentionCall, Kernel, KernelRefused
+from harness.attention.faults import fault, rounded_oracle
+from harness.attention.hypotheses import LEAK
+from harness.attention.trial import GRID, call_of, grid_of
+from harness.errors import AssayError
+from harness.localize.diagnose import MUTATION, NONDETERMINISM, STATE, diagnose
+from harness.localize.examine import examine
+from harness.localize.naming import name_cause, smallest_of_each
+from harness.verdict import Finding
+
+LAYERS = 3
+BATCHES = [[(5, 3), (9, 20)], [(30, 0), (12, 40)]]
+CALLS = grid_of(LAYERS, GRID[:2] + GRID[3:5], (4, 2), 16, torch.float32, "cpu") + [
+    replace(call_of(lens, (4, 2), 16, torch.float32, "cpu", seed=900 + layer), layer=layer)
+    for layer in range(LAYERS)
+    for lens in BATCHES
+]
+
+
+class Counted:
+    """A kernel that remembers the calls that it was given."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.lens: list[tuple[int, int]] = []
+        """Rows of q and of k of each call."""
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        self.lens.append((call.q.shape[0], call.k.shape[0]))
+        return self.kernel(call)
+
+
+class Clock:
+    """Each look at it takes a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def test_the_smallest_calls_give_the_name_before_any_other_is_run() -> None:
+    kernel = Counted(fault("causal mask top-left"))
+    seen: list[tuple[int, str]] = []
+    found = name_cause(kernel, CALLS, told=lambda findings: seen.append((len(kernel.lens), findings[0].kind)))
+    assert seen == [(2 * LAYERS, "causal mask top-left")]
+    assert set(kernel.lens[: 2 * LAYERS]) == {(24, 24), (14, 37)}
+    assert found.named_s is not None
+    assert len(kernel.lens) == 3 * len(CALLS), "all others follow, and each twice more"
+    assert found.not_looked_for == ()
+
+
+@pytest.mark.parametrize("name", ["causal mask top-left", "values of the previous request", "scale missing", "no mask"])
+def test_what_is_found_is_what_an_examination_of_all_calls_finds(name: str) -> None:
+    kernel = fault(name, layers=[1], heads=[2])
+    found = name_cause(kernel, CALLS, "assay replay pack")
+    assert set(found.findings) == set(diagnose(examine(kernel, CALLS), "assay replay pack"))
+    [finding] = found.findings
+    assert finding.kind == name
+    assert "layer 1 of 3, head 2 of 4" in finding.where
+
+
+def test_a_bug_that_only_larger_calls_show_is_found_after_them() -> None:
+    early: list[Sequence[Finding]] = []
+    calls = [call for call in CALLS if len(call.lens_q) == 1 or call.lens_q[0] == 30]
+    found = name_cause(fault("keys and values of the previous request"), calls, told=early.append)
+    assert (early, found.named_s) == ([], None)
+    assert LEAK in found.findings[0].diagnosis
+
+
+def test_a_right_kernel_has_no_finding() -> None:
+    told: list[Sequence[Finding]] = []
+    found = name_cause(rounded_oracle, CALLS, told=told.append)
+    assert (found.findings, found.named_s, told) == ((), None, [])
+    assert len(found.examination.observations) == found.examination.repeated == len(CALLS)
+    assert 0 < found.worst <= 1
+
+
+def test_what_there_was_no_time_for_is_said() -> None:
+    kernel = Counted(rounded_oracle)
+    found = name_cause(kernel, CALLS, budget_s=0)
+    assert len(kernel.lens) == 2 * LAYERS
+    assert len(found.left_out) == len(CALLS) - 2 * LAYERS
+    assert found.not_looked_for == (
+        f"{len(CALLS) - 6} of {len(CALLS)} calls were not run for want of time",
+        "nondeterminism and state were looked for on 0 of 6 calls",
+    )
+    some = name_cause(kernel, CALLS, budget_s=len(CALLS) + 1, clock=Clock())
+    assert some.left_out == ()
+    assert 0 < some.examination.repeated < len(CALLS)
+    assert some.not_looked_for == (
+        f"nondeterminism and state were looked for on {some.examination.repeated} of {len(CALLS)} calls",
+    )
+
+
+def test_how_a_kernel_behaves_is_looked_at() -> None:
+    runs = 0
+
+    def wild(call: AttentionCall) -> Tensor:
+        nonlocal runs
+        runs += 1
+        call.v.mul_(1)
+        call.k[0] += 1
+        return rounded_oracle(replace(call, v=call.v * (1 + 0.5 * max(0, runs - len(CALLS)))))
+
+    def tired(call: AttentionCall) -> Tensor:
+        nonlocal runs
+        runs += 1
+        return rounded_oracle(call) * (1 if runs <= len(CALLS) else 2)
+
+    assert {f.kind for f in name_cause(wild, CALLS).findings} >= {MUTATION, NONDETERMINISM}
+    runs = 0
+    assert [f.kind for f in name_cause(tired, CALLS).findings] == [STATE]
+
+
+def test_nothing_computed_is_no_pass_but_the_smallest_may_be_refused() -> None:
+    def picky(call: AttentionCall) -> Tensor:
+        if call.q.shape[0] < 40:
+            raise KernelRefused("too small")
+        return rounded_oracle(call)
+
+    [finding] = name_cause(picky, CALLS).findings
+    assert finding.diagnosis == "too small"
+    small = [call for call in CALLS if call.q.shape[0] < 40]
+    with pytest.raises(AssayError, match=f"none of {len(small)} calls"):
+        name_cause(picky, small)
+
+
+def test_the_smallest_of_each_layer_and_phase_with_and_without_a_prefix() -> None:
+    decode = replace(call_of([(1, 30)], (4, 2), 16, torch.float32, "cpu"), phase="decode")
+    chosen = smallest_of_each([*CALLS, decode])
+    assert sorted((c.layer, c.phase, any(c.prefixes)) for c in chosen) == sorted(
+        [(layer, "extend", prefix) for layer in range(LAYERS) for prefix in (False, True)] + [(0, "decode", True)]
+    )
+    assert {c.k.shape[0] for c in chosen} == {24, 37, 31}
