@@ -1,0 +1,60 @@
+"""Bisecting: ``assay bisect layers``. Other commands of the group register on `bisect_app`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from harness.cli.app import app, console, flag, interpret_without_gpu
+from harness.config import make_spec
+from harness.errors import UsageError
+
+bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
+app.add_typer(bisect_app, name="bisect")
+
+
+@bisect_app.command()
+def layers(
+    device: Annotated[str | None, flag("device")] = None,
+    reference: Annotated[str | None, flag("reference")] = None,
+    candidate: Annotated[str | None, flag("candidate")] = None,
+    model: Annotated[str | None, flag("model")] = None,
+    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
+    questions: Annotated[int, typer.Option(help="Questions of each probe.", min=1)] = 32,
+    by: Annotated[
+        Literal["answers", "text"] | None,
+        typer.Option(
+            help="What must be right again: the answers to the questions, or the greedy text, letter for letter; by default the "
+            "answers, if the reference knows enough of them to be able to lose some."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the server's log and bisect.json.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="An assay.toml; by default the one in this folder, if any.")
+    ] = None,
+) -> None:
+    """Find the layers that must run the reference for the task to be right again, in one running server."""
+    from harness.bisect.substitution import bisect_layers
+    from harness.engines.catalog import is_url
+    from harness.progress import Watch
+    from harness.run import core_of, default_folder, prepare
+    from reports.bisect_layers import render_layers
+
+    flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
+    flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None, "greedy_prompts": 0}
+    interpret_without_gpu()
+    spec = make_spec(flags | {"questions": questions}, config)
+    for name, backend in (("--reference", spec.reference), ("--candidate", spec.candidate)):
+        if is_url(backend):
+            raise UsageError(
+                f"{name} is the URL {backend}.", "a backend or kernel, to look into", "name one; see assay backends"
+            )
+    plan = prepare(spec)
+    folder = out or default_folder(spec)
+    with Watch(console) as watch:
+        result = bisect_layers(spec, plan.model, plan.of("mmlu"), by, folder, core_of(spec.device), watch)
+    render_layers(result, console)
+    console.print(f"Details: {folder / 'bisect.json'}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(result.exit_code)

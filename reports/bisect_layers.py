@@ -1,0 +1,65 @@
+"""A layer bisect on the terminal: the layers that must run the reference, each probe, and the finding in words."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.bisect.layers import spans
+from harness.bisect.task import LayerBisect
+from reports.text import one_line
+
+
+def render_layers(result: LayerBisect, console: Console) -> None:
+    """Print the probes as a table, then the verdict, and the finding with the command that shows it again."""
+    right = "answers right" if result.by == "answers" else "texts as the reference's"
+    sets = len({probe.candidate for probe in result.probes})
+    title = f"Layer bisect by {result.by}: {len(result.probes)} probes of {sets} sets over {len(result.layers)} layers"
+    table = Table(title=title)
+    headers = (
+        f"{one_line(result.candidate)} in layers",
+        f"{right} of {result.prompts}",
+        "lost",
+        "gained",
+        "p (no loss)",
+    )
+    for header in ("probe", *headers, "outcome"):
+        table.add_column(Text(header))  # not markup
+    for number, probe in enumerate(result.probes, 1):
+        style = "red" if probe.outcome == "wrong" else "green"
+        table.add_row(
+            str(number),
+            spans(probe.candidate),
+            str(probe.right),
+            str(probe.lost),
+            str(probe.gained),
+            f"{probe.p:.2g}",
+            f"[{style}]{probe.outcome}[/]",
+        )
+    lines = [
+        f"Judged by {result.by} ({result.by_why}); the reference alone: {result.reference_right} of {result.prompts}."
+    ]
+    if result.probes:
+        console.print(table)
+        repeats = f"sets are asked until alpha = {result.alpha:g} is kept" if result.noise else "each set is asked once"
+        lines.append(
+            f"Asked twice, {result.floor} texts of the reference differ and {result.candidate_floor} of the candidate, "
+            f"and {result.flips} flip between right and wrong: {repeats}."
+        )
+    lines.append(f"The candidate computes {' and '.join(result.phases)}.")
+    verdict = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
+    lines.append(f"{verdict[result.verdict]}: {result.why}")
+    for line in lines:
+        _print(console, line)
+    for finding in result.findings:
+        _print(console, f"{finding.severity}: {finding.where}: {finding.diagnosis}")
+        for line in finding.evidence:
+            _print(console, f"  - {one_line(line, 300)}")
+    console.print(f"  $ {result.reproduce}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(
+        one_line(line, 600) if not line.startswith(" ") else line, markup=False, highlight=False, soft_wrap=True
+    )

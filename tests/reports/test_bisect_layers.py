@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from harness.bisect.layers import Restored
+from harness.bisect.task import LayerBisect, ProbeRecord
+from harness.verdict import Finding
+from reports.bisect_layers import render_layers
+
+PROBES = tuple(
+    ProbeRecord(
+        candidate=candidate, right=32 - lost, lost=lost, gained=0, p=0.5**lost, outcome=outcome, with_prefix=32, seconds=1
+    )
+    for candidate, lost, outcome in (((), 0, "right"), ((0, 1, 2, 3, 12), 20, "wrong"))
+)  # fmt: skip
+FINDING = Finding(
+    kind="layers", severity="serious", where="layer 12 of 0-3, 12", diagnosis="must run triton",
+    evidence=("layer 12: wrong alone",), reproduce="assay bisect layers --candidate=[red]mine",
+)  # fmt: skip
+FOUND = LayerBisect(
+    verdict="found", why="With the reference in layer 12 the task is right.", reference="triton", candidate="[red]mine",
+    model="tiny", device="cpu", engine="SGLang", phases=("extend",), layers=(0, 1, 2, 3, 12), prompts=32, by="answers",
+    by_why="the reference is right on 32 of 32 questions", reference_right=32, floor=0, candidate_floor=0, flips=0,
+    noise=0.0, alpha=0.05, restored=(Restored(12, True),), monotone=True, probes=PROBES,
+    findings=(FINDING,), reproduce=FINDING.reproduce, seconds=9.0,
+)  # fmt: skip
+
+
+def shown(result: LayerBisect) -> str:
+    out = StringIO()
+    render_layers(result, Console(file=out, width=120))
+    return out.getvalue()
+
+
+def test_probes_are_rows_with_their_layers_in_short() -> None:
+    (row,) = [line for line in shown(FOUND).splitlines() if "0-3, 12 " in line and "wrong" in line]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["2", "0-3, 12", "12", "20", "0", "9.5e-07", "wrong"]
+
+
+def test_the_finding_and_how_to_see_it_again() -> None:
+    text = shown(FOUND)
+    assert "serious: layer 12 of 0-3, 12: must run triton" in text
+    assert "layer 12: wrong alone" in text
+    assert "$ assay bisect layers --candidate=[red]mine" in text
+    assert "[red]mine in layers" in text, "a name is not markup"
+    assert "each set is asked once" in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"), [("nothing", "No layer needs the reference: "), ("inconclusive", "No verdict: ")]
+)
+def test_what_was_not_found_is_said_plainly(verdict: str, says: str) -> None:
+    text = shown(FOUND.model_copy(update={"verdict": verdict, "findings": (), "probes": ()}))
+    assert says in text
+    assert "serious" not in text
+    assert "outcome" not in text, "no table of no probes"
+
+
+def test_repeats_are_said() -> None:
+    assert "sets are asked until alpha = 0.05 is kept" in shown(FOUND.model_copy(update={"noise": 0.05}))
