@@ -1,0 +1,246 @@
+"""The op-level matrix: calls on made-up data that meet the conditions under which attention kernels go wrong.
+
+The axes follow SGLang's dense attention kit (``sglang.test.kits.attention_unittest``) and vLLM's ``BatchSpec`` (queries shorter
+than their sequence, shuffled block tables): cached prefix, new tokens, batch, heads, head_dim, dtype, data and page size. Not
+their product but a covering design: every pair of values of two axes meets in at least one call.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from allpairspy import AllPairs  # type: ignore[import-untyped]
+
+from harness.attention.call import PHASES, AttentionCall
+from harness.attention.paging import Pages
+from harness.attention.trial import call_of
+
+Size = Literal["small", "full"]
+Lens = list[tuple[int, int]]
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+HEAD_DIMS = (64, 128)
+
+PREFIXES: dict[Size, tuple[int, ...]] = {
+    "small": (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200),
+    "full": (0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000),
+}
+"""Cached prefixes, in tokens: none, one, around every page and block size in use, and a long one."""
+NEW: dict[Size, tuple[int, ...]] = {
+    "small": (1, 7, 64, 65, 129),
+    "full": (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 512),
+}
+"""New tokens of an extend call; a decode call has one a sequence."""
+HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
+    "small": ((4, 4), (4, 2), (4, 1)),
+    "full": ((8, 8), (8, 4), (8, 2), (8, 1)),
+}
+"""(q heads, kv heads): MHA, GQA, MQA. The same number of q heads, so that a finding can say in which of them a kernel is wrong."""
+LONG: dict[Size, int] = {"small": 130, "full": 2000}
+"""Cached prefix of a sequence that stands beside another."""
+PAGES = (0, 1, 16, 64)
+"""Tokens of a page of the KV pool that K and V are gathered from; 0 for K and V that come packed."""
+
+_BATCHES: dict[str, dict[str, Callable[[int, int, int], Lens]]] = {
+    "extend": {
+        "one": lambda new, prefix, long: [(new, prefix)],
+        "one token last": lambda new, prefix, long: [(new, prefix), (1, 33)],
+        "after no prefix": lambda new, prefix, long: [(7, 0), (new, prefix)],
+        "before a long prefix": lambda new, prefix, long: [(new, prefix), (3, long)],
+        "between others": lambda new, prefix, long: [(2, 0), (new, prefix), (5, 16)],
+    },
+    "decode": {
+        "one": lambda new, prefix, long: [(1, prefix)],
+        "after a short one": lambda new, prefix, long: [(1, 1), (1, prefix)],
+        "before a long one": lambda new, prefix, long: [(1, prefix), (1, long)],
+        "between others": lambda new, prefix, long: [(1, 16), (1, prefix), (1, 77)],
+    },
+}
+"""Sequences of a call, as (new tokens, cached prefix), around one that the axes describe."""
+
+
+def _offset(call: AttentionCall) -> AttentionCall:
+    # The same in every token, as real K has it: what K smoothing takes off (arXiv 2410.02367, section 4.2).
+    common = torch.linspace(-6, 6, call.k.shape[2], device=call.k.device).to(call.k.dtype)
+    return replace(call, k=call.k + common)
+
+
+_DATA: dict[str, Callable[[AttentionCall], AttentionCall]] = {
+    "normal": lambda call: call,
+    "peaky": lambda call: replace(call, q=2 * call.q, k=2 * call.k),
+    "K offset": _offset,
+    "large values": lambda call: replace(call, v=300 * call.v),  # beyond fp8's 448, within fp16
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the matrix.
+
+    Attributes:
+        name: unique in its matrix, without spaces: what tests are called.
+        condition: axis -> value, in words. Beside the axes of the design, "cached" says of how many of the call's sequences a
+            prefix is cached ("none", "all", "some").
+        make: makes the call, the same at every time.
+    """
+
+    name: str
+    condition: dict[str, str]
+    make: Callable[[], AttentionCall]
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A value for each axis of the design, and how the call is drawn."""
+
+    phase: str
+    prefix: int
+    new: int
+    batch: str
+    heads: tuple[int, int]
+    head_dim: int
+    dtype: torch.dtype
+    data: str
+    page: int
+
+
+def axes(
+    phase: str, size: Size = "small", dtypes: Sequence[torch.dtype] = DTYPES, head_dims: Sequence[int] = HEAD_DIMS
+) -> dict[str, tuple[Any, ...]]:
+    """The axes of the design of one phase, and their values.
+
+    A decode call has one new token a sequence and always a cached prefix.
+    """
+    decode = phase == "decode"
+    return {
+        "prefix": tuple(p for p in PREFIXES[size] if p or not decode),
+        "new": (1,) if decode else NEW[size],
+        "batch": tuple(_BATCHES[phase]),
+        "heads": HEADS[size],
+        "head_dim": tuple(head_dims),
+        "dtype": tuple(dtypes),
+        "data": tuple(_DATA),
+        "page": PAGES,
+    }
+
+
+def cases(
+    phases: Sequence[str] = PHASES,
+    device: str = "cpu",
+    dtypes: Sequence[torch.dtype] | None = None,
+    seed: int = 0,
+    size: Size = "small",
+    head_dims: Sequence[int] = HEAD_DIMS,
+) -> list[Case]:
+    """The matrix: the calls of the seed case first, then for each phase a design that covers every pair of values of two axes.
+
+    Args:
+        phases: some of "extend" and "decode".
+        device: where the calls' tensors lie.
+        dtypes: of q, k and v; None for float16, bfloat16 and float32.
+        seed: of the data, and of which pairs meet in which call. The same seed gives the same cases with the same data.
+        size: "small" is for kernels that an interpreter runs, "full" for a GPU: more and longer sequences, more heads.
+        head_dims: head dims of q, k and v.
+
+    Raises:
+        ValueError: no phase, dtype or head dim; a phase or size that does not exist.
+    """
+    kinds = DTYPES if dtypes is None else tuple(dtypes)
+    if not phases or set(phases) - set(PHASES) or not kinds or not head_dims or size not in PREFIXES:
+        raise ValueError(
+            f"no matrix of phases {tuple(phases)}, dtypes {kinds}, head_dims {tuple(head_dims)}, size {size!r}; expected at least "
+            f"one of each, phases of {PHASES} and a size of {tuple(PREFIXES)}"
+        )
+    drawn: list[_Values] = []
+    if "extend" in phases:
+        # The calls of the seed case: a header of one cached token, and a header of the questions.
+        drawn += [
+            _Values("extend", prefix, new, "one", HEADS[size][1], head_dims[0], kinds[0], "normal", 16)
+            for new, prefix in ((41, 1), (34, 157))
+        ]
+    for phase in phases:
+        design = axes(phase, size, kinds, head_dims)
+        order = random.Random(seed)
+        shuffled = {axis: order.sample(values, len(values)) for axis, values in design.items()}
+        # One value is no choice: an axis of it is left out of the design, which needs at least two choices.
+        open_axes = [axis for axis, values in shuffled.items() if len(values) > 1]
+        for row in AllPairs([shuffled[axis] for axis in open_axes]):
+            chosen = {axis: values[0] for axis, values in shuffled.items()} | dict(zip(open_axes, row, strict=True))
+            drawn.append(_Values(phase=phase, **chosen))
+    return [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
+
+
+def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
+    lens = _BATCHES[values.phase][values.batch](values.new, values.prefix, LONG[size])
+    cached = sum(prefix > 0 for _, prefix in lens)
+    q_heads, kv_heads = values.heads
+    kind = "MHA" if q_heads == kv_heads else "MQA" if kv_heads == 1 else "GQA"
+    condition = {
+        "phase": values.phase,
+        "prefix": str(values.prefix),
+        "new": str(values.new),
+        "batch": values.batch,
+        "cached": "none" if not cached else "all" if cached == len(lens) else "some",
+        "heads": f"{kind} {q_heads}/{kv_heads}",
+        "head_dim": str(values.head_dim),
+        "dtype": str(values.dtype).removeprefix("torch."),
+        "data": values.data,
+        "page": str(values.page) if values.page else "packed",
+    }
+    parts = (
+        values.phase, f"{values.new}+{values.prefix}", values.batch, condition["heads"], f"d{values.head_dim}",
+        condition["dtype"], values.data, f"page{values.page}" if values.page else "packed",
+    )  # fmt: skip
+    return Case("-".join(parts).replace(" ", "_"), condition, partial(_make, values, tuple(lens), seed, device))
+
+
+def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device: str) -> AttentionCall:
+    # Drawn and changed in float32, so that a seed means the same numbers in every dtype, rounded once.
+    wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed)
+    call = _DATA[values.data](replace(wide, phase=values.phase))
+    call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype))
+    return from_pages(call, values.page, seed) if values.page else call
+
+
+def from_pages(call: AttentionCall, page: int, seed: int = 0) -> AttentionCall:
+    """The same call with K and V gathered from a paged pool, by the code that gathers them in a server.
+
+    The pool is made for it: each sequence's tokens lie in pages in shuffled order, requests in shuffled rows of the block table,
+    and NaN where nothing was written.
+
+    Args:
+        call: a packed call.
+        page: tokens of a page.
+        seed: of the order of pages and requests.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-length // page) for length in call.lens_k]
+    pages = torch.randperm(sum(counts), generator=generator).tensor_split(list(accumulate(counts))[:-1])
+    requests = torch.randperm(len(counts), generator=generator)
+    table = torch.zeros(len(counts), max(call.lens_k), dtype=torch.int32)
+    for request, own, length in zip(requests.tolist(), pages, call.lens_k, strict=True):
+        slots = (own[:, None] * page + torch.arange(page)).flatten()
+        table[request, :length] = slots[:length].int()
+    written = torch.cat([table[r, :n] for r, n in zip(requests.tolist(), call.lens_k, strict=True)]).long()
+
+    def pool(packed: torch.Tensor) -> torch.Tensor:
+        slots = packed.new_full((sum(counts) * page, *packed.shape[1:]), float("nan"))
+        slots[written.to(packed.device)] = packed
+        return slots
+
+    keys, values = pool(call.k), pool(call.v)
+    runner = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(req_to_token=table.to(call.q.device)),
+        token_to_kv_pool=SimpleNamespace(get_key_buffer=lambda layer: keys, get_value_buffer=lambda layer: values),
+    )
+    layer = SimpleNamespace(
+        layer_id=call.layer, tp_q_head_num=call.q.shape[1], qk_head_dim=call.q.shape[2], scaling=call.scale
+    )
+    batch = SimpleNamespace(req_pool_indices=requests)
+    return Pages(runner).resolve(call.phase, call.q.flatten(1), layer, batch, call.lens_q, call.prefixes)

@@ -1,0 +1,54 @@
+"""A kernel without a server: ``assay check``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from harness.cli.app import app, console, interpret_without_gpu
+from harness.errors import UsageError
+
+
+@app.command()
+def check(
+    kernel: Annotated[str, typer.Argument(help="A kernel: a published name, or module:function.")],
+    size: Annotated[
+        str, typer.Option(help="small, for interpreted kernels, or full, with longer sequences and more heads.")
+    ] = "small",
+    device: Annotated[str | None, typer.Option(help="Where it runs; by default a GPU, if there is one.")] = None,
+    phase: Annotated[
+        list[str] | None, typer.Option(help="extend or decode; by default those that the kernel declares.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="float16, bfloat16 or float32; by default all of them.")
+    ] = None,
+    noise: Annotated[
+        str | None, typer.Option(help="Quantisation whose noise is excused; by default what the kernel declares.")
+    ] = None,
+    head_dim: Annotated[list[int] | None, typer.Option(help="Head dims; by default 64 and 128.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the matrix and its data.", min=0)] = 0,
+    case: Annotated[str | None, typer.Option(help="Only the cases whose name holds this.")] = None,
+) -> None:
+    """Run a kernel on the op-level matrix, with no server and no model, and name what is wrong with it."""
+    interpret_without_gpu()
+
+    from harness.attention.kernels import declaration
+    from harness.attention.matrix import HEAD_DIMS
+    from harness.check import check as run
+    from harness.check import find, matrix
+    from reports.op_level import render
+
+    name, loaded = find(kernel)
+    phases = phase or declaration(loaded).phases
+    dims = head_dim or HEAD_DIMS
+    # The size is checked where the matrix is made.
+    cases = matrix(phases, dtypes=dtype, size=size, device=device, head_dims=dims, seed=seed)  # type: ignore[arg-type]
+    chosen = [one for one in cases if case is None or case in one.name]
+    if not chosen:
+        raise UsageError(f"No case's name holds {case!r}.", f"a part of one, such as {cases[0].name}", "name another")
+    again = shlex.join(["assay", *sys.argv[1:]])
+    result = run(name, phases=phases, noise=noise, chosen=chosen, again=again)
+    raise typer.Exit(render(result, console))

@@ -1,0 +1,200 @@
+"""The pytest plugin: the op-level matrix for a kernel's own tests. See ``docs/library.md``.
+
+Loaded in every pytest run of an environment that has assay, so it imports nothing heavy until a test asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+
+    from harness.attention.call import Kernel
+    from harness.attention.matrix import Case, Size
+    from harness.check import Result
+
+MARKER = "assay_kernel"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--assay-size`` and ``--assay-device``."""
+    group = parser.getgroup("assay-kernels", "assay: kernels on the op-level matrix")
+    group.addoption(
+        "--assay-size", choices=("small", "full"), default=None, dest="assay_matrix_size",
+        help="matrix of every check that names no size: small (the default), or full, with longer sequences and more heads",
+    )  # fmt: skip
+    group.addoption(
+        "--assay-device", default=None, dest="assay_matrix_device",
+        help="device of every check that names none; by default a GPU, if there is one",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and a place for results."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(kernel, phases=None, dtypes=None, head_dims=(64, 128), size='small'): run the test for each case of the "
+        "matrix, as the fixture assay_case",
+    )
+    config.stash[_RESULTS] = []
+
+
+_RESULTS = pytest.StashKey["list[Result]"]()
+
+
+class Assay:
+    """What the fixture `assay` is: checks of kernels."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def check(
+        self,
+        kernel: str | Kernel,
+        *,
+        phases: Sequence[str] | None = None,
+        dtypes: Sequence[torch.dtype | str] | None = None,
+        head_dims: Sequence[int] = (64, 128),
+        noise: str | None = None,
+        size: Size | None = None,
+        device: str | None = None,
+        seed: int = 0,
+        cases: Iterable[Case] | None = None,
+    ) -> Result:
+        """Run a kernel on the op-level matrix, and fail unless it is right.
+
+        Right means: every call that it computed is within its bound, it wrote to no input, kept no state and gave the same twice,
+        and it computed a call of every phase that it declares, with a cached prefix and, in extend, without one.
+
+        Args:
+            kernel: a published name, ``module:function``, or the kernel itself.
+            phases: phases to run; None for those that the kernel declares.
+            dtypes: such as "bfloat16"; None for float16, bfloat16 and float32.
+            head_dims: head dims of the matrix.
+            noise: quantisation whose noise is excused, such as "int8_qk"; None for what the kernel declares.
+            size: "small" or "full"; None for ``--assay-size``.
+            device: such as "cuda"; None for ``--assay-device``.
+            seed: of the matrix and its data.
+            cases: these cases instead of the matrix.
+
+        Returns:
+            What was computed, refused and found.
+
+        Raises:
+            AssertionError: it is not right, or that was not shown; the message is the diagnosis.
+            harness.errors.UsageError: no such kernel, phase, dtype, noise, size or device.
+        """
+        __tracebackhide__ = True
+        prepare()
+        from harness.check import check
+        from reports.op_level import message
+
+        result = check(
+            kernel,
+            phases=phases,
+            dtypes=dtypes,
+            head_dims=head_dims,
+            noise=noise,
+            size=size or self._config.getoption("assay_matrix_size") or "small",
+            device=device or self._config.getoption("assay_matrix_device"),
+            seed=seed,
+            chosen=None if cases is None else list(cases),
+        )
+        self._config.stash[_RESULTS].append(result)
+        if result.exit_code:
+            raise AssertionError(message(result))
+        return result
+
+
+class AssayCase:
+    """What the fixture `assay_case` is: one case of the matrix, and the kernel of the test's marker.
+
+    Attributes:
+        kernel: the kernel, as the marker names it.
+        case: the case.
+    """
+
+    def __init__(self, config: pytest.Config, kernel: str | Kernel, case: Case) -> None:
+        self._config = config
+        self.kernel, self.case = kernel, case
+
+    def check(self) -> Result:
+        """Run the kernel on the case, and fail unless it is right; skip if the kernel refuses it.
+
+        Raises:
+            AssertionError: it is not right; the message is the diagnosis.
+        """
+        __tracebackhide__ = True
+        from harness.check import check
+        from harness.errors import ExitCode
+        from reports.op_level import message
+
+        again = f"assay check {self.kernel} --case {self.case.name}" if isinstance(self.kernel, str) else ""
+        result = check(self.kernel, phases=[self.case.condition["phase"]], chosen=[self.case], again=again)
+        self._config.stash[_RESULTS].append(result)
+        if result.refused:
+            pytest.skip(f"not covered: {result.refused[0][1]}")
+        if result.exit_code == ExitCode.REGRESSION:
+            raise AssertionError(message(result))
+        return result
+
+
+@pytest.fixture
+def assay(request: pytest.FixtureRequest) -> Assay:
+    """Checks of attention kernels: ``assay.check("mypkg.attn:forward")``."""
+    return Assay(request.config)
+
+
+@pytest.fixture
+def assay_case(request: pytest.FixtureRequest) -> AssayCase:
+    """One case of the matrix, in a test that is marked ``@pytest.mark.assay_kernel("mypkg.attn:forward")``."""
+    kernel, case = request.param
+    return AssayCase(request.config, kernel, case)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with the fixture `assay_case` runs once for each case."""
+    if "assay_case" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker(MARKER)
+    if marker is None or len(marker.args) != 1:
+        raise pytest.UsageError(
+            f"{metafunc.definition.nodeid} uses assay_case; mark it with its kernel: @pytest.mark.{MARKER}('module:function')"
+        )
+    prepare()
+    from harness.attention.kernels import declaration
+    from harness.check import find, matrix
+    from harness.errors import UsageError
+
+    option = metafunc.config.getoption
+    given = dict(marker.kwargs)
+    given["size"] = given.get("size") or option("assay_matrix_size") or "small"
+    given["device"] = given.get("device") or option("assay_matrix_device")
+    try:
+        kernel = find(marker.args[0])[1]
+        made = matrix(given.pop("phases", None) or declaration(kernel).phases, **given)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+    metafunc.parametrize(
+        "assay_case", [(marker.args[0], case) for case in made], ids=[case.name for case in made], indirect=True
+    )
+
+
+def prepare() -> None:
+    """Have Triton kernels interpreted where there is no GPU; Triton decides when a kernel is imported."""
+    from harness.cli.app import interpret_without_gpu
+
+    interpret_without_gpu()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """One line, if a kernel was checked."""
+    if results := config.stash[_RESULTS]:
+        from reports.op_level import sentence
+
+        terminalreporter.write_line(f"assay: {sentence(results)}")

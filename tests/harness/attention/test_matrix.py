@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+
+from harness.attention import paging
+from harness.attention.call import AttentionCall
+from harness.attention.matrix import DTYPES, LONG, PAGES, Case, Size, axes, cases, from_pages
+from harness.attention.trial import call_of
+
+SIZES: list[Size] = ["small", "full"]
+
+
+def words(axis: str, value: object) -> str:
+    """A value of the design, as a case's condition says it."""
+    if axis == "page":
+        return str(value or "packed")
+    if axis == "heads":
+        assert isinstance(value, tuple)
+        return f"{value[0]}/{value[1]}"
+    return str(value).removeprefix("torch.")
+
+
+def uncovered(made: list[Case], phase: str, size: Size) -> list[tuple[str, str, str, str]]:
+    """Pairs of values of two axes that meet in no case."""
+    design = {axis: [words(axis, v) for v in values] for axis, values in axes(phase, size).items()}
+    seen = [{a: v.split()[-1] if a == "heads" else v for a, v in c.condition.items()} for c in made]
+    met = {(a, x[a], b, x[b]) for x in seen if x["phase"] == phase for a, b in combinations(design, 2)}
+    wanted = {(a, v, b, w) for a, b in combinations(design, 2) for v in design[a] for w in design[b]}
+    return sorted(wanted - met)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_every_pair_of_values_meets(phase: str, size: Size) -> None:
+    made = cases((phase,), size=size)
+    assert uncovered(made, phase, size) == []
+    assert len(uncovered(made[:-1] if phase == "decode" else made[2:-1], phase, size)) > 0  # each case is needed
+
+
+@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 62, 45), ("full", 178, 62)])
+def test_the_number_of_cases_is_near_the_least_that_can_be(size: Size, extend: int, decode: int) -> None:
+    assert Counter(c.condition["phase"] for c in cases(size=size)) == {"extend": extend, "decode": decode}
+    for phase, count in (("extend", extend - 2), ("decode", decode)):
+        largest, second = sorted((len(values) for values in axes(phase, size).values()), reverse=True)[:2]
+        assert count <= 1.05 * largest * second
+
+
+def test_the_calls_are_what_their_conditions_say() -> None:
+    for case in cases():
+        call, said = case.make(), case.condition
+        assert call.phase == said["phase"]
+        assert f"{call.q.shape[1]}/{call.k.shape[1]}" == said["heads"].split()[1]
+        assert (str(call.q.shape[2]), str(call.q.dtype)) == (said["head_dim"], f"torch.{said['dtype']}")
+        assert call.scale == call.q.shape[2] ** -0.5
+        lens = list(zip(call.lens_q, call.prefixes, strict=True))
+        assert (int(said["new"]), int(said["prefix"])) in lens
+        cached = [prefix > 0 for _, prefix in lens]
+        assert said["cached"] == ("all" if all(cached) else "some" if any(cached) else "none")
+        assert all(bool(t.isfinite().all()) for t in (call.q, call.k, call.v))
+        if call.phase == "decode":
+            assert set(call.lens_q) == {1}
+            assert all(cached)
+
+
+def test_the_conditions_that_found_bugs_before_are_there() -> None:
+    lens = {tuple(zip(c.lens_q, c.prefixes, strict=True)) for c in (case.make() for case in cases(("extend",)))}
+    assert {((41, 1),), ((34, 157),)} <= lens  # the seed case
+    assert any(len(one) > 1 and one[-1][0] == 1 for one in lens)  # a sequence of one token last
+    assert any(any(a == 0 and b == LONG["small"] for (_, a), (_, b) in pairwise(one)) for one in lens)
+    assert any(0 < sum(prefix > 0 for _, prefix in one) < len(one) for one in lens)  # some cached, some not
+
+
+def test_the_same_seed_gives_the_same_and_another_seed_another() -> None:
+    def drawn(seed: int) -> list[tuple[str, torch.Tensor]]:
+        return [(case.name, case.make().q) for case in cases(seed=seed)]
+
+    once, again, other = drawn(3), drawn(3), drawn(4)
+    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in zip(once, again, strict=True))
+    assert {name for name, _ in once} != {name for name, _ in other}
+    assert uncovered(cases(seed=4), "extend", "small") == []
+    names = [name for name, _ in once]
+    assert len(set(names)) == len(names)
+    assert not any(" " in name for name in names)
+
+
+def test_what_is_asked_for_is_what_is_there() -> None:
+    made = cases(("decode",), dtypes=[torch.bfloat16], head_dims=[96])
+    calls = [case.make() for case in made]
+    assert {(c.phase, c.q.dtype, c.v.shape[2]) for c in calls} == {("decode", torch.bfloat16, 96)}
+    for wrong in ({"phases": ()}, {"phases": ("prefill",)}, {"dtypes": ()}, {"size": "tiny"}, {"head_dims": ()}):
+        with pytest.raises(ValueError, match="no matrix of phases"):
+            cases(**wrong)  # type: ignore[arg-type]
+
+
+def test_data_differ_as_they_say() -> None:
+    made = {case.condition["data"]: case.make() for case in cases(dtypes=[torch.float32])}
+    size = {data: (float(c.q.std()), float(c.k.mean(0).abs().mean()), float(c.v.std())) for data, c in made.items()}
+    assert size["peaky"][0] > 1.5 * size["normal"][0]
+    assert size["K offset"][1] > 2
+    assert size["large values"][2] > 100 * size["normal"][2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("page", [p for p in PAGES if p])
+def test_pages_hold_the_same_as_the_packed_call(page: int, dtype: torch.dtype) -> None:
+    packed = call_of([(20, 0), (5, 77), (1, 64), (1, 0)], (4, 2), 64, dtype, "cpu")
+    paged = from_pages(packed, page, seed=1)
+    for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"):
+        assert torch.equal(getattr(paged, name), getattr(packed, name)), name
+    assert (paged.scale, paged.phase, paged.layer) == (packed.scale, packed.phase, packed.layer)
+
+
+def test_pages_are_read_by_the_servers_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = call_of([(3, 50), (4, 20)], (4, 2), 64, torch.float16, "cpu")
+    tables: list[torch.Tensor] = []
+    real = paging.Pages.resolve
+
+    def spied(self: paging.Pages, *given: object) -> AttentionCall:
+        tables.append(self._requests.req_to_token)
+        return real(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(paging.Pages, "resolve", spied)
+    from_pages(packed, 4, seed=1)
+    [table] = tables
+    starts = table[:, : min(packed.lens_k) : 4]
+    assert bool((starts.diff(dim=1) < 0).any())  # pages in shuffled order
+    assert bool((starts % 4 == 0).all())

@@ -1,0 +1,55 @@
+"""What bad input to ``assay bench`` gets: a sentence, exit 2, and nothing started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.cli.bench import again
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["assay", "bench", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--candidate", "sage_atn"], "did you mean 'sage_attn'?"),
+        (["--bound", "0.5"], "--bound is 0.5"),
+        (["--shape", "shot"], "--shape shot is no shape"),
+        (["--shape", "9000:64"], "9000 + 64 tokens, and the model takes 4096"),
+        (["--concurrency", "0"], "--concurrency"),
+        (["--seconds", "0"], "--seconds"),
+        (["--engine-arg=--port=1"], "assay sets itself"),
+        (["--out", "full"], "full is not empty"),
+        (["--bound", "2", "kernel", "full", "--candidate", "sage_attn"], "--bound before kernel"),
+        (["kernel", "full", "--candidate", "sage_attn"], "full is no replay pack"),
+    ],
+)
+def test_wrong_use(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    assert call(monkeypatch, *arguments) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+
+
+def test_the_command_that_repeats_a_bench_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["assay", "bench", "--out", "a b", "--candidate", "x:y", "--out=c", "--seconds", "5"]
+    )
+    assert again() == "assay bench --candidate x:y --seconds 5"

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+
+KERNELS = """
+from harness.attention.call import KernelRefused
+from harness.attention.faults import fault, rounded_oracle
+
+_top_left = fault("causal mask top-left")
+
+
+def right(call):
+    return rounded_oracle(call)
+
+
+def wrong(call):
+    return _top_left(call)
+
+
+def refuses(call):
+    raise KernelRefused("not today")
+"""
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["assay", "check", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "checked_kernels.py").write_text(KERNELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+@pytest.mark.parametrize(("kernel", "code"), [("right", 0), ("wrong", 1), ("refuses", 3)])
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, kernel: str, code: int) -> None:
+    assert call(monkeypatch, f"checked_kernels:{kernel}", "--phase", "decode", "--dtype", "bfloat16") == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["no.such:kernel"], "no.such:kernel"),
+        (["checked_kernels:right", "--size", "huge"], "huge"),
+        (["checked_kernels:right", "--phase", "prefill"], "prefill"),
+        (["checked_kernels:right", "--dtype", "int8"], "int8"),
+        (["checked_kernels:right", "--case", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert call(monkeypatch, *arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "checked_kernels:wrong", "--case", "extend-41+1-one") == 1
+    out = capsys.readouterr().out
+    assert "checked_kernels:wrong is wrong on 1 of 1 calls" in out
+    assert "new+prefix 41+1" in out

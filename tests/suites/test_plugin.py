@@ -1,0 +1,167 @@
+"""The pytest plugin, in a pytest of its own; what the documentation shows is run as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from harness.attention.matrix import cases
+
+DOCS = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
+
+TESTS = """
+import pytest
+
+
+def test_wrong(assay):
+    assay.check("my_kernels:first_try")
+
+
+def test_result(assay):
+    result = assay.check("my_kernels:attention", phases=["decode"], dtypes=["float16"])
+    assert result.computed and not result.refused
+
+
+def test_nothing_computed(assay):
+    assay.check("refusing:kernel", phases=["decode"])
+
+
+def test_no_such_kernel(assay):
+    assay.check("no.such:kernel")
+
+
+@pytest.mark.assay_kernel("my_kernels:first_try", phases=["extend"], dtypes=["float16"])
+def test_each_wrong_call(assay_case):
+    assay_case.check()
+
+
+@pytest.mark.assay_kernel("refusing:kernel", phases=["decode"], dtypes=["float16"])
+def test_each_refused_call(assay_case):
+    assay_case.check()
+"""
+REFUSING = """
+from harness.attention.call import KernelRefused
+
+
+def kernel(call):
+    raise KernelRefused("not today")
+"""
+
+
+def run(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]]:
+    """Run pytest there with the plugin and no other; returns what it said, and its test cases by name."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "suites.plugin",
+        "--strict-markers",
+        "--junit-xml=out.xml",
+        *arguments,
+    ]
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "--rootdir", str(folder)],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    found = {}
+    if (folder / "out.xml").exists():
+        found = {str(case.get("name")): case for case in ElementTree.parse(folder / "out.xml").iter("testcase")}
+    return done, found
+
+
+def outcome(case: ElementTree.Element) -> str:
+    return next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every file that the documentation shows."""
+    folder = tmp_path_factory.mktemp("my_repo")
+    for name, source in re.findall(r"```python\n# (\S+)\n(.*?)```", DOCS, re.DOTALL):
+        (folder / name).write_text(source)
+    return folder
+
+
+def test_the_documented_example_passes_as_it_stands(documented: Path) -> None:
+    done, found = run(documented, "test_my_kernels.py", "test_each_call.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert outcome(found["test_attention"]) == "passed"
+    each = [name for name in found if name.startswith("test_each_call[")]
+    assert len(each) == 60 + 2
+    [line] = re.findall(r"^assay: 1 kernel, (\d+) calls, worst 0\.\d+ of its bound$", done.stdout, re.MULTILINE)
+    assert int(line) == len(cases()) + len(each)
+
+
+@pytest.fixture(scope="module")
+def failing(documented: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]]:
+    (documented / "test_wrong.py").write_text(TESTS)
+    (documented / "refusing.py").write_text(REFUSING)
+    # Of the single cases only some, since each is named and shrunk.
+    return run(documented, "test_wrong.py", "-k", "not each_ or 64+0- or 64+16- or 1+16-")
+
+
+def test_the_documented_message_is_the_message(failing: tuple[object, dict[str, ElementTree.Element]]) -> None:
+    failure = failing[1]["test_wrong"].find("failure")
+    assert failure is not None
+    [shown] = re.findall(r"```text\n(.*?)```", DOCS, re.DOTALL)
+    for line in shown.splitlines():
+        assert line in (failure.text or ""), line
+
+
+def test_what_is_wrong_or_not_shown_fails(
+    failing: tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]],
+) -> None:
+    done, found = failing
+    assert done.returncode == 1
+    assert outcome(found["test_result"]) == "passed"
+    for name, says in (
+        ("test_nothing_computed", "no decode call was computed"),
+        ("test_no_such_kernel", "no.such:kernel"),
+    ):
+        assert outcome(found[name]) == "failure"
+        assert says in "".join(found[name].itertext())
+
+
+def test_each_case_is_a_test(
+    failing: tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]],
+) -> None:
+    wrong = {name: outcome(case) for name, case in failing[1].items() if name.startswith("test_each_wrong_call[")}
+    expected = {
+        f"test_each_wrong_call[{case.name}]": "passed" if case.condition["cached"] == "none" else "failure"
+        for case in cases(("extend",), dtypes=[torch.float16])
+        if any(some in case.name for some in ("64+0-", "64+16-", "1+16-"))
+    }
+    assert wrong == expected
+    assert set(wrong.values()) == {"passed", "failure"}
+    refused = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_refused_call[")]
+    assert set(refused) == {"skipped"}
+
+
+def test_wrong_use_of_the_marker_is_said(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(assay_case): pass")
+    done, _ = run(tmp_path)
+    assert done.returncode not in (0, 1, 5)
+    assert "uses assay_case; mark it with its kernel" in done.stdout + done.stderr
+
+
+def test_it_is_silent_and_light_where_it_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import sys\n\n\ndef test_it():\n    assert 'torch' not in sys.modules\n")
+    done, found = run(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert outcome(found["test_it"]) == "passed"
+    assert "assay" not in done.stdout.replace(str(tmp_path), "")
+
+
+def test_flags_are_its_own_and_reach_the_check(documented: Path) -> None:
+    done, _ = run(documented, "test_my_kernels.py", "--assay-device", "cuda:99")
+    assert done.returncode == 1
+    assert "cuda:99" in done.stdout
