@@ -24,6 +24,7 @@ SHAPE = {
     "num_key_value_heads": 8,
     "head_dim": 128,
     "tie_word_embeddings": False,
+    "max_position_embeddings": 16384,
 }
 
 

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness.attention.graph_counts import GraphCounts, capturing
 from harness.evidence.counters import CounterFile, CounterRow
 
 ADMISSIONS = "admissions.jsonl"
@@ -20,6 +21,11 @@ ADMISSIONS = "admissions.jsonl"
 @cache
 def _counters(folder: Path) -> CounterFile:
     return CounterFile(folder / "counters", str(os.getpid()))
+
+
+@cache
+def _graph_counts(folder: Path) -> GraphCounts:
+    return GraphCounts(_counters(folder))
 
 
 class Admissions:
@@ -53,27 +59,36 @@ def meter(backend: Any, name: str, folder: Path) -> Any:
     The kernel's title and the phases that are delegated are read from `backend.assay_titles` (set by ``serve_kernel``); a backend
     of SGLang's own is its own kernel.
     """
-    counters, admissions = _counters(folder), _admissions(folder)
+    counters, graphs, admissions = _counters(folder), _graph_counts(folder), _admissions(folder)
     titles: dict[str, str] = getattr(backend, "assay_titles", {"extend": name, "decode": name})
     delegates: dict[str, str] = getattr(backend, "assay_delegates", {})
 
     def counted(phase: str, forward: Any) -> Any:
-        rows: dict[bool, int] = {}
+        rows: dict[tuple[bool, bool], int] = {}
 
-        def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
-            cached = phase == "decode" or any(forward_batch.extend_prefix_lens_cpu or ())
-            if cached not in rows:
+        def row(cached: bool, captured: bool) -> int:
+            if (cached, captured) not in rows:
                 to = delegates.get(phase, "")
-                row = CounterRow(
+                kind = CounterRow(
                     backend=to or name,
                     kernel=titles[phase],
                     phase=phase,
                     cached_prefix=cached,
                     delegated_by=name if to else "",
+                    captured=captured,
                 )
-                rows[cached] = counters.row(row)
-            counters.add(rows[cached], layer.layer_id)
+                rows[cached, captured] = counters.row(kind)
+            return rows[cached, captured]
+
+        def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
+            if capturing():
+                graphs.capture(row(phase == "decode", True), layer.layer_id, forward_batch)
+                return out
+            if getattr(q, "is_cuda", False):
+                graphs.prepare(q.device)
+            cached = phase == "decode" or any(forward_batch.extend_prefix_lens_cpu or ())
+            counters.add(row(cached, False), layer.layer_id)
             if phase == "extend":
                 admissions.note(layer.layer_id, forward_batch)
             return out

@@ -28,6 +28,8 @@ class CounterRow(Record):
         phase: "extend" or "decode".
         cached_prefix: whether any sequence of the call had a cached prefix; always True in decode.
         delegated_by: the backend that handed the call on, empty if the engine called this one itself.
+        captured: whether the calls were inside a CUDA graph and counted at each replay of it, on the device. What a graph's calls
+            had cached is not known there: `cached_prefix` is True in decode and False in extend.
     """
 
     backend: str
@@ -35,6 +37,7 @@ class CounterRow(Record):
     phase: str
     cached_prefix: bool
     delegated_by: str = ""
+    captured: bool = False
 
 
 class CallCount(CounterRow):
@@ -69,9 +72,9 @@ class CounterFile:
             os.replace(part, self._legend)
         return self._rows[row]
 
-    def add(self, row: int, layer: int) -> None:
-        """Count one call. Raises IndexError for a layer past `MOST_LAYERS`."""
-        self._table[row, layer] += 1
+    def add(self, row: int, layer: int, calls: int = 1) -> None:
+        """Count calls. Raises IndexError for a layer past `MOST_LAYERS`."""
+        self._table[row, layer] += calls
 
 
 def read_counters(folder: Path) -> list[CallCount]:

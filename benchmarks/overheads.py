@@ -1,0 +1,146 @@
+"""What looking costs, on real servers: ``python benchmarks/overheads.py --device cuda``. Two tables of ratios, each from turns
+that alternate within one run:
+
+Prefill with a candidate in the shadow over prefill without, in one server whose shadow is switched on and off.
+
+Decode with attention calls counted over decode without, in two servers, CUDA graphs on where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from diffs import shaped_model
+from rich.console import Console
+from rich.table import Table
+
+from harness.attention.sglang_plugin import EVIDENCE, SHADOW
+from harness.config import Device
+from harness.engines.launch import Launch
+from harness.engines.model import TINY_MODEL
+from harness.engines.sglang import SGLangServer
+from harness.evidence.control import Control, set_control
+from harness.run import core_of
+
+CONSOLE = Console(width=140)
+REFERENCE = {"cpu": "torch_native", "cuda": "triton"}
+PREFILLS = {"cpu": (32, 128), "cuda": (512, 2048, 8192)}
+DECODED = {"cpu": 64, "cuda": 256}
+VOCABULARY = range(100, 400)
+
+
+def server(
+    device: Device, model: Path, folder: Path, flags: tuple[str, ...], eager: bool, extra: dict[str, str]
+) -> SGLangServer:
+    folder.mkdir(parents=True)
+    return SGLangServer(
+        Launch(
+            role="reference", backend=REFERENCE[device], model=str(model), device=device, evidence=folder,
+            log=folder / "server.log", decode_backend=REFERENCE[device], engine_args=flags, cpu_core=core_of(device),
+            eager=eager, extra=extra,
+        )
+    )  # fmt: skip
+
+
+def seconds(server: SGLangServer, prompt: int, output: int, rng: random.Random) -> float:
+    """Time of one request with a prompt that nothing of is cached."""
+    ids = rng.choices(VOCABULARY, k=prompt)
+    begun = time.perf_counter()
+    server.send("/generate", {"input_ids": ids, "sampling_params": {"max_new_tokens": output, "ignore_eos": True}})
+    return time.perf_counter() - begun
+
+
+def alternate(
+    one: Callable[[], float], other: Callable[[], float], turns: int, rng: random.Random
+) -> tuple[list[float], list[float]]:
+    """Times of both, in a random order within each turn; the first three turns only warm up."""
+    first, second = [], []
+    for turn in range(-3, turns):
+        pair = [(one, first), (other, second)]
+        rng.shuffle(pair)
+        for run, times in pair:
+            taken = run()
+            if turn >= 0:
+                times.append(taken)
+    return first, second
+
+
+def row(name: str, first: list[float], second: list[float]) -> tuple[str, ...]:
+    """Medians in ms, and the median ratio of a turn with the middle 50 % of ratios."""
+    low, middle, high = statistics.quantiles([b / a for a, b in zip(first, second, strict=True)], n=4)
+    return (
+        name,
+        f"{1000 * statistics.median(first):.2f}",
+        f"{1000 * statistics.median(second):.2f}",
+        f"{middle:.3f}",
+        f"{low:.3f} to {high:.3f}",
+    )
+
+
+def shadow_cost(
+    device: Device, model: Path, folder: Path, flags: tuple[str, ...], candidates: list[str], turns: int
+) -> None:
+    table = Table(
+        "candidate, tokens", "without, ms", "with, ms", "ratio", "middle half", title="Prefill with the shadow"
+    )
+    for number, candidate in enumerate(candidates):
+        rng = random.Random(0)
+        one = server(device, model, folder / f"shadow{number}", flags, True, {SHADOW: candidate})
+
+        def prefill(tokens: int, watch: bool, one: SGLangServer = one, rng: random.Random = rng) -> float:
+            set_control(one.launch.evidence, Control(watch=watch))
+            return seconds(one, tokens, 1, rng)
+
+        with one:
+            for tokens in PREFILLS[device]:
+                times = alternate(lambda n=tokens: prefill(n, False), lambda n=tokens: prefill(n, True), turns, rng)
+                table.add_row(*row(f"{candidate}, {tokens}", *times))
+    CONSOLE.print(table)
+
+
+def counting_cost(device: Device, model: Path, folder: Path, flags: tuple[str, ...], turns: int) -> None:
+    table = Table("batch 1", "uncounted, ms", "counted, ms", "ratio", "middle half", title="Decode with calls counted")
+    rng = random.Random(0)
+    output = DECODED[device]
+    with ExitStack() as running:
+        plain = running.enter_context(server(device, model, folder / "plain", flags, False, {EVIDENCE: ""}))
+        counted = running.enter_context(server(device, model, folder / "counted", flags, False, {}))
+        times = alternate(
+            lambda: seconds(plain, 16, output, rng), lambda: seconds(counted, 16, output, rng), turns, rng
+        )
+    table.add_row(*row(f"{output} tokens", *times))
+    CONSOLE.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument(
+        "--candidate", action="append", help="candidates of the shadow; by default the reference itself and sage_attn"
+    )
+    parser.add_argument("--only", choices=("shadow", "counting"))
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="assay-overheads-") as made:
+        folder = Path(made)
+        model, flags = TINY_MODEL, ()
+        if args.device == "cuda":
+            (folder / "8b").mkdir()
+            model, flags = shaped_model(folder / "8b"), ("--load-format=dummy",)
+        if args.only != "counting":
+            shadow_cost(
+                args.device, model, folder, flags, args.candidate or [REFERENCE[args.device], "sage_attn"], args.turns
+            )
+        if args.only != "shadow":
+            counting_cost(args.device, model, folder, flags, args.turns)
+
+
+if __name__ == "__main__":
+    main()
