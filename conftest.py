@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.config import RunSpec, make_spec
+from harness.config import FLAGS, RunSpec, make_spec
 from harness.engines.base import Engine
 from harness.errors import UsageError
 from harness.evidence.folder import RunFolder
-from harness.evidence.records import ROLES
 from harness.progress import Watch
-from harness.run import Plan, collect, default_folder, make_engine, open_folder, prepare, recorded, running
+from harness.run import Plan, asked_roles, collect, default_folder, make_engine, open_folder, prepare, recorded, running
 from reports.build import build
 from reports.model import Report
 from reports.write import write_all
@@ -31,7 +30,8 @@ _REPORT = pytest.StashKey[Report]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The flags of ``assay run``, from the fields of `RunSpec`."""
     group = parser.getgroup("assay", "assay: what `pytest suites` compares")
-    for name, field in RunSpec.model_fields.items():
+    for name in FLAGS:
+        field = RunSpec.model_fields[name]
         flag = f"--{name.replace('_', '-')}"
         action: Any = "append" if name == "engine_arg" else "store"
         group.addoption(flag, action=action, default=None, help=field.description, dest=f"assay_{name}")
@@ -49,7 +49,7 @@ def _or_exit(make: Callable[[], Any]) -> Any:
 @pytest.fixture(scope="session")
 def plan(request: pytest.FixtureRequest) -> Plan:
     """The run that the flags and ``assay.toml`` describe, checked."""
-    flags = {name: request.config.getoption(f"assay_{name}") for name in RunSpec.model_fields}
+    flags = {name: request.config.getoption(f"assay_{name}") for name in FLAGS}
     if flags["engine_arg"] is not None:
         flags["engine_arg"] = tuple(flags["engine_arg"])
     plan: Plan = _or_exit(lambda: prepare(make_spec(flags)))
@@ -67,7 +67,7 @@ def run_folder(plan: Plan, request: pytest.FixtureRequest) -> RunFolder:
 @pytest.fixture(scope="session")
 def servers(plan: Plan, run_folder: RunFolder, request: pytest.FixtureRequest) -> Iterator[dict[str, Engine]]:
     """Both servers by role, started side by side. If one does not start there is a report, and no test."""
-    engines = [make_engine(plan, run_folder, role) for role in ROLES]
+    engines = [make_engine(plan, run_folder, role) for role in asked_roles(plan, run_folder)]
     with recorded(run_folder), ExitStack() as started:
         started.enter_context(running(engines, plan.spec.device))
         keep = started.pop_all()
@@ -94,13 +94,12 @@ def candidate_server(servers: dict[str, Engine]) -> Engine:
 def report(
     plan: Plan,
     run_folder: RunFolder,
-    reference_server: Engine,
-    candidate_server: Engine,
+    servers: dict[str, Engine],
     request: pytest.FixtureRequest,
 ) -> Report:
     """The report of a whole run; made once, written to the run's folder, and the session's exit code."""
     with Watch(Console(stderr=True)) as watch:
-        collect(plan, run_folder, watch, ready=[reference_server, candidate_server])
+        collect(plan, run_folder, watch, ready=list(servers.values()))
     return _write_report(run_folder, request.config)
 
 

@@ -1,6 +1,8 @@
 """``assay.toml`` and flags -> `RunSpec`, validated once, at the door.
 
-A key of ``[run]`` in ``assay.toml`` is named as its flag. Flags win over the file, the file wins over the profile.
+A key in ``assay.toml`` is named as its flag; what is run stands in ``[run]``, what it is held against in ``[policy]``. Flags win
+over the file, the file wins over the profile. The spec remembers where each line of policy came from, so that every number of a
+verdict can name the line that it was held against.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from harness.errors import UsageError
 
 BUILTIN_MODEL = "tiny"
 BUILTIN_DATA = "builtin"
+FILE = "assay.toml"
 
 Device = Literal["cpu", "cuda"]
+SuiteName = Literal["mmlu", "greedy", "logits", "layers"]
 Placement = Literal["auto", "together", "in-turn"]
 
 # What a device implies, unless it is said otherwise.
@@ -60,9 +64,28 @@ class RunSpec(BaseModel):
         None, ge=1, description="token limit of an answer; 32 for the built-in set, else 2048"
     )
     engine_arg: tuple[str, ...] = Field((), description="extra flags for both servers")
+    suites: tuple[SuiteName, ...] = Field(
+        ("mmlu", "greedy", "logits", "layers"), min_length=1, description="what is asked, separated by commas"
+    )
+    budget_mb: int = Field(
+        256, ge=1, description="largest size of the replay pack that the layer suite records, in MiB"
+    )
+    require: tuple[SuiteName, ...] = Field((), description="suites without which there is no pass, separated by commas")
+    bounds: dict[str, float] = Field(
+        {},
+        description="largest own error (relative L1) by kernel family, as the kernel declares its noise; exact for none",
+    )
+    baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
+    growth: float = Field(
+        1.5, ge=1, description="largest growth of an own error over the accepted baseline's, as a factor"
+    )
+    reference_from: Literal["server", "baseline"] = Field(
+        "server", description="where the reference's answers come from: a server, or the accepted baseline that fits"
+    )
     servers: Placement = Field("auto", description="both servers together, or in turn where memory does not hold both")
     startup_timeout: float = Field(900.0, gt=0, description="seconds a server may take to be ready")
     request_timeout: float = Field(300.0, gt=0, description="seconds an answer may take")
+    policy_from: dict[str, str] = Field({}, description="where each line of policy that was given came from")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -71,6 +94,27 @@ class RunSpec(BaseModel):
         if isinstance(value, bool):
             raise ValueError("a value, not true or false")
         return value
+
+    @field_validator("suites", "require", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """Take "mmlu,greedy" for what it means; each name once."""
+        if isinstance(value, str):
+            value = [word.strip() for word in value.split(",") if word.strip()]
+        return tuple(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value
+
+    @field_validator("bounds")
+    @classmethod
+    def _positive(cls, bounds: dict[str, float]) -> dict[str, float]:
+        if any(bound <= 0 for bound in bounds.values()):
+            raise ValueError("bounds above 0")
+        return bounds
+
+    def policy_line(self, name: str) -> str:
+        """A line of policy and where it stands, such as "margin = 0.05 (default)"; `name` may be a key of `bounds`."""
+        if name in POLICY:
+            return f"{name} = {getattr(self, name)} ({self.policy_from.get(name, 'default')})"
+        return f"bounds.{name} = {self.bounds[name]} ({self.policy_from.get('bounds', 'default')})"
 
     @property
     def synthetic(self) -> bool:
@@ -81,6 +125,12 @@ class RunSpec(BaseModel):
     def token_limit(self) -> int:
         """Token limit of a multiple-choice answer; simple-evals and SGLang use 2048 for real MMLU."""
         return self.max_tokens or (32 if self.synthetic else 2048)
+
+
+POLICY = ("margin", "alpha", "greedy_margin", "require", "bounds", "baselines", "growth", "reference_from")
+"""Fields that say what a run is held against: the keys of ``[policy]``."""
+FLAGS = tuple(name for name in RunSpec.model_fields if name not in ("bounds", "policy_from"))
+"""Fields that are flags of a run."""
 
 
 def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
@@ -94,21 +144,24 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
         UsageError: unreadable file, unknown key, or a value out of range.
     """
     given = {key: value for key, value in flags.items() if value is not None}
-    merged = {**read_file(file), **given}
+    written = read_file(file)
+    merged = {**written, **given}
     profile = PROFILES.get(str(merged.get("device", "cpu")), {})
+    sources = {name: f"{file or FILE}, [policy]" for name in POLICY if name in written}
+    sources |= {name: _flag(name) for name in POLICY if name in given}
     try:
-        return RunSpec(**{**profile, **merged})
+        return RunSpec(**{**profile, **merged}, policy_from=sources)
     except ValidationError as error:
         raise _usage_error(error) from None
 
 
 def read_file(file: Path | None) -> dict[str, Any]:
-    """The ``[run]`` table of an ``assay.toml``, or an empty dict where there is none.
+    """The keys of ``[run]`` and ``[policy]`` of an ``assay.toml``, or an empty dict where there is none.
 
     Raises:
         UsageError: the named file is missing or is no TOML, or it has a section or key that assay does not know.
     """
-    path = file or Path("assay.toml")
+    path = file or Path(FILE)
     if not path.exists():
         if file is None:
             return {}
@@ -117,12 +170,27 @@ def read_file(file: Path | None) -> dict[str, Any]:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"{path} cannot be read: {error}.", "a TOML file", "correct it at the place named") from None
-    _refuse_unknown(document, {"run"}, f"{path}, section")
-    table = document.get("run", {})
-    if not isinstance(table, dict):
-        raise UsageError(f"{path}: run is {table!r}.", "a table headed [run]", "put the keys below a line [run]")
-    _refuse_unknown(table, set(RunSpec.model_fields), f"{path}, [run], key")
-    return table
+    sections = {"run": set(FLAGS) - set(POLICY), "policy": set(POLICY)}
+    _refuse_unknown(document, set(sections), f"{path}, section")
+    merged: dict[str, Any] = {}
+    for section, keys in sections.items():
+        table = document.get(section, {})
+        if not isinstance(table, dict):
+            raise UsageError(
+                f"{path}: {section} is {table!r}.",
+                f"a table headed [{section}]",
+                f"put the keys below a line [{section}]",
+            )
+        other = next(name for name in sections if name != section)
+        if moved := sorted(set(table) & sections[other]):
+            raise UsageError(
+                f"{path}, [{section}], key {moved[0]!r} is of [{other}].",
+                f"{moved[0]} below [{other}]",
+                "move it there: [run] is what is run, [policy] what it is held against",
+            )
+        _refuse_unknown(table, keys, f"{path}, [{section}], key")
+        merged |= table
+    return merged
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -138,8 +206,12 @@ def _usage_error(error: ValidationError) -> UsageError:
     name = str(first["loc"][0]) if first["loc"] else "spec"
     field = RunSpec.model_fields.get(name)
     about = f" ({field.description})" if field and field.description else ""
-    flag = "--" + name.replace("_", "-")
+    flag = _flag(name)
     message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
     return UsageError(
         f"{flag} is {first['input']!r}.", f"{message}{about}", f"give {flag} another value, or leave it out"
     )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

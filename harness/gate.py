@@ -6,13 +6,16 @@ yet is listed as "not checked", so that nobody takes an early verdict for the fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from harness.errors import ExitCode
 from harness.evidence.counters import CallCount
 from harness.evidence.manifest import Failure, ServerManifest
 from harness.evidence.records import Answer, Role
+from harness.evidence.shadow_cells import PREFIXES, Cells
 from harness.verdict import Check, Verdict
 
 CACHED_PREFIX_TOKENS = 16
@@ -22,18 +25,65 @@ CACHED_SHARE = 0.5
 
 NOT_CHECKED = (
     Check(
-        name="a tensor of every layer was compared",
-        status="not checked",
-        found="a run does not compare layer outputs yet",
-        settles="a layer suite, which this version of assay does not have; assay diff shows them apart from a run",
-    ),
-    Check(
         name="the workload is sensitive",
         status="not checked",
         found="no fault was seeded to see whether these questions catch it",
         settles="a certificate of caught faults, which this version of assay does not have",
     ),
 )
+LAYERS = "a tensor of every layer was compared"
+
+
+def check_layers(
+    suites: Sequence[str], cells: Cells | None, claimed: Sequence[str], expected: Collection[int]
+) -> Check:
+    """Whether the candidate's output was compared with the reference's, on the same inputs, in every layer.
+
+    Args:
+        suites: suites that were asked for.
+        cells: what the shadow observed; None if there was none.
+        claimed: phases that the candidate claims to compute.
+        expected: layers that called attention.
+    """
+    if "layers" not in suites:
+        return Check(
+            name=LAYERS,
+            status="not checked",
+            found="the suite layers was not asked for",
+            settles="--suites with layers",
+        )
+    if cells is None:
+        found = "no server could be looked into"
+        return Check(name=LAYERS, status="missing", found=found, settles="let assay start the reference, without a URL")
+    seen = {phase: _layers_of(cells, phase) for phase in claimed}
+    compared = set().union(*seen.values())
+    if failed := cells.errors:
+        found = f"the candidate did not compute {sum(e.calls for e in failed)} calls: {failed[0].text}"
+        return Check(name=LAYERS, status="failed", found=found, settles="a candidate that computes every call")
+    lacking = sorted(set(expected) - compared)
+    if lacking or not compared:
+        found = f"{len(compared)} of {len(expected)} layers" + (f"; not {lacking[:8]}" if lacking else "")
+        return Check(name=LAYERS, status="missing", found=found, settles="a run in which every layer is shadowed")
+    words = [f"{phase}: {len(layers)} layers" if layers else f"{phase}: not observed" for phase, layers in seen.items()]
+    return Check(name=LAYERS, status="ok", found="; ".join(words))
+
+
+def _layers_of(cells: Cells, phase: str) -> set[int]:
+    table = cells.table(("layer",), {"phase": phase})
+    return {int(layer) for layer, n in zip(table.axes["layer"], table.elements, strict=True) if n > 0}
+
+
+def check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
+    """Whether the suites ran that the policy requires; `line` is the policy's."""
+    return [
+        Check(
+            name=f"the required suite {suite} ran",
+            status="ok" if suite in ran else "missing",
+            found=f"{'it ran' if suite in ran else 'it did not run'}; {line}",
+            settles="" if suite in ran else f"--suites with {suite}, on servers that assay starts",
+        )
+        for suite in require
+    ]
 
 
 def check_kernel_ran(
@@ -143,6 +193,18 @@ def check_cached_prefix(answers: Sequence[Answer]) -> Check:
         settles = "a run with the prefix cache on (without --disable-radix-cache) and a header shared by the questions"
         return Check(name=name, status="missing", found=found, settles=settles)
     return Check(name=name, status="ok", found=found)
+
+
+def check_cached_prefix_inside(cells: Cells) -> Check:
+    """Whether calls with a cached prefix were compared, where no question was asked for its answer."""
+    deepest = PREFIXES[-1]
+    met = int(np.nansum(cells.table((), {"prefix": deepest}).elements))
+    return Check(
+        name="the cached-prefix condition was exercised",
+        status="ok" if met else "missing",
+        found=f"{'some' if met else 'no'} compared calls had {deepest} cached tokens",
+        settles="" if met else "a run with the prefix cache on (without --disable-radix-cache)",
+    )
 
 
 @dataclass(frozen=True)

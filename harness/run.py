@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +16,13 @@ from pathlib import Path
 from evals.greedy import MAX_TOKENS as GREEDY_TOKENS
 from evals.greedy import greedy_prompts
 from evals.mmlu import load_questions
-from evals.questions import PROMPT_HEADER, parse_answer, prompt_hash
-from harness.config import RunSpec
+from evals.questions import PROMPT_HEADER, Question, parse_answer, prompt_hash
+from harness import cause, layers
+from harness.baselines import status_of
+from harness.config import FLAGS, RunSpec
 from harness.engines import memory
 from harness.engines.base import Ask, Engine, Reply, start_together
-from harness.engines.catalog import check_backend, claimed_phases, is_url
+from harness.engines.catalog import check_backend, claimed_phases, is_kernel, is_url
 from harness.engines.launch import Launch, check_engine_args
 from harness.engines.model import resolve_model
 from harness.engines.remote import RemoteServer
@@ -28,8 +30,10 @@ from harness.engines.sglang import SGLangServer
 from harness.errors import EngineError, EvidenceError
 from harness.evidence import manifest as made
 from harness.evidence.folder import RunFolder
+from harness.evidence.logits import logits_path
 from harness.evidence.manifest import Failure, Manifest, ServerManifest
 from harness.evidence.records import ROLES, Answer, Item, Role, Suite
+from harness.logits import score_role
 from harness.progress import Watch
 
 COLD_SHARE, COLD_MOST = 8, 16
@@ -37,6 +41,8 @@ COLD_SHARE, COLD_MOST = 8, 16
 TOP_LOGPROBS = 5
 """Alternatives recorded at each greedy position; vLLM's ``check_logprobs_close`` looks at as many."""
 FLOOR_REPEAT = 1
+SCORED = 8
+"""Greedy prompts whose logits are scored: some 200 positions under each of two conditions."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,11 @@ class Plan:
         """The items of a suite, in order."""
         return [item for item in self.items if item.suite == suite]
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles that need a server: where nobody is asked for answers, the candidate stands beside the reference's."""
+        return ROLES if {"mmlu", "greedy"} & set(self.spec.suites) else ("reference",)
+
 
 def prepare(spec: RunSpec) -> Plan:
     """Check backends, model and questions; start nothing.
@@ -62,16 +73,23 @@ def prepare(spec: RunSpec) -> Plan:
     check_backend("--candidate", spec.candidate)
     check_engine_args(spec.engine_arg)
     model = resolve_model(spec.model, spec.engine_arg)
-    questions = load_questions(spec.data, spec.questions)
-    items = [
-        Item(
-            suite="mmlu", id=q.id, prompt=q.prompt, prompt_hash=q.prompt_hash, group=q.group, subject=q.subject, expected=q.answer
-        )
-        for q in questions
-    ]  # fmt: skip
-    greedy = greedy_prompts(questions, spec.greedy_prompts, spec.synthetic)
-    items += [Item(suite="greedy", id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt)) for id_, prompt in greedy]
+    asked, layered = "mmlu" in spec.suites, layers.wanted(spec)
+    some = max(spec.questions if asked else 0, layers.COLD + layers.WARM if layered else 0, 1)
+    questions = load_questions(spec.data, some)
+    items = [_item("mmlu", q) for q in questions[: spec.questions] if asked]
+    items += [_item("layers", q) for q in questions[: layers.COLD + layers.WARM] if layered]
+    if {"greedy", "logits"} & set(spec.suites):
+        greedy = greedy_prompts(questions, spec.greedy_prompts, spec.synthetic)
+        items += [
+            Item(suite="greedy", id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt)) for id_, prompt in greedy
+        ]
     return Plan(spec, model, tuple(items))
+
+
+def _item(suite: Suite, q: Question) -> Item:
+    return Item(
+        suite=suite, id=q.id, prompt=q.prompt, prompt_hash=q.prompt_hash, group=q.group, subject=q.subject, expected=q.answer
+    )  # fmt: skip
 
 
 def default_folder(spec: RunSpec) -> Path:
@@ -106,10 +124,14 @@ def open_folder(plan: Plan, path: Path) -> RunFolder:
 
 def _given(spec: RunSpec) -> Iterator[tuple[str, object]]:
     """The flags that repeat a run: those that differ from their default, and always both roles."""
-    for key, field in RunSpec.model_fields.items():
-        value = getattr(spec, key)
+    for key in FLAGS:
+        field, value = RunSpec.model_fields[key], getattr(spec, key)
+        if key in ("suites", "require"):
+            value, default = ",".join(value), ",".join(field.default)
+        else:
+            default = field.default
         for one in value if isinstance(value, tuple) else (value,):
-            if one is not None and (field.is_required() or value != field.default):
+            if one is not None and (field.is_required() or value != default):
                 yield key, one
 
 
@@ -127,7 +149,7 @@ def collect(plan: Plan, folder: RunFolder, watch: Watch, ready: Sequence[Engine]
     """
     with recorded(folder):
         answered = {answer.key for answer in folder.answers()}
-        waiting = [role for role in ROLES if any(_open(plan, role, answered))]
+        waiting = [role for role in asked_roles(plan, folder) if _pending(plan, folder, role, answered)]
         if not waiting:
             watch.say("Everything was answered before.")
         elif ready:
@@ -139,6 +161,26 @@ def collect(plan: Plan, folder: RunFolder, watch: Watch, ready: Sequence[Engine]
                 watch.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
                 with running(group, plan.spec.device):
                     _interview_all(group, plan, folder, answered, watch)
+        if layers.wanted(plan.spec):
+            cause.find_cause(folder, plan.spec, watch)
+
+
+def asked_roles(plan: Plan, folder: RunFolder) -> tuple[Role, ...]:
+    """Roles that are asked: not a reference whose answers are those of an accepted baseline."""
+    status = status_of(folder)
+    stored = status is not None and status.stored_reference
+    return ("candidate",) if stored else plan.roles
+
+
+def _looked_into(plan: Plan, folder: RunFolder) -> Role | None:
+    """The role whose server the layer suite looks into; None if there is no layer suite."""
+    return asked_roles(plan, folder)[0] if layers.wanted(plan.spec) else None
+
+
+def _pending(plan: Plan, folder: RunFolder, role: Role, answered: set[tuple[str, str, str, int]]) -> bool:
+    """Whether a role's server still has anything to do."""
+    inside = layers.wanted(plan.spec) and layers.looked(folder, role) is None
+    return inside or bool(_open(plan, role, answered)) or bool(_unscored(plan, folder, role))
 
 
 @contextmanager
@@ -184,7 +226,7 @@ def make_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     backend = spec.reference if role == "reference" else spec.candidate
     if is_url(backend):
         return RemoteServer(role=role, url=backend, request_timeout=spec.request_timeout)
-    own = set(claimed_phases(spec.candidate)) | set(claimed_phases(spec.reference))
+    inside = layers.settings(spec, plan.model, role, looked_into=role == _looked_into(plan, folder))
     return SGLangServer(
         Launch(
             role=role,
@@ -198,9 +240,18 @@ def make_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
             request_timeout=spec.request_timeout,
             decode_backend="" if is_url(spec.reference) else spec.reference,
             cpu_core=core_of(spec.device, ROLES.index(role)),
-            eager=bool(own),
+            eager=eager(spec),
+            extra=inside,
         )
     )
+
+
+def eager(spec: RunSpec) -> bool:
+    """Whether both servers run without CUDA graphs: a kernel of the contract resolves its paging in Python, so a decode phase of
+    its own cannot be captured; and where nobody is asked for answers, decode is to be looked into.
+    """
+    own = {phase for name in (spec.reference, spec.candidate) if is_kernel(name) for phase in claimed_phases(name)}
+    return "decode" in own or not {"mmlu", "greedy"} & set(spec.suites)
 
 
 def core_of(device: str, number: int = 0) -> int | None:
@@ -235,8 +286,38 @@ def _interview_all(
         _note_server(folder, engine)
         started = f", ready in {engine.startup_s:.0f} s" if engine.startup_s else ""
         watch.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
+    _side_by_side(engines, lambda engine: interview(engine, plan, folder, answered, watch))
+    for engine in engines:
+        _score(engine, plan, folder, watch)
+
+
+def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
+    """Roles whose logits a role's server has still to score: where there is no candidate's server, the reference's is both."""
+    spec = plan.spec
+    asked = asked_roles(plan, folder)
+    if "logits" not in spec.suites or not plan.of("greedy") or is_url(spec.reference) or is_url(spec.candidate):
+        return []
+    if asked != ROLES and (asked != ("reference",) or not layers.wanted(spec)):
+        return []  # nothing to score the candidate against, or nowhere to score it
+    scored = ROLES if asked == ("reference",) else (role,)
+    return [one for one in scored if not logits_path(folder.path, one, 0).exists()]
+
+
+def _score(engine: Engine, plan: Plan, folder: RunFolder, watch: Watch) -> None:
+    """Score the reference's tokens; after the interviews, since the candidate is asked for what the reference said."""
+    for role in _unscored(plan, folder, engine.role):
+        assert isinstance(engine, SGLangServer)
+        items, answers = plan.of("greedy")[:SCORED], folder.answers()
+        if role == engine.role:
+            score_role(engine, items, answers, folder.path, watch)
+        else:
+            with layers.substituted_everywhere(folder.server_folder(engine.role)):
+                score_role(engine, items, answers, folder.path, watch, role)
+
+
+def _side_by_side(engines: Sequence[Engine], do: Callable[[Engine], None]) -> None:
     with ThreadPoolExecutor(len(engines)) as pool:
-        futures = [pool.submit(interview, engine, plan, folder, answered, watch) for engine in engines]
+        futures = [pool.submit(do, engine) for engine in engines]
         whole = False
         try:
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -281,7 +362,8 @@ def _sittings(
     plan: Plan, role: Role, answered: set[tuple[str, str, str, int]]
 ) -> tuple[list[_Sitting], list[_Sitting]]:
     """What is still to be asked of a role: before the shared header is cached, and after."""
-    questions, greedy = plan.of("mmlu"), plan.of("greedy")
+    questions = plan.of("mmlu")
+    greedy = plan.of("greedy") if "greedy" in plan.spec.suites else []  # else only their logits are scored
     cold = min(len(questions) // COLD_SHARE, COLD_MOST)
     limit = plan.spec.token_limit
     # The floor is asked in another order, so that the run-to-run difference includes that of the batches.
@@ -322,6 +404,12 @@ def interview(
         engine.ask([Ask(PROMPT_HEADER, max_tokens=1)], 1, lambda index, reply: None)
     for sitting in after:
         _ask(engine, sitting, slice(None), plan.spec.concurrency, folder, watch)
+    if layers.wanted(plan.spec) and layers.looked(folder, engine.role) is None:
+        prompts = [item.prompt for item in plan.of("layers")]
+        if engine.role == _looked_into(plan, folder):
+            layers.look(engine, folder, prompts, plan.spec, watch)
+        else:
+            layers.follow(engine, folder, prompts)
 
 
 def _ask(engine: Engine, sitting: _Sitting, part: slice, concurrency: int, folder: RunFolder, watch: Watch) -> None:

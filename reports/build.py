@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from harness import gate
+from harness.baselines import Comparison, check_baseline, compare_accepted, status_of
 from harness.compare.answers import Flips, Pair, Tally, flips, pair, tally
 from harness.compare.conditions import ConditionRow, by_condition, most_telling
 from harness.compare.text import Divergence, compare_text, floor_between
 from harness.config import RunSpec
 from harness.engines.arguments import differences
-from harness.engines.catalog import is_url
+from harness.engines.catalog import claimed_phases, is_url
 from harness.evidence.counters import CallCount
 from harness.evidence.folder import RunFolder
 from harness.evidence.manifest import Manifest, ServerManifest
-from harness.evidence.records import Answer, Item, Role
+from harness.evidence.records import ROLES, Answer, Item, Role
+from harness.evidence.shadow_cells import Cells
 from harness.stats.decision import Decision, decide_accuracy, decide_share
 from harness.verdict import Check, Finding
 from reports import model
+from reports.build_layers import inside
 
 
 def build(folder: RunFolder) -> model.Report:
@@ -38,17 +41,23 @@ def build(folder: RunFolder) -> model.Report:
 
     questions = pair(items, answers)
     suites = [_mmlu(spec, questions.pairs)] if questions.pairs else []
-    findings = (
-        [_accuracy_finding(spec, manifest, questions.pairs)] if suites and suites[0].verdict == "regression" else []
-    )
+    lost = bool(suites) and suites[0].verdict == "regression"
     greedy = pair(items, answers, "greedy")
     if greedy.pairs:
         suites.append(_greedy(spec, greedy.pairs, answers))
+    looked = inside(folder, spec)
+    if looked.suite:
+        suites.append(looked.suite)
+    if accepted := compare_accepted(folder):
+        suites.append(_accepted(spec, accepted))
+    # What is named inside comes first: it is the cause of what the answers show.
+    findings = [*looked.findings, *([_accuracy_finding(spec, manifest, questions.pairs)] if lost else [])]
 
     argument_differences = (
         differences(servers["reference"].arguments, servers["candidate"].arguments) if len(servers) == 2 else {}
     )
-    checks = _checks(spec, items, answers, questions.pairs, servers, counts, argument_differences)
+    checks = _checks(folder, spec, items, answers, questions.pairs, servers, counts, argument_differences, looked.cells)
+    checks += gate.check_required(spec.require, [suite.name for suite in suites], spec.policy_line("require"))
     judgement = gate.judge(
         spec.candidate, [gate.SuiteVerdict(s.title, s.verdict, s.why) for s in suites], checks, progress.failure
     )
@@ -76,10 +85,12 @@ def build(folder: RunFolder) -> model.Report:
         suites=tuple(suites),
         findings=tuple(findings),
         reproduce=manifest.command,
+        layers=looked.result,
     )
 
 
 def _checks(
+    folder: RunFolder,
     spec: RunSpec,
     items: Sequence[Item],
     answers: Sequence[Answer],
@@ -87,17 +98,68 @@ def _checks(
     servers: dict[Role, ServerManifest],
     counts: dict[Role, list[CallCount]],
     argument_differences: dict[str, tuple[str, str]],
+    cells: Cells | None,
 ) -> list[Check]:
     started = not (is_url(spec.reference) or is_url(spec.candidate))
-    asked = [(item.suite, role, item.id) for item in items for role in ("reference", "candidate")]
+    compared = {suite for suite in ("mmlu", "greedy") if suite in spec.suites}
+    asked = [(item.suite, role, item.id) for item in items if item.suite in compared for role in ROLES]
     answered = {(answer.suite, answer.role, answer.item) for answer in answers if answer.repeat == 0}
-    return [
-        *gate.check_kernel_ran(servers.get("candidate"), counts["candidate"], counts["reference"]),
-        gate.check_same_servers(servers, argument_differences, started),
-        gate.check_all_asked(len(asked), sum(key in answered for key in asked)),
-        gate.check_cached_prefix([p.candidate for p in pairs]),
-        *gate.NOT_CHECKED,
-    ]
+    layers_there = {layer for role in ROLES for count in counts[role] for layer in count.calls_by_layer}
+    claimed = claimed_phases(spec.candidate)
+    checks = []
+    if compared:
+        checks += [
+            *gate.check_kernel_ran(servers.get("candidate"), counts["candidate"], counts["reference"]),
+            gate.check_same_servers(servers, argument_differences, started),
+            gate.check_all_asked(len(asked), sum(key in answered for key in asked)),
+        ]
+    if "mmlu" in compared or not cells:
+        checks.append(gate.check_cached_prefix([p.candidate for p in pairs]))
+    else:
+        checks.append(gate.check_cached_prefix_inside(cells))
+    checks.append(gate.check_layers(spec.suites, cells, claimed, layers_there))
+    if (status := status_of(folder)) is not None:
+        checks.append(check_baseline(spec.candidate, status, spec.baselines))
+    return [*checks, *gate.NOT_CHECKED]
+
+
+def _accepted(spec: RunSpec, accepted: Comparison) -> model.SuiteResult:
+    metrics = []
+    if accepted.decision is not None:
+        d = accepted.decision
+        metrics.append(
+            model.Metric(
+                name="loss of accuracy since it was accepted",
+                value=100 * d.loss,
+                text=f"{100 * d.loss:.1f} points",
+                low=100 * d.interval.low,
+                high=100 * d.interval.high,
+                bound=100 * spec.margin,
+                bound_is="most",
+                explain=f"accepted minus now, {d.interval.level:.0%} Tango score interval",
+                policy=spec.policy_line("margin"),
+            )
+        )
+    if accepted.growth is not None:
+        metrics.append(
+            model.Metric(
+                name="growth of own error",
+                value=accepted.growth,
+                text=f"{accepted.growth:.2g} times",
+                bound=spec.growth,
+                bound_is="most",
+                explain="largest over layers and conditions",
+                policy=spec.policy_line("growth"),
+            )
+        )
+    return model.SuiteResult(
+        name="baseline",
+        title="Accepted baseline",
+        synthetic=spec.synthetic,
+        verdict=accepted.verdict,
+        why=accepted.why,
+        metrics=tuple(metrics),
+    )
 
 
 def _server(backend: str, server: ServerManifest | None, counts: Sequence[CallCount]) -> model.ServerSummary:
@@ -179,6 +241,7 @@ def _accuracy_metrics(
             high=100 * decision.interval.high,
             bound=100 * spec.margin,
             bound_is="most",
+            policy=spec.policy_line("margin"),
             explain=f"reference minus candidate, {decision.interval.level:.0%} Tango score interval, against the margin",
         ),
         model.Metric(
@@ -275,6 +338,7 @@ def _greedy(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]) -> 
                 high=100 * decision.interval.high,
                 bound=100 * spec.greedy_margin,
                 bound_is="most",
+                policy=spec.policy_line("greedy_margin"),
                 explain=f"{kinds.count('apart')} of {len(pairs)} prompts: a role's token is not among the other's best five",
             ),
             model.Metric(

@@ -14,7 +14,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from reports.model import ConditionRow, Metric, Tally
+from reports.model import NOT_FINITE, ConditionRow, DepthRow, Metric, OwnError, Tally
 from reports.summary import bound, interval, number, share
 from reports.text import one_line
 
@@ -34,7 +34,11 @@ PALETTE = {
 FONT = "Inter, system-ui, sans-serif"
 WIDTH = 330
 """Width in CSS pixels: a chart fits unscaled into a page of 400 pixels."""
+PROFILE_WIDTH = 1000
+"""Width of the profile along depth: 128 layers need it, and a narrow page scrolls it in its own frame."""
 LABEL_LIMIT = 20
+_KINDS = {"own": "chart-candidate", "inherited": "chart-unparsed", "total": "chart-reference"}
+_DASHES = {"own": [1, 0], "inherited": [2, 3], "total": [7, 3], "bound of own": [4, 3]}
 _SVG = "http://www.w3.org/2000/svg"
 _VEGA_LITE = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
 
@@ -145,6 +149,72 @@ def condition_chart(rows: Sequence[ConditionRow]) -> str:
     return _svg(chart.properties(height=26 * len(seen)), says)
 
 
+def profile_chart(rows: Sequence[DepthRow]) -> str:
+    """Own, inherited and total error along depth, on a log scale, against the bound of own error.
+
+    Layers out of bounds are marked on the line of own errors. What is not finite stands as a cross at the upper edge, and
+    where nothing was observed a line is broken.
+    """
+    numbers = [
+        x for row in rows for x in (row.own, row.inherited, row.total, row.bound) if isinstance(x, float) and x > 0
+    ]
+    if not numbers:
+        return ""
+    low, high = 10 ** math.floor(math.log10(min(numbers))), 10 ** math.ceil(math.log10(max(numbers)) + 0.01)
+    points: list[dict[str, Any]] = []
+    for kind in _KINDS:
+        run = 0
+        for row in rows:
+            error: OwnError = getattr(row, kind)
+            if error is None:
+                run += 1
+                continue
+            y = high if error == NOT_FINITE else max(float(error), low)
+            mark = (
+                "not finite" if error == NOT_FINITE else "out of bounds" if kind == "own" and row.out_of_bounds else ""
+            )
+            points.append({"layer": row.layer, "y": y, "kind": kind, "run": f"{kind} {run}", "mark": mark})
+    steps = [
+        {"layer": row.layer - 0.5, "end": row.layer + 0.5, "y": row.bound, "kind": "bound of own"}
+        for row in rows
+        if row.bound is not None
+    ]
+    names = [*(kind for kind in _KINDS if any(point["kind"] == kind for point in points))]
+    names += ["bound of own"] if steps else []
+    across = alt.Axis(title="layer", grid=False, format="d", tickMinStep=1, tickSize=4, titleFontWeight="normal")
+    up = alt.Axis(title=None, format="~g", values=_decades(low, high), domain=False, tickSize=0)
+    ends = [rows[0].layer - 0.5, rows[-1].layer + 0.5]
+    x = alt.X("layer:Q", scale=alt.Scale(domain=ends, nice=False, zero=False), axis=across)
+    y_axis = alt.Y("y:Q", scale=alt.Scale(type="log", domain=[low, high], nice=False), axis=up)
+    scale = alt.Scale(domain=names, range=[PALETTE[_KINDS.get(name, "chart-forbidden")] for name in names])
+    legend = alt.Legend(title=None, orient="top", offset=6, symbolType="stroke", symbolStrokeWidth=3, symbolSize=300)
+    dashes = alt.Scale(domain=names, range=[_DASHES[name] for name in names])
+    marks = alt.Scale(domain=["", "out of bounds", "not finite"], range=["circle", "diamond", "cross"])
+    common = {"x": x, "y": y_axis, "color": alt.Color("kind:N", scale=scale, legend=legend)}
+    dashed = common | {"strokeDash": alt.StrokeDash("kind:N", scale=dashes, legend=legend)}
+    marked = _data(*(point for point in points if point["mark"])).mark_point(filled=True, opacity=1, size=60)
+    ink, forbidden = (alt.value(PALETTE[name]) for name in ("chart-ink", "chart-forbidden"))
+    chart = alt.layer(
+        _data(*steps).mark_rule(strokeWidth=1.5).encode(**dashed, x2="end:Q"),
+        _data(*points).mark_line(strokeWidth=2).encode(**dashed, detail="run:N"),
+        _data(*points).mark_point(filled=True, opacity=1, size=18).encode(**common),
+        marked.encode(
+            x=x,
+            y=y_axis,
+            shape=alt.Shape("mark:N", scale=marks, legend=None),
+            color=alt.condition("datum.mark == 'not finite'", ink, forbidden),
+        ),
+    )
+    bad = sum(row.out_of_bounds for row in rows)
+    says = f"error by layer, {rows[0].layer} to {rows[-1].layer}: {bad} of {len(rows)} own errors are out of bounds"
+    return _svg(chart.properties(height=200), says, PROFILE_WIDTH)
+
+
+def _decades(low: float, high: float) -> list[float]:
+    exponents = range(round(math.log10(low)), round(math.log10(high)) + 1)
+    return [float(f"1e{exponent}") for exponent in exponents[:: 1 + len(exponents) // 7]]
+
+
 def _data(*rows: dict[str, Any]) -> Any:
     return alt.Chart(alt.Data(values=list(rows)))
 
@@ -153,15 +223,16 @@ def _name_axis() -> Any:
     return alt.Axis(title=None, ticks=False, domain=False, labelPadding=8, labelLimit=200, labelFontSize=12)
 
 
-def _svg(chart: Any, says: str) -> str:
+def _svg(chart: Any, says: str, width: int = WIDTH) -> str:
     spec = (
         chart.properties(
-            background="transparent", padding=4, width=WIDTH, autosize={"type": "fit-x", "contains": "padding"}
+            background="transparent", padding=4, width=width, autosize={"type": "fit-x", "contains": "padding"}
         )
         .configure(aria=False, font=FONT)
         .configure_view(stroke=None)
         .configure_axis(
             labelColor=PALETTE["chart-muted"],
+            titleColor=PALETTE["chart-muted"],
             domainColor=PALETTE["chart-rule"],
             tickColor=PALETTE["chart-rule"],
             gridColor=PALETTE["chart-rule"],

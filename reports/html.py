@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reports import charts, summary
+from reports.inside import inside_view
 from reports.model import ConditionRow, Divergence, Flip, Metric, Report, SuiteResult, Verdict
 from reports.text import clip, one_line, visible
 
@@ -67,12 +68,13 @@ class SuiteView:
 
 def to_html(report: Report) -> str:
     """The report as one self-contained HTML page."""
-    style, script = _style(), _read("page.js")
+    style, script = _style(), _read("page.js") + _read("layers.js")
     return _ENVIRONMENT.get_template("report.html.jinja").render(
         report=report,
         mark=summary.VERDICTS[report.verdict],
         verdicts=summary.VERDICTS,
         check_signs=summary.CHECK_SIGNS,
+        inside=inside_view(report.layers) if report.layers else None,
         suites=[_suite_view(suite, i) for i, suite in enumerate(report.suites, start=1)],
         roles=(("reference", report.reference), ("candidate", report.candidate)),
         style=Markup(style),
@@ -142,7 +144,7 @@ def _style() -> str:
         for name, colour in charts.PALETTE.items()
         for attribute in ("fill", "stroke")
     ]
-    return _read("page.css") + "\n".join(rules)
+    return _read("page.css") + _read("layers.css") + "\n".join(rules)
 
 
 def _policy(style: str, script: str) -> str:
@@ -177,4 +179,5 @@ _ENVIRONMENT.filters |= {
     "number": summary.number,
     "interval": summary.interval,
     "bound": summary.bound,
+    "own_error": summary.own_error,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import jsonschema
 from pydantic import ValidationError
 
 from harness.errors import EvidenceError
-from reports.model import SCHEMA, Report
+from reports.model import NOT_FINITE, SCHEMA, Report
 
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
+_NUMBER = rf'(?:-?\d[-+.\deE]*|null|"{NOT_FINITE}")'
+_NUMBERS = re.compile(rf"\[\n\s+{_NUMBER}(?:,\n\s+{_NUMBER})*\n\s+\]")
 
 
 def to_json(report: Report) -> str:
@@ -32,7 +35,13 @@ def to_json(report: Report) -> str:
     document = _writable(report.model_dump(by_alias=True))
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(schema).validate(document)
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return _one_line_rows(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
+
+
+def _one_line_rows(text: str) -> str:
+    """Indented JSON with each array of bare numbers on one line: a heat map of 128 x 128 is 128 lines, not 16,384."""
+    # A line end in a JSON text is never inside a string, so this cannot touch one.
+    return _NUMBERS.sub(lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
 
 
 def _writable(value: Any) -> Any:

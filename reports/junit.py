@@ -108,6 +108,8 @@ def _why(report: Report) -> list[str]:
         lines += ["", f"{finding.severity}: {finding.where}: {finding.diagnosis}"]
         lines += [f"  {line}" for line in finding.evidence]
         lines += [f"  show it again: {finding.reproduce}"] if finding.reproduce else []
+    if report.layers:
+        lines += ["", *summary.layers_lines(report.layers)]
     return [*lines, "", f"repeat this run: {report.reproduce}"]
 
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 from reports.model import Check, Finding, Report
-from reports.summary import CHECK_SIGNS, VERDICTS, suite_line, unmet
+from reports.summary import CHECK_SIGNS, VERDICTS, layers_lines, suite_line, unmet
 from reports.text import one_line, visible
 
 MOST_LINES = 60
-_REASONS, _SUITES, _CHECKS, _FINDINGS, _COMMAND_LINES = 4, 8, 8, 4, 6
+_REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 6, 5, 3, 4, 5
 _COMMAND_CHARACTERS = 2_000
 _SIGNS = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
 
@@ -31,6 +31,12 @@ def to_markdown(report: Report) -> str:
     lines += _suite_table(report)
     lines += _checks(unmet(report))
     lines += _findings(report.findings)
+    if report.layers:
+        lines += [
+            "**Inside: layers**",
+            "",
+            *_list([escape(line, 400) for line in layers_lines(report.layers)], _LAYERS),
+        ]
     lines += _command(report.reproduce)
     where = f"{escape(report.environment.device)}, model {code(report.environment.model)}, run {code(report.run_id)}"
     lines.append(f"<sub>assay · exit code {report.exit_code} · {escape(report.candidate.engine)} · {where}</sub>")

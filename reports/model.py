@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from harness.verdict import Check, CheckStatus, Finding, Part, Severity, Verdict
 
 __all__ = ["Check", "CheckStatus", "Finding", "Part", "Severity", "Verdict"]
 
 SCHEMA: Literal["assay.report/1"] = "assay.report/1"
+
+
+NOT_FINITE: Literal["not finite"] = "not finite"
+OwnError = FiniteFloat | Literal["not finite"] | None
+"""A relative L1 error in JSON: a number; `NOT_FINITE` where an output is not; null where nothing was observed, never zero."""
+
+
+def out_of_bounds(error: OwnError, bound: float | None) -> bool:
+    """Whether noise does not explain an error: what is not finite is beyond any bound, and without a bound nothing is."""
+    if error is None or bound is None:
+        return False
+    return error == NOT_FINITE or error > bound
+
+
+def excess(error: OwnError, bound: float | None) -> float:
+    """An error as a multiple of its bound, to order by: below zero where nothing was observed, infinite if not finite."""
+    if error is None:
+        return -1.0
+    return math.inf if error == NOT_FINITE else error / (bound or 1.0)
 
 
 class CallSummary(Part):
@@ -70,6 +90,7 @@ class Metric(Part):
     bound_is: Literal["least", "most"] | None = Field(
         None, description="whether the bound is the least or the most that the whole interval may reach"
     )
+    policy: str = Field("", description='the line of policy that the bound is, such as "margin = 0.05 (default)"')
     explain: str = ""
 
 
@@ -138,6 +159,99 @@ class SuiteResult(Part):
     divergences: tuple[Divergence, ...] = ()
 
 
+class ErrorGrid(Part):
+    """Own errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
+
+    title: str = Field(description='such as "layer x head"')
+    where: str = Field(description='the calls that it is of, such as "extend, cached prefix"')
+    rows: Literal["layer"] = "layer"
+    columns: Literal["head", "prefix", "position", "batch"]
+    row_labels: tuple[str, ...]
+    column_labels: tuple[str, ...]
+    values: tuple[tuple[OwnError, ...], ...] = Field(
+        description='relative L1, rows x columns; null: not observed; "not finite": an output is not'
+    )
+    bounds: tuple[FiniteFloat | None, ...] = Field(
+        description="of each row: the relative L1 that noise explains; what is above is out of bounds; null: not known"
+    )
+
+    @model_validator(mode="after")
+    def _is_rectangular(self) -> Self:
+        shape = (len(self.row_labels), len(self.column_labels))
+        if len(self.bounds) != shape[0] or [len(row) for row in self.values] != [shape[1]] * shape[0]:
+            raise ValueError(f"values and bounds do not fit {shape[0]} row and {shape[1]} column labels")
+        return self
+
+
+class DepthRow(Part):
+    """One layer of the error profile along depth, in relative L1."""
+
+    layer: int
+    own: OwnError = Field(description="worst finest cell: the candidate on the reference's own q, k and v")
+    total: OwnError = Field(None, description="the layer's output in a free-running candidate against the reference's")
+    inherited: OwnError = Field(None, description="what the total error has from the layers before")
+    bound: FiniteFloat | None = Field(None, description="the own error that noise explains")
+    out_of_bounds: bool = Field(description="whether the layer is a source of error")
+
+
+class WorstCall(Part):
+    """The query and head with the largest error of a layer and phase."""
+
+    layer: int
+    phase: str
+    head: int
+    relative_l1: OwnError = Field(description="of this one query and head; the bound holds for a cell of many queries")
+    bound: FiniteFloat | None
+    request: str
+    position: int = Field(description="of the query in its request, cached prefix included")
+    prefix: int
+    new: int
+    sequences: int = Field(description="sequences in the call")
+
+
+class LogitsRow(Part):
+    """How far the candidate's next-token distributions are from the reference's, over the reference's own tokens."""
+
+    condition: str
+    positions: int
+    sequences: int
+    mean_kl: float | None = Field(description="KL(reference || candidate), in nats, as are the next five")
+    stderr: float | None
+    median: float | None
+    p90: float | None = None
+    p99: float | None
+    p999: float | None
+    max: float | None
+    max_at: str = ""
+    same_top: float | None = Field(description="share of positions with the same first token")
+    same_top_low: float | None = None
+    same_top_high: float | None = None
+    rms_dp: float | None = Field(None, description="root mean square of the change of a token's probability")
+    top_k: int = Field(description="the reference's most probable tokens that are told apart; all others are one")
+    mass: float | None = Field(None, description="mean probability that the reference gives them")
+    nonfinite: int = Field(0, description="positions with a log-probability that is not finite; in no other number")
+    floor_mean_kl: float | None = Field(None, description="mean KL of the reference against itself")
+
+
+class LayersResult(Part):
+    """What is inside: own errors of every layer, and what they do to the logits."""
+
+    reference: str
+    candidate: str
+    phases: tuple[str, ...] = Field(description="phases that the candidate computes")
+    layers: int
+    heads: int
+    passes: int = Field(description="forward passes in which the candidate ran in the reference's shadow")
+    sources: str = Field(description="layers whose own error is out of bounds, in words; empty for none")
+    grids: tuple[ErrorGrid, ...]
+    depth: tuple[DepthRow, ...]
+    worst: tuple[WorstCall, ...]
+    logits: tuple[LogitsRow, ...] = ()
+    not_observed: tuple[str, ...] = Field(description='such as "decode: sage_attn does not compute it"')
+    pack: str = Field("", description="folder of the replay pack; empty for none")
+    candidate_errors: tuple[str, ...] = Field((), description="calls that the candidate did not compute")
+
+
 class Report(Part):
     """A whole run."""
 
@@ -160,3 +274,4 @@ class Report(Part):
     suites: tuple[SuiteResult, ...]
     findings: tuple[Finding, ...]
     reproduce: str = Field(description="the command that repeats this run")
+    layers: LayersResult | None = Field(None, description="null where nobody looked inside")

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from reports.model import Check, CheckStatus, Metric, Report, SuiteResult, Tally, Verdict
+from reports.model import (
+    NOT_FINITE,
+    Check,
+    CheckStatus,
+    LayersResult,
+    LogitsRow,
+    Metric,
+    OwnError,
+    Report,
+    SuiteResult,
+    Tally,
+    Verdict,
+    excess,
+    out_of_bounds,
+)
 from reports.text import one_line
 
 NOTHING = "–"
@@ -89,6 +105,119 @@ def bound(metric: Metric) -> str:
     """Such as "≥ -0.05", or a dash where the metric has no bound."""
     sign = {"least": "≥ ", "most": "≤ ", None: ""}[metric.bound_is]
     return sign + number(metric.bound)
+
+
+@dataclass(frozen=True)
+class WorstCell:
+    """One cell of a layer x head heat map."""
+
+    layer: str
+    head: str
+    where: str
+    error: OwnError
+    bound: float | None
+
+    @property
+    def out_of_bounds(self) -> bool:
+        """Whether noise does not explain it."""
+        return out_of_bounds(self.error, self.bound)
+
+
+def worst_cells(layers: LayersResult, most: int) -> list[WorstCell]:
+    """The `most` cells by layer and head that are furthest beyond their bounds, or closest to them."""
+    return heapq.nlargest(most, _cells(layers), key=lambda cell: excess(cell.error, cell.bound))
+
+
+def _cells(layers: LayersResult) -> Iterator[WorstCell]:
+    for grid in layers.grids:
+        if grid.columns == "head":
+            for layer, bound, row in zip(grid.row_labels, grid.bounds, grid.values, strict=True):
+                for head, error in zip(grid.column_labels, row, strict=True):
+                    if error is not None:
+                        yield WorstCell(layer, head, grid.where, error, bound)
+
+
+class LayerRow(NamedTuple):
+    """A layer's own error under each condition of phase and cached prefix that was observed.
+
+    Attributes:
+        cells: condition, error, and whether it is out of bounds.
+        excess: of the worst of them, see `reports.model.excess`.
+    """
+
+    layer: str
+    cells: tuple[tuple[str, OwnError, bool], ...]
+    excess: float
+
+
+def layer_rows(layers: LayersResult) -> list[LayerRow]:
+    """Own errors by layer and cached prefix, in the order of layers."""
+    cells: dict[str, list[tuple[str, OwnError, bool]]] = {}
+    worst: dict[str, float] = {}
+    for grid in layers.grids:
+        if grid.columns == "prefix":
+            for layer, bound, row in zip(grid.row_labels, grid.bounds, grid.values, strict=True):
+                here = cells.setdefault(layer, [])
+                for prefix, error in zip(grid.column_labels, row, strict=True):
+                    if error is not None:
+                        here.append((f"{grid.where}, prefix {prefix}", error, out_of_bounds(error, bound)))
+                        worst[layer] = max(worst.get(layer, -1.0), excess(error, bound))
+    return [LayerRow(layer, tuple(found), worst.get(layer, -1.0)) for layer, found in cells.items()]
+
+
+def own_error(error: OwnError) -> str:
+    """Three significant digits, "not finite" or "not observed"."""
+    if error is None:
+        return "not observed"
+    return NOT_FINITE if error == NOT_FINITE else number(float(error))
+
+
+def multiple(error: OwnError, bound: float | None) -> str:
+    """Such as "26 times its bound 0.047"."""
+    if bound is None:
+        return "held against no bound"
+    if error is None or error == NOT_FINITE:
+        return f"bound {number(bound)}"
+    return f"{error / bound:.2g} times its bound {number(bound)}"
+
+
+def layers_lines(layers: LayersResult) -> list[str]:
+    """What is inside in a few sentences: the worst cell, the logits, what was not observed, what failed."""
+    lines = []
+    for cell in worst_cells(layers, 1):
+        lines.append(
+            f"Worst own error: layer {cell.layer}, head {cell.head}, {cell.where}: relative L1 {own_error(cell.error)}, "
+            f"{multiple(cell.error, cell.bound)}. {_sources(layers)}"
+        )
+    if not lines:
+        lines.append("Nothing was observed inside.")
+    if layers.logits:
+        lines.append(logits_line(max(layers.logits, key=lambda row: row.mean_kl or 0.0)))
+    if layers.not_observed:
+        lines.append(f"Not observed: {'; '.join(layers.not_observed)}.")
+    if layers.candidate_errors:
+        more = f", and {len(layers.candidate_errors) - 1} more" if len(layers.candidate_errors) > 1 else ""
+        lines.append(f"Not computed by {layers.candidate}: {layers.candidate_errors[0]}{more}.")
+    return lines
+
+
+def logits_line(row: LogitsRow) -> str:
+    """Such as "Logits, cached prefix: mean KL 0.0123 ± 0.0004 nats (floor 1e-07), max 3.2, same first token 98.2 %."."""
+    error = "" if row.stderr is None else f" ± {number(row.stderr)}"
+    floor = "not measured" if row.floor_mean_kl is None else number(row.floor_mean_kl)
+    same = NOTHING if row.same_top is None else f"{100 * row.same_top:.4g} %"
+    text = f"Logits, {row.condition}: mean KL {number(row.mean_kl)}{error} nats (floor {floor}), max {number(row.max)}"
+    bad = f"; {row.nonfinite:,} positions not finite" if row.nonfinite else ""
+    return f"{text}, same first token {same}{bad}."
+
+
+def _sources(layers: LayersResult) -> str:
+    if layers.sources:
+        return f"Out of bounds: {layers.sources}."
+    judged = sum(row.bound is not None for row in layers.depth)
+    if not judged:
+        return "No layer was held against a bound."
+    return f"No layer of {judged} is out of bounds."
 
 
 def unmet(report: Report) -> list[Check]:

@@ -8,17 +8,28 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from reports.model import Report, ServerSummary
-from reports.summary import CHECK_SIGNS, NOTHING, VERDICTS, SuiteLine, suite_line, unmet
+from reports.model import LayersResult, Report, ServerSummary
+from reports.summary import (
+    CHECK_SIGNS,
+    NOTHING,
+    VERDICTS,
+    SuiteLine,
+    layer_rows,
+    layers_lines,
+    own_error,
+    suite_line,
+    unmet,
+)
 from reports.text import one_line, visible
 
 _STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
     "missing": "yellow", "warning": "yellow", "error": "magenta", "not checked": "dim", "info": "dim",
 }  # fmt: skip
-_PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "..."})
+_PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
 _COLUMNS = ("Suite", "Verdict", "Reference", "Candidate", "Differences", "Measured (interval)", "Bound")
 MOST_EVIDENCE = 4
+MOST_LAYERS = 12
 
 
 def render(report: Report, console: Console) -> None:
@@ -58,6 +69,11 @@ def render(report: Report, console: Console) -> None:
             page.line(f"- {one_line(line, 300)}", indent=6)
         if finding.reproduce:
             page.command(finding.reproduce, indent=6)
+    if report.layers:
+        page.heading("Inside: layers")
+        for line in layers_lines(report.layers):
+            page.line(f"- {one_line(line, 400)}", indent=2)
+        _layers(page, report.layers)
     page.line()
 
 
@@ -108,6 +124,22 @@ def _suites(page: _Page, lines: list[SuiteLine]) -> None:
         accuracy = f"; reference {row.reference}, candidate {row.candidate}" if row.reference != NOTHING else ""
         limits = f"; {row.differences}; measured {row.measured}; bound {row.bound}"
         page.line(f"{row.suite}: ", verdict, accuracy + limits, indent=2)
+
+
+def _layers(page: _Page, layers: LayersResult) -> None:
+    """Own errors by layer and cached prefix, of the layers that are furthest beyond their bounds, or closest to them."""
+    rows = [row for row in layer_rows(layers) if row.cells]
+    shown = {row.layer for row in sorted(rows, key=lambda row: -row.excess)[:MOST_LAYERS]}
+    for row in rows:
+        if row.layer not in shown:
+            continue
+        parts: list[str | Text] = [f"layer {one_line(row.layer):>3}  "]
+        for condition, error, beyond in row.cells:
+            words = own_error(error) + (", out of bounds" if beyond else "")
+            parts += [f"{one_line(condition)}: ", Text(words, style="red" if beyond else ""), "; "]
+        page.line(*parts[:-1], indent=2)
+    if len(rows) > len(shown):
+        page.line(f"the other {len(rows) - len(shown)} layers are no worse; they are in report.html", indent=2)
 
 
 def _table(page: _Page, lines: list[SuiteLine]) -> Padding:

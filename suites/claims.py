@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from harness.run import Plan
 from reports.model import Report
+
+
+def needs(plan: Plan, *suites: str) -> None:
+    """Skip a claim on suites of which the run was asked for none."""
+    if not set(suites) & set(plan.spec.suites):
+        pytest.skip(f"--suites asks for no {' and no '.join(suites)}")
 
 
 def check(report: Report, name: str) -> None:

@@ -11,6 +11,7 @@ from suites import claims
 
 def test_greedy_texts_do_not_come_apart(report: Report, plan: Plan) -> None:
     """Divergences at ties and among near-equal tokens aside."""
+    claims.needs(plan, "greedy")
     if plan.spec.greedy_prompts == 0:
         pytest.skip("--greedy-prompts 0 leaves the greedy comparison out")
     claims.suite(report, "greedy")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from harness.run import Plan
 from reports.model import Report
 from suites import claims
 
 
-def test_every_question_was_answered_by_both(report: Report) -> None:
+def test_every_question_was_answered_by_both(report: Report, plan: Plan) -> None:
     """An engine that stops early proves nothing."""
+    claims.needs(plan, "mmlu", "greedy")
     claims.check(report, "both servers answered every question")
 
 
@@ -16,6 +18,7 @@ def test_a_cached_prefix_was_met(report: Report) -> None:
     claims.check(report, "the cached-prefix condition was exercised")
 
 
-def test_accuracy_is_not_inferior(report: Report) -> None:
+def test_accuracy_is_not_inferior(report: Report, plan: Plan) -> None:
     """Paired, within the stated margin."""
+    claims.needs(plan, "mmlu")
     claims.suite(report, "mmlu")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from harness.run import Plan
 from reports.model import Report
 from suites import claims
 
 
-def test_only_the_backend_differs(report: Report) -> None:
+def test_only_the_backend_differs(report: Report, plan: Plan) -> None:
     """Same weights, tokenizer and flags."""
+    claims.needs(plan, "mmlu", "greedy")
     claims.check(report, "both servers had the same model and flags")
 
 
-def test_the_candidates_own_kernel_ran(report: Report) -> None:
+def test_the_candidates_own_kernel_ran(report: Report, plan: Plan) -> None:
     """In every phase that it claims, in every layer, and nothing else in its place."""
+    claims.needs(plan, "mmlu", "greedy")
     claims.check(report, "the candidate's own kernel ran")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.app import app, console, flag
+from harness.cli.app import app, console, flag, interpret_without_gpu
 from harness.config import RunSpec, make_spec
+
+if TYPE_CHECKING:
+    from reports.model import Report
 
 
 @app.command()
@@ -27,6 +30,9 @@ def run(
     concurrency: Annotated[int | None, flag("concurrency", panel="Fine print")] = None,
     max_tokens: Annotated[int | None, flag("max_tokens", panel="Fine print")] = None,
     engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
+    suites: Annotated[str | None, flag("suites")] = None,
+    require: Annotated[str | None, flag("require", panel="Fine print")] = None,
+    budget_mb: Annotated[int | None, flag("budget_mb", panel="Fine print")] = None,
     servers: Annotated[str | None, flag("servers", panel="Fine print")] = None,
     startup_timeout: Annotated[float | None, flag("startup_timeout", panel="Fine print")] = None,
     request_timeout: Annotated[float | None, flag("request_timeout", panel="Fine print")] = None,
@@ -39,24 +45,42 @@ def run(
     flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
     if engine_arg is not None:
         flags["engine_arg"] = tuple(engine_arg)
+    interpret_without_gpu()
+    made, _ = measure(make_spec(flags, config), out)
+    raise typer.Exit(made.exit_code)
 
+
+def measure(spec: RunSpec, out: Path | None, baselines: bool = False) -> tuple[Report, Path]:
+    """Run, write every report, show the verdict.
+
+    Args:
+        spec: what to run.
+        out: the run's folder; None for a new one.
+        baselines: whether it is held against the accepted baselines.
+
+    Returns:
+        The report, and the run's folder.
+    """
+    from harness.baselines import attach
     from harness.progress import Watch
     from harness.run import collect, default_folder, open_folder, prepare
     from reports.build import build
     from reports.terminal import render
     from reports.write import write_all
 
-    spec = make_spec(flags, config)
     plan = prepare(spec)
     folder = open_folder(plan, out or default_folder(spec))
     with Watch(console) as watch, suppress(KeyboardInterrupt):  # what was answered until then still makes a report
         watch.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
+        if baselines:
+            status = attach(folder)
+            watch.say(f"Baselines: {', '.join(status.used.values()) or 'none that fits'}.")
         collect(plan, folder, watch)
     report = build(folder)
     write_all(report, folder.path)
     render(report, console)
     console.print(f"Report: {folder.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(report.exit_code)
+    return report, folder.path
 
 
 @app.command()

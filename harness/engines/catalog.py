@@ -45,6 +45,11 @@ def is_url(backend: str) -> bool:
     return backend.startswith(("http://", "https://"))
 
 
+def is_kernel(backend: str) -> bool:
+    """Whether a role is a kernel of the contract, published or given as ``module:function``."""
+    return not is_url(backend) and (kernels.is_path(backend) or backend in kernels.published())
+
+
 def check_backend(flag: str, name: str) -> None:
     """Refuse a backend that no server could run.
 
@@ -72,6 +77,6 @@ def claimed_phases(name: str) -> tuple[str, ...]:
     """Phases that a backend's own kernel claims to compute; a backend of SGLang's own claims all, a URL none."""
     if is_url(name):
         return ()
-    if name in kernels.published() or kernels.is_path(name):
+    if is_kernel(name):
         return kernels.declaration(kernels.load(name)).phases
     return PHASES

@@ -106,6 +106,20 @@ class RunFolder:
         """A role's server log."""
         return self.path / f"{role}.log"
 
+    def baseline(self, role: Role) -> Path:
+        """Where the accepted baseline of a role lies that the run is held against."""
+        return self.path / "baseline" / role
+
+    def baseline_status(self) -> str | None:
+        """``baseline/status.json``; None where the run is held against none."""
+        path = self.path / "baseline" / "status.json"
+        return path.read_text() if path.exists() else None
+
+    def write_baseline_status(self, text: str) -> None:
+        """Write ``baseline/status.json``."""
+        (self.path / "baseline").mkdir(exist_ok=True)
+        self._replace("baseline/status.json", text)
+
     def counters(self, role: Role) -> list[CallCount]:
         """Attention calls counted in a role's server."""
         return read_counters(self.server_folder(role) / "counters")

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, Role] = ("reference", "candidate")
-Suite = Literal["mmlu", "greedy"]
+Suite = Literal["mmlu", "greedy", "layers"]
 
 
 class Record(BaseModel):

@@ -44,9 +44,25 @@ def test_the_device_chooses_the_reference_unless_it_is_said() -> None:
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_profile() -> None:
-    text = '[run]\nquestions = 7\nmargin = 0.02\nreference = "triton"\nengine_arg = ["--a", "--b"]'
+    text = '[run]\nquestions = 7\nreference = "triton"\nengine_arg = ["--a", "--b"]\n[policy]\nmargin = 0.02'
     spec = from_toml(text, questions=9, margin=None)
     assert (spec.questions, spec.margin, spec.reference, spec.engine_arg) == (9, 0.02, "triton", ("--a", "--b"))
+
+
+def test_a_line_of_policy_says_where_it_stands() -> None:
+    text = "[policy]\nmargin = 0.02\nbounds = { int8_qk = 0.06 }"
+    spec = from_toml(text, alpha=0.01)
+    assert spec.policy_line("margin") == "margin = 0.02 (assay.toml, [policy])"
+    assert spec.policy_line("alpha") == "alpha = 0.01 (--alpha)"
+    assert spec.policy_line("greedy_margin") == "greedy_margin = 0.1 (default)"
+    assert spec.policy_line("int8_qk") == "bounds.int8_qk = 0.06 (assay.toml, [policy])"
+
+
+def test_suites_are_a_list_or_separated_by_commas() -> None:
+    assert make_spec({"suites": "layers, mmlu,layers"}).suites == ("layers", "mmlu")
+    assert from_toml('[run]\nsuites = ["greedy"]\n[policy]\nrequire = ["greedy"]').require == ("greedy",)
+    for suites in ("", "speed", ["mmlu", "speed"], ()):
+        assert failure(suites=suites).found.startswith("--suites is ")
 
 
 def test_a_named_file_is_read_and_must_be_there(work: Path) -> None:
@@ -77,6 +93,17 @@ def test_a_byte_order_mark_and_utf8_are_read(work: Path) -> None:
         ("questions = 3", "section 'questions' is not known", "remove it"),
         ("run = 3", "run is 3", "put the keys below a line [run]"),
         ("[run", "cannot be read", "correct it at the place named"),
+        (
+            "[run]\nmargin = 0.1",
+            "key 'margin' is of [policy]",
+            "move it there: [run] is what is run, [policy] what it is held against",
+        ),
+        (
+            "[policy]\nquestions = 1",
+            "key 'questions' is of [run]",
+            "move it there: [run] is what is run, [policy] what it is held against",
+        ),
+        ("[policy]\nmargn = 0.1", "key 'margn' is not known", "did you mean 'margin'?"),
     ],
 )
 def test_a_wrong_file_is_refused(text: str, found: str, do: str) -> None:
@@ -121,6 +148,8 @@ def test_a_file_that_is_not_utf8_is_refused(work: Path) -> None:
         ("engine_arg", "--one-string"),
         ("engine_arg", [1]),
         ("servers", "apart"),
+        ("budget_mb", 0),
+        ("bounds", {"int8_qk": 0.0}),
         ("startup_timeout", 0),
         ("startup_timeout", float("inf")),
         ("request_timeout", -1),

@@ -59,7 +59,11 @@ class FakeEngine(Engine):
 
 @pytest.fixture
 def plan() -> Plan:
-    return prepare(RunSpec(reference="torch_native", candidate="sage_attn", questions=16, greedy_prompts=3))
+    return prepare(
+        RunSpec(
+            reference="torch_native", candidate="sage_attn", questions=16, greedy_prompts=3, suites=("mmlu", "greedy")
+        )
+    )
 
 
 def asked(plan: Plan, folder: RunFolder, engines: Sequence[FakeEngine]) -> None:
@@ -106,6 +110,7 @@ def test_the_command_in_the_manifest_repeats_the_run(plan: Plan, tmp_path: Path)
         "--candidate=sage_attn",
         "--questions=16",
         "--greedy-prompts=3",
+        "--suites=mmlu,greedy",
     }
 
 

@@ -16,16 +16,21 @@ from reports.model import (
     CallSummary,
     Check,
     ConditionRow,
+    DepthRow,
     Divergence,
     Environment,
+    ErrorGrid,
     Finding,
     Flip,
+    LayersResult,
+    LogitsRow,
     Metric,
     Report,
     ServerSummary,
     SuiteResult,
     Tally,
     Verdict,
+    WorstCall,
 )
 
 SAGE = "sageattention 1.0.6 (Triton interpreter)"
@@ -229,10 +234,30 @@ def hostile() -> Report:
     raw = Report(
         run_id=h, created=h, seconds=1.0, verdict="regression", exit_code=1, headline=h, reasons=(h,), reference=server,
         candidate=server, environment=environment, checks=(Check(name=h, status="failed", found=h, settles=h),),
-        suites=(hostile_suite,), findings=(finding,), reproduce=h,
+        suites=(hostile_suite,), findings=(finding,), reproduce=h, layers=_hostile_layers(h),
     )  # fmt: skip
     # model_copy does not validate; a round through the constructor does what a real report goes through.
     return Report.model_validate(raw.model_dump(by_alias=True))
+
+
+def _hostile_layers(h: str) -> LayersResult:
+    grid = ErrorGrid(
+        title=h, where=h, columns="head", row_labels=(h, h), column_labels=(h,), values=((1.0,), ("not finite",)),
+        bounds=(0.1, 0.1),
+    )  # fmt: skip
+    row = LogitsRow(
+        condition=h, positions=1, sequences=1, mean_kl=1.0, stderr=None, median=1.0, p99=1.0, p999=1.0, max=1.0, max_at=h,
+        same_top=0.5, top_k=5,
+    )  # fmt: skip
+    call = WorstCall(
+        layer=0, phase=h, head=0, relative_l1="not finite", bound=0.1, request=h, position=1, prefix=0, new=2, sequences=1
+    )  # fmt: skip
+    depth = DepthRow(layer=0, own=1.0, bound=0.1, out_of_bounds=True)
+    return LayersResult(
+        reference=h, candidate=h, phases=(h,), layers=2, heads=1, passes=1, sources=h,
+        grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,), logits=(row,),
+        not_observed=(h,), pack=h, candidate_errors=(h,),
+    )  # fmt: skip
 
 
 def many_flips(count: int = 5_000) -> Report:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
@@ -18,58 +16,6 @@ from reports.model import Report
 
 pytestmark = pytest.mark.browser
 WIDTH, HEIGHT = 1200, 900
-
-
-def _program(*names: str) -> str:
-    for name in names:
-        if found := shutil.which(name):
-            return found
-    message = f"none of {', '.join(names)} is installed (Debian: apt-get install chromium chromium-driver)"
-    if os.environ.get("CI") == "true":
-        pytest.fail(message)
-    pytest.skip(message)
-
-
-@pytest.fixture(scope="session")
-def screenshot() -> Any:
-    if os.environ.get("CI") != "true":
-        pytest.importorskip("selenium")
-    import importlib.util
-
-    path = Path(__file__).parents[2] / "docs" / "screenshot.py"
-    spec = importlib.util.spec_from_file_location("screenshot", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def browser(screenshot: Any) -> Callable[..., AbstractContextManager[Any]]:
-    chromium = _program("chromium", "chromium-browser", "google-chrome")
-    driver = _program("chromedriver", "chromium.chromedriver")
-    return lambda **kind: screenshot.browser(chromium, driver, **kind)
-
-
-@pytest.fixture(scope="module")
-def chrome(browser: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
-    with browser() as chrome:
-        yield chrome
-
-
-@pytest.fixture
-def visit(chrome: Any, screenshot: Any, tmp_path: Path) -> Callable[..., Any]:
-    def visit(report: Report, width: int = WIDTH, height: int = HEIGHT, add: str = "") -> Any:
-        page = tmp_path / "report.html"
-        page.write_text(to_html(report).replace("</body>", add + "</body>"), encoding="utf-8")
-        screenshot.resize(chrome, width, height)
-        for log in ("browser", "performance"):
-            chrome.get_log(log)
-        chrome.get(page.as_uri())
-        return chrome
-
-    return visit
 
 
 def _requests(chrome: Any) -> list[str]:

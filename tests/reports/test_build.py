@@ -20,7 +20,12 @@ QUESTIONS, GREEDY, COLD = 160, 30, 16
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return prepare(RunSpec(reference="torch_native", candidate="sage_attn", questions=QUESTIONS, greedy_prompts=GREEDY))
+    suites = ("mmlu", "greedy")
+    return prepare(
+        RunSpec(
+            reference="torch_native", candidate="sage_attn", questions=QUESTIONS, greedy_prompts=GREEDY, suites=suites
+        )
+    )
 
 
 def evidence(plan: Plan, path: Path, *, broken: bool = False, cached: int = 54, counted: bool = True) -> RunFolder:

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from reports.markdown import MOST_LINES, code, escape, to_markdown
-from reports.model import Check, Finding, Report
+from reports.model import Check, Finding, LayersResult, Report
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
@@ -25,7 +25,7 @@ def _shown(text: str) -> str:
     return "".join(token.content for token in _tokens(text) if token.type in ("text", "code_inline", "text_special"))
 
 
-def _full(report: Report, text: str, count: int) -> Report:
+def _full(report: Report, text: str, count: int, layers: LayersResult | None = None) -> Report:
     check = Check(name=text, status="failed", found=text, settles=text)
     finding = Finding(kind="k", severity="serious", where=text, diagnosis=text, evidence=(text,) * 9, reproduce=text)
     return report.model_copy(
@@ -36,6 +36,7 @@ def _full(report: Report, text: str, count: int) -> Report:
             "findings": (finding,) * count,
             "suites": report.suites[:1] * count,
             "reproduce": text,
+            "layers": None if layers is None else layers.model_copy(update={"candidate_errors": (text,) * 9}),
         }
     )
 
@@ -59,12 +60,12 @@ def test_conditions_that_are_not_met_say_what_settles_them(examples: ModuleType)
     assert "candidate's kernel ran" not in text
 
 
-@pytest.mark.parametrize("text", ["x", "a\nb\n" * 40, "`" * 50, "long " * 5_000])
-def test_never_more_than_sixty_lines(examples: ModuleType, text: str) -> None:
+@pytest.mark.parametrize("text", ["x", "a\nb\nc\nd\ne", "a\nb\n" * 40, "`" * 50, "long " * 5_000])
+def test_never_more_than_sixty_lines(examples: ModuleType, inside: ModuleType, text: str) -> None:
     for count in (0, 1, 100):
-        lines = to_markdown(_full(examples.regression(), text, count)).splitlines()
+        lines = to_markdown(_full(examples.regression(), text, count, inside.one_head(4, 4))).splitlines()
         assert len(lines) <= MOST_LINES
-    assert "and 92 more, in report.html" in "\n".join(lines)
+    assert "and 94 more, in report.html" in "\n".join(lines)
 
 
 def test_hostile_text_shows_and_does_nothing(examples: ModuleType) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from reports.model import Report
 from reports.summary import suite_line
-from reports.terminal import render
+from reports.terminal import MOST_LAYERS, render
 
 
 def _printed(report: Report, terminal: bool, width: int = 80, encoding: str = "utf-8") -> str:
@@ -91,3 +91,26 @@ def test_a_stream_that_cannot_encode_signs_gets_plain_ones(examples: ModuleType)
     assert "x REGRESSION" in text
     assert "bound <= 5" in text
     _printed(examples.hostile(), terminal=True, encoding="ascii")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_inside_is_a_short_block(examples: ModuleType, inside: ModuleType, terminal: bool) -> None:
+    report = examples.regression().model_copy(update={"layers": inside.seed_case()})
+    text = re.sub(r"\s+", " ", _uncoloured(_printed(report, terminal, width=110)))
+    assert (
+        "Inside: layers - Worst own error: layer 0, head 2, extend, cached prefix: relative L1 1.43, 31 times" in text
+    )
+    shown = f"{inside.seed_case().grids[2].values[0][0]:.3g}"
+    assert f"layer 0 extend, prefix 0: {shown}; extend, prefix 16+: 1.43, out of bounds layer 1 " in text
+    assert "mean KL 4.83 ± 0.241 nats (floor 2.1e-07)" in text
+    assert "Inside" not in _printed(examples.regression(), terminal)
+
+
+def test_of_many_layers_the_worst_are_shown(examples: ModuleType, inside: ModuleType) -> None:
+    report = examples.regression().model_copy(update={"layers": inside.one_head()})
+    lines = [line.strip() for line in _printed(report, terminal=False).splitlines()]
+    rows = [line for line in lines if re.match(r"layer +\d+  ", line)]
+    assert len(rows) == MOST_LAYERS
+    assert [row.split()[1] for row in rows if "out of bounds" in row] == ["17", "29"]
+    assert [int(row.split()[1]) for row in rows] == sorted(int(row.split()[1]) for row in rows)
+    assert "the other 20 layers are no worse; they are in report.html" in lines

@@ -1,0 +1,182 @@
+"""What a run's folder holds of its layer suite -> the parts of its report: the suite's verdict, the picture, the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness import layers
+from harness.attention import kernels
+from harness.cause import read_cause
+from harness.compare.logits import LogitsComparison, LogitsRow
+from harness.compare.traces import compare, joined, split
+from harness.config import RunSpec
+from harness.engines.catalog import claimed_phases, is_kernel
+from harness.evidence.folder import RunFolder
+from harness.evidence.logits import logits_path
+from harness.evidence.records import ROLES, Role
+from harness.evidence.shadow_cells import DIMENSIONS, FOLDER, PHASES, Cells, read_cells
+from harness.evidence.trace import read_trace
+from harness.logits import compare_logits
+from harness.replay import Replay
+from harness.verdict import Finding, Verdict
+from reports import model
+from reports.layers import depth_rows, layers_result
+from reports.text import one_line
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What was found inside the servers of a run.
+
+    Attributes:
+        cells: what the shadow observed; None if nobody looked, or the server wrote nothing.
+        result: the picture; None without cells.
+        suite: the suite's outcome; None if nobody looked.
+        findings: what the replay named.
+    """
+
+    cells: Cells | None
+    result: model.LayersResult | None
+    suite: model.SuiteResult | None
+    findings: tuple[Finding, ...]
+
+
+def inside(folder: RunFolder, spec: RunSpec) -> Inside:
+    """Read what the layer suite and the scoring of logits left.
+
+    Raises:
+        EvidenceError: a file is damaged.
+    """
+    looked_into = _looked_into(folder)
+    if looked_into is None:
+        return Inside(None, None, None, ())
+    cells = read_cells(folder.server_folder(looked_into))
+    if looked_into == "candidate":
+        cells = _turned(cells, claimed_phases(spec.candidate))
+    replay = read_cause(folder.path)
+    logits = _logits(folder)
+    bounds = {(one.layer, one.phase): one.bound for one in replay.bounds} if replay else {}
+    pack = layers.pack_of(folder)
+    result = layers_result(
+        cells,
+        bounds,
+        depth=depth_rows(cells, bounds, *_free_running(folder, cells)),
+        logits=[_logits_row(row) for row in logits.rows] if logits else [],
+        pack=str(pack) if pack else "",
+    )
+    if logits and logits.not_observed:
+        result = result.model_copy(update={"not_observed": (*result.not_observed, *logits.not_observed)})
+    suite = _suite(spec, result, cells, replay)
+    return Inside(cells, result, suite, replay.findings if replay else ())
+
+
+def _turned(cells: Cells, claimed: Sequence[str]) -> Cells:
+    """What was observed in the candidate's server, where the reference stood in the shadow: the same differences, with the roles as
+    they are meant, in the phases that the candidate computes itself.
+    """
+    own = np.isin(cells.index[:, DIMENSIONS.index("phase")], [PHASES.index(phase) for phase in claimed])
+    legends = (
+        one.model_copy(update={"reference": one.candidate, "candidate": one.reference, "phases": tuple(claimed)})
+        for one in cells.legends
+    )
+    return replace(
+        cells, index=cells.index[own], sums=cells.sums[own], max_abs=cells.max_abs[own], legends=tuple(legends)
+    )
+
+
+def _looked_into(folder: RunFolder) -> Role | None:
+    """The role whose server was looked into."""
+    return next((role for role in ROLES if any((folder.server_folder(role) / FOLDER).glob("*.safetensors"))), None)
+
+
+def _free_running(folder: RunFolder, cells: Cells) -> tuple[dict[int, float], dict[int, float]]:
+    """By layer: what its output is off by when the candidate runs free, and how much of that it inherited; empty if not traced."""
+    looked = {role: layers.looked(folder, role) for role in ROLES}
+    if all(one is None for one in looked.values()):
+        return {}, {}
+    # The candidate's own server, where there is one: it writes keys and values by itself.
+    where = {role: role if looked[role] else next(r for r in ROLES if looked[r]) for role in ROLES}
+    labels = next(one.traced for one in looked.values() if one)
+    pairs = [[read_trace(folder.server_folder(where[role]), f"{role}-{label}") for role in ROLES] for label in labels]
+    free = joined([compare(reference, candidate) for reference, candidate in pairs])
+    parts = split(free.layers, free.relative_l1, cells.table(("layer",)).relative_l1)
+    named = [dict(zip(parts.layers, map(float, values), strict=True)) for values in (parts.total, parts.inherited)]
+    return named[0], named[1]
+
+
+def _logits(folder: RunFolder) -> LogitsComparison | None:
+    scored = all(logits_path(folder.path, role, 0).exists() for role in ROLES)
+    return compare_logits(folder.path) if scored else None
+
+
+def _logits_row(row: LogitsRow) -> model.LogitsRow:
+    return model.LogitsRow(**{name: value for name, value in vars(row).items() if name in model.LogitsRow.model_fields})
+
+
+def _suite(spec: RunSpec, result: model.LayersResult, cells: Cells, replay: Replay | None) -> model.SuiteResult:
+    verdict, why = judge_layers(spec, result, cells, replay)
+    metrics = [] if replay is None else [_worst(replay)]
+    return model.SuiteResult(
+        name="layers",
+        title="Layers: own error",
+        synthetic=spec.synthetic,
+        verdict=verdict,
+        why=why,
+        metrics=(*metrics, *(_kl(row) for row in result.logits)),
+    )
+
+
+def judge_layers(spec: RunSpec, result: model.LayersResult, cells: Cells, replay: Replay | None) -> tuple[Verdict, str]:
+    """Whether the candidate's own error is within what noise explains, in every replayed call.
+
+    *regression*: a replayed call is out of bounds or behaves otherwise wrongly, or an own error is above the policy's bound of the
+    kernel's family; *inconclusive*: nothing was replayed, the candidate did not compute a call, or no call had a cached prefix.
+    """
+    if replay is None:
+        return "inconclusive", "No recorded call was replayed, so no own error was held against a bound."
+    serious = [finding for finding in replay.findings if finding.severity != "info"]
+    if serious:
+        return "regression", f"{one_line(serious[0].where)}: {one_line(serious[0].diagnosis, 300)}."
+    family = family_of(spec.candidate)
+    if family in spec.bounds:
+        largest = max((row.own for row in result.depth if isinstance(row.own, float)), default=0.0)
+        if not largest <= spec.bounds[family]:
+            return "regression", f"The largest own error is {largest:.3g}, above {spec.policy_line(family)}."
+    if cells.errors:
+        return "inconclusive", f"The candidate did not compute a call: {one_line(cells.errors[0].text)}."
+    calls = f"{replay.calls} of {replay.recorded} recorded calls"
+    measured = f"the worst own error is {replay.worst:.2g} of what noise explains, in {calls}"
+    if not replay.with_prefix:
+        return "inconclusive", f"No recorded call had a cached prefix; {measured}."
+    return "pass", f"{measured[0].upper()}{measured[1:]}, {replay.with_prefix} of them with a cached prefix."
+
+
+def family_of(candidate: str) -> str:
+    """The kernel family that the policy's bounds know a candidate by: the noise that it declares, or "exact"."""
+    if is_kernel(candidate):
+        return kernels.declaration(kernels.load(candidate)).noise or "exact"
+    return "exact"
+
+
+def _worst(replay: Replay) -> model.Metric:
+    return model.Metric(
+        name="worst own error",
+        value=replay.worst,
+        text=f"{replay.worst:.2g} of its bound",
+        bound=1.0,
+        bound_is="most",
+        explain=f"relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls",
+    )
+
+
+def _kl(row: model.LogitsRow) -> model.Metric:
+    floor = "not measured" if row.floor_mean_kl is None else f"{row.floor_mean_kl:.2g}"
+    return model.Metric(
+        name=f"mean KL of the logits, {row.condition}",
+        value=row.mean_kl,
+        text="none" if row.mean_kl is None else f"{row.mean_kl:.2g} nats",
+        explain=f"over {row.positions} positions of {row.sequences} prompts; the reference against itself: {floor}",
+    )

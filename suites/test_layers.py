@@ -1,0 +1,18 @@
+"""Claims on what is inside: every layer was compared, and none is wrong by itself."""
+
+from __future__ import annotations
+
+from harness.run import Plan
+from reports.model import Report
+from suites import claims
+
+
+def test_every_layer_was_compared(report: Report) -> None:
+    """On the same inputs, in one server."""
+    claims.check(report, "a tensor of every layer was compared")
+
+
+def test_no_layer_is_wrong_by_itself(report: Report, plan: Plan) -> None:
+    """The candidate's own error is within what noise explains."""
+    claims.needs(plan, "layers")
+    claims.suite(report, "layers")

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import re
+from types import ModuleType
+
+from reports.github import workflow_commands
+from reports.model import Report
+
+
+def test_every_line_is_one_command(any_report: Report) -> None:
+    lines = workflow_commands(any_report).splitlines()
+    assert lines
+    assert all(re.fullmatch(r"::(notice|warning|error) title=[^:,]*::.*", line) for line in lines)
+
+
+def test_the_level_is_the_verdicts(examples: ModuleType) -> None:
+    first = {
+        name: workflow_commands(getattr(examples, name)()).split(" ")[0]
+        for name in ("passing", "regression", "inconclusive", "error")
+    }
+    assert first == {
+        "passing": "::notice",
+        "regression": "::error",
+        "inconclusive": "::warning",
+        "error": "::warning",
+    }
+
+
+def test_a_finding_says_how_to_show_it_again(examples: ModuleType) -> None:
+    report = examples.regression()
+    text = workflow_commands(report)
+    assert "Show it again: " in text
+    assert text.count("::error") == 1 + len([f for f in report.findings if f.severity == "serious"])
+
+
+def test_no_text_can_begin_a_command_of_its_own(examples: ModuleType) -> None:
+    report = examples.passing().model_copy(update={"headline": "a\n::error::b\r\n%0A::set-output name=x::y"})
+    (line, *_) = workflow_commands(report).splitlines()
+    assert "%250A" in line
+    assert line.startswith("::notice title=assay%3A pass::")
+    assert not [one for one in workflow_commands(report).splitlines() if one.startswith(("::set", "::error"))]
