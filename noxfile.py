@@ -41,15 +41,38 @@ def environment(session: nox.Session, profile: str = "cpu") -> str:
     return python
 
 
-@nox.session(venv_backend="none")
-def accuracy(session: nox.Session) -> None:
-    """Compare a candidate with a reference and give a verdict; flags after -- go to `assay run`."""
+def assay(session: nox.Session, *command: str) -> None:
+    """Run a command of assay in the environment of its device; the session's exit code is the command's."""
     flags = [word for flag in session.posargs for word in flag.split("=", 1)]
     on_cuda = any(pair == ("--device", "cuda") for pair in itertools.pairwise(flags))
     python = environment(session, "cuda" if on_cuda else "cpu")
-    code = subprocess.call([python, "-m", "harness", "run", *session.posargs])
+    code = subprocess.call([python, "-m", "harness", *command, *session.posargs])
     if code:
         sys.exit(code)  # nox would make a 1, a regression, of any failure
+
+
+@nox.session(venv_backend="none")
+def accuracy(session: nox.Session) -> None:
+    """Compare a candidate with a reference and give a verdict; flags after -- go to `assay run`."""
+    assay(session, "run")
+
+
+@nox.session(venv_backend="none")
+def layers(session: nox.Session) -> None:
+    """Look inside: own error by layer, head and condition, and the name of the bug; flags after -- go to `assay diff`."""
+    assay(session, "diff")
+
+
+@nox.session(venv_backend="none")
+def latency(session: nox.Session) -> None:
+    """Time a candidate against the reference; flags after -- go to `assay bench`."""
+    assay(session, "bench")
+
+
+@nox.session(venv_backend="none")
+def gate(session: nox.Session) -> None:
+    """Run, hold the result against policy and baselines, and exit with the verdict; flags after -- go to `assay gate`."""
+    assay(session, "gate")
 
 
 @nox.session(venv_backend="none")

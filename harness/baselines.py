@@ -1,0 +1,275 @@
+"""Baselines: which of the accepted results a run has to do with, what a run has otherwise, and accepting it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import Field
+
+from harness.compare.answers import flips, pair, tally
+from harness.config import RunSpec
+from harness.errors import UsageError
+from harness.evidence import baseline as stored
+from harness.evidence.baseline import Baseline, Key
+from harness.evidence.folder import RunFolder
+from harness.evidence.manifest import Manifest
+from harness.evidence.records import ROLES, Record, Role
+from harness.evidence.shadow_cells import FOLDER, Cells, read_cells
+from harness.stats.decision import Decision, decide_accuracy
+from harness.verdict import Check, Verdict
+
+NOTHING = 1e-5
+"""Relative L1 of rounding in float32 over a head's dimension: growth below it is none."""
+SAME = 1.01
+"""Own errors that grow by less than this factor are the same: what is accepted is written with the digits of one machine."""
+
+
+class Status(Record):
+    """``baseline/status.json`` in a run's folder: what of the accepted baselines has to do with the run.
+
+    Attributes:
+        used: role -> name of the baseline that fits.
+        stale: role -> in words, what the baselines of its backend have otherwise, where none fits.
+        unused: baselines of other backends or keys.
+        stored_reference: whether the reference's answers are the baseline's, and no server was asked.
+    """
+
+    used: dict[Role, str] = Field(default_factory=dict)
+    stale: dict[Role, str] = Field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    stored_reference: bool = False
+
+
+def key_of(manifest: Manifest, role: Role) -> Key:
+    """The key of a role's results in a run."""
+    spec = RunSpec(**manifest.spec)
+    return Key(
+        engine=f"SGLang {manifest.packages.get('sglang', 'not installed')} on {spec.device}",
+        backend=spec.reference if role == "reference" else spec.candidate,
+        model_hash=manifest.model_hash,
+        hardware=manifest.hardware,
+        flags=spec.engine_arg,
+        items_hash=manifest.items_hash,
+    )
+
+
+def find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status:
+    """Which baseline fits each role, and why the others of its backend do not."""
+    used = {role: key.name for role, key in keys.items() if key.name in baselines}
+    stale = {}
+    for role, key in keys.items():
+        others = [b.key for b in baselines.values() if b.key.backend == key.backend]
+        if role not in used and others:
+            nearest = min(others, key=lambda other: len(key.differing(other)))
+            stale[role] = "; ".join(key.differing(nearest))
+    return Status(used=used, stale=stale, unused=tuple(name for name in baselines if name not in used.values()))
+
+
+def attach(folder: RunFolder) -> Status:
+    """Copy the baselines that fit a run into its folder, so that its report needs nothing else.
+
+    With ``reference_from = "baseline"`` the answers of the reference's baseline become the run's: no reference server is needed.
+
+    Raises:
+        EvidenceError: a baseline is damaged.
+    """
+    manifest = folder.manifest()
+    spec = RunSpec(**manifest.spec)
+    root = Path(spec.baselines)
+    status = find({role: key_of(manifest, role) for role in ROLES}, stored.read_all(root))
+    for role, name in status.used.items():
+        shutil.copytree(root / name, folder.baseline(role), dirs_exist_ok=True)
+    if spec.reference_from == "baseline" and "reference" in status.used:
+        _adopt(folder)
+        status = status.model_copy(update={"stored_reference": True})
+    folder.write_baseline_status(status.model_dump_json(indent=1))
+    return status
+
+
+def _adopt(folder: RunFolder) -> None:
+    """Make the baseline's answers the run's own, once."""
+    answered = {answer.key for answer in folder.answers()}
+    for answer in stored.read_answers(folder.baseline("reference")):
+        adopted = answer.model_copy(update={"role": "reference"})
+        if adopted.key not in answered:
+            folder.append(adopted)
+    server = stored.read_baseline(folder.baseline("reference")).server
+    progress = folder.progress()
+    servers = [s for s in progress.servers if s.role != "reference"]
+    folder.update(progress.model_copy(update={"servers": (server.model_copy(update={"role": "reference"}), *servers)}))
+
+
+def status_of(folder: RunFolder) -> Status | None:
+    """What `attach` found; None where a run was not held against baselines."""
+    text = folder.baseline_status()
+    return None if text is None else Status.model_validate_json(text)
+
+
+def check_baseline(candidate: str, status: Status, root: str) -> Check:
+    """Whether an accepted baseline fits the candidate. A stale one forbids a pass: accepted is not what is measured."""
+    name = "an accepted baseline of the candidate fits"
+    unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
+    settles = f"assay baseline accept on a run of today, and removing from {root} what is stale"
+    if used := status.used.get("candidate"):
+        return Check(name=name, status="ok", found=f"{used}{unused}")
+    if why := status.stale.get("candidate"):
+        return Check(name=name, status="missing", found=f"that of {candidate} is stale: {why}{unused}", settles=settles)
+    return Check(
+        name=name,
+        status="not checked",
+        found=f"none was accepted for {candidate}{unused}",
+        settles="assay baseline accept RUN",
+    )
+
+
+def own_errors(cells: Cells) -> dict[str, float]:
+    """Own error (relative L1) by layer and condition, over all heads; what was not observed is not there."""
+    table = cells.table(by=("layer", "phase", "prefix"))
+    layers, phases, prefixes = table.axes.values()
+    return {
+        f"layer {layer}, {phase}, cached prefix {prefix}": float(table.relative_l1[i, j, k])
+        for i, layer in enumerate(layers)
+        for j, phase in enumerate(phases)
+        for k, prefix in enumerate(prefixes)
+        if table.elements[i, j, k] > 0
+    }
+
+
+def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
+    """Own errors that a run measured of its candidate; none of its reference, or where nothing was shadowed."""
+    for server in ROLES if role == "candidate" else ():
+        if any((folder.server_folder(server) / FOLDER).glob("*.safetensors")):
+            return own_errors(read_cells(folder.server_folder(server)))
+    return {}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A number of a baseline and of a run.
+
+    Attributes:
+        before: accepted; None where there was none.
+        now: of the run; None where it did not measure it.
+    """
+
+    name: str
+    before: float | None
+    now: float | None
+    worse: bool
+
+
+def differences(before: Baseline | None, now: Baseline) -> list[Difference]:
+    """What accepting `now` would change. Worse is: less accurate, more own error, or not measured any more."""
+    found = []
+    for numbers in ("numbers", "own_errors"):
+        old: dict[str, float] = getattr(before, numbers) if before else {}
+        new: dict[str, float] = getattr(now, numbers)
+        for name in {**old, **new}:
+            a, b = old.get(name), new.get(name)
+            found.append(Difference(name, a, b, a is not None and (b is None or _worse(name, a, b))))
+    return found
+
+
+def _worse(name: str, before: float, now: float) -> bool:
+    if name == "accuracy":
+        return now < before
+    return not now <= max(SAME * before, before + 1e-12)
+
+
+def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
+    """A baseline of what a run measured of a role.
+
+    Raises:
+        UsageError: the run has no verdict, or did not ask the role anything.
+    """
+    if verdict not in ("pass", "regression"):
+        raise UsageError(
+            f"{folder.path} is {verdict}.",
+            "a run with a verdict to be accepted",
+            "mend what its report names, and run again",
+        )
+    manifest, answers = folder.manifest(), folder.answers()
+    server = next((s for s in folder.progress().servers if s.role == role), None)
+    questions, greedy = (pair(folder.items(), answers, suite).pairs for suite in ("mmlu", "greedy"))
+    if server is None or not (questions or greedy):
+        raise UsageError(
+            f"{folder.path} holds no answers of its {role}.", "a whole run", "run the suites mmlu or greedy"
+        )
+    numbers = {"accuracy": tally(questions, role).right / len(questions)} if questions else {}
+    return Baseline(
+        key=key_of(manifest, role),
+        accepted=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        run_id=manifest.run_id,
+        git=manifest.git,
+        reason=reason,
+        numbers=numbers,
+        own_errors=own_errors_of(folder, role),
+        layers=len({layer for count in folder.counters(role) for layer in count.calls_by_layer}),
+        server=server.model_copy(update={"launch_command": ""}),
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A candidate against what was accepted of it.
+
+    Attributes:
+        verdict: "regression" if its accuracy or an own error is worse than the policy allows; "pass" if neither is.
+        why: the sentence that says so.
+        decision: on the questions that both answered; None where there were none.
+        growth: largest factor by which an own error grew; None where none was measured both times.
+    """
+
+    verdict: Verdict
+    why: str
+    decision: Decision | None
+    growth: float | None
+
+
+def compare_accepted(folder: RunFolder) -> Comparison | None:
+    """Hold a run's candidate against its accepted baseline; None where none fits."""
+    status = status_of(folder)
+    if status is None or "candidate" not in status.used:
+        return None
+    spec = RunSpec(**folder.manifest().spec)
+    accepted = stored.read_baseline(folder.baseline("candidate"))
+    before = [a.model_copy(update={"role": "reference"}) for a in stored.read_answers(folder.baseline("candidate"))]
+    now = [answer for answer in folder.answers() if answer.role == "candidate"]
+    pairs = pair(folder.items(), [*before, *now]).pairs
+    decision = None
+    if pairs:
+        f = flips(pairs)
+        decision = decide_accuracy(
+            len(pairs), f.both_right, len(f.lost), len(f.gained), f.both_wrong, spec.margin, spec.alpha
+        )
+    return judge_accepted(decision, accepted.own_errors, own_errors_of(folder, "candidate"), spec)
+
+
+def judge_accepted(
+    decision: Decision | None, before: Mapping[str, float], now: Mapping[str, float], spec: RunSpec
+) -> Comparison:
+    """The comparison from its two parts: paired answers, and own errors by layer and condition.
+
+    An own error below `NOTHING` is rounding, and its growth says nothing.
+    """
+    both = {name: now[name] / max(before[name], NOTHING) for name in before if name in now}
+    worst = max(both, key=lambda name: both[name], default=None)
+    growth = both[worst] if worst is not None else None
+    parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
+    grown = growth is not None and not growth <= spec.growth
+    if worst is not None:
+        parts.append(
+            f"Own error grew most at {worst}: {before[worst]:.2g} accepted, {now[worst]:.2g} now, "
+            f"{'beyond' if grown else 'within'} {spec.policy_line('growth')}."
+        )
+    if grown or (decision is not None and decision.verdict == "regression"):
+        verdict: Verdict = "regression"
+    elif decision is None and growth is None:
+        return Comparison("inconclusive", "The run and the baseline have nothing measured in common.", None, None)
+    else:
+        verdict = "pass" if decision is None or decision.verdict == "pass" else "inconclusive"
+    return Comparison(verdict, " ".join(parts), decision, growth)

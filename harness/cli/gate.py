@@ -1,0 +1,127 @@
+"""Made for CI: ``assay gate``, ``assay baseline``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from harness.cli.app import app, console, flag, interpret_without_gpu
+from harness.config import make_spec
+from harness.errors import ExitCode, UsageError
+
+baseline_app = typer.Typer(no_args_is_help=True, help="Keep accepted results, in files that a team commits.")
+app.add_typer(baseline_app, name="baseline")
+
+_CONFIG = typer.Option(help="An assay.toml; by default the one in this folder, if any.")
+_BASELINES = typer.Option("--baselines", help="Folder of the accepted baselines; by default that of assay.toml.")
+
+
+@app.command()
+def gate(
+    device: Annotated[str | None, flag("device")] = None,
+    reference: Annotated[str | None, flag("reference")] = None,
+    candidate: Annotated[str | None, flag("candidate")] = None,
+    model: Annotated[str | None, flag("model")] = None,
+    data: Annotated[str | None, flag("data")] = None,
+    questions: Annotated[int | None, flag("questions")] = None,
+    margin: Annotated[float | None, flag("margin")] = None,
+    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
+    suites: Annotated[str | None, flag("suites")] = None,
+    require: Annotated[str | None, flag("require")] = None,
+    reference_from: Annotated[str | None, flag("reference_from")] = None,
+    baselines: Annotated[str | None, flag("baselines")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run in it is gone on with.")] = None,
+    config: Annotated[Path | None, _CONFIG] = None,
+) -> None:
+    """Run, hold the result against the policy and the accepted baselines, and exit with the verdict: for CI."""
+    from harness.cli.run import measure
+    from harness.config import RunSpec
+    from reports.github import workflow_commands
+    from reports.markdown import to_markdown
+
+    flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
+    if engine_arg is not None:
+        flags["engine_arg"] = tuple(engine_arg)
+    interpret_without_gpu()
+    made, _ = measure(make_spec(flags, config), out, baselines=True)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        # GitHub reads these lines from standard output: nothing may wrap or colour them.
+        typer.echo(workflow_commands(made), nl=False)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(to_markdown(made))
+    raise typer.Exit(made.exit_code)
+
+
+@baseline_app.command()
+def accept(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Accept without being asked.")] = False,
+    widen: Annotated[
+        str, typer.Option(metavar="REASON", help="Accept worse numbers than those accepted before, and say why.")
+    ] = "",
+    baselines: Annotated[Path | None, _BASELINES] = None,
+    config: Annotated[Path | None, _CONFIG] = None,
+) -> None:
+    """Show what a run has otherwise than the accepted baselines, and accept its results."""
+    from harness import baselines as accepted
+    from harness.evidence.baseline import read_all, write_baseline
+    from harness.evidence.folder import RunFolder
+    from harness.evidence.records import ROLES
+    from reports.build import build
+
+    folder = RunFolder(run)
+    report = build(folder)
+    root = baselines or Path(make_spec({}, config).baselines)
+    known = read_all(root)
+    worse = False
+    fresh = {role: accepted.make(folder, role, report.verdict, widen) for role in ROLES}
+    for role, now in fresh.items():
+        before = known.get(now.key.name)
+        changes = accepted.differences(before, now)
+        worse = worse or any(change.worse for change in changes)
+        console.print(_table(f"{role}: {now.key.backend} as {now.key.name}", changes, before is not None))
+    if worse and not widen:
+        raise UsageError(
+            "Some numbers are worse than those accepted before.",
+            "numbers at least as good, or a reason",
+            "mend the candidate, or accept with --widen REASON",
+        )
+    if not (yes or typer.confirm(f"Write to {root}?", default=False)):
+        raise typer.Exit(ExitCode.NO_VERDICT)
+    answers = folder.answers()
+    for role, now in fresh.items():
+        written = write_baseline(root, now, [answer for answer in answers if answer.role == role])
+        console.print(f"Accepted: {written}", markup=False, highlight=False, soft_wrap=True)
+
+
+@baseline_app.command(name="list")
+def list_(
+    baselines: Annotated[Path | None, _BASELINES] = None,
+    config: Annotated[Path | None, _CONFIG] = None,
+) -> None:
+    """List the accepted baselines."""
+    from harness.evidence.baseline import read_all
+
+    root = baselines or Path(make_spec({}, config).baselines)
+    table = Table("baseline", "backend", "engine", "accepted", "accuracy", "run")
+    for name, one in read_all(root).items():
+        accuracy = one.numbers.get("accuracy")
+        shown = "" if accuracy is None else f"{accuracy:.3f}"
+        table.add_row(name, one.key.backend, one.key.engine, one.accepted, shown, one.run_id)
+    console.print(table if table.row_count else f"No baseline in {root}.")
+
+
+def _table(title: str, changes: Any, known: bool) -> Table:
+    table = Table("number", "accepted", "now", "", title=title if known else f"{title} (new)", title_justify="left")
+    for change in changes:
+        before, now = ("" if number is None else f"{number:.4g}" for number in (change.before, change.now))
+        if before != now:
+            table.add_row(change.name, before, now, "worse" if change.worse else "")
+    if not table.row_count:
+        table.add_row("nothing changed", "", "", "")
+    return table

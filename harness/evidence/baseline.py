@@ -1,0 +1,148 @@
+"""``baselines/``: accepted results of a backend, in plain files that a team commits.
+
+A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json`` and ``answers.jsonl``. It is of one backend under one
+`Key`; under any other key its numbers mean nothing, and it is *stale*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from harness.errors import EvidenceError
+from harness.evidence import jsonl
+from harness.evidence.manifest import ServerManifest
+from harness.evidence.records import Answer, Record
+
+SCHEMA: Literal["assay.baseline/1"] = "assay.baseline/1"
+FILE, ANSWERS = "baseline.json", "answers.jsonl"
+
+
+class Key(Record):
+    """Under what a result holds: two results can be compared if their keys are equal.
+
+    Attributes:
+        engine: such as "SGLang 0.5.23 on cpu".
+        backend: attention backend.
+        model_hash: of weights, tokenizer and configuration.
+        hardware: the machine in one line.
+        flags: the user's engine flags.
+        items_hash: of what was asked.
+    """
+
+    engine: str
+    backend: str
+    model_hash: str
+    hardware: str
+    flags: tuple[str, ...]
+    items_hash: str
+
+    @property
+    def name(self) -> str:
+        """Name of the baseline's folder."""
+        safe = "".join(c if c.isalnum() or c in "_-." else "-" for c in self.backend)
+        return f"{safe}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
+
+    def differing(self, other: Key) -> list[str]:
+        """What `other` has otherwise, in words."""
+        return [
+            f"{name.replace('_', ' ')} was {_short(getattr(other, name))} and is {_short(getattr(self, name))}"
+            for name in type(self).model_fields
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+
+class Baseline(Record):
+    """``baseline.json``.
+
+    Attributes:
+        accepted: when, ISO 8601, UTC.
+        run_id: the run whose results they are.
+        git: commit of that run.
+        reason: why worse numbers than those accepted before were accepted; empty where none were worse.
+        numbers: accepted results by name, such as "accuracy"; shares are shares of 1.
+        own_errors: own error (relative L1) by "layer 3, extend, cached prefix 16+".
+        layers: layers of the model that were seen to call attention.
+        server: what the server said of itself.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
+
+    schema_id: Literal["assay.baseline/1"] = Field(SCHEMA, alias="schema")
+    key: Key
+    accepted: str
+    run_id: str
+    git: str
+    reason: str = ""
+    numbers: dict[str, float]
+    own_errors: dict[str, float] = Field(default_factory=dict)
+    layers: int
+    server: ServerManifest
+
+
+def read_baseline(folder: Path) -> Baseline:
+    """A baseline.
+
+    Raises:
+        EvidenceError: it is damaged.
+    """
+    path = folder / FILE
+    try:
+        return Baseline.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise EvidenceError(
+            f"{path} cannot be read: {str(error).splitlines()[0]}.",
+            f"a baseline of {SCHEMA}",
+            "restore the file, or remove its folder and accept a run anew",
+        ) from None
+
+
+def read_answers(folder: Path) -> list[Answer]:
+    """A baseline's answers.
+
+    Raises:
+        EvidenceError: they are damaged.
+    """
+    return jsonl.read(folder / ANSWERS, Answer)
+
+
+def read_all(folder: Path) -> dict[str, Baseline]:
+    """All baselines of a folder by name; none if it is not there.
+
+    Raises:
+        EvidenceError: one of them is damaged.
+    """
+    return {path.parent.name: read_baseline(path.parent) for path in sorted(folder.glob(f"*/{FILE}"))}
+
+
+def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer]) -> Path:
+    """Put a baseline in place of the one with its key, if any, and return its folder.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    target = folder / baseline.key.name
+    part = folder / f".{baseline.key.name}.part"
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        (part / FILE).write_text(baseline.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        jsonl.append(part / ANSWERS, answers)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(part, target)
+    except OSError as error:
+        raise EvidenceError(
+            f"{target} cannot be written: {error.strerror}.", "a writable folder", "name another one in [policy]"
+        ) from error
+    return target
+
+
+def _short(value: object) -> str:
+    text = " ".join(value) if isinstance(value, tuple) else str(value)
+    return repr(text if len(text) <= 60 else text[:12] + "…")

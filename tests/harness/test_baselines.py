@@ -1,0 +1,167 @@
+"""Baselines: which fits, what is stale, what got worse, and that nothing worse is accepted in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.baselines import (
+    Status,
+    attach,
+    check_baseline,
+    differences,
+    find,
+    judge_accepted,
+    key_of,
+    make,
+    status_of,
+)
+from harness.config import RunSpec, make_spec
+from harness.errors import EvidenceError, UsageError
+from harness.evidence.baseline import FILE, Baseline, Key, read_all, write_baseline
+from harness.evidence.folder import RunFolder
+from harness.evidence.manifest import ServerManifest
+from harness.evidence.records import ROLES, Answer, Role
+from harness.run import Plan, asked_roles, open_folder, prepare
+from harness.stats.decision import decide_accuracy
+
+
+def key(backend: str = "mine", engine: str = "SGLang 1 on cpu") -> Key:
+    return Key(
+        engine=engine, backend=backend, model_hash="m" * 64, hardware="a machine", flags=("--page-size=16",), items_hash="i"
+    )  # fmt: skip
+
+
+def baseline(of: Key, accuracy: float = 0.9, own: dict[str, float] | None = None) -> Baseline:
+    server = ServerManifest(role="candidate", backend=of.backend, engine=of.engine, claimed_phases=("extend",))
+    return Baseline(
+        key=of, accepted="2026-01-01T00:00:00Z", run_id="r", git="", numbers={"accuracy": accuracy},
+        own_errors=own or {}, layers=4, server=server,
+    )  # fmt: skip
+
+
+def test_a_baseline_fits_if_its_whole_key_does() -> None:
+    keys: dict[Role, Key] = {"reference": key("torch_native"), "candidate": key()}
+    stored = [baseline(key()), baseline(key("torch_native", "SGLang 0 on cpu")), baseline(key("other"))]
+    status = find(keys, {one.key.name: one for one in stored})
+    assert status.used == {"candidate": key().name}
+    assert status.stale == {"reference": "engine was 'SGLang 0 on cpu' and is 'SGLang 1 on cpu'"}
+    assert set(status.unused) == {key("torch_native", "SGLang 0 on cpu").name, key("other").name}
+
+
+@pytest.mark.parametrize("field", ["engine", "model_hash", "hardware", "items_hash"])
+def test_each_part_of_the_key_makes_a_baseline_stale(field: str) -> None:
+    other = key().model_copy(update={field: "x"})
+    status = find({"candidate": key()}, {other.name: baseline(other)})
+    assert field.replace("_", " ") in status.stale["candidate"]
+    assert not status.used
+
+
+def test_a_stale_baseline_forbids_a_pass_and_none_is_not_asked_for() -> None:
+    fits = check_baseline("mine", Status(used={"candidate": "mine-1"}, unused=("old-2",)), "baselines")
+    assert (fits.status, "not used: old-2" in fits.found) == ("ok", True)
+    stale = check_baseline("mine", Status(stale={"candidate": "engine was 'a' and is 'b'"}), "baselines")
+    assert (stale.status, "engine was" in stale.found, bool(stale.settles)) == ("missing", True, True)
+    assert check_baseline("mine", Status(), "baselines").status == "not checked"
+
+
+def test_what_is_written_is_read_back_and_replaces_what_was_there(tmp_path: Path) -> None:
+    write_baseline(tmp_path, baseline(key(), 0.8), [])
+    write_baseline(tmp_path, baseline(key(), 0.9), [])
+    (only,) = read_all(tmp_path).values()
+    assert only.numbers == {"accuracy": 0.9}
+    assert [path.name for path in tmp_path.iterdir()] == [key().name]
+    (tmp_path / key().name / FILE).write_text("{}")
+    with pytest.raises(EvidenceError, match="accept a run anew"):
+        read_all(tmp_path)
+
+
+def test_worse_is_less_accurate_more_error_or_gone() -> None:
+    before = baseline(key(), 0.9, {"layer 0": 0.01, "layer 1": 0.02, "layer 2": 0.03})
+    now = baseline(key(), 0.89, {"layer 0": 0.01001, "layer 1": 0.03, "layer 3": 0.5})
+    worse = {change.name for change in differences(before, now) if change.worse}
+    assert worse == {"accuracy", "layer 1", "layer 2"}
+    assert not any(change.worse for change in differences(None, now))
+
+
+def test_an_own_error_that_is_not_finite_any_more_is_worse() -> None:
+    changes = differences(baseline(key(), own={"l": 0.1}), baseline(key(), own={"l": float("nan")}))
+    assert {change.name for change in changes if change.worse} == {"l"}
+
+
+SPEC = make_spec({"growth": 1.5})
+
+
+def test_growth_of_own_error_is_held_against_the_policy() -> None:
+    assert judge_accepted(None, {"a": 0.01}, {"a": 0.0149}, SPEC).verdict == "pass"
+    grown = judge_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, SPEC)
+    assert (grown.verdict, "growth = 1.5 (--growth)" in grown.why) == ("regression", True)
+    assert judge_accepted(None, {"a": 0.01}, {"a": float("nan")}, SPEC).verdict == "regression"
+    assert judge_accepted(None, {"a": 1e-9}, {"a": 9e-9}, SPEC).verdict == "pass", "rounding does not grow"
+    assert judge_accepted(None, {"a": 0.01}, {"b": 0.01}, SPEC).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(0, "pass"), (60, "regression")])
+def test_answers_are_held_against_the_accepted_ones(lost: int, verdict: str) -> None:
+    decision = decide_accuracy(200, 200 - lost, lost, 0, 0, 0.05, 0.05)
+    assert judge_accepted(decision, {}, {}, SPEC).verdict == verdict
+
+
+def run_of(plan: Plan, path: Path) -> RunFolder:
+    folder = open_folder(plan, path)
+    servers = tuple(
+        ServerManifest(role=role, backend=backend, engine="e", claimed_phases=("extend",))
+        for role, backend in (("reference", plan.spec.reference), ("candidate", plan.spec.candidate))
+    )
+    folder.update(folder.progress().model_copy(update={"servers": servers}))
+    for role in ROLES:
+        for item in plan.of("mmlu"):
+            folder.append(
+                Answer(
+                    suite="mmlu", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=item.expected,
+                    finish_reason="stop", prompt_tokens=9, completion_tokens=1, latency_s=0.1,
+                )
+            )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return prepare(
+        RunSpec(
+            reference="torch_native", candidate="sage_attn", questions=8, suites=("mmlu",),
+            baselines=str(tmp_path / "baselines"), reference_from="baseline",
+        )
+    )  # fmt: skip
+
+
+def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path: Path) -> None:
+    first = run_of(plan, tmp_path / "first")
+    for role in ROLES:
+        answers = [answer for answer in first.answers() if answer.role == role]
+        write_baseline(Path(plan.spec.baselines), make(first, role, "pass"), answers)
+    second = open_folder(plan, tmp_path / "second")
+    assert asked_roles(plan, second) == ROLES, "before it is held against baselines"
+    for _ in range(2):  # going on with a run changes nothing
+        status = attach(second)
+        assert set(status.used) == set(ROLES)
+        assert [answer.role for answer in second.answers()] == ["reference"] * 8
+        assert [server.role for server in second.progress().servers] == ["reference"]
+    assert asked_roles(plan, second) == ("candidate",)
+    assert status_of(second) == status
+
+
+def test_another_model_is_another_key(plan: Plan, tmp_path: Path) -> None:
+    folder = run_of(plan, tmp_path / "first")
+    manifest = folder.manifest()
+    other = manifest.model_copy(update={"model_hash": "another"})
+    assert key_of(manifest, "candidate") != key_of(other, "candidate")
+    assert key_of(manifest, "candidate") != key_of(manifest, "reference")
+
+
+def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="inconclusive"):
+        make(run_of(plan, tmp_path / "first"), "candidate", "inconclusive")
+    with pytest.raises(UsageError, match="no answers of its candidate"):
+        make(open_folder(plan, tmp_path / "second"), "candidate", "pass")
