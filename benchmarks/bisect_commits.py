@@ -1,0 +1,217 @@
+"""`assay bisect commits` on synthetic kernel repositories: ``python benchmarks/bisect_commits.py``. Prints tables.
+
+- real: 1,000 commits, one in ten unbuildable, a regression planted at random (three seeds), one history full of merges, one
+  bisection killed and gone on with, and two regressions with a fix between them: real git, real kernel processes;
+- flaky: a verdict is wrong one time in ten; the search with simulated verdicts beside `git bisect run` with the same ones (its
+  own algorithm, on a real repository), and one real kernel that misaligns its mask nine times in ten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import kernel_histories
+from rich.console import Console
+from rich.table import Table
+
+from harness.bisect.commits.search import Ask, Found, History, Tally, next_step, proof
+from harness.bisect.commits.state import Folder, State
+
+console = Console(width=150)
+STUB = """
+import random, sys
+from pathlib import Path
+source = Path("attn.py").read_text()
+number = int(source.split("commit ")[1].split(".")[0])
+bad = number >= {culprit}
+rolls = Path({rolls!r})
+seed = len(rolls.read_text())
+rolls.write_text("x" * (seed + 1))
+sys.exit(bad ^ (random.Random({seed} * 100003 + seed).random() < {noise}))
+"""
+
+
+def bisect(made: kernel_histories.Made, out: Path, *flags: str, kill_after: int = 0) -> tuple[State, int, float]:
+    """Run the command; killed once after so many probes if asked for. Its state, exit code and seconds."""
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "bisect",
+        "commits",
+        "--repo",
+        str(made.path),
+        "--good",
+        made.commits[0],
+    ]
+    command += ["--bad", "main", "--kernel", "attn:forward", "--out", str(out), *flags]
+    begun = time.monotonic()
+    if kill_after:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
+            while not (out / "probes" / f"{kill_after:04d}.json").exists() and first.poll() is None:
+                time.sleep(0.02)
+            first.send_signal(signal.SIGKILL)
+    code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+    return Folder(out).read(), code, time.monotonic() - begun
+
+
+def searched(state: State) -> int:
+    """Probes of the search itself, those on commits that were skipped included."""
+    return sum(p.purpose in ("search", "verify") for p in state.probes)
+
+
+def real(folder: Path, count: int, seeds: Sequence[int]) -> None:
+    """Real bisections of histories with one regression."""
+    table = Table(
+        "history", "seed", "culprit", "named", "confidence", "range", "search probes (skips)", "log2(n) + skips", "ends + confirm",
+        "s a probe (median)", "whole s", "exit", title="One regression, one commit in ten unbuildable",
+    )  # fmt: skip
+    for seed in seeds:
+        for kind in ("straight", "merges") if seed == seeds[0] else ("straight",):
+            rng = random.Random(seed)
+            parents = kernel_histories.straight(count) if kind == "straight" else kernel_histories.merging(count, rng)
+            culprit = rng.randrange(1, len(parents) - 1)
+            near = {culprit, *parents[culprit], len(parents) - 1, 0}
+            broken = {i for i in range(len(parents)) if rng.random() < 0.1} - near
+            made = kernel_histories.planted(folder / f"{kind}-{seed}", parents, culprit, broken)
+            killed = 9 if seed == seeds[-1] else 0
+            state, code, seconds = bisect(made, folder / f"out-{kind}-{seed}", kill_after=killed)
+            assert state.result is not None
+            skips = sum(p.outcome == "skip" and p.purpose == "search" for p in state.probes)
+            others = sum(p.purpose in ("good end", "bad end", "confirm") for p in state.probes)
+            goal = math.log2(len(state.history)) + skips
+            right = "right" if state.result.candidates == (made.commits[culprit],) else "WRONG"
+            table.add_row(
+                kind + (", killed once" if killed else ""), str(seed), str(culprit), right, f"{state.result.confidence:.4f}",
+                str(len(state.history)), f"{searched(state)} ({skips})", f"{goal:.2f}", str(others),
+                f"{statistics.median(p.seconds for p in state.probes):.2f}", f"{seconds:.0f}", str(code),
+            )  # fmt: skip
+    console.print(table)
+
+
+def two_regressions(folder: Path) -> None:
+    """A mask that is misaligned at 20, mended at 45, and a scale that goes missing at 75, of 100."""
+    made = kernel_histories.make(
+        folder / "two", kernel_histories.straight(100), lambda i: kernel_histories.source(i, 20 <= i < 45, i >= 75)
+    )
+    state, code, _ = bisect(made, folder / "out-two")
+    assert state.result is not None
+    numbers = [made.commits.index(commit) for commit in state.result.candidates]
+    console.print(f"Two regressions (20, 75) and a fix (45), of 100 commits: names {numbers}, exit {code}, and says:")
+    for line in (*(f.diagnosis for f in state.result.findings), *state.result.notes):
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def simulate(
+    count: int, culprit: int, noise: float, rng: random.Random, broken: Collection[int] = ()
+) -> tuple[bool, int]:
+    """The command's own search on a straight history with simulated verdicts: whether it was right, and its probes."""
+    history = History([str(i) for i in range(count)], [[i - 1] if i else [] for i in range(count)])
+    probes = 0
+
+    def judged(tally: Tally, bad: bool) -> Tally:
+        nonlocal probes
+        probes += 1
+        said = bad ^ (rng.random() < noise)
+        return Tally(tally.good + (not said), tally.bad + said)
+
+    good, bad = Tally(), Tally()
+    while proof(good, "good", 3) == "more":
+        good = judged(good, False)
+    while proof(bad, "bad", 3) == "more":
+        bad = judged(bad, True)
+    if not proof(good, "good", 3) == proof(bad, "bad", 3) == "proven":
+        return False, probes
+    tallies, skipped = {str(count - 1): bad}, set[str]()
+    while isinstance(step := next_step(history, tallies, skipped, good, 0.99), Ask):
+        number = int(step.commit)
+        if number in broken:
+            skipped.add(step.commit)
+        else:
+            tallies[step.commit] = judged(tallies.get(step.commit, Tally()), number >= culprit)
+    return isinstance(step, Found) and step.commit == str(culprit), probes
+
+
+def flaky(folder: Path, count: int, runs: int, noise: float) -> None:
+    """The share of right answers with flaky verdicts, beside plain ``git bisect run``."""
+    ours, theirs, probes, steps = 0, 0, [], []
+    made = kernel_histories.planted(folder / "flaky", kernel_histories.straight(count), count // 2)
+    git = kernel_histories.git
+    for seed in range(runs):
+        rng = random.Random(seed)
+        culprit = rng.randrange(1, count)
+        right, cost = simulate(count - 1, culprit - 1, noise, rng)  # the first commit is the good revision
+        ours, probes = ours + right, [*probes, cost]
+        rolls, script = folder / "rolls", folder / "stub.py"
+        rolls.write_text("")
+        script.write_text(STUB.format(culprit=culprit, rolls=str(rolls), seed=seed, noise=noise))
+        git(made.path, "bisect", "start", "main", made.commits[0])
+        said = git(made.path, "bisect", "run", sys.executable, str(script))
+        git(made.path, "bisect", "reset", "main")
+        theirs += f"{made.commits[culprit]} is the first bad commit" in said
+        steps.append(len(rolls.read_text()))
+    table = Table(
+        "search", "right", "verdicts (median)", title=f"Verdicts wrong {noise:.0%} of the time, {count} commits"
+    )
+    table.add_row("assay bisect commits", f"{ours} of {runs}", f"{statistics.median(probes):.0f} (ends included)")
+    table.add_row("git bisect run", f"{theirs} of {runs}", f"{statistics.median(steps):.0f}")
+    console.print(table)
+
+
+def flaky_kernel(folder: Path, count: int, chance: float) -> None:
+    """One real kernel whose mask is misaligned in nine of ten processes from one commit on."""
+    rng = random.Random(11)
+    culprit = rng.randrange(1, count)
+
+    def text(i: int) -> str:
+        source = kernel_histories.source(i, mask_wrong=False)
+        if i < culprit:
+            return source
+        dice = f"import random\n\nWRONG = random.random() < {chance}\n"
+        return source.replace("import torch\n", "import torch\n" + dice).replace(
+            "offset = length - new", "offset = 0 if WRONG else length - new"
+        )
+
+    made = kernel_histories.make(folder / "dice", kernel_histories.straight(count), text)
+    state, code, seconds = bisect(made, folder / "out-dice", "--calls", "12", "--scan", "0")
+    assert state.result is not None
+    named = [made.commits.index(commit) for commit in state.result.candidates]
+    console.print(
+        f"A real kernel that is wrong in {chance:.0%} of its processes from commit {culprit} of {count} on: names {named[:3]}, "
+        f"confidence {state.result.confidence:.4f}, {len(state.probes)} probes, {seconds:.0f} s, exit {code}; estimated flips of "
+        f"bad commits {state.result.flips[1]:.0%}."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commits", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--runs", type=int, default=100, help="flaky bisections that are simulated")
+    parser.add_argument("--only", choices=("real", "two", "flaky", "dice"), nargs="+")
+    args = parser.parse_args()
+    parts = args.only or ["real", "two", "flaky", "dice"]
+    with tempfile.TemporaryDirectory(prefix="assay-bisect-bench-") as made:
+        folder = Path(made)
+        if "real" in parts:
+            real(folder, args.commits, args.seeds)
+        if "two" in parts:
+            two_regressions(folder)
+        if "flaky" in parts:
+            flaky(folder, args.commits, args.runs, 0.1)
+        if "dice" in parts:
+            flaky_kernel(folder, args.commits, 0.9)
+
+
+if __name__ == "__main__":
+    main()

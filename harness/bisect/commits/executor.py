@@ -1,0 +1,299 @@
+"""Probing a commit: check it out, build it, and measure it in a process of its own, or by a whole ``assay run``."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from harness.bisect.commits import probe
+from harness.bisect.commits.repo import Worktree
+from harness.bisect.commits.state import Measurement, Spec
+from harness.errors import AssayError, ExitCode, UsageError
+
+PRELOADED = ["torch", "harness.cli", "harness.bisect.commits.probe", "triton", "triton.language"]
+"""What the process that probes are forked from imports; what is not installed is left out."""
+NOT_FOUND = (126, 127)
+ABORT = 128
+"""Exit codes of a build from here on are the environment's, as for ``git bisect run``."""
+GRACE_S = 30.0
+
+
+class BrokenEnvironment(AssayError):
+    """The machine is at fault, not a commit. Exit code 3; 128 for ``git bisect run``."""
+
+
+class Prober(Protocol):
+    """Measures a commit."""
+
+    def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
+        """Measure a commit.
+
+        Args:
+            commit: its hash.
+            log: what is printed goes here.
+            name_bug: whether to look for a hypothesis that fits.
+
+        Raises:
+            BrokenEnvironment: it cannot be probed, for no fault of the commit.
+        """
+
+
+class Builder:
+    """Makes a worktree that of a commit, and builds it."""
+
+    def __init__(self, spec: Spec, tree: Worktree) -> None:
+        self._spec, self._tree = spec, tree
+
+    def build(self, commit: str, log: Path) -> tuple[str, float]:
+        """Check a commit out and build it.
+
+        Returns:
+            Why it does not build, empty if it does; and the seconds that building took.
+        """
+        self._tree.checkout(commit, self._spec.keep_build)
+        return run_build(self._spec.build, self._tree.path, self._spec.build_timeout, log)
+
+
+def run_build(command: str, folder: Path, timeout: float, log: Path) -> tuple[str, float]:
+    """Run a build command in a folder; why it failed, empty if it did not, and its seconds.
+
+    Raises:
+        BrokenEnvironment: it exited with 128 or more, which says so by git's convention.
+    """
+    if not command:
+        return "", 0.0
+    begun = time.monotonic()
+    code = run_command(["/bin/sh", "-c", command], folder, {}, timeout, log)
+    seconds = time.monotonic() - begun
+    if code is None:
+        return f"the build did not end within {timeout:.0f} s", seconds
+    if code >= ABORT:
+        raise BrokenEnvironment(
+            f"the build command exited with {code}: {tail(log)}",
+            "0 for built, 1 to 127 for a commit that does not build",
+            "mend the environment; the same command then goes on",
+        )
+    if code in NOT_FOUND:
+        return f"the build command was not found (exit code {code}): {tail(log)}", seconds
+    return (f"the build exited with {code}: {tail(log)}" if code else ""), seconds
+
+
+def run_command(
+    command: list[str], folder: Path, environment: dict[str, str], timeout: float, log: Path, gently: bool = False
+) -> int | None:
+    """Run a command in a session of its own, its output appended to a log, and leave nothing of it running.
+
+    Returns:
+        Its exit code, 128 + n for a signal n; None if it did not end in time.
+    """
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command, cwd=folder, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if gently and process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def tail(log: Path, most: int = 200) -> str:
+    """The last words of a log, on one line."""
+    with suppress(OSError):
+        return " ".join(log.read_text(errors="replace")[-4 * most :].split())[-most:] or "it printed nothing"
+    return "it printed nothing"
+
+
+class Forks:
+    """Fresh processes, forked from one that has imported torch and assay, and no kernel."""
+
+    def __init__(self) -> None:
+        # Whether there is a GPU must not be asked in a way that keeps forked processes from using it.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+        with _environment(PYTHONSAFEPATH="1"):  # what it imports must not come from the working directory
+            forkserver.ensure_running()
+
+    def run(self, task: probe.Task, timeout: float) -> Measurement:
+        """Do a task in a fresh process.
+
+        Raises:
+            BrokenEnvironment: no process can be started, or it did not write its result although it ended well.
+        """
+        task.result.unlink(missing_ok=True)
+        process = self._context.Process(target=probe.main, args=(task,))
+        try:
+            process.start()
+        except (OSError, EOFError, RuntimeError) as error:
+            raise BrokenEnvironment(f"no process can be started: {error}.", "room for one more", "free some") from error
+        try:
+            process.join(timeout)
+            late = process.is_alive()
+        finally:
+            _end(process)
+        if late:
+            return Measurement(status="died", reason=f"it did not end within {timeout:.0f} s")
+        try:
+            return Measurement.model_validate_json(task.result.read_text())
+        except (OSError, ValidationError):
+            code = process.exitcode or 0
+        if code < 0:
+            name = signal.Signals(-code).name
+            return Measurement(status="died", reason=f"the process died of {name}: {tail(task.log)}")
+        raise BrokenEnvironment(
+            f"a probe ended with exit code {code} and without a result: {tail(task.log)}",
+            f"its result in {task.result}",
+            f"see {task.log}; the same command then goes on",
+        )
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _end(process: ForkServerProcess) -> None:
+    if process.pid is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+class Replay:
+    """Judges by layer error: the kernel runs on the calls, without a server and without a model."""
+
+    def __init__(self, spec: Spec, builder: Builder, tree: Path, calls: Path | None, forks: Forks) -> None:
+        self._spec, self._builder, self._tree, self._calls, self._forks = spec, builder, tree, calls, forks
+
+    def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
+        """Measure a commit; see `Prober`."""
+        begun = time.monotonic()
+        why, build_seconds = self._builder.build(commit, log)
+        if why:
+            found = Measurement(status="build", reason=why)
+        else:
+            with tempfile.TemporaryDirectory(dir=self._tree.parent) as scratch:  # swept with it, if this is killed
+                task = probe.Task(
+                    tree=self._tree, sources=self._spec.sources, kernel=self._spec.kernel, calls=self._calls,
+                    result=Path(scratch) / "result.json", log=log.resolve(), name_bug=name_bug,
+                    reproduce=reproduce(self._spec, commit),
+                )  # fmt: skip
+                found = self._forks.run(task, self._spec.timeout)
+        return found.model_copy(update={"seconds": time.monotonic() - begun, "build_seconds": build_seconds})
+
+
+class Accuracy:
+    """Judges by a whole ``assay run`` with the commit's kernel as the candidate."""
+
+    def __init__(self, spec: Spec, imports: Replay, tree: Path) -> None:
+        self._spec, self._imports, self._tree = spec, imports, tree
+
+    def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
+        """Measure a commit; see `Prober`.
+
+        Raises:
+            UsageError: ``assay run`` was called wrongly.
+        """
+        begun = time.monotonic()
+        imported = self._imports.probe(commit, log)
+        if imported.status != "measured":
+            return imported
+        folder = log.parent.parent / "runs" / log.stem
+        paths = [str(self._tree / source) for source in self._spec.sources if (self._tree / source).is_dir()]
+        paths += filter(None, [os.environ.get("PYTHONPATH")])
+        command = [
+            sys.executable,
+            "-m",
+            "harness",
+            "run",
+            "--candidate",
+            self._spec.kernel,
+            "--out",
+            str(folder.resolve()),
+        ]
+        environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        code = run_command(
+            [*command, *self._spec.run_args], log.parent, environment, self._spec.timeout, log, gently=True
+        )
+        update: dict[str, object] = {"seconds": time.monotonic() - begun}
+        if code in (ExitCode.PASS, ExitCode.REGRESSION):
+            update["regression"] = code == ExitCode.REGRESSION
+        elif code == ExitCode.USAGE:
+            raise UsageError(
+                f"assay run was called wrongly: {tail(log, 400)}", "arguments that it knows", "see --run-arg"
+            )
+        else:
+            update |= {
+                "status": "undecided" if code == ExitCode.NO_VERDICT else "died",
+                "reason": _why(code, folder, log),
+            }
+        return imported.model_copy(update=update)
+
+
+def _why(code: int | None, folder: Path, log: Path) -> str:
+    if code is None:
+        return "assay run did not end in time"
+    with suppress(OSError, ValueError, KeyError):
+        report = json.loads((folder / "report.json").read_text())
+        return f"{report['verdict']}: {report['headline']}"
+    return f"assay run exited with {code}: {tail(log)}"
+
+
+def reproduce(spec: Spec, commit: str) -> str:
+    """The command that judges a commit again, against the good revision."""
+    return shlex.join(["assay", "bisect", "commits", *flags(spec, commit)])
+
+
+def flags(spec: Spec, bad: str) -> list[str]:
+    """Flags of ``assay bisect commits`` for the same question about another bad revision."""
+    given = ["--repo", spec.repo, "--good", spec.good[:12], "--bad", bad[:12], "--kernel", spec.kernel]
+    fields = Spec.model_fields
+    for name, value in (("--build", spec.build), ("--pack", spec.pack)):
+        given += [name, value] if value else []
+    for name, values, field in (("--condition", spec.conditions, "conditions"), ("--source", spec.sources, "sources")):
+        if values != fields[field].default:
+            given += [part for value in values for part in (name, value)]
+    if spec.calls:
+        given += ["--calls", str(spec.calls)]
+    if spec.against != "bound":
+        given += ["--against", spec.against, "--times", f"{spec.times:g}"]
+    if spec.judge == "accuracy":
+        given += ["--with", "accuracy", *(f"--run-arg={arg}" for arg in spec.run_args)]
+    if spec.first_parent:
+        given.append("--first-parent")
+    return given

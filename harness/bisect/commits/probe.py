@@ -1,0 +1,205 @@
+"""What runs in a commit's own process: import its kernel from its worktree, prove it, run it on the calls, and write down what
+was measured.
+
+The process is forked from one that has imported torch and assay and never a kernel, so an import costs what the kernel costs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import inspect
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.attention import kernels
+from harness.attention.call import KernelRefused
+from harness.bisect.commits.calls import Asked, read_calls
+from harness.bisect.commits.state import Measurement, Row
+from harness.errors import AssayError
+from harness.localize.bounds import bound_of
+from harness.localize.diagnose import diagnose
+from harness.localize.examine import Examination, examine
+
+_OWN = {"torch", "numpy", *sys.stdlib_module_names}
+"""Never taken from a worktree unless the kernel is named so: they are loaded, and cannot be loaded twice."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process is to do.
+
+    Attributes:
+        tree: top of the worktree.
+        sources: folders in it that modules are imported from, relative.
+        kernel: ``module:function``.
+        calls: file of the calls; None to import the kernel and no more.
+        result: file that the `Measurement` is written to.
+        log: file that everything printed is appended to.
+        name_bug: whether to look for a hypothesis that fits; takes seconds.
+        reproduce: the command that findings name.
+    """
+
+    tree: Path
+    sources: tuple[str, ...]
+    kernel: str
+    calls: Path | None
+    result: Path
+    log: Path
+    name_bug: bool = False
+    reproduce: str = ""
+
+
+def main(task: Task) -> None:
+    """Do a task in this process, which must be a fresh one, and write its result. Errors of the kernel's are results."""
+    os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    out = os.open(task.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    # A forked process begins with its parent's random state: a kernel's dice would fall alike in every probe.
+    random.seed()
+    np.random.seed()
+    torch.seed()
+    os.chdir(task.tree)
+    measurement = measure(task)
+    part = task.result.with_name(task.result.name + ".part")
+    part.write_text(measurement.model_dump_json())
+    part.replace(task.result)
+
+
+def _end_with_parent() -> None:
+    """End this process and its children when the bisection is gone, however it ended: a kernel may run for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.killpg(0, signal.SIGKILL)
+
+
+def measure(task: Task) -> Measurement:
+    """Import the kernel and run it on the calls."""
+    roots = [str((task.tree / source).resolve()) for source in task.sources if (task.tree / source).is_dir()]
+    _prefer(roots, task.kernel.split(":")[0].split(".")[0])
+    try:
+        kernel = kernels.load(task.kernel)
+    except BaseException as error:  # a module may raise anything, and SystemExit too
+        traceback.print_exc()
+        return Measurement(status="import", reason=_words(error.__cause__ or error))
+    wrong = foreign(task.tree, roots, task.kernel)
+    if wrong:
+        return Measurement(status="import", reason=wrong)
+    origin = _origin(task.tree, sys.modules[task.kernel.partition(":")[0]])
+    if task.calls is None:
+        return Measurement(status="measured", origin=origin)
+    asked = read_calls(task.calls, "cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        examination = examine(kernel, [one.call for one in asked])
+    except BaseException as error:
+        traceback.print_exc()
+        return Measurement(status="raised", reason=_words(error), origin=origin)
+    wrong = foreign(task.tree, roots, task.kernel)  # a kernel may import more when it first runs
+    if wrong:
+        return Measurement(status="import", reason=wrong)
+    findings = tuple(diagnose(examination, task.reproduce)) if task.name_bug else ()
+    return Measurement(
+        status="measured", origin=origin, rows=_rows(examination, asked), delegated=len(examination.delegated),
+        refused=len(examination.refused), findings=findings,
+    )  # fmt: skip
+
+
+def _rows(examination: Examination, asked: Sequence[Asked]) -> tuple[Row, ...]:
+    number = {id(one.call): i for i, one in enumerate(asked)}
+    rows = []
+    for seen in examination.observations:
+        i = number[id(seen.call)]
+        rows.append(
+            Row(
+                number=i, layer=seen.call.layer, call=asked[i].name, condition=asked[i].condition,
+                own=tuple(seen.own.amax(0).tolist()), bound=seen.bound,
+                rounding=bound_of(seen.call) if seen.scheme else seen.bound,
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, AssayError):
+        return error.found
+    if isinstance(error, KernelRefused):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+class _Preferring(importlib.abc.MetaPathFinder):
+    """Finds a worktree's modules before anything else does, whatever an editable install has put before the path."""
+
+    def __init__(self, roots: list[str], top: str) -> None:
+        self._roots, self._top = roots, top
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if path is None:
+            if fullname in _OWN and fullname != self._top:
+                return None
+            spec = importlib.machinery.PathFinder.find_spec(fullname, self._roots)
+            # A folder without __init__.py is a package only if it is the kernel's: else any folder would hide a package.
+            return spec if spec is not None and (spec.loader is not None or fullname == self._top) else None
+        if all(_inside(entry, self._roots) for entry in path):
+            return importlib.machinery.PathFinder.find_spec(fullname, list(path))
+        return None
+
+
+def _prefer(roots: list[str], top: str) -> None:
+    """Have modules imported from `roots`, not from the working directory, and none of the worktree's that is loaded already."""
+    sys.dont_write_bytecode = True  # a source of the same size and second would else be taken for another commit's
+    finder = _Preferring(roots, top)
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    for name in loaded - {"__main__", "__mp_main__"}:
+        if finder.find_spec(name, None) is not None:
+            for module in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
+                del sys.modules[module]
+    sys.path[:] = roots + [entry for entry in sys.path if entry and Path(entry) != Path.cwd()]
+    sys.meta_path.insert(0, finder)
+    importlib.invalidate_caches()
+
+
+def foreign(tree: Path, roots: Sequence[str], kernel: str) -> str:
+    """Which module of the kernel's package, or of another one of the worktree's, came from elsewhere, in words; empty if none."""
+    module = kernel.partition(":")[0]
+    tops = {path.stem for root in roots for path in Path(root).iterdir() if path.suffix == ".py"}
+    tops |= {path.parent.name for root in roots for path in Path(root).glob("*/__init__.py")}
+    tops = (tops - _OWN) | {module.partition(".")[0]}
+    for name, found in list(sys.modules.items()):
+        if name.partition(".")[0] not in tops or not isinstance(found, ModuleType) or name == "__mp_main__":
+            continue
+        file = getattr(found, "__file__", None)
+        places = [file] if file else [*getattr(found, "__path__", ())]
+        if any(not _inside(place, [str(tree)]) for place in places) or (name == module and not file):
+            place = file or ", ".join(places)
+            return f"module {name} came from {place or 'nowhere'}, not from this commit's worktree"
+    return ""
+
+
+def _origin(tree: Path, module: ModuleType) -> str:
+    file: Any = inspect.getfile(module)
+    return str(Path(file).resolve().relative_to(tree.resolve()))
+
+
+def _inside(place: str, roots: Sequence[str]) -> bool:
+    path = Path(place).resolve()
+    return any(path.is_relative_to(Path(root).resolve()) for root in roots)

@@ -1,0 +1,186 @@
+"""git: what is in the range, what a commit says, and a worktree of assay's own. The user's checkout and index are never touched."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from harness.bisect.commits.state import CommitNote, Listed
+from harness.errors import AssayError, UsageError
+
+_PREFIX = "assay-worktree-"
+_LOCK = "assay.lock"
+# Nothing of the user's that runs by itself: hooks, background maintenance, a file watcher.
+_QUIET = (
+    "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.fsmonitor=false",
+    "-c", "advice.detachedHead=false", "-c", "log.showSignature=false", "-c", "core.quotePath=false",
+)  # fmt: skip
+_FIELDS = "%H%x1f%P%x1f%an <%ae>%x1f%aI%x1f%s%x1f%b"
+
+
+class GitFailed(AssayError):
+    """git did not do what it should, which is no commit's fault. Exit code 3."""
+
+
+class Repository:
+    """A git repository, read only but for its list of worktrees."""
+
+    def __init__(self, path: Path) -> None:
+        """The repository that `path` lies in.
+
+        Raises:
+            UsageError: there is none, or no git.
+        """
+        if shutil.which("git") is None:
+            raise UsageError("git is not installed.", "the command git", "install git")
+        self.path = path
+        found = self._run("rev-parse", "--show-toplevel", "--git-common-dir", check=False)
+        if found.returncode:
+            raise UsageError(
+                f"{path} is no git repository with a working tree: {found.stderr.strip()}", "one", "give --repo"
+            )
+        top, common = found.stdout.splitlines()
+        self.common = (path / common).resolve()
+        self.path = Path(top)
+
+    def resolve(self, revision: str) -> str:
+        """The hash of a revision's commit.
+
+        Raises:
+            UsageError: there is no such commit.
+        """
+        found = self._run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", check=False)
+        if found.returncode:
+            raise UsageError(
+                f"{self.path} has no commit {revision!r}.", "a branch, a tag or a hash", "check --good, --bad"
+            )
+        return found.stdout.strip()
+
+    def between(self, good: str, bad: str, first_parent: bool) -> tuple[Listed, ...]:
+        """Commits reachable from `bad` and not from `good`, parents before children.
+
+        Raises:
+            UsageError: `good` is no ancestor of `bad`, or is the same.
+        """
+        if good == bad:
+            raise UsageError(f"good and bad are the same commit {good[:12]}.", "two commits", "check --good and --bad")
+        if self._run("merge-base", "--is-ancestor", good, bad, check=False).returncode:
+            base = self._run("merge-base", good, bad, check=False).stdout.strip()
+            raise UsageError(
+                f"{good[:12]} is no ancestor of {bad[:12]}.",
+                "a good revision that the bad one was made from",
+                f"give their merge base {base[:12]} as --good, if it is good; if it is bad, they never shared a good kernel"
+                if base
+                else "give revisions with a common history",
+            )
+        order = ["--topo-order", "--reverse", *(["--first-parent"] if first_parent else [])]
+        lines = self._run("log", "-z", "--format=%H%x1f%P%x1f%s", *order, bad, f"^{good}").stdout.split("\0")
+        place: dict[str, int] = {}
+        listed: list[Listed] = []
+        for line in filter(None, lines):
+            commit, parents, subject = line.strip("\n").split("\x1f")
+            followed = parents.split()[: 1 if first_parent else None]
+            place[commit] = len(listed)
+            listed.append(
+                Listed(commit=commit, subject=subject, parents=tuple(place[p] for p in followed if p in place))
+            )
+        return tuple(listed)
+
+    def describe(self, commit: str) -> CommitNote:
+        """A commit's message, and what it changed against its first parent."""
+        text = self._run("log", "-1", f"--format={_FIELDS}", commit).stdout
+        full, parents, author, date, subject, body = text.rstrip("\n").split("\x1f")
+        first = f"{commit}^1" if parents else self._run("hash-object", "-t", "tree", "/dev/null").stdout.strip()
+        stat = self._run("diff", "--stat=100", "--no-color", "--no-ext-diff", first, commit).stdout.rstrip()
+        return CommitNote(
+            commit=full, subject=subject, body=body.strip(), author=author, date=date, diffstat=stat,
+            parents=tuple(parents.split()),
+        )  # fmt: skip
+
+    @contextmanager
+    def worktree(self) -> Iterator[Worktree]:
+        """A worktree in a temporary folder, removed at the end. What an earlier, killed process left behind is removed first.
+
+        Raises:
+            GitFailed: git cannot make one.
+        """
+        self._sweep()
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
+        lock = (folder / _LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        tree = folder / self.path.name
+        try:
+            self._run("worktree", "add", "--detach", "--no-checkout", str(tree), "HEAD")
+            yield Worktree(tree, self)
+        finally:
+            self._remove(tree, lock)
+
+    def _sweep(self) -> None:
+        for line in self._run("worktree", "list", "--porcelain").stdout.splitlines():
+            tree = Path(line.removeprefix("worktree "))
+            # Only what `worktree` made is removed: a linked worktree (whose .git is a file), in a folder of our name and lock.
+            if not line.startswith("worktree ") or not tree.parent.name.startswith(_PREFIX) or (tree / ".git").is_dir():
+                continue
+            try:
+                lock = (tree.parent / _LOCK).open("r+")
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()  # its bisection is alive
+            else:
+                self._remove(tree, lock)
+        self._run("worktree", "prune", check=False)  # entries whose folders are gone
+
+    def _remove(self, tree: Path, lock: IO[str]) -> None:
+        self._run("worktree", "remove", "--force", "--force", str(tree), check=False)
+        shutil.rmtree(tree.parent, ignore_errors=True)
+        self._run("worktree", "prune", check=False)
+        lock.close()
+
+    def _run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return run_git(self.path, *args, check=check)
+
+
+class Worktree:
+    """A working tree that assay may do with as it likes."""
+
+    def __init__(self, path: Path, repository: Repository) -> None:
+        self.path, self._repository = path, repository
+
+    def checkout(self, commit: str, keep_ignored: bool) -> None:
+        """Make the tree that of a commit, with nothing left of another but, if asked for, the files that git ignores.
+
+        Raises:
+            GitFailed: it cannot be done, for instance because the disk is full.
+        """
+        run_git(self.path, "checkout", "--quiet", "--force", "--detach", commit)
+        run_git(self.path, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
+
+
+def run_git(folder: Path, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run git in a folder, deaf to the variables that a hook or another git command sets.
+
+    Raises:
+        GitFailed: it failed, and `check`.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        ["git", *_QUIET, *args], cwd=folder, env=environment, check=False, capture_output=True, text=True,
+        errors="replace", stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    if check and done.returncode:
+        raise GitFailed(
+            f"git {args[0]} failed in {folder}: {done.stderr.strip()}", "a sound repository and room on the disk",
+            "see what git says; the same command then goes on",
+        )  # fmt: skip
+    return done

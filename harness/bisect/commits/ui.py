@@ -1,0 +1,181 @@
+"""A bisection on the terminal: a live table, plain lines where there is none, and the result in words."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from harness.bisect.commits.search import believe
+from harness.bisect.commits.session import EVIDENCE, history_of, tallies
+from harness.bisect.commits.state import Probe, Result, State
+from harness.localize.diagnose import some
+
+_SHOWN = 12
+_COLOURS = {"good": "green", "bad": "red", "skip": "yellow"}
+
+
+class Board(AbstractContextManager["Board"]):
+    """Shows a bisection as it goes. Called with the state and with what is done next, as `session.Show`."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+        self._said = 0
+        self._begun = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, state: State, doing: str) -> None:
+        """Show a state; `doing` is what is done next, empty for nothing."""
+        if self._live:
+            self._live.update(Group(table(state, _SHOWN), Text(progress(state)), Text(doing, style="dim")))
+        elif len(state.probes) > self._said:
+            self._say(state)
+        self._said = len(state.probes)
+
+    def _say(self, state: State) -> None:
+        probe = state.probes[-1]
+        text = " ".join(filter(None, [probe.purpose, probe.commit[:12], probe.outcome, error_of(probe), probe.reason]))
+        self._console.print(
+            f"[{time.monotonic() - self._begun:5.1f} s] {probe.number}: {text} ({probe.seconds:.1f} s)",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def table(state: State, most: int) -> Table:
+    """The last probes of a bisection."""
+    subjects = {one.commit: one.subject for one in state.history}
+    made = Table("probe", "for", "commit", "subject", "verdict", "worst own error / limit", "seconds", expand=True)
+    for probe in state.probes[-most:]:
+        made.add_row(
+            str(probe.number), probe.purpose, probe.commit[:12], Text(subjects.get(probe.commit, "")[:60]),
+            Text(probe.outcome, style=_COLOURS[probe.outcome]), Text(error_of(probe) or probe.reason[:60]),
+            f"{probe.seconds:.1f}",
+        )  # fmt: skip
+    return made
+
+
+def progress(state: State) -> str:
+    """Where a bisection is, in one line."""
+    history = history_of(state)
+    counted, good, skipped = tallies(state)
+    searched = sum(p.purpose in EVIDENCE for p in state.probes)
+    text = f"{searched} probes, {len(skipped)} commits skipped; "
+    if state.spec.bad not in counted:
+        return text + f"proving the ends of a range of {len(history)} commits"
+    belief = believe(history, counted, good)
+    left = int(belief.consistent.sum())
+    best = int(belief.weights.argmax())
+    candidates = f"{left} of {len(history)} commits left" if left else "verdicts contradict each other"
+    return text + f"{candidates}; likeliest {history.commits[best][:12]} with probability {belief.weights[best]:.3f}"
+
+
+def render(state: State, console: Console) -> None:
+    """Print the result of a bisection, or where it is."""
+    if state.result is None:
+        console.print(table(state, _SHOWN))
+        console.print(progress(state), markup=False, highlight=False, soft_wrap=True)
+        return
+    for line in words(state, state.result):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def words(state: State, result: Result) -> list[str]:
+    """A result in words, a line each."""
+    lines = [headline(state, result)]
+    if result.commit is not None:
+        note = result.commit
+        lines += [
+            "",
+            f"commit {note.commit}",
+            f"Author: {note.author}",
+            f"Date:   {note.date}",
+            "",
+            f"    {note.subject}",
+        ]
+        lines += [f"    {line}" for line in note.body.splitlines()]
+        lines += ["", note.diffstat, "", f"Checked: {result.checked}."]
+    else:
+        subjects = {one.commit: one.subject for one in state.history}
+        lines += [f"  {commit[:12]} {subjects[commit]}" for commit in result.candidates]
+    lines += newly(result)
+    for finding in result.findings:
+        lines.append(f"{finding.severity}: {finding.where}: {finding.diagnosis}")
+        lines += [f"  - {line}" for line in finding.evidence]
+        lines.append(f"  $ {finding.reproduce}")
+    lines += [f"Note: {note}." for note in result.notes]
+    lines.append(effort(state, result))
+    return lines
+
+
+def headline(state: State, result: Result) -> str:
+    """The result in one sentence."""
+    many = len(state.history)
+    if result.verdict == "found":
+        return (
+            f"{result.candidates[0][:12]} is the culprit, of {many} commits, with probability {result.confidence:.4f}."
+        )
+    if result.verdict == "hidden":
+        return (
+            f"The culprit is one of {len(result.candidates)} commits, with probability {result.confidence:.4f}: those between "
+            "them cannot be tested, so they cannot be told apart."
+        )
+    return f"No commit could be named: verdicts are too flaky. The likeliest of {many} has probability {result.confidence:.4f}."
+
+
+def newly(result: Result) -> list[str]:
+    """What fails at the commit and not before it, in words; axes all of whose values do are named together."""
+    lines = []
+    whole = []
+    for change in result.changes:
+        if not change.new:
+            continue
+        if change.axis in ("layer", "head"):
+            chosen, of = [int(v) for v in change.new], [int(v) for v in change.values]
+            lines.append(f"Newly out of bounds: {some(change.axis, chosen, of)}.")
+        elif change.new == change.values:
+            whole.append(change.axis)
+        else:
+            rest = [v for v in change.values if v not in change.failing]
+            right = f"; never at {', '.join(rest)}" if rest else ""
+            lines.append(f"Newly out of bounds by {change.axis}: {', '.join(change.new)}{right}.")
+    return [*lines, *([f"Newly out of bounds at every value of: {', '.join(whole)}."] if whole else [])]
+
+
+def effort(state: State, result: Result) -> str:
+    """What the answer cost, and what its probability rests on."""
+    counts = {
+        kind: sum(p.purpose == kind for p in state.probes) for kind in dict.fromkeys(p.purpose for p in state.probes)
+    }
+    skips = sum(p.outcome == "skip" for p in state.probes)
+    seconds = sorted(p.seconds for p in state.probes)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return (
+        f"{len(state.probes)} probes ({kinds}; {skips} of them skipped), {seconds[len(seconds) // 2]:.2f} s each (median). "
+        f"Verdicts on commits that were judged more than once: {result.repeated}, {result.flipped} of them outvoted; "
+        f"estimated flips: {result.flips[0]:.1%} of good commits, {result.flips[1]:.1%} of bad ones."
+    )
+
+
+def error_of(probe: Probe) -> str:
+    """A probe's worst error as a multiple of its limit, in words; empty where it has none."""
+    if probe.worst is None:
+        return ""
+    return "not finite" if not math.isfinite(probe.worst) else f"{probe.worst:.3g}"

@@ -1,0 +1,285 @@
+"""``assay bisect commits`` and, for ``git bisect run``, ``assay bisect probe``."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+from typer.core import TyperCommand
+
+from harness.cli.app import console, errors, interpret_without_gpu
+from harness.cli.bisect import bisect_app
+from harness.errors import AssayError, ExitCode, UsageError
+
+GOOD, BAD, SKIP, ABORT = 0, 1, 125, 128
+"""Exit codes that ``git bisect run`` understands."""
+RUNS = Path("runs")
+
+Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]
+Build = Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")]
+Pack = Annotated[Path | None, typer.Option(help="Judge by the recorded calls of this replay pack.")]
+Condition = Annotated[
+    list[str] | None,
+    typer.Option(help="axis=value: only calls that meet it, such as phase=extend or prefix=128; may be repeated."),
+]
+Calls = Annotated[int, typer.Option(help="At most so many calls; 0 for all. An interpreted kernel is slow.", min=0)]
+Source = Annotated[
+    list[str] | None, typer.Option(help="Folder of the tree that modules are imported from; by default . and src.")
+]
+Raises = Annotated[
+    Literal["skip", "bad"], typer.Option(help="What a commit is whose kernel raises, dies or hangs on a call.")
+]
+
+
+@bisect_app.command()
+def commits(
+    repo: Annotated[Path, typer.Option(help="A folder of the repository. Its checkout is never touched.")] = Path("."),
+    good: Annotated[str, typer.Option(help="A revision with a good kernel.", show_default=False)] = "",
+    bad: Annotated[str, typer.Option(help="A later revision with a bad one.", show_default=False)] = "",
+    kernel: Kernel = "",
+    build: Build = "",
+    pack: Pack = None,
+    condition: Condition = None,
+    calls: Calls = 0,
+    source: Source = None,
+    judge: Annotated[
+        Literal["replay", "accuracy"],
+        typer.Option("--with", help="Judge by layer error on calls, or by a whole assay run for each commit."),
+    ] = "replay",
+    against: Annotated[
+        Literal["bound", "good"],
+        typer.Option(help="Hold layer errors against the bound of each call, or against the good revision's own."),
+    ] = "bound",
+    times: Annotated[
+        float, typer.Option(help="With --against good: how many times its error is still good.", min=1)
+    ] = 2.0,
+    raises: Raises = "skip",
+    first_parent: Annotated[bool, typer.Option("--first-parent", help="Follow first parents only.")] = False,
+    repeats: Annotated[int, typer.Option(help="Verdicts on each end before the search, if they agree.", min=1)] = 3,
+    confidence: Annotated[
+        float, typer.Option(help="Probability at which a commit is named.", min=0.51, max=0.9999)
+    ] = 0.99,
+    scan: Annotated[
+        int | None,
+        typer.Option(
+            help="Commits that are probed once the culprit is named, for the error profile; by default 8.", min=0
+        ),
+    ] = None,
+    keep_build: Annotated[
+        bool, typer.Option("--keep-build", help="Keep files that git ignores from commit to commit.")
+    ] = False,
+    timeout: Annotated[float | None, typer.Option(help="Most seconds of a probe.", min=0.1)] = None,
+    build_timeout: Annotated[float, typer.Option(help="Most seconds of a build.", min=0.1)] = 1800.0,
+    run_arg: Annotated[
+        list[str] | None, typer.Option(help="With --with accuracy: a further argument of assay run; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the op-level calls.")] = 0,
+    status: Annotated[bool, typer.Option("--status", help="Show where a bisection is, and leave it alone.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The bisection's folder; by default one that the question names.")
+    ] = None,
+) -> None:
+    """Find the commit that made a kernel worse. The same command goes on with a bisection that was stopped.
+
+    Exit codes: 0 a commit is named, 2 wrong use (an end is not what it was said to be), 3 none could be named.
+    """
+    from harness.bisect.commits import session, ui
+    from harness.bisect.commits.repo import Repository
+    from harness.bisect.commits.state import Folder, Spec
+
+    if status and (out or not kernel):
+        ui.render(Folder(out or _newest()).read(), console)
+        return
+    for name, value in (("--good", good), ("--bad", bad), ("--kernel", kernel)):
+        if not value:
+            raise UsageError(f"{name} is missing.", "--good, --bad and --kernel", "see assay bisect commits --help")
+    _check(kernel)
+    if judge == "accuracy" and (pack or condition or calls or against == "good"):
+        raise UsageError(
+            "--with accuracy was given with --pack, --condition, --calls or --against.",
+            "an accuracy run for each commit, or a replay",
+            "leave either out",
+        )
+    repository = Repository(repo)
+    spec = Spec(
+        repo=str(repository.path), good=repository.resolve(good), bad=repository.resolve(bad), kernel=kernel, build=build,
+        sources=tuple(source) if source else Spec.model_fields["sources"].default, first_parent=first_parent,
+        judge=judge, against=against, times=times, pack=str(pack.resolve()) if pack else "",
+        conditions=tuple(condition or ()), calls=calls, seed=seed, raises=raises, repeats=repeats, confidence=confidence,
+        scan=scan if scan is not None else 0 if judge == "accuracy" else 8, keep_build=keep_build,
+        timeout=timeout or (7200.0 if judge == "accuracy" else 300.0), build_timeout=build_timeout,
+        run_args=tuple(run_arg or ()),
+    )  # fmt: skip
+    folder = Folder(out or RUNS / f"bisect-{spec.digest}")
+    if status:
+        ui.render(folder.read(), console)
+        return
+    with folder.locked():
+        if folder.state_file.exists():
+            state = folder.read()
+            if state.spec != spec:
+                raise UsageError(f"{folder.path} holds another bisection.", "the same one", "name another --out")
+        else:
+            state = session.new_state(spec, repository, shlex.join(["assay", *sys.argv[1:]]))
+            folder.write(state)
+        if state.result is None:
+            state = _bisect(folder, state, repository)
+        _report(folder, state)
+    assert state.result is not None
+    raise typer.Exit(session.exit_code(state.result))
+
+
+def _bisect(folder: Any, state: Any, repository: Any) -> Any:
+    from harness.bisect.commits import session, ui
+    from harness.bisect.commits.executor import Accuracy, Builder, Forks, Replay
+
+    spec = state.spec
+    interpret_without_gpu()  # what kernels import is decided by what their processes are forked from
+    calls = None if spec.judge == "accuracy" else _calls(folder.path, spec)
+    console.print(
+        f"Bisecting {len(state.history)} commits in {folder.path}; {len(state.probes)} probes are there already.",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    with _stoppable(), repository.worktree() as tree, ui.Board(console) as board:
+        replay = Replay(spec, Builder(spec, tree), tree.path, calls, Forks())
+        prober = replay if spec.judge == "replay" else Accuracy(spec, replay, tree.path)
+        return session.Session(folder, state, prober, repository, board).run()
+
+
+def _calls(folder: Path, spec: Any) -> Path:
+    """The file of the calls, written once, so that every commit is asked the same."""
+    from harness.bisect.commits import calls
+    from harness.evidence.pack import read_pack
+    from harness.replay import choose
+
+    file = (folder / calls.FILE).resolve()
+    if not file.exists():
+        if spec.pack:
+            found = calls.recorded_calls([one.call for one in choose(read_pack(Path(spec.pack)))])
+        else:
+            found = calls.matrix_calls(spec.seed)
+        calls.write_calls(file, calls.choose_calls(found, spec.conditions, spec.calls))
+    return file
+
+
+def _report(folder: Any, state: Any) -> None:
+    from harness.bisect.commits import ui
+    from reports.bisect_commits import write_reports
+
+    ui.render(state, console)
+    written = write_reports(state, folder)
+    console.print(f"Report: {written}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end a bisection with its worktree removed, and a sentence."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise AssayError("The bisection was stopped.", do="give the same command again: it goes on from here") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _newest() -> Path:
+    found = sorted(RUNS.glob("bisect-*/state.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UsageError("there is no bisection in runs/.", "one", "give its folder with --out")
+    return found[-1].parent
+
+
+def _check(kernel: str) -> None:
+    from harness.attention.kernels import is_path
+
+    if not is_path(kernel):
+        raise UsageError(f"--kernel {kernel} is no module:function.", "one of the repository's", "name it so")
+
+
+class _ForGit(TyperCommand):
+    """A command whose wrong use is 128: 2, which is usual, would be a bad commit to ``git bisect run``."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().make_context(*args, **kwargs)
+        except Exception as error:
+            # click's UsageError, or typer's own copy of it, as the version has it
+            if getattr(error, "exit_code", 0) != ExitCode.USAGE:
+                raise
+            errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
+            sys.exit(ABORT)
+
+
+@bisect_app.command(cls=_ForGit)
+def probe(
+    kernel: Kernel,
+    repo: Annotated[Path, typer.Option(help="The checkout to test.")] = Path("."),
+    build: Build = "",
+    pack: Pack = None,
+    condition: Condition = None,
+    calls: Calls = 0,
+    source: Source = None,
+    raises: Raises = "skip",
+    timeout: Annotated[float, typer.Option(help="Most seconds of the probe.", min=0.1)] = 300.0,
+    build_timeout: Annotated[float, typer.Option(help="Most seconds of the build.", min=0.1)] = 1800.0,
+    seed: Annotated[int, typer.Option(help="Of the op-level calls.")] = 0,
+) -> None:
+    """Test the kernel of a checkout as it is, for git bisect run.
+
+    Exit codes are git's: 0 good, 1 bad, 125 to be skipped, 128 for a broken environment or wrong use, which stops git.
+    """
+    try:
+        code = _probe_here(kernel, repo, build, pack, condition, calls, source, raises, timeout, build_timeout, seed)
+    except AssayError as error:
+        errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
+        code = ABORT
+    except Exception:
+        errors.print_exception()
+        code = ABORT
+    raise typer.Exit(code)
+
+
+def _probe_here(
+    kernel: str, repo: Path, build: str, pack: Path | None, condition: list[str] | None, calls: int,
+    source: list[str] | None, raises: Literal["skip", "bad"], timeout: float, build_timeout: float, seed: int,
+) -> int:  # fmt: skip
+    from harness.bisect.commits import probe as process
+    from harness.bisect.commits.executor import Forks, run_build
+    from harness.bisect.commits.judge import judge
+    from harness.bisect.commits.repo import Repository
+    from harness.bisect.commits.state import Spec
+
+    _check(kernel)
+    interpret_without_gpu()
+    top = Repository(repo).path
+    sources = tuple(source) if source else Spec.model_fields["sources"].default
+    spec = Spec(
+        repo=str(top), good="", bad="", kernel=kernel, sources=sources, raises=raises, pack=str(pack) if pack else "",
+        conditions=tuple(condition or ()), calls=calls, seed=seed,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="assay-probe-") as made:
+        scratch = Path(made)
+        why, _ = run_build(build, top, build_timeout, scratch / "log")
+        if why:
+            console.print(f"skip: {why}", markup=False, highlight=False, soft_wrap=True)
+            return SKIP
+        task = process.Task(top, sources, kernel, _calls(scratch, spec), scratch / "result.json", scratch / "log")
+        measured = Forks().run(task, timeout)
+    judged = judge(measured, spec, [])
+    worst = f"worst own error {judged.worst:.3g} times its bound, {judged.where}" if judged.worst is not None else ""
+    text = f"{judged.outcome}: {worst or judged.reason} ({measured.origin or 'not imported'})"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return {"good": GOOD, "bad": BAD, "skip": SKIP}[judged.outcome]

@@ -1,0 +1,64 @@
+"""``--with accuracy``: what an ``assay run``'s exit code makes of a commit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.bisect.commits import executor
+from harness.bisect.commits.executor import Accuracy
+from harness.bisect.commits.state import Measurement, Spec
+from harness.errors import UsageError
+
+
+def probed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int | None, imported: str = "measured"
+) -> tuple[Measurement, list[list[str]]]:
+    ran: list[list[str]] = []
+
+    def run(
+        command: list[str], folder: Path, environment: dict[str, str], timeout: float, log: Path, gently: bool
+    ) -> int | None:
+        ran.append([environment["PYTHONPATH"], *command])
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir(parents=True)
+        (out / "report.json").write_text(json.dumps({"verdict": "inconclusive", "headline": "too few questions"}))
+        log.write_text("No such option")
+        return code
+
+    monkeypatch.setattr(executor, "run_command", run)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    spec = Spec(repo="r", good="g", bad="b", kernel="attn:forward", judge="accuracy", run_args=("--questions=8",))
+    imports = SimpleNamespace(probe=lambda *_: Measurement.model_validate({"status": imported, "origin": "attn.py"}))
+    (tmp_path / "logs").mkdir()
+    found = Accuracy(spec, imports, tmp_path).probe("c", tmp_path / "logs" / "0001.log")  # type: ignore[arg-type]
+    return found, ran
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "regression"),
+    [(0, "measured", False), (1, "measured", True), (3, "undecided", None), (None, "died", None), (137, "died", None)],
+)
+def test_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int | None, status: str, regression: bool | None
+) -> None:
+    found, ran = probed(monkeypatch, tmp_path, code)
+    assert (found.status, found.regression) == (status, regression)
+    assert (found.reason != "") == (status != "measured")
+    assert ran[0][0] == str(tmp_path), "the worktree's modules"
+    assert ran[0][-1] == "--questions=8"
+    if code == 3:
+        assert found.reason == "inconclusive: too few questions"
+
+
+def test_a_commit_that_does_not_import_starts_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found, ran = probed(monkeypatch, tmp_path, 0, imported="import")
+    assert (found.status, ran) == ("import", [])
+
+
+def test_wrong_arguments_end_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such option"):
+        probed(monkeypatch, tmp_path, 2)

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.bisect.commits.search import (
+    MOST_REPEATS,
+    Ask,
+    Found,
+    Hidden,
+    History,
+    Lost,
+    Step,
+    Tally,
+    believe,
+    buildable,
+    information,
+    next_step,
+    proof,
+)
+
+
+def chain(count: int) -> History:
+    return History([str(i) for i in range(count)], [[i - 1] if i else [] for i in range(count)])
+
+
+class Run:
+    """A bisection of a history whose truth is known."""
+
+    def __init__(
+        self, history: History, is_bad: Callable[[int], bool], noise: float = 0.0, broken: Collection[int] = (),
+        seed: int = 0, repeats: int = 3,
+    ) -> None:  # fmt: skip
+        self.history, self._is_bad, self._noise, self._broken = history, is_bad, noise, broken
+        self._random = random.Random(seed)
+        self.asked: list[tuple[str, int]] = []
+        self.tallies: dict[str, Tally] = {}
+        self.skipped: set[str] = set()
+        self.good = Tally()
+        while proof(self.good, "good", repeats) == "more":
+            self.good = self._more(self.good, False)
+        bad = Tally()
+        while proof(bad, "bad", repeats) == "more":
+            bad = self._more(bad, True)
+        self.proven = proof(self.good, "good", repeats) == proof(bad, "bad", repeats) == "proven"
+        self.tallies[history.commits[-1]] = bad
+
+    def _more(self, tally: Tally, bad: bool) -> Tally:
+        judged = bad ^ (self._random.random() < self._noise)
+        return Tally(tally.good + (not judged), tally.bad + judged)
+
+    def step(self) -> Step:
+        step = next_step(self.history, self.tallies, self.skipped, self.good, 0.99)
+        if isinstance(step, Ask):
+            i = self.history.index[step.commit]
+            self.asked.append((step.purpose, i))
+            if i in self._broken:
+                self.skipped.add(step.commit)
+            else:
+                self.tallies[step.commit] = self._more(self.tallies.get(step.commit, Tally()), self._is_bad(i))
+        return step
+
+    def end(self) -> Step:
+        while isinstance(step := self.step(), Ask):
+            pass
+        return step
+
+    @property
+    def searched(self) -> int:
+        return sum(purpose == "search" for purpose, _ in self.asked)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 300), st.data())
+def test_a_straight_history_costs_log2_n_verdicts(count: int, data: st.DataObject) -> None:
+    culprit = data.draw(st.integers(0, count - 1))
+    run = Run(chain(count), lambda i: i >= culprit)
+    end = run.end()
+    assert isinstance(end, Found)
+    assert end.commit == str(culprit)
+    assert end.confidence >= 0.99
+    assert run.searched <= math.ceil(math.log2(count))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_history_with_merges(histories: ModuleType, seed: int) -> None:
+    rng = random.Random(seed)
+    parents = histories.merging(200, rng)
+    history = History([str(i) for i in range(len(parents))], parents).upto(len(parents) - 1)
+    culprit = rng.randrange(len(history))
+    bad = history.descendants(culprit)
+    run = Run(history, lambda i: bool(bad[i]))
+    end = run.end()
+    assert isinstance(end, Found)
+    assert end.commit == history.commits[culprit]
+    # An unbalanced graph has no commit with exactly half of the candidates behind it; git counts with one more step, too.
+    assert run.searched <= math.ceil(math.log2(len(history))) + 2
+    for parent in history.parents[culprit]:
+        assert history.commits[parent] in run.tallies, "each parent was judged, not only inferred"
+
+
+def test_broken_commits_cost_their_probe_and_no_more() -> None:
+    for seed in range(10):
+        rng = random.Random(seed)
+        culprit = rng.randrange(1, 300)
+        broken = {i for i in range(299) if rng.random() < 0.1} - {culprit - 1, culprit}
+        run = Run(chain(300), lambda i, c=culprit: i >= c, broken=broken)  # type: ignore[misc]
+        end = run.end()
+        assert isinstance(end, Found)
+        assert end.commit == str(culprit)
+        assert run.searched <= math.ceil(math.log2(300)) + 1 + len(run.skipped)
+
+
+def test_a_long_break_is_left_in_doubling_steps() -> None:
+    run = Run(chain(1000), lambda i: i >= 700, broken=range(400, 600))
+    end = run.end()
+    assert isinstance(end, Found)
+    assert end.commit == "700"
+    assert len(run.skipped) <= 10, f"{len(run.skipped)} of 200 broken commits were tried"
+
+
+def test_what_skips_hide_is_named_as_a_range() -> None:
+    run = Run(chain(64), lambda i: i >= 20, broken=[18, 19, 20, 21])
+    end = run.end()
+    assert isinstance(end, Hidden)
+    assert end.commits == ("18", "19", "20", "21", "22")
+
+
+def test_a_broken_commit_may_be_found_all_the_same_by_its_children() -> None:
+    # 0 - 1 - 2 - 4 with 1 - 3 - 4: a culprit 1 that does not build is the only one that makes 2 and 3 bad.
+    history = History(["0", "1", "2", "3", "4"], [[], [0], [1], [1], [2, 3]])
+    end = Run(history, lambda i: i >= 1, broken=[1]).end()
+    assert isinstance(end, Found)
+    assert end.commit == "1"
+
+
+def test_flaky_verdicts_still_find_it() -> None:
+    right = 0
+    for seed in range(40):
+        culprit = random.Random(seed).randrange(200)
+        run = Run(chain(200), lambda i, c=culprit: i >= c, noise=0.1, seed=seed)  # type: ignore[misc]
+        if run.proven:
+            end = run.end()
+            right += isinstance(end, Found) and end.commit == str(culprit)
+    assert right >= 38
+
+
+def test_dice_are_given_up() -> None:
+    run = Run(chain(50), lambda i: i >= 20, noise=0.5, seed=3, repeats=1)
+    run.tallies["49"], run.good = Tally(0, 1), Tally(1, 0)
+    assert isinstance(run.end(), Lost)
+
+
+def test_one_transition_of_several_is_found() -> None:
+    run = Run(chain(100), lambda i: 10 <= i < 30 or i >= 70)
+    end = run.end()
+    assert isinstance(end, Found)
+    assert end.commit in ("10", "70")
+
+
+def test_a_merge_that_mended_a_parent_is_not_taken_for_flips() -> None:
+    # 1 is bad; 2, made from it, is good again; 4 merges 2 and 3. Of 4's parents, 2 was mended and 1 has a culprit of its own.
+    history = History(["0", "1", "2", "3", "4"], [[], [0], [1], [0], [2, 3]])
+    bad = {1, 4}
+    run = Run(history, lambda i: i in bad)
+    end = run.end()
+    assert isinstance(end, Found)
+    assert int(end.commit) in bad
+    assert end.commit in run.tallies
+    for parent in history.parents[int(end.commit)]:
+        assert not run.tallies[str(parent)].is_bad
+
+
+def test_contradicting_firm_verdicts_narrow_the_range() -> None:
+    # 5 was judged bad and 8 good, both twice, with nothing flipping: there is a culprit among 0 to 5.
+    tallies = {"19": Tally(0, 3), "5": Tally(0, 2), "8": Tally(2, 0)}
+    step = next_step(chain(20), tallies, (), Tally(3, 0), 0.99)
+    assert isinstance(step, Ask)
+    assert int(step.commit) < 5
+    tallies["5"] = Tally(0, 1)
+    assert next_step(chain(20), tallies, (), Tally(3, 0), 0.99) == Ask("5", "verify")
+
+
+@pytest.mark.parametrize(
+    ("tally", "repeats", "said"),
+    [
+        (Tally(2, 0), 3, "more"),
+        (Tally(3, 0), 3, "proven"),
+        (Tally(0, 3), 3, "refuted"),
+        (Tally(2, 1), 3, "more"),
+        (Tally(7, 1), 3, "proven"),
+        (Tally(1, 7), 3, "refuted"),
+        (Tally(13, 12), 3, "flaky"),
+    ],
+)
+def test_ends_are_proven(tally: Tally, repeats: int, said: str) -> None:
+    assert proof(tally, "good", repeats) == said
+    turned = {"proven": "proven", "refuted": "refuted"}.get(said, said)
+    assert proof(Tally(tally.bad, tally.good), "bad", repeats) == turned
+    assert tally.good + tally.bad <= MOST_REPEATS
+
+
+def test_belief_is_beta_bernoulli() -> None:
+    # Two candidates, one verdict each way at the older one: by hand, with Jeffreys' prior.
+    belief = believe(chain(2), {"0": Tally(0, 2), "1": Tally(0, 1)}, Tally(1, 0))
+
+    def beta(wrong: int, right: int) -> float:
+        return math.gamma(wrong + 0.5) * math.gamma(right + 0.5) / math.gamma(wrong + right + 1)
+
+    likelihood = [beta(0, 3) * beta(0, 1), beta(0, 1) * beta(2, 1)]
+    assert belief.weights == pytest.approx(np.array(likelihood) / sum(likelihood))
+    assert belief.consistent.tolist() == [True, False]
+
+
+def test_a_verdict_tells_a_bit_at_most_and_nothing_if_it_is_a_coin() -> None:
+    assert information(np.array(0.5), 0.0, 0.0) == pytest.approx(1)
+    assert information(np.array(0.5), 0.5, 0.5) == pytest.approx(0)
+    assert information(np.array(0.5), 0.1, 0.1) == pytest.approx(1 - 0.4690, abs=1e-4)  # the capacity of that channel
+    assert information(np.array(0.0), 0.1, 0.1) == pytest.approx(0)
+
+
+def test_beside_broken_commits_less_is_expected_to_build() -> None:
+    builds = buildable(chain(20), {"19": Tally(0, 1)}, {"10"})
+    assert builds[9] == builds[11] == 0.5
+    assert builds[12] == pytest.approx(2 / 3)
+    assert (np.diff(builds[11:19]) > 0).all()
+    more = buildable(chain(20), {}, {"10", "11", "12"})
+    assert more[13] == pytest.approx(1 / 5)
+
+
+def test_ancestors_and_mass_agree(histories: ModuleType) -> None:
+    parents = histories.merging(60, random.Random(4))
+    history = History([str(i) for i in range(len(parents))], parents)
+    for i in range(len(history)):
+        behind = {i}
+        for j in range(i, -1, -1):
+            if j in behind:
+                behind |= set(parents[j])
+        assert set(np.flatnonzero(history.ancestors(i)).tolist()) == behind
+        assert history.mass(np.ones(len(history)))[i] == len(behind)
+        assert set(np.flatnonzero(history.descendants(i)).tolist()) == histories.descendants(parents, i)
+    with pytest.raises(ValueError, match="comes before"):
+        History(["a", "b"], [[1], []])

@@ -1,0 +1,206 @@
+"""The flow of a bisection, with probes whose answers are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from harness.bisect.commits.executor import BrokenEnvironment
+from harness.bisect.commits.repo import Repository
+from harness.bisect.commits.session import CANARY, Session, exit_code, new_state
+from harness.bisect.commits.state import Folder, Measurement, Row, Spec, State
+from harness.errors import UsageError
+
+
+def row(error: float, number: int = 0, prefix: str = "16+") -> Row:
+    return Row(
+        number=number,
+        layer=number,
+        call=f"call {number}",
+        condition={"prefix": prefix},
+        own=(error,),
+        bound=1.0,
+        rounding=1.0,
+    )
+
+
+def measured(*errors: float) -> Measurement:
+    return Measurement(status="measured", rows=tuple(row(error, i) for i, error in enumerate(errors)), seconds=0.1)
+
+
+class Given:
+    """A prober whose measurements are given by the number of the commit."""
+
+    def __init__(
+        self, commits: tuple[str, ...], answer: Callable[[int], Measurement], stop_after: int = 10_000
+    ) -> None:
+        self._place = {commit: i for i, commit in enumerate(commits)}
+        self._answer, self._left = answer, stop_after
+        self.asked: list[int] = []
+
+    def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
+        if not self._left:
+            raise KeyboardInterrupt
+        self._left -= 1
+        self.asked.append(self._place[commit])
+        return self._answer(self._place[commit])
+
+
+class Bench:
+    """A straight history of 40 commits, and bisections of it."""
+
+    def __init__(self, histories: ModuleType, path: Path, **over: object) -> None:
+        made = histories.make(path / "repo", histories.straight(40), lambda i: f"N = {i}\n")
+        self.repository, self.commits = Repository(made.path), made.commits
+        ends = {"repo": str(made.path), "good": made.commits[0], "bad": made.commits[-1], "kernel": "attn:f"}
+        self.spec = Spec.model_validate(ends | {"scan": 0} | over)
+        self.folder = Folder(path / "out")
+
+    def run(self, answer: Callable[[int], Measurement], stop_after: int = 10_000) -> tuple[State, Given]:
+        given = Given(self.commits, answer, stop_after)
+        with self.folder.locked():
+            there = self.folder.state_file.exists()
+            state = self.folder.read() if there else new_state(self.spec, self.repository, "assay")
+            return Session(self.folder, state, given, self.repository, lambda state, doing: None).run(), given
+
+
+@pytest.fixture
+def bench(histories: ModuleType, tmp_path: Path) -> Bench:
+    return Bench(histories, tmp_path)
+
+
+def planted(culprit: int) -> Callable[[int], Measurement]:
+    return lambda i: measured(0.1, 5.0 if i >= culprit else 0.2)
+
+
+def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench) -> None:
+    state, given = bench.run(planted(17))
+    result = state.result
+    assert result is not None
+    assert result.candidates == (bench.commits[17],)
+    assert (result.verdict, exit_code(result)) == ("found", 0)
+    assert result.confidence >= 0.99
+    assert given.asked[:6] == [0, 0, 0, 39, 39, 39]
+    assert result.commit is not None
+    assert result.commit.subject == "Change 17"
+    assert "attn.py" in result.commit.diffstat
+    assert {change.axis: change.new for change in result.changes}["layer"] == ("1",)
+    assert f"its parent {bench.commits[16][:12]} was judged good" in result.checked
+    assert "monotone as far as" in result.notes[0]
+    assert state == bench.folder.read(), "what lies on disk is all of it"
+    assert len(state.probes) == len(given.asked)
+
+
+def test_ends_that_are_not_what_was_said_stop_it_before_it_starts(bench: Bench) -> None:
+    with pytest.raises(UsageError, match=r"the good revision .* is not good: judged good 0 and bad 3 times"):
+        bench.run(lambda i: measured(5.0))
+    with pytest.raises(UsageError, match=r"the bad revision .* is not bad: judged good 3 and bad 0 times"):
+        bench.run(lambda i: measured(0.0))
+    with pytest.raises(UsageError, match=r"the good revision .* cannot be tested: build: no compiler"):
+        bench.run(lambda i: Measurement(status="build", reason="no compiler"))
+    state, _ = bench.run(planted(3))
+    assert state.result is not None, "and once it is mended the same command goes on"
+    assert state.result.candidates == (bench.commits[3],)
+
+
+@pytest.mark.parametrize("stop_after", [0, 2, 6, 9, 14])
+def test_a_stopped_bisection_goes_on(bench: Bench, stop_after: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(planted(29), stop_after)
+    kept = len(bench.folder.read().probes) if bench.folder.state_file.exists() else 0
+    assert kept == stop_after
+    state, given = bench.run(planted(29))
+    assert state.result is not None
+    assert state.result.candidates == (bench.commits[29],)
+    assert len(state.probes) == kept + len(given.asked), "nothing is probed again"
+    again, given = bench.run(planted(29))
+    assert (again, given.asked) == (state, [])
+
+
+def test_skips_that_hide_the_culprit_leave_a_range(bench: Bench) -> None:
+    def answer(i: int) -> Measurement:
+        return Measurement(status="import", reason="no") if i in (20, 21) else planted(21)(i)
+
+    state, _ = bench.run(answer)
+    assert state.result is not None
+    assert (state.result.verdict, exit_code(state.result)) == ("hidden", 3)
+    assert state.result.candidates == bench.commits[20:23]
+    assert "2 commits could not be tested" in state.result.notes
+
+
+def test_a_broken_environment_is_no_commits_fault(bench: Bench) -> None:
+    count = 0
+
+    def answer(i: int) -> Measurement:
+        nonlocal count
+        count += 1
+        return planted(29)(i) if count <= 8 else Measurement(status="build", reason="disk full")
+
+    with pytest.raises(BrokenEnvironment, match="could be tested and now cannot be: build: disk full"):
+        bench.run(answer)
+    assert len(bench.folder.read().probes) == 8, "what failed since is forgotten"
+    state, _ = bench.run(planted(29))
+    assert state.result is not None
+    assert state.result.candidates == (bench.commits[29],)
+
+
+def test_many_broken_commits_are_not_a_broken_environment(bench: Bench) -> None:
+    broken = set(range(5, 35)) - {9, 10}
+    state, _ = bench.run(lambda i: Measurement(status="build", reason="x") if i in broken else planted(10)(i))
+    assert state.result is not None
+    assert bench.commits[10] in state.result.candidates
+    assert sum(p.outcome == "skip" for p in state.probes) >= CANARY
+    assert any(p.purpose == "environment" and p.outcome == "good" for p in state.probes)
+
+
+def test_commits_that_build_only_once_do_not_keep_it_for_ever(bench: Bench) -> None:
+    seen: list[int] = []
+
+    def answer(i: int) -> Measurement:
+        seen.append(i)
+        if len(seen) > 200:
+            raise AssertionError("it goes on for ever")
+        once = i in (0, 39) or seen.count(i) == 1
+        return planted(17)(i) if once else Measurement(status="build", reason="no room")
+
+    state, _ = bench.run(answer)
+    assert state.result is not None
+    assert bench.commits[17] in state.result.candidates
+    assert all(seen.count(i) <= 4 for i in set(seen) - {0, 39})
+
+
+def test_two_regressions_and_a_fix_are_said(histories: ModuleType, tmp_path: Path) -> None:
+    bench = Bench(histories, tmp_path, scan=8)
+    state, _ = bench.run(lambda i: measured(5.0 if 6 <= i < 14 else 0.1, 5.0 if i >= 30 else 0.1))
+    assert state.result is not None
+    assert state.result.candidates in ((bench.commits[6],), (bench.commits[30],))
+    assert any("not monotone" in note for note in state.result.notes)
+    assert sum(p.purpose == "scan" for p in state.probes) == 8
+
+
+def test_a_second_regression_after_the_named_one_is_said(bench: Bench) -> None:
+    state, _ = bench.run(lambda i: measured(5.0 if i >= 9 else 0.1, 5.0 if i >= 33 else 0.1))
+    assert state.result is not None
+    assert state.result.candidates == (bench.commits[9],)
+    assert any("layer 1" in note and "another regression lies after it" in note for note in state.result.notes)
+
+
+def test_a_folder_is_bisected_by_one_process(bench: Bench) -> None:
+    with bench.folder.locked(), pytest.raises(UsageError, match="another process"), Folder(bench.folder.path).locked():
+        pass
+
+
+def test_a_damaged_state_says_so(bench: Bench) -> None:
+    bench.run(planted(2))
+    text = bench.folder.state_file.read_text()
+    bench.folder.state_file.write_text(text[: len(text) // 2])
+    with pytest.raises(Exception, match="damaged"):
+        bench.folder.read()
+    bench.folder.state_file.write_text(text.replace("assay.bisect-commits/1", "assay.bisect-commits/0"))
+    with pytest.raises(UsageError, match="schema"):
+        bench.folder.read()
+    with pytest.raises(UsageError, match="no bisection"):
+        Folder(bench.folder.path / "nowhere").read()

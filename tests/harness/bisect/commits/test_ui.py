@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from harness.bisect.commits.state import Listed, Probe, Result, Spec, State
+from harness.bisect.commits.ui import Board, progress, render, words
+
+HASHES = [f"{i:02x}" * 20 for i in range(9)]
+PROBES = (
+    Probe(number=1, commit=HASHES[0], purpose="good end", outcome="good", worst=0.25, seconds=0.5),
+    Probe(number=2, commit=HASHES[8], purpose="bad end", outcome="bad", worst=math.inf, seconds=0.5),
+    Probe(number=3, commit=HASHES[4], purpose="search", outcome="skip", reason="build: [red]no tile[/]", seconds=0.1),
+    Probe(number=4, commit=HASHES[5], purpose="search", outcome="bad", worst=70.0, seconds=0.5),
+)
+
+
+def state(probes: int, result: Result | None = None) -> State:
+    spec = Spec(repo="/r", good=HASHES[0], bad=HASHES[8], kernel="attn:forward")
+    history = tuple(
+        Listed(commit=c, subject=f"Change [{i}]", parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:])
+    )
+    return State(spec=spec, command="assay", history=history, probes=PROBES[:probes], result=result)
+
+
+def console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), width=160, force_terminal=terminal)
+
+
+def written(made: Console) -> str:
+    assert isinstance(made.file, io.StringIO)
+    return made.file.getvalue()
+
+
+def test_without_a_terminal_each_probe_is_a_line() -> None:
+    made = console(terminal=False)
+    with Board(made) as board:
+        for count in (0, 1, 1, 2, 3, 4):
+            board(state(count), "search: next")
+    lines = written(made).splitlines()
+    assert len(lines) == 4
+    assert f"2: bad end {HASHES[8][:12]} bad not finite (0.5 s)" in lines[1]
+    assert "skip build: [red]no tile[/]" in lines[2], "what a build prints is no markup"
+
+
+def test_on_a_terminal_a_table_lives() -> None:
+    made = console(terminal=True)
+    with Board(made) as board:
+        board(state(4), "search: next")
+    text = written(made)
+    assert "Change [5]" not in text.replace("Change [4]", ""), "the subject of the probed commit, and of no other"
+    assert "Change [4]" in text
+    assert "search: next" in text
+
+
+def test_progress_says_how_many_commits_are_left() -> None:
+    assert "proving the ends of a range of 8 commits" in progress(state(1))
+    assert "2 probes, 0 commits skipped; 8 of 8 commits left" in progress(state(2))
+    assert "4 probes, 1 commits skipped; 5 of 8 commits left" in progress(state(4))
+    made = console(terminal=False)
+    render(state(4), made)
+    assert "5 of 8 commits left" in written(made)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [("hidden", "The culprit is one of 2 commits"), ("lost", "No commit could be named: verdicts are too flaky")],
+)
+def test_without_a_culprit_the_candidates_are_listed(verdict: str, says: str) -> None:
+    result = Result.model_validate(
+        {
+            "verdict": verdict,
+            "candidates": HASHES[4:6],
+            "confidence": 0.99,
+            "flips": (0.1, 0.2),
+            "repeated": 4,
+            "flipped": 1,
+        }
+    )
+    lines = words(state(4, result), result)
+    assert says in lines[0]
+    assert lines[1] == f"  {HASHES[4][:12]} Change [3]"
+    assert "4 probes (1 good end, 1 bad end, 2 search; 1 of them skipped)" in lines[-1]
+    assert "4, 1 of them outvoted; estimated flips: 10.0% of good commits, 20.0% of bad ones" in lines[-1]
