@@ -1,0 +1,144 @@
+"""What the latency gate calls a regression, and what it misses, on one running pair of servers that run the same kernel:
+``python benchmarks/latency_gate.py --runs 50`` and ``python benchmarks/latency_gate.py --sleep 0.05``.
+
+The pair is started once, and timed again and again. In the candidate the kernel waits for a share of the decode step's time in the
+last layer of each pass, busily, since a real sleep is too coarse: a fault that hurts nothing but latency.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from harness.bench.drive import make_engines, measure
+from harness.bench.evidence import BenchFolder
+from harness.bench.judge import BenchResult, judge_bench
+from harness.bench.plan import BenchPlan, make_policy, plan_bench
+from harness.config import make_spec
+from harness.progress import Watch
+from harness.run import Plan, prepare, running
+
+WAIT = "ASSAY_LATENCY_GATE_WAIT"
+KERNEL = f'''
+import os, time
+from pathlib import Path
+import numpy as np
+from harness.timing import torch_sdpa
+
+WAIT = np.memmap(os.environ["{WAIT}"], np.float64, "r", shape=(2,))
+SLOW = Path(os.environ.get("ASSAY_EVIDENCE", "")).name == "candidate"
+
+
+def forward(call):
+    out = torch_sdpa(call)
+    if SLOW and call.layer == int(WAIT[1]):
+        if call.q.is_cuda:
+            import torch
+            torch.cuda.synchronize()
+        until = time.perf_counter() + WAIT[0]
+        while time.perf_counter() < until:
+            pass
+    return out
+'''
+BOUNDS = (1.0, 1.01, 1.02, 1.05, 1.10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--engine-arg", action="append", default=[])
+    parser.add_argument("--runs", type=int, default=0, help="whole measurements without a wait")
+    parser.add_argument("--shape", action="append", default=[], help="loads, two requests in flight; short by default")
+    parser.add_argument("--run-seconds", type=float, default=5.0, help="seconds of each of them")
+    parser.add_argument("--sleep", type=float, action="append", default=[], help="wait, as a share of the decode step")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds of a measurement with a wait")
+    args = parser.parse_args()
+    args.shape = args.shape or ["short"]
+    with tempfile.TemporaryDirectory(prefix="assay-latency-gate-") as made:
+        folder = Path(made)
+        (folder / "waiting_kernel.py").write_text(KERNEL)
+        wait = np.memmap(folder / "wait", np.float64, "w+", shape=(2,))
+        os.environ[WAIT] = str(folder / "wait")
+        os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+        sys.path.append(str(folder))
+        name = "waiting_kernel:forward"
+        flags = {"device": args.device, "model": args.model, "reference": name, "candidate": name}
+        run = prepare(make_spec(flags | {"questions": 1, "greedy_prompts": 0, "engine_arg": tuple(args.engine_arg)}))
+        config = json.loads((run.model / "config.json").read_text())
+        wait[1] = config["num_hidden_layers"] - 1
+        experiment(run, args, wait, folder)
+
+
+def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Path) -> None:
+    """Start the pair, time it as often as is asked for, and print a line for each measurement."""
+    loads = {"shapes": tuple(args.shape), "concurrency": (2,)}
+    short = loads | {"seconds": args.run_seconds}
+    engines = make_engines(plan_bench(run, make_policy(loads)), BenchFolder.new(folder / "servers"))
+    console = Console(width=200)
+
+    def timed(plan: BenchPlan, number: str) -> BenchFolder:
+        out = BenchFolder.new(folder / "servers" / number)
+        with Watch(Console(quiet=True)) as watch:
+            measure(plan, engines, out, watch, "")
+        return out
+
+    with running(list(engines.values()), run.spec.device):
+        first = judge_bench(timed(plan_bench(run, make_policy(short | {"seconds": 12.0})), "first"))
+        if not first.cells[0].rounds:
+            sys.exit(
+                "Not one round but the warm-up in 12 s: this machine is too slow, or too busy, to measure anything."
+            )
+        step = first.cells[0].reference.seconds["itl"]
+        console.print(f"decode step {1e3 * step:.3f} ms")
+        verdicts: list[str] = []
+        for number in range(args.runs):
+            out = timed(plan_bench(run, make_policy(short | {"seed": number + 1})), f"same-{number}")
+            verdicts.append(line(console, f"same {number}", out))
+        for share in args.sleep:
+            wait[0] = share * step
+            policy = make_policy(loads | {"seconds": args.seconds, "seed": int(1e4 * share)})
+            line(console, f"wait {100 * share:g} % of the step", timed(plan_bench(run, policy), f"wait-{share}"))
+            wait[0] = 0.0
+        if args.runs:
+            alarms = sum(verdict == "regression" for verdict in verdicts)
+            console.print(f"{args.runs} runs of the same kernel twice: {alarms} false alarms at the bound of 1.10")
+
+
+def line(console: Console, what: str, out: BenchFolder) -> str:
+    """Print what a measurement came to by each bound, and return what the ratios say by the default one."""
+    said = {bound: judge_bench(out, bound) for bound in BOUNDS}
+    result = said[1.10]
+    values = {
+        metric: [cell.decisions[metric] for cell in result.cells] for metric in ("ttft", "itl", "e2e", "throughput")
+    }
+    middle = ", ".join(
+        f"{metric} {np.median([d.ratio.value for d in ds]):.3f}"
+        f" (+-{100 * np.median([d.ratio.interval.high / d.ratio.value - 1 for d in ds]):.1f} %)"
+        for metric, ds in values.items()
+    )
+    found = ", ".join(f"{bound:g}: {ratios(one)}" for bound, one in said.items())
+    console.print(
+        f"{what}: {result.rounds - result.warm_up} rounds; {middle}; {found}", highlight=False, soft_wrap=True
+    )
+    return ratios(result).split()[0]
+
+
+def ratios(result: BenchResult) -> str:
+    """The verdict of the ratios alone, with how many of them say so: counters of one pair cannot be told apart by measurement."""
+    verdicts = [d.verdict for cell in result.cells for d in cell.decisions.values()]
+    for verdict in ("regression", "inconclusive", "pass"):
+        if verdict in verdicts:
+            return f"{verdict} {verdicts.count(verdict)}/{len(verdicts)}"
+    return "nothing"
+
+
+if __name__ == "__main__":
+    main()

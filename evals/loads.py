@@ -1,0 +1,133 @@
+"""Loads of the latency suite: how long prompts and answers are, in tokens, and what the prompts share.
+
+Prompts are token numbers, not text, so that their length is exact under any tokenizer (``random-ids`` of SGLang's own
+``sglang.benchmark.serving`` does the same). What they say is nonsense and does not matter: a dense
+model takes as long for any tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+
+MARGIN = 10
+"""A tenth of the vocabulary at each end is left out: special tokens lie there."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lengths of the requests of a load, in tokens.
+
+    Attributes:
+        name: what reports call it.
+        prompt: length of each prompt, the shared part included.
+        output: length of each answer, which is forced.
+        shared: length of the part that all prompts of a block begin with, and that is cached beforehand.
+        chunked: whether the prompt must be longer than what the server prefills at once.
+    """
+
+    name: str
+    prompt: int
+    output: int
+    shared: int = 0
+    chunked: bool = False
+
+
+CHUNK = {"cpu": 128, "cuda": 2048}
+"""Tokens that are prefilled at once (``--chunked-prefill-size``) where the shape `chunked` is asked for, by device."""
+SHAPES: dict[str, tuple[Shape, ...]] = {
+    # For the tiny model: a block takes some tenths of a second.
+    "cpu": (
+        Shape("short", 32, 16),
+        Shape("long", 120, 16),
+        Shape("shared", 120, 16, shared=96),
+        Shape("chunked", 320, 16, chunked=True),
+        Shape("offline", 64, 64),
+    ),
+    # `offline` is the seed case's throughput test: one prompt, 256 tokens in, 256 out.
+    "cuda": (
+        Shape("short", 128, 64),
+        Shape("long", 1536, 64),
+        Shape("shared", 1536, 64, shared=1408),
+        Shape("chunked", 5120, 64, chunked=True),
+        Shape("offline", 256, 256),
+    ),
+}
+DEFAULT = ("short", "long", "shared", "chunked")
+
+
+def shapes_of(names: Iterable[str], device: str) -> tuple[Shape, ...]:
+    """The shapes with these names.
+
+    Args:
+        names: names of `SHAPES`, or lengths as ``PROMPT:OUTPUT`` or ``PROMPT:OUTPUT:SHARED``.
+        device: "cpu" or "cuda".
+
+    Raises:
+        UsageError: no such shape, a length out of range, or a shape given twice.
+    """
+    known = {shape.name: shape for shape in SHAPES[device]}
+    found = tuple(known[name] if name in known else _custom(name, known) for name in names)
+    if not found or len({shape.name for shape in found}) < len(found):
+        raise UsageError(
+            f"the shapes are {', '.join(names) or 'none'}.", "at least one, and none twice", "mend --shape"
+        )
+    return found
+
+
+def _custom(name: str, known: Iterable[str]) -> Shape:
+    try:
+        prompt, output, *rest = (int(part) for part in name.split(":"))
+        (shared,) = rest or (0,)
+        if not (prompt > shared >= 0 and output >= 2):
+            raise ValueError
+    except ValueError:
+        raise UsageError(
+            f"--shape {name} is no shape.",
+            f"one of {', '.join(known)}, or lengths in tokens as PROMPT:OUTPUT or PROMPT:OUTPUT:SHARED, "
+            "with at least 2 tokens of output and less shared than there is prompt",
+            "mend --shape",
+        ) from None
+    return Shape(name, prompt, output, shared)
+
+
+def prefix(shape: Shape, vocabulary: int, seed: str) -> tuple[int, ...]:
+    """The tokens that all prompts of a block begin with; empty where nothing is shared."""
+    return _tokens(random.Random(f"{seed}/shared"), shape.shared, vocabulary)
+
+
+def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[int, ...]]:
+    """`count` prompts as token numbers; the same for the same arguments, on every machine.
+
+    Args:
+        shape: their lengths.
+        count: how many.
+        vocabulary: number of tokens that the model knows.
+        seed: different seeds share nothing, so no prefix cache can know a block from the one before.
+    """
+    head = prefix(shape, vocabulary, seed)
+    rngs = (random.Random(f"{seed}/{index}") for index in range(count))
+    return [head + _tokens(rng, shape.prompt - shape.shared, vocabulary) for rng in rngs]
+
+
+def _tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
+    ends = vocabulary // MARGIN
+    return tuple(rng.choices(range(ends, vocabulary - ends), k=count))
+
+
+def check_fit(shapes: Sequence[Shape], context: int) -> None:
+    """See that each shape fits into a model's context (in tokens) with its answer.
+
+    Raises:
+        UsageError: one does not.
+    """
+    for shape in shapes:
+        if shape.prompt + shape.output > context:
+            raise UsageError(
+                f"shape {shape.name} needs {shape.prompt} + {shape.output} tokens, and the model takes {context}.",
+                "a shape that fits",
+                f"leave {shape.name} out, or give lengths as --shape PROMPT:OUTPUT",
+            )

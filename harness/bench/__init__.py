@@ -1,0 +1,1 @@
+"""The latency suite: both servers timed side by side, and a verdict on the ratio of their times."""

@@ -1,0 +1,118 @@
+"""Playing a bench: both servers up, blocks played in turn until the seconds are used up, everything written down as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from evals.loads import prefix, prompts
+from harness.bench.evidence import BenchFolder
+from harness.bench.lengths import ask_lengths
+from harness.bench.plan import BenchPlan, Turn, is_kernel, turns
+from harness.engines.base import Engine
+from harness.engines.sglang import SGLangServer
+from harness.engines.stream import Streamer, StreamReply
+from harness.evidence.records import ROLES, Role
+from harness.evidence.timings import Timing
+from harness.progress import Watch
+from harness.run import core_of, make_engine, running
+
+
+def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
+    """The engines of both roles, not started.
+
+    On the CPU both compute on the same core, since only one is loaded at a time: two cores are rarely equally fast.
+    """
+    run = replace(plan.run, spec=plan.run.spec.model_copy(update={"engine_arg": plan.engine_args}))
+    engines: dict[Role, Engine] = {role: make_engine(run, folder.servers, role) for role in ROLES}
+    for role, engine in engines.items():
+        if isinstance(engine, SGLangServer):
+            launch = replace(engine.launch, cpu_core=core_of(run.spec.device), eager=plan.eager)
+            if is_kernel(launch.decode_backend):
+                # What a kernel leaves to another backend must be one of SGLang's own: empty is the device's default.
+                launch = replace(launch, decode_backend="")
+            engines[role] = SGLangServer(launch)
+    return engines
+
+
+def bench(plan: BenchPlan, folder: BenchFolder, watch: Watch, command: str) -> None:
+    """Start both servers, time them, and leave the evidence in the folder.
+
+    Raises:
+        EngineError: a server failed.
+        EvidenceError: the folder cannot be written.
+    """
+    engines = make_engines(plan, folder)
+    watch.say("Starting both servers.")
+    with running(list(engines.values()), plan.run.spec.device):
+        for engine in engines.values():
+            watch.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
+        measure(plan, engines, folder, watch, command)
+    folder.servers.write_counters()
+
+
+def measure(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, watch: Watch, command: str) -> None:
+    """Time two running servers: the lengths of free answers first, then blocks until the policy's seconds are used up.
+
+    Raises:
+        EngineError: a server failed.
+        EvidenceError: the folder cannot be written.
+    """
+    folder.write_manifest(plan, engines, command)
+    items = plan.run.of("greedy")
+    if items:
+        for engine in engines.values():
+            folder.append_lengths(ask_lengths(engine, items, plan.run.spec.token_limit, max(plan.policy.concurrency)))
+    play(plan, engines, folder, watch)
+
+
+def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, watch: Watch) -> None:
+    """Play blocks until the seconds are used up; the four of a cell are not parted.
+
+    Raises:
+        EngineError: a server failed, or answers have another length than was asked for.
+        EvidenceError: the folder cannot be written.
+    """
+    streamers = {role: Streamer(engine, plan.run.spec.request_timeout) for role, engine in engines.items()}
+    begun, played, rounds = time.monotonic(), 0, 0
+    for together in turns(plan):
+        if time.monotonic() - begun >= plan.policy.seconds:
+            break
+        for turn in together:
+            folder.append(_play(turn, engines[turn.role], streamers[turn.role], plan.vocabulary, played))
+            played += 1
+        if together[0].round > rounds:
+            rounds = together[0].round
+            left = max(0.0, plan.policy.seconds - (time.monotonic() - begun))
+            watch.say(f"{rounds} rounds of {len(plan.cells)} loads played, {left:.0f} s left.")
+
+
+def _play(turn: Turn, engine: Engine, streamer: Streamer, vocabulary: int, number: int) -> list[Timing]:
+    """Play one block on an emptied cache, in which the shared part, if any, is put first."""
+    engine.flush_cache()
+    shape = turn.shape
+    if shape.shared:
+        streamer.stream([prefix(shape, vocabulary, turn.seed)], 1, 1)
+    asked = prompts(shape, turn.requests, vocabulary, turn.seed)
+    replies = streamer.stream(asked, shape.output, turn.concurrency)
+    return [_timing(turn, number, index, reply) for index, reply in enumerate(replies)]
+
+
+def _timing(turn: Turn, number: int, index: int, reply: StreamReply) -> Timing:
+    return Timing(
+        role=turn.role,
+        again=turn.again,
+        round=turn.round,
+        block=number,
+        shape=turn.shape.name,
+        concurrency=turn.concurrency,
+        index=index,
+        sent_s=round(reply.sent_s, 6),
+        latency_s=round(reply.latency_s, 6),
+        chunk_s=tuple(round(s, 6) for s in reply.chunk_s),
+        chunk_tokens=reply.chunk_tokens,
+        prompt_tokens=reply.prompt_tokens,
+        completion_tokens=reply.completion_tokens,
+        cached_tokens=reply.cached_tokens,
+    )

@@ -1,0 +1,172 @@
+"""The folder of a bench: ``manifest.json``, ``timings.jsonl``, ``lengths.jsonl``, counters and logs of both servers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from evals.loads import Shape
+from harness.bench.plan import BenchPlan, BenchPolicy
+from harness.engines.base import Engine
+from harness.engines.catalog import claimed_phases
+from harness.errors import EvidenceError, UsageError
+from harness.evidence import jsonl
+from harness.evidence import manifest as made
+from harness.evidence.counters import CallCount
+from harness.evidence.folder import RunFolder
+from harness.evidence.manifest import ServerManifest
+from harness.evidence.records import Record, Role
+from harness.evidence.timings import AnswerLength, Timing
+
+MANIFEST, TIMINGS, LENGTHS = "manifest.json", "timings.jsonl", "lengths.jsonl"
+
+
+class BenchManifest(Record):
+    """What was timed, with what, on what.
+
+    Attributes:
+        spec: the `RunSpec`.
+        policy: the `BenchPolicy`.
+        shapes: lengths of each shape.
+        eager: whether both servers ran without CUDA graphs.
+        servers: what both servers said of themselves.
+        command: the command that repeats it.
+    """
+
+    created: str
+    spec: dict[str, Any]
+    policy: dict[str, Any]
+    shapes: tuple[dict[str, Any], ...]
+    eager: bool
+    servers: tuple[ServerManifest, ...]
+    command: str
+    packages: dict[str, str]
+    hardware: str
+    python: str
+    git: str
+    model_hash: str
+
+
+class BenchFolder:
+    """A bench's folder.
+
+    Args:
+        path: where it lies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._servers = RunFolder(path)
+
+    @classmethod
+    def new(cls, path: Path) -> BenchFolder:
+        """A new folder.
+
+        Raises:
+            UsageError: there is something in it.
+            EvidenceError: it cannot be made.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EvidenceError(
+                f"{path} cannot be made: {error.strerror}.", "a writable folder", "name another --out"
+            ) from error
+        return cls(path)
+
+    @property
+    def servers(self) -> RunFolder:
+        """Where both servers leave logs and counters, laid out as in a run."""
+        return self._servers
+
+    def write_manifest(self, plan: BenchPlan, engines: Mapping[Role, Engine], command: str) -> None:
+        """Write down what is timed.
+
+        Raises:
+            EvidenceError: the disk is full or not writable.
+        """
+        spec = plan.run.spec
+        manifest = BenchManifest(
+            created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            spec=spec.model_dump(mode="json"),
+            policy=plan.policy.model_dump(mode="json"),
+            shapes=tuple(vars(shape) for shape in plan.shapes),
+            eager=plan.eager,
+            servers=tuple(_server(engine) for engine in engines.values()),
+            command=command,
+            packages=made.installed_packages(),
+            hardware=made.hardware(spec.device),
+            python=sys.version.split()[0],
+            git=made.git_state(Path.cwd()),
+            model_hash=made.hash_model(plan.run.model),
+        )
+        try:
+            (self.path / MANIFEST).write_text(manifest.model_dump_json(indent=2))
+        except OSError as error:
+            raise EvidenceError(
+                f"{self.path / MANIFEST} cannot be written: {error.strerror}.", "room on the disk", "make room"
+            ) from error
+
+    def manifest(self) -> BenchManifest:
+        """What was timed.
+
+        Raises:
+            EvidenceError: it is missing or damaged.
+        """
+        try:
+            return BenchManifest.model_validate_json((self.path / MANIFEST).read_text())
+        except (OSError, ValidationError) as error:
+            raise EvidenceError(
+                f"{self.path / MANIFEST} cannot be read: {str(error).splitlines()[0]}.",
+                "the folder of a bench",
+                "check the path, or time again",
+            ) from None
+
+    def append(self, lines: list[Timing]) -> None:
+        """Append a block's timings."""
+        jsonl.append(self.path / TIMINGS, lines)
+
+    def append_lengths(self, lines: list[AnswerLength]) -> None:
+        """Append lengths of answers."""
+        jsonl.append(self.path / LENGTHS, lines)
+
+    def timings(self) -> list[Timing]:
+        """All timings."""
+        return jsonl.read(self.path / TIMINGS, Timing)
+
+    def lengths(self) -> list[AnswerLength]:
+        """All lengths of answers."""
+        return jsonl.read(self.path / LENGTHS, AnswerLength)
+
+    def counters(self, role: Role) -> list[CallCount]:
+        """Attention calls counted in a role's server."""
+        return self._servers.counters(role)
+
+
+def policy_of(manifest: BenchManifest) -> BenchPolicy:
+    """The policy that was timed for."""
+    return BenchPolicy(**manifest.policy)
+
+
+def shapes_in(manifest: BenchManifest) -> dict[str, Shape]:
+    """The shapes by name."""
+    return {shape["name"]: Shape(**shape) for shape in manifest.shapes}
+
+
+def _server(engine: Engine) -> ServerManifest:
+    return ServerManifest(
+        role=engine.role,
+        backend=engine.backend,
+        engine=engine.label,
+        claimed_phases=claimed_phases(engine.backend),
+        launch_command=engine.launch_command,
+        startup_s=engine.startup_s,
+        arguments=engine.arguments(),
+    )

@@ -1,0 +1,189 @@
+"""What a bench does: its policy, checked; and the order in which blocks are played."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from evals.loads import CHUNK, DEFAULT, Shape, check_fit, shapes_of
+from harness.attention import kernels
+from harness.compare.latency import Cell
+from harness.engines.catalog import is_url
+from harness.errors import UsageError
+from harness.evidence.records import Role
+from harness.run import Plan, together
+
+FEWEST_REQUESTS = 2
+"""A block has as many requests as are in flight, but at least so many: short blocks, so that drift has no time within a pair."""
+CHUNK_FLAG = "--chunked-prefill-size"
+TURNS: tuple[tuple[Role, bool], ...] = (
+    ("reference", False),
+    ("candidate", False),
+    ("reference", True),
+    ("candidate", True),
+)
+"""Who plays a cell in a round, in an order that is drawn anew each time."""
+
+
+class BenchPolicy(BaseModel):
+    """What decides a latency verdict, and how much is measured for it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    shapes: tuple[str, ...] = Field(DEFAULT, description="shapes of the load, or lengths as PROMPT:OUTPUT[:SHARED]")
+    concurrency: tuple[int, ...] = Field((1, 4), min_length=1, description="requests in flight, each value a load")
+    bound: float = Field(1.10, ge=1, description="largest ratio of times, candidate over reference, that still passes")
+    seconds: float = Field(120.0, gt=0, description="seconds of measuring, warm-up included")
+    alpha: float = Field(0.05, gt=0, le=0.2, description="error rate of each interval, and of a false regression")
+    seed: int = Field(0, ge=0, description="seed of the prompts and of the order of blocks")
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """A bench that was checked.
+
+    Attributes:
+        run: backends, model, engine flags and the prompts whose answers' lengths are compared.
+        policy: bound and budget.
+        shapes: loads.
+        vocabulary: tokens that the model knows.
+        eager: whether both servers run without CUDA graphs.
+    """
+
+    run: Plan
+    policy: BenchPolicy
+    shapes: tuple[Shape, ...]
+    vocabulary: int
+    eager: bool
+
+    @property
+    def cells(self) -> list[tuple[Shape, int]]:
+        """Every shape at every concurrency."""
+        return [(shape, concurrency) for shape in self.shapes for concurrency in self.policy.concurrency]
+
+    @property
+    def engine_args(self) -> tuple[str, ...]:
+        """The user's engine flags, after the chunk length if a chunked load is asked for: what the user says wins."""
+        chunked = any(shape.chunked for shape in self.shapes)
+        ours = (f"{CHUNK_FLAG}={CHUNK[self.run.spec.device]}",) if chunked else ()
+        return ours + self.run.spec.engine_arg
+
+
+def make_policy(flags: Mapping[str, Any]) -> BenchPolicy:
+    """A policy of the flags that are not None.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    try:
+        policy = BenchPolicy(**{key: value for key, value in flags.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        flag = "--shape" if name == "shapes" else f"--{name}"
+        raise UsageError(f"{flag} is {first['input']!r}: {first['msg']}.", "a value in range", f"mend {flag}") from None
+    if min(policy.concurrency) < 1 or len(set(policy.concurrency)) < len(policy.concurrency):
+        raise UsageError(
+            f"--concurrency is {', '.join(map(str, policy.concurrency))}.",
+            "numbers from 1 up, none twice",
+            "mend --concurrency",
+        )
+    return policy
+
+
+def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) -> BenchPlan:
+    """Check a bench; start nothing.
+
+    Args:
+        run: backends, model and engine flags, checked.
+        policy: bound and budget.
+        cuda_graphs: whether both servers capture CUDA graphs; None lets them where neither backend is a kernel of the contract,
+            whose calls cannot be captured.
+
+    Raises:
+        UsageError: an unknown shape or one that the model cannot take; or servers that cannot run at the same time.
+    """
+    spec = run.spec
+    shapes = shapes_of(policy.shapes, spec.device)
+    vocabulary, context = _sizes(run.model)
+    check_fit(shapes, context)
+    if not together(run):
+        raise UsageError(
+            "both servers do not fit into memory at the same time.",
+            "both at once: blocks of one are timed between blocks of the other, against drift",
+            "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=...",
+        )
+    contract = any(is_kernel(backend) for backend in (spec.reference, spec.candidate))
+    eager = contract if cuda_graphs is None else not cuda_graphs
+    return BenchPlan(run, policy, shapes, vocabulary, eager)
+
+
+def is_kernel(backend: str) -> bool:
+    """Whether a backend is a kernel of the contract."""
+    return not is_url(backend) and (kernels.is_path(backend) or backend in kernels.published())
+
+
+def _sizes(model: Path) -> tuple[int, int]:
+    """Vocabulary and context of a model, by its configuration."""
+    config = json.loads((model / "config.json").read_text())
+    config = {**config, **config.get("text_config", {})}
+    try:
+        return int(config["vocab_size"]), int(config["max_position_embeddings"])
+    except KeyError as error:
+        raise UsageError(
+            f"{model / 'config.json'} does not say {error.args[0]}.",
+            "vocab_size and max_position_embeddings",
+            "add it, or name another --model",
+        ) from None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One block to be played.
+
+    Attributes:
+        round: number of the round.
+        role: server to load.
+        again: whether it is the role's second block of the round.
+        shape: lengths.
+        concurrency: most requests in flight.
+        seed: of the prompts; the same for the four blocks of a cell in a round.
+    """
+
+    round: int
+    role: Role
+    again: bool
+    shape: Shape
+    concurrency: int
+    seed: str
+
+    @property
+    def cell(self) -> Cell:
+        """Shape and concurrency."""
+        return self.shape.name, self.concurrency
+
+    @property
+    def requests(self) -> int:
+        """Requests of the block."""
+        return max(FEWEST_REQUESTS, self.concurrency)
+
+
+def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
+    """Groups of four blocks to be played side by side, without end: each round has every cell once, in random order."""
+    rng = random.Random(plan.policy.seed)
+    number = 0
+    while True:
+        cells = plan.cells
+        rng.shuffle(cells)
+        for shape, concurrency in cells:
+            seed = f"{plan.policy.seed}/{number}/{shape.name}/{concurrency}"
+            order = list(TURNS)
+            rng.shuffle(order)
+            yield [Turn(number, role, again, shape, concurrency, seed) for role, again in order]
+        number += 1

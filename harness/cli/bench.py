@@ -1,0 +1,136 @@
+"""Latency: ``assay bench`` of two servers, ``assay bench kernel`` of two kernels on recorded calls."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.cli.app import app, console, flag, interpret_without_gpu
+from harness.config import make_spec
+from harness.errors import UsageError
+
+bench_app = typer.Typer(invoke_without_command=True, add_completion=False)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
+def bench(
+    context: typer.Context,
+    device: Annotated[str | None, flag("device")] = None,
+    reference: Annotated[str | None, flag("reference")] = None,
+    candidate: Annotated[str | None, flag("candidate")] = None,
+    model: Annotated[str | None, flag("model")] = None,
+    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="short, long, shared, chunked, offline, or PROMPT:OUTPUT[:SHARED] in tokens.", show_default=False
+        ),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option(help="Requests in flight; give it several times for several.", show_default=False),
+    ] = None,
+    bound: Annotated[float | None, typer.Option(help="Largest ratio of times that passes (1.10).")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Seconds of measuring (120).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of prompts and order (0).")] = None,
+    cuda_graphs: Annotated[
+        bool | None,
+        typer.Option(
+            help="Let both servers capture CUDA graphs; by default where neither backend is a kernel of the contract.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the timings.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="An assay.toml; by default the one in this folder, if any.")
+    ] = None,
+) -> None:
+    """Time both servers side by side, and decide on the ratio of their times; with KERNEL, time two kernels without a server."""
+    if context.invoked_subcommand:
+        given = [f"--{name.replace('_', '-')}" for name, value in context.params.items() if value]
+        if given:
+            raise UsageError(
+                f"{', '.join(given)} before {context.invoked_subcommand} is of the bench of two servers.",
+                f"flags of {context.invoked_subcommand} after it",
+                f"see assay bench {context.invoked_subcommand} --help",
+            )
+        return
+    from harness.bench import drive
+    from harness.bench.evidence import BenchFolder
+    from harness.bench.judge import judge_bench
+    from harness.bench.lengths import PROMPTS
+    from harness.bench.plan import make_policy, plan_bench
+    from harness.progress import Watch
+    from harness.run import default_folder, prepare
+    from reports.latency import build_latency, render_latency, write_latency
+
+    flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
+    flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None}
+    spec = make_spec(flags | {"questions": 1, "greedy_prompts": PROMPTS}, config)
+    policy = make_policy(
+        {
+            "shapes": tuple(shape) if shape else None,
+            "concurrency": tuple(concurrency) if concurrency else None,
+            "bound": bound,
+            "seconds": seconds,
+            "seed": seed,
+            "alpha": spec.alpha,
+        }
+    )
+    plan = plan_bench(prepare(spec), policy, cuda_graphs)
+    path = out or default_folder(spec).with_name(f"{default_folder(spec).name}-bench")
+    folder = BenchFolder.new(path)
+    with Watch(console) as watch:
+        drive.bench(plan, folder, watch, again())
+    result = build_latency(judge_bench(folder))
+    written = write_latency(result, path)
+    render_latency(result, console)
+    console.print(f"Result: {written}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(result.exit_code)
+
+
+@bench_app.command()
+def kernel(
+    pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, as `assay diff` leaves one.")],
+    candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
+    reference: Annotated[str, typer.Option(help="A kernel to compare with.")] = "harness.timing:torch_sdpa",
+    bound: Annotated[float, typer.Option(help="Largest ratio of times that passes.", min=1)] = 1.10,
+    seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
+    out: Annotated[Path | None, typer.Option(help="A file for the result as JSON.")] = None,
+) -> None:
+    """Time a kernel on recorded calls beside another kernel, with its own error on the same calls."""
+    interpret_without_gpu()
+    from harness.attention import kernels
+    from harness.attention.call import KernelRefused
+    from harness.timing import calls_of, time_kernels
+    from reports.kernel_timing import build_timing, render_timing, write_timing
+
+    loaded = []
+    for name, given in (("--candidate", candidate), ("--reference", reference)):
+        try:
+            loaded.append(kernels.load(given))
+        except KernelRefused as error:
+            raise UsageError(f"{name}: {error}.", "a kernel", "see assay backends") from None
+    timing = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, 0.05, seconds, again())
+    result = build_timing(timing, candidate, reference, bound)
+    if out:
+        write_timing(result, out)
+    render_timing(result, console)
+    raise typer.Exit(result.exit_code)
+
+
+def again() -> str:
+    """The command as it was given, less its folder, which would not be new."""
+    given = iter(sys.argv[1:])
+    kept: list[str] = []
+    for word in given:
+        if word == "--out":
+            next(given, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return shlex.join(["assay", *kept])

@@ -1,0 +1,197 @@
+"""The latency verdict: as ``bench.json``, and on the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from harness.bench.judge import BenchResult, CellResult
+from harness.compare.latency import METRICS
+from harness.errors import EvidenceError
+from reports.latency_model import LatencyResult, LatencyRow, LengthRow, LoadRow
+from reports.text import one_line
+
+JSON = "bench.json"
+
+
+def build_latency(result: BenchResult) -> LatencyResult:
+    """The result as it is written and shown."""
+    manifest, lengths = result.manifest, result.lengths
+    return LatencyResult(
+        created=manifest.created,
+        verdict=result.judgement.verdict,
+        exit_code=result.judgement.exit_code,
+        headline=result.judgement.headline,
+        reasons=result.judgement.reasons,
+        reference=manifest.spec["reference"],
+        candidate=manifest.spec["candidate"],
+        device=manifest.spec["device"],
+        hardware=manifest.hardware,
+        packages=manifest.packages,
+        git=manifest.git,
+        model=manifest.spec["model"],
+        eager=manifest.eager,
+        engine_args=tuple(manifest.spec["engine_arg"]),
+        bound=result.policy.bound,
+        alpha=result.policy.alpha,
+        rounds=result.rounds,
+        warm_up_rounds=result.warm_up,
+        seconds=result.seconds,
+        loads=tuple(_load(cell) for cell in result.cells),
+        rows=tuple(row for cell in result.cells for row in _rows(cell, result.policy.bound)),
+        lengths=LengthRow(
+            prompts=lengths.n,
+            reference=lengths.reference,
+            candidate=lengths.candidate,
+            longer=lengths.longer,
+            shorter=lengths.shorter,
+            reference_cut=lengths.reference_cut,
+            candidate_cut=lengths.candidate_cut,
+            p=lengths.p,
+            differ=lengths.differ,
+        )
+        if lengths
+        else None,
+        checks=result.checks,
+        findings=result.findings,
+        reproduce=manifest.command,
+    )
+
+
+def _load(cell: CellResult) -> LoadRow:
+    ours, theirs = cell.reference, cell.candidate
+    return LoadRow(
+        shape=cell.shape.name,
+        prompt_tokens=cell.shape.prompt,
+        output_tokens=cell.shape.output,
+        shared_tokens=cell.shape.shared,
+        concurrency=cell.concurrency,
+        rounds=cell.rounds,
+        reference_input_throughput=ours.input_throughput,
+        candidate_input_throughput=theirs.input_throughput,
+        reference_output_throughput=ours.output_throughput,
+        candidate_output_throughput=theirs.output_throughput,
+        reference_itl_p99_s=ours.itl_p99_s,
+        candidate_itl_p99_s=theirs.itl_p99_s,
+        reference_cached=ours.cached,
+        candidate_cached=theirs.cached,
+    )
+
+
+def _rows(cell: CellResult, bound: float) -> list[LatencyRow]:
+    return [
+        LatencyRow(
+            shape=cell.shape.name,
+            concurrency=cell.concurrency,
+            metric=metric,
+            title=METRICS[metric],
+            reference_s=cell.reference.seconds[metric],
+            candidate_s=cell.candidate.seconds[metric],
+            ratio=_finite(decision.ratio.value),
+            low=_finite(decision.ratio.interval.low),
+            high=_finite(decision.ratio.interval.high),
+            floor=_finite(decision.floor.value),
+            floor_low=_finite(decision.floor.interval.low),
+            floor_high=_finite(decision.floor.interval.high),
+            p=decision.p,
+            bound=bound,
+            verdict=decision.verdict,
+            why=decision.why,
+            ratios_needed=decision.needed,
+        )
+        for metric, decision in cell.decisions.items()
+    ]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def write_latency(result: LatencyResult, folder: Path) -> Path:
+    """Write ``bench.json``.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    path = folder / JSON
+    try:
+        path.write_text(result.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise EvidenceError(
+            f"{path} cannot be written: {error.strerror}.", "room on the disk", "make room, and run again"
+        ) from error
+    return path
+
+
+def render_latency(result: LatencyResult, console: Console) -> None:
+    """Print verdict, times, ratios with their intervals and floors, unmet conditions and findings."""
+
+    def say(text: str, indent: int = 0) -> None:
+        console.print(" " * indent + one_line(text, 600), markup=False, highlight=False, soft_wrap=True)
+
+    title = f"{result.candidate} over {result.reference}: ratios of times, above 1 is slower; bound {result.bound:g}"
+    print_rows(console, title, _COLUMNS, [_cells(row) for row in result.rows])
+    say(
+        f"{result.rounds} rounds played, the first {result.warm_up_rounds} left out as warm-up; "
+        f"{'no CUDA graphs' if result.eager else 'CUDA graphs as the engine has them'}."
+    )
+    say(f"{result.verdict.upper()} (exit code {result.exit_code}): {result.headline}")
+    for reason in result.reasons if result.verdict != "pass" else ():
+        say(f"- {reason}", 2)
+    for finding in result.findings:
+        say(f"{finding.severity}: {finding.where}: {finding.diagnosis}", 2)
+        for line in finding.evidence:
+            say(f"- {line}", 6)
+
+
+_COLUMNS = ("load", "in flight", "metric", "reference", "candidate", "ratio", "reference over itself", "verdict")
+
+
+def print_rows(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows as a table on a terminal that is wide enough, else each as one line that is never broken."""
+    table = Table(title=one_line(title))
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # a str would be read as markup
+    if (
+        console.is_terminal
+        and Measurement.get(console, console.options.update(width=1_000), table).maximum <= console.width
+    ):
+        console.print(table)
+        return
+    console.print(one_line(title), markup=False, highlight=False, soft_wrap=True)
+    for row in rows:
+        told = "; ".join(f"{column} {cell}" for column, cell in zip(columns, row, strict=True))
+        console.print(f"  {told}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _cells(row: LatencyRow) -> tuple[str, ...]:
+    return (
+        one_line(row.shape),
+        str(row.concurrency),
+        row.metric,
+        _time(row, row.reference_s),
+        _time(row, row.candidate_s),
+        _interval(row.ratio, row.low, row.high),
+        _interval(row.floor, row.floor_low, row.floor_high),
+        row.verdict,
+    )
+
+
+def _time(row: LatencyRow, seconds: float) -> str:
+    if row.metric == "throughput":
+        return f"{1 / seconds:,.0f} tok/s" if seconds else "-"
+    return f"{1e3 * seconds:.2f} ms"
+
+
+def _interval(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f} ({'?' if low is None else f'{low:.3f}'} - {'?' if high is None else f'{high:.3f}'})"

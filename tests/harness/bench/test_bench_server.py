@@ -1,0 +1,53 @@
+"""A short bench of two real CPU servers with the tiny model: what is asserted is the evidence, and no time."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.bench.evidence import BenchFolder
+from harness.compare.latency import blocks_of
+from reports.latency_model import LatencyResult
+
+pytestmark = pytest.mark.server
+
+
+def test_a_reference_against_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ["--candidate", "torch_native", "--shape", "shared", "--shape", "chunked", "--concurrency", "2"]
+    # Of two servers that are one, none is ten times slower; a closer bound is for the benchmark.
+    monkeypatch.setattr(sys, "argv", ["assay", "bench", *flags, "--bound", "10", "--seconds", "6", "--out", str(out)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    result = LatencyResult.model_validate_json((out / "bench.json").read_text())
+    assert exit_.value.code == result.exit_code
+    assert result.verdict in ("pass", "inconclusive")
+    assert all(check.status == "ok" for check in result.checks), result.checks
+    assert len(result.rows) == 2 * 4
+    for row in result.rows:
+        assert row.ratio is not None
+        assert row.reference_s > 0
+        assert 0.1 < row.ratio < 10
+    folder = BenchFolder(out)
+    timings = folder.timings()
+    assert {timing.completion_tokens for timing in timings} == {16}, "forced, whatever the model would say"
+    assert {timing.prompt_tokens for timing in timings} == {120, 320}
+    assert all(timing.chunk_tokens[-1] == 16 and len(timing.chunk_s) > 1 for timing in timings)
+    for block in blocks_of(timings):
+        assert block.cached_tokens == (2 * 96 if block.cell[0] == "shared" else 0)
+        assert math.isfinite(block.itl_s)
+        assert 0 < block.ttft_s < block.e2e_s <= block.seconds
+    played = Counter((t.role, t.again) for t in timings)
+    assert set(played) == {(role, again) for role in ("reference", "candidate") for again in (False, True)}
+    assert len(set(played.values())) == 1, "either role was asked as often"
+    lengths = {(one.role, one.item): one.tokens for one in folder.lengths()}
+    assert len(lengths) == 2 * 16
+    assert result.lengths is not None
+    assert not result.lengths.differ
+    assert json.loads((out / "counters.json").read_text())["candidate"]

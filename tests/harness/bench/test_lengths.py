@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from harness.bench.lengths import compare_lengths
+from harness.evidence.records import Role
+from harness.evidence.timings import AnswerLength
+
+
+def lengths(reference: list[int], candidate: list[int], limit: int = 64) -> list[AnswerLength]:
+    by_role: list[tuple[Role, list[int]]] = [("reference", reference), ("candidate", candidate)]
+    return [
+        AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if tokens == limit else "stop")
+        for role, told in by_role
+        for i, tokens in enumerate(told)
+    ]
+
+
+def test_a_model_that_rambles_is_told() -> None:
+    found = compare_lengths(lengths([12] * 16, [64] * 16), 0.05)
+    assert found.differ
+    assert (found.n, found.longer, found.shorter, found.candidate_cut, found.reference_cut) == (16, 16, 0, 16, 0)
+
+
+def test_answers_that_got_shorter_are_told() -> None:
+    found = compare_lengths(lengths(list(range(20, 36)), [10] * 16), 0.05)
+    assert found.differ
+    assert (found.candidate, found.shorter) == (10, 16)
+
+
+def test_equal_lengths_and_a_flip_or_two_are_not() -> None:
+    assert not compare_lengths(lengths([12] * 16, [12] * 16), 0.05).differ
+    assert not compare_lengths(lengths([12] * 16, [12] * 14 + [9, 60]), 0.05).differ
+
+
+def test_a_difference_that_is_significant_and_tiny_is_not() -> None:
+    assert not compare_lengths(lengths([100] * 16, [101] * 16), 0.05).differ
+
+
+def test_only_prompts_that_both_answered_count() -> None:
+    told = lengths([5, 6, 7], [5, 6])
+    assert compare_lengths(told, 0.05).n == 2
+    assert compare_lengths([], 0.05).n == 0

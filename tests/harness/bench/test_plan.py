@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from evals.loads import prompts
+from harness.bench.plan import BenchPlan, make_policy, plan_bench, turns
+from harness.config import make_spec
+from harness.errors import UsageError
+from harness.run import prepare
+
+
+def planned(policy: dict[str, Any] | None = None, graphs: bool | None = None, **flags: Any) -> BenchPlan:
+    spec = make_spec({"candidate": "torch_native", "questions": 1, "greedy_prompts": 0, "servers": "together"} | flags)
+    return plan_bench(prepare(spec), make_policy(policy or {}), graphs)
+
+
+def test_every_round_plays_every_cell_twice_by_either_role_side_by_side() -> None:
+    plan = planned({"shapes": ("short", "shared"), "concurrency": (1, 8)})
+    for number, groups in enumerate(zip(*[islice(turns(plan), 12)] * 4, strict=True)):
+        assert {group[0].cell for group in groups} == {(s, c) for s in ("short", "shared") for c in (1, 8)}
+        for group in groups:
+            assert {turn.round for turn in group} == {number}
+            assert len({turn.cell for turn in group}) == 1
+            assert Counter(turn.role for turn in group) == {"reference": 2, "candidate": 2}
+            assert len({(turn.role, turn.again) for turn in group}) == 4
+
+
+def test_the_order_is_random_and_the_same_for_the_same_seed() -> None:
+    orders = [[(t.role, t.again) for t in group] for group in islice(turns(planned()), 60)]
+    assert orders == [[(t.role, t.again) for t in group] for group in islice(turns(planned()), 60)]
+    assert orders != [[(t.role, t.again) for t in group] for group in islice(turns(planned({"seed": 1})), 60)]
+    first = Counter(order[0][0] for order in orders)
+    assert min(first["reference"], first["candidate"]) >= 15, "neither role always goes first"
+    pair = Counter(order.index(("candidate", False)) < order.index(("reference", False)) for order in orders)
+    assert min(pair.values()) >= 15, "nor within a pair"
+
+
+def test_the_roles_get_the_same_prompts_and_no_round_those_of_another() -> None:
+    plan = planned({"shapes": ("long",), "concurrency": (2,)})
+    asked = [[prompts(t.shape, t.requests, plan.vocabulary, t.seed) for t in group] for group in islice(turns(plan), 3)]
+    assert all(one == group[0] for group in asked for one in group)
+    assert asked[0][0] != asked[1][0] != asked[2][0]
+
+
+def test_a_chunked_load_sets_the_chunk_length_unless_the_user_does() -> None:
+    assert planned().engine_args == ("--chunked-prefill-size=128",)
+    assert planned({"shapes": ("short",)}).engine_args == ()
+    mine = planned(engine_arg=("--chunked-prefill-size=64",))
+    assert mine.engine_args[-1] == "--chunked-prefill-size=64", "the last one wins"
+
+
+def test_graphs_are_captured_where_no_kernel_of_the_contract_runs() -> None:
+    assert not planned().eager
+    assert planned(candidate="sage_attn").eager
+    assert planned(candidate="harness.timing:torch_sdpa").eager
+    assert not planned(graphs=True, candidate="sage_attn").eager
+    assert planned(graphs=False).eager
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ({"bound": 0.9}, "--bound"),
+        ({"seconds": 0}, "--seconds"),
+        ({"concurrency": (0,)}, "--concurrency"),
+        ({"concurrency": (2, 2)}, "none twice"),
+        ({"shapes": ("shot",)}, "--shape shot"),
+        ({"shapes": ("5000:8",)}, r"5000 \+ 8"),
+    ],
+)
+def test_wrong_use(policy: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        planned(policy)
+
+
+def test_servers_that_cannot_run_at_once_are_wrong_use() -> None:
+    with pytest.raises(UsageError, match="at the same time"):
+        planned(servers="in-turn")
+
+
+def test_the_seed_cases_throughput_test_can_be_said() -> None:
+    flags = ("--enable-torch-compile", "--cuda-graph-max-bs", "4")
+    policy = {"shapes": ("256:256",), "concurrency": (1,)}
+    plan = planned(policy, engine_arg=flags)
+    assert plan.engine_args == flags
+    assert [(shape.prompt, shape.output) for shape in plan.shapes] == [(256, 256)]

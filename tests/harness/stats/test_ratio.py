@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import wilcoxon
+from statsmodels.stats.multitest import multipletests
+
+from harness.stats.ratio import FEWEST, decide_ratios, holm, p_at_most, ratio_of, ratios_needed, warm_up
+
+RNG = np.random.default_rng(5)
+
+
+def drifting(rounds: int, ratio: float, stalls: float = 0.1) -> list[float]:
+    """Log ratios of a run of so many rounds: a clock that drifts by some ten per cent, skewed noise, and blocks that stall."""
+    blocks = 4 * rounds
+    noise = 0.02 * RNG.exponential(1, blocks) + (RNG.random(blocks) < stalls) * RNG.exponential(0.5, blocks)
+    drift = 0.2 * np.sin(np.linspace(0, 3, blocks) + 6 * RNG.random())
+    times = RNG.permuted((noise + drift).reshape(rounds, 4), axis=1)
+    logs = np.concatenate([times[:, 1] - times[:, 0], times[:, 3] - times[:, 2]]) + math.log(ratio)
+    return [float(log) for log in logs]
+
+
+def test_the_interval_covers_on_a_drifting_and_stalling_machine() -> None:
+    for rounds in (4, 12):
+        intervals = [ratio_of(drifting(rounds, 1.07), 0.05).interval for _ in range(400)]
+        # Three standard errors of a share of 0.95 among 400 are 0.033.
+        assert sum(1.07 in interval for interval in intervals) / 400 >= 0.95 - 0.033
+
+
+@pytest.mark.parametrize("n", [6, 9, 20, 50, 80])
+def test_the_interval_is_what_the_signed_rank_test_does_not_refuse(n: int) -> None:
+    logs = [float(x) for x in RNG.normal(0.1, 0.05, n)]
+    interval = ratio_of(logs, 0.05).interval
+    for end, inside in ((interval.low, 1), (interval.high, -1)):
+        for side in (-1, 1):
+            shifted = np.array(logs) - (math.log(end) + side * inside * 1e-6)
+            refused = wilcoxon(shifted, method="exact" if n <= 50 else "approx", correction=True).pvalue <= 0.05
+            assert refused == (side < 0), (n, end, side)
+
+
+def test_scale_and_direction() -> None:
+    ratio = ratio_of([math.log(2.0)] * 8, 0.05)
+    assert (ratio.value, ratio.interval.low, ratio.interval.high) == pytest.approx((2.0, 2.0, 2.0))
+    turned = ratio_of([-x for x in (0.1, 0.3, 0.2, 0.15, 0.25, 0.05, 0.12)], 0.05)
+    straight = ratio_of([0.1, 0.3, 0.2, 0.15, 0.25, 0.05, 0.12], 0.05)
+    assert turned.value * straight.value == pytest.approx(1.0)
+    assert turned.interval.low * straight.interval.high == pytest.approx(1.0)
+
+
+def test_too_few_ratios_bound_nothing() -> None:
+    few = ratio_of([0.5] * (FEWEST - 1), 0.05)
+    assert (few.interval.low, few.interval.high) == (0.0, math.inf)
+    assert math.isfinite(ratio_of([0.5] * FEWEST, 0.05).interval.high)
+    assert math.isnan(ratio_of([], 0.05).value)
+
+
+def test_a_stall_does_not_move_the_estimate() -> None:
+    quiet = [0.01 * x for x in range(-10, 11)]
+    assert ratio_of([*quiet[:-1], 5.0], 0.05).value == pytest.approx(ratio_of(quiet, 0.05).value, abs=0.02)
+
+
+def logs_of(ratio: float, n: int = 20, spread: float = 0.01) -> list[float]:
+    return [math.log(ratio) + spread * (i - (n - 1) / 2) / n for i in range(n)]
+
+
+def test_verdicts() -> None:
+    same = logs_of(1.0)
+    slow, fast, at_bound, one = decide_ratios(
+        [(logs_of(1.3), same), (logs_of(0.8), same), (logs_of(1.1, spread=0.1), same), (logs_of(2.0, n=1), same)],
+        1.1,
+        0.05,
+    )
+    assert [d.verdict for d in (slow, fast, at_bound, one)] == ["regression", "pass", "inconclusive", "inconclusive"]
+    assert "above the bound of 1.1" in slow.why
+    assert "6 are needed" in one.why
+    assert one.needed == FEWEST
+
+
+def test_a_reference_that_is_slower_than_itself_accuses_nobody() -> None:
+    (decision,) = decide_ratios([(logs_of(1.3), logs_of(1.25))], 1.1, 0.05)
+    assert decision.verdict == "inconclusive"
+    assert "reference against itself" in decision.why
+
+
+def test_noise_of_the_reference_against_itself_must_be_outdone_on_either_side() -> None:
+    wide = [math.log(0.7) + 0.01 * i for i in range(8)]
+    (near,) = decide_ratios([(logs_of(1.3), wide)], 1.1, 0.05)
+    (far,) = decide_ratios([(logs_of(1.6), wide)], 1.1, 0.05)
+    (unknown,) = decide_ratios([(logs_of(9.0), logs_of(1.0, n=FEWEST - 1))], 1.1, 0.05)
+    assert [d.verdict for d in (near, far, unknown)] == ["inconclusive", "regression", "inconclusive"]
+    assert "too noisy" in near.why
+
+
+def test_the_largest_of_many_ratios_is_no_regression_by_its_luck() -> None:
+    # Six ratios above the bound have p = 1/64 alone, which is below 0.05; among 32 it is not.
+    lucky = logs_of(1.2, n=6)
+    alone = decide_ratios([(lucky, logs_of(1.0))], 1.1, 0.05)[0]
+    among = decide_ratios([(lucky, logs_of(1.0))] + [(logs_of(1.0), logs_of(1.0))] * 31, 1.1, 0.05)[0]
+    assert (alone.verdict, among.verdict) == ("regression", "inconclusive")
+    assert "chance" in among.why
+
+
+def test_identical_servers_raise_no_alarm_and_a_slow_one_does() -> None:
+    def run(ratio: float) -> list[str]:
+        measured = [(drifting(8, ratio), drifting(8, 1.0)[:8]) for _ in range(16)]
+        return [decision.verdict for decision in decide_ratios(measured, 1.1, 0.05)]
+
+    assert not any("regression" in run(1.0) for _ in range(50))
+    assert all("regression" in run(1.3) for _ in range(5))
+
+
+def test_holms_correction_is_that_of_statsmodels() -> None:
+    for p in ([0.01, 0.5, 0.011, 0.04], [0.2], [0.03, 0.03, 0.9]):
+        assert holm(p) == pytest.approx(multipletests(p, 0.05, method="holm")[1].tolist())
+    assert holm([]) == []
+
+
+def test_a_bound_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0\.9"):
+        decide_ratios([], 0.9, 0.05)
+
+
+def test_what_would_settle_it() -> None:
+    wide = ratio_of(logs_of(1.05, n=10, spread=0.5), 0.05)
+    needed = ratios_needed(wide, 1.1)
+    assert needed is not None
+    assert needed > 10
+    settled = ratio_of(logs_of(1.05, n=needed + needed // 5, spread=0.5), 0.05)
+    assert settled.interval.high < 1.1
+    assert ratios_needed(wide, wide.value) is None, "on the bound itself no number helps"
+
+
+def test_p_at_most_is_one_sided() -> None:
+    assert p_at_most(logs_of(1.3), 1.1) < 1e-5
+    assert p_at_most(logs_of(0.9), 1.1) > 0.99
+    assert p_at_most([], 1.1) == 1.0
+
+
+def test_the_first_round_is_warm_up_and_so_are_slow_ones_after_it() -> None:
+    steady = [5.0, 1.0, 1.02, 0.99, 1.0, 1.01, 1.0, 0.98]
+    late = [5.0, 3.0, 1.5, 0.99, 1.0, 1.01, 1.0, 0.98]
+    assert warm_up([[steady] * 3, [steady] * 3]) == 1
+    assert warm_up([[steady] * 3, [late] * 3]) == 3, "the slower of the two roles decides"
+    assert warm_up([[steady] * 3, [steady, steady, late]]) == 1, "one cell's hiccup is no warm-up"
+
+
+def test_at_most_half_is_warm_up() -> None:
+    falling = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    assert warm_up([[falling], [falling]]) <= 4
+    assert warm_up([[[1.0]], [[1.0]]]) == 1
+    assert warm_up([]) == 0
