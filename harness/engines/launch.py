@@ -46,6 +46,8 @@ class Launch:
         engine_args: the user's flags; they come last and so win.
         cpu_core: the core that computes on the CPU; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
         eager: no CUDA graphs. To be the same for both servers, and True if either backend cannot be captured.
+        prefill_graphs: whether, where it is not eager, prefill may be captured too. SGLang then runs it on batches that do not say
+            whose they are, so extend is neither shadowed nor traced.
         startup_timeout: seconds until ready.
         request_timeout: seconds an answer may take.
         extra: further environment variables, such as ASSAY_SHADOW and ASSAY_RECORD (see `harness.attention.sglang_plugin`).
@@ -61,6 +63,7 @@ class Launch:
     engine_args: tuple[str, ...] = ()
     cpu_core: int | None = None
     eager: bool = True
+    prefill_graphs: bool = False
     startup_timeout: float = 900.0
     request_timeout: float = 300.0
     extra: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +96,8 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
     # On the CPU nothing is captured; saying so makes SGLang resolve the same arguments for every backend.
     if launch.eager or launch.device == "cpu":
         profile.append("--disable-cuda-graph")
+    elif not launch.prefill_graphs:
+        profile += ["--cuda-graph-backend-prefill", "disabled"]
     return [
         sys.executable, "-m", "sglang.launch_server",
         "--model-path", _absolute(launch.model),

@@ -141,3 +141,10 @@ def test_further_variables_come_last() -> None:
     ours = settings(make(extra={"ASSAY_SHADOW": "sage_attn", "ASSAY_DELEGATE": "mine"}), {})
     assert (ours["ASSAY_SHADOW"], ours["ASSAY_DELEGATE"]) == ("sage_attn", "mine")
     assert "ASSAY_SHADOW" not in settings(make(), {})
+
+
+@pytest.mark.parametrize(("eager", "graphs", "off"), [(False, False, True), (False, True, False), (True, False, False)])
+def test_prefill_graphs(eager: bool, graphs: bool, off: bool) -> None:
+    argv = command(make(device="cuda", eager=eager, prefill_graphs=graphs), 1, "n")
+    assert ("--cuda-graph-backend-prefill" in argv) is off
+    assert not off or argv[argv.index("--cuda-graph-backend-prefill") + 1] == "disabled"

@@ -1,0 +1,99 @@
+"""The whole job on a GPU, in one command and one table: ``python benchmarks/gpu_job.py``. What it measures stands in docs/gpu.md.
+
+Accuracy, greedy texts, logits and layers with the tiny model, which can answer; layers, the bisection of layers and latency with
+the shape of an 8B model and made-up weights, since own error and time need no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diffs import shaped_model
+from faulty import LAYER
+from rich.console import Console
+from rich.table import Table
+
+CONSOLE = Console(width=200)
+DUMMY = "--engine-arg=--load-format=dummy"
+Step = tuple[list[str], int, str, Callable[[dict[str, Any]], str]]
+"""Arguments of assay, the exit code that is expected, the file that holds the result, and what of it is shown."""
+
+
+def of_run(report: dict[str, Any]) -> str:
+    parts = []
+    for suite in report["suites"]:
+        right = {tally["role"]: f"{tally['right']}/{tally['total']}" for tally in suite["tallies"]}
+        parts.append(
+            f"{suite['name']} {suite['verdict']}" + (f" {right['reference']} : {right['candidate']}" if right else "")
+        )
+    parts += [f"logits {row['condition']} KL {row['mean_kl']:.1e}" for row in report["layers"]["logits"]]
+    parts += [f"{finding['where']}: {finding['diagnosis']}" for finding in report["findings"][:1]]
+    calls = [f"{c['phase']} {c['kernel']} {c['calls']:,}" for c in report["candidate"]["calls"]]
+    return "; ".join(parts + calls)
+
+
+def of_bisect(result: dict[str, Any]) -> str:
+    layers = [one["layer"] for one in result["restored"]]
+    return f"layers {layers} ({LAYER} was seeded), {len(result['probes'])} probes"
+
+
+def of_bench(result: dict[str, Any]) -> str:
+    rows = [
+        f"{r['shape']} x {r['concurrency']} {r['metric']} {r['ratio']:.3f}" for r in result["rows"] if r.get("ratio")
+    ]
+    return f"{result['verdict']}; " + "; ".join(rows)
+
+
+def steps(folder: Path, model: str) -> dict[str, Step]:
+    """The steps by name."""
+    cuda = ["--device", "cuda"]
+    large = [*cuda, "--model", model, DUMMY]
+    pack = str(folder / "layers" / "servers" / "reference" / "pack")
+    return {
+        "accuracy": (["run", *cuda, "--candidate", "sage_attn"], 0, "report.json", of_run),
+        "accuracy-as-shipped": (["run", *cuda, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
+        "layers": (["diff", *large, "--candidate", "sage_attn"], 0, "report.json", of_run),
+        "layers-as-shipped": (["diff", *large, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
+        "bisect": (["bisect", "layers", *large, "--candidate", "faulty:one_layer"], 1, "bisect.json", of_bisect),
+        "kernel": (["bench", "kernel", pack, "--candidate", "sage_attn"], 0, "", lambda _: "see above"),
+        "latency": (["bench", *large, "--candidate", "sage_attn", "--seconds", "90"], 0, "bench.json", of_bench),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", help="a step; by default all")
+    parser.add_argument("--out", type=Path, help="a folder that is kept")
+    args = parser.parse_args()
+    table = Table("step", "exit", "expected", "s", "result")
+    with tempfile.TemporaryDirectory(prefix="assay-gpu-") as made:
+        folder = (args.out or Path(made)).resolve()
+        (folder / "8b").mkdir(parents=True, exist_ok=True)
+        todo = steps(folder, str(shaped_model(folder / "8b")))
+        for name in args.only or todo:
+            command, expected, file, show = todo[name]
+            out = [] if name == "kernel" else ["--out", str(folder / name)]
+            begun = time.monotonic()
+            code = subprocess.run(
+                [sys.executable, "-m", "harness", *command, *out], check=False, cwd=Path(__file__).parent
+            ).returncode
+            path = folder / name / file
+            shown = (
+                show(json.loads(path.read_text()) if path.is_file() else {})
+                if not file or path.is_file()
+                else "no result"
+            )
+            table.add_row(name, str(code), str(expected), f"{time.monotonic() - begun:.0f}", shown)
+    CONSOLE.print(table)
+
+
+if __name__ == "__main__":
+    main()
