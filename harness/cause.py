@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from harness import layers
@@ -23,9 +22,8 @@ def find_cause(folder: RunFolder, spec: RunSpec, watch: Watch) -> None:
     pack = layers.pack_of(folder)
     if pack is None or (folder.path / _FILE).exists():
         return
-    again = shlex.join(["assay", "replay", str(pack), "--candidate", spec.candidate])
     served = pack.is_relative_to(folder.server_folder("candidate"))
-    result = examine_recorded(pack, spec.candidate, again, served)
+    result = examine_recorded(pack, spec.candidate, layers.reproduced_by(pack, spec.candidate), served)
     (folder.path / _FILE).write_text(result.model_dump_json(indent=1))
     named = "; ".join(finding.kind for finding in result.findings) or "nothing"
     watch.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")

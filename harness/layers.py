@@ -1,40 +1,48 @@
 """The layer suite: one server with the other role's backend beside it, which is looked into while it answers a short workload.
 
-First the candidate runs in the shadow: its own error on the reference's q, k and v, and a replay pack of the calls. Then it runs
-free: a few prompts are traced as they are, and once more with the candidate in every layer. After the servers have stopped, the
-recorded calls are replayed and the cause is named.
+First the candidate runs in the shadow: its own error on the reference's q, k and v, and a replay pack of the calls. What the first
+two questions came to is examined at once, so that a bug has a name within seconds. Then it runs free: a few prompts are traced as
+they are, and once more with the candidate in every layer. After the servers have stopped, all recorded calls are examined.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from evals.questions import PROMPT_HEADER
 from harness.attention.sglang_plugin import MODEL_HASH, RECORD, SHADOW, TRACE
 from harness.attention.shadow import PACK_FOLDER
 from harness.config import RunSpec
 from harness.engines.base import Ask, Engine, Reply
-from harness.engines.catalog import is_url
-from harness.errors import EvidenceError
+from harness.engines.catalog import claimed_phases, is_url
+from harness.errors import EvidenceError, UsageError
 from harness.evidence.asking import bring_up_to_date
 from harness.evidence.control import Control, set_control
 from harness.evidence.counters import read_counters
 from harness.evidence.folder import RunFolder
 from harness.evidence.manifest import hash_model
 from harness.evidence.records import ROLES, Record, Role
+from harness.evidence.shadow_cells import DIMENSIONS, PHASES, SUMS, Cells, read_cells
 from harness.evidence.shadow_cells import FOLDER as SHADOW_FOLDER
 from harness.evidence.trace import BUDGET_BYTES
 from harness.evidence.trace import FOLDER as TRACE_FOLDER
 from harness.progress import Watch
+from harness.replay import name_recorded
 
 COLD, WARM = 4, 12
 """Questions of the short workload: with an empty cache, one by one, and with the shared header cached."""
 TRACED_COLD, TRACED_WARM = 2, 4
 """Of these, prompts whose layer outputs are traced."""
+_EARLY_TOKENS = 2
+"""Tokens of an answer to the first questions: one pass of each phase."""
 _DONE = "looked.json"
 
 
@@ -46,12 +54,15 @@ class Looked(Record):
         substituted: whether the candidate's traces were made in this server, with the candidate in every layer.
         layers: number of layers.
         seconds: from the first question to the last.
+        named_s: seconds from the first question until what it and the second came to was examined and said; None if nothing was
+            out of bounds.
     """
 
     traced: tuple[str, ...]
     substituted: bool
     layers: int
     seconds: float
+    named_s: float | None = None
 
 
 def wanted(spec: RunSpec) -> bool:
@@ -88,6 +99,38 @@ def looked(folder: RunFolder, role: Role) -> Looked | None:
     return Looked.model_validate_json(path.read_text()) if path.exists() else None
 
 
+def observed(folder: RunFolder, spec: RunSpec) -> Cells | None:
+    """What the shadow observed in a run, the roles as they are meant; None where nobody looked.
+
+    Raises:
+        EvidenceError: a file is damaged.
+    """
+    for role in ROLES:
+        place = folder.server_folder(role)
+        if any((place / SHADOW_FOLDER).glob("*.safetensors")):
+            cells = read_cells(place)
+            return cells if role == "reference" else turned(cells, claimed_phases(spec.candidate))
+    return None
+
+
+def turned(cells: Cells, claimed: Sequence[str]) -> Cells:
+    """What was observed in the candidate's server, where the reference stood in the shadow: with the roles as they are meant, and
+    in the phases that the candidate computes itself.
+
+    The differences are the same. Where the server's own output is not finite, it is the candidate's that is not. Relative errors
+    stay relative to the size of the server's output, the candidate's: that of the shadow's was not summed up.
+    """
+    own = np.isin(cells.index[:, DIMENSIONS.index("phase")], [PHASES.index(phase) for phase in claimed])
+    swapped = {"candidate_squared": "reference_squared", "nonfinite": "undefined"}
+    swapped |= {other: name for name, other in swapped.items()}
+    sums = cells.sums[own][:, [SUMS.index(swapped.get(name, name)) for name in SUMS]]
+    legends = (
+        one.model_copy(update={"reference": one.candidate, "candidate": one.reference, "phases": tuple(claimed)})
+        for one in cells.legends
+    )
+    return replace(cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], legends=tuple(legends))
+
+
 def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpec, watch: Watch) -> None:
     """Look into a running server: shadow and record, then trace it as it is and with the other backend in every layer.
 
@@ -106,17 +149,41 @@ def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpe
     place = folder.server_folder(engine.role)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     watch.say(f"Looking inside the {engine.role}: {len(prompts)} questions in the shadow.")
-    shadow(engine, place, prompts, spec)
+    named_s: float | None = None
+
+    def name() -> None:
+        nonlocal named_s
+        pack = place / PACK_FOLDER
+        again = reproduced_by(pack, spec.candidate)
+        try:
+            findings = name_recorded(pack, spec.candidate, again, served=engine.role == "candidate")
+        except UsageError:  # the candidate computed nothing: the examination at the end says so, with all that was seen
+            return
+        if findings:
+            named_s = time.monotonic() - begun
+        for finding in findings:
+            watch.say(f"After {named_s:.1f} s: {finding.where}: {finding.diagnosis}.")
+
+    shadow(engine, place, prompts, spec, name)
     layers = layers_seen(place)
     labels = trace(engine, place, engine.role, prompts, Control())
     beside: Role = "candidate" if engine.role == "reference" else "reference"
     trace(engine, place, beside, prompts, Control(substitute=layers))
     set_control(place, Control())
-    done = Looked(traced=labels, substituted=True, layers=len(layers), seconds=time.monotonic() - begun)
+    done = Looked(
+        traced=labels, substituted=True, layers=len(layers), seconds=time.monotonic() - begun, named_s=named_s
+    )
     (place / _DONE).write_text(done.model_dump_json(indent=1))
 
 
-def shadow(engine: Engine, place: Path, prompts: Sequence[str], spec: RunSpec) -> None:
+def reproduced_by(pack: Path, candidate: str) -> str:
+    """The command that examines a pack again."""
+    return shlex.join(["assay", "replay", str(pack), "--candidate", candidate])
+
+
+def shadow(
+    engine: Engine, place: Path, prompts: Sequence[str], spec: RunSpec, early: Callable[[], None] | None = None
+) -> None:
     """Ask a short workload with the other backend in the shadow, and have its errors and the calls written.
 
     Args:
@@ -124,6 +191,7 @@ def shadow(engine: Engine, place: Path, prompts: Sequence[str], spec: RunSpec) -
         place: its folder.
         prompts: `COLD` + `WARM` questions.
         spec: of the run.
+        early: is called once what a question without and one with a cached prefix came to is written; the others follow.
 
     Raises:
         EngineError: the server failed.
@@ -132,12 +200,19 @@ def shadow(engine: Engine, place: Path, prompts: Sequence[str], spec: RunSpec) -
     for left in (SHADOW_FOLDER, PACK_FOLDER):  # by a server that was killed while it was looked into
         shutil.rmtree(place / left, ignore_errors=True)
     set_control(place, Control(watch=True))
-    for prompt in prompts[:COLD]:
+    cold, warm = prompts[:COLD], prompts[COLD:]
+    if early:
+        first, cold, question, warm = cold[0], cold[1:], warm[0], warm[1:]
+        engine.flush_cache()
+        send(engine, [first], _EARLY_TOKENS, 1)  # leaves the header in the cache
+        bring_up_to_date(place, lambda: send(engine, [question], _EARLY_TOKENS, 1))
+        early()
+    for prompt in cold:
         engine.flush_cache()
         send(engine, [prompt], spec.token_limit, 1)
     engine.flush_cache()
     send(engine, [PROMPT_HEADER], 1, 1)
-    send(engine, prompts[COLD:], spec.token_limit, spec.concurrency)
+    send(engine, warm, spec.token_limit, spec.concurrency)
     bring_up_to_date(place, lambda: send(engine, [PROMPT_HEADER], 1, 1))
     set_control(place, Control())
 

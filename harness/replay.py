@@ -107,14 +107,8 @@ def examine_recorded(pack: Path, candidate: str, reproduce: str, served: bool = 
         KernelRefused: there is no such kernel.
     """
     begun = time.monotonic()
-    recorded = [one for one in read_pack(pack) if one.phase in claimed_phases(candidate)]
-    recorded = [one for one in recorded if served or one.candidate is not None]
-    if not recorded:
-        raise _nothing(pack, "no output of a candidate", candidate)
+    recorded, seen = _held(pack, candidate, served)
     kernel = kernels.load(candidate) if is_kernel(candidate) else None
-    noise = kernels.declaration(kernel).noise if kernel else ""
-    chosen = choose(recorded)
-    seen = Examination(tuple(_as_recorded(one, noise, served) for one in chosen))
     findings = diagnose(seen, reproduce)
     named_s = time.monotonic() - begun if findings else None
     unseen = (
@@ -128,7 +122,24 @@ def examine_recorded(pack: Path, candidate: str, reproduce: str, served: bool = 
         seen = Examination(seen.observations + ran.observations, refused=ran.refused)
         findings = diagnose(seen, reproduce)
         unseen = f"nondeterminism, state and writing to inputs were looked for on {len(ran.observations)} calls"
-    return _result(candidate, seen, len(recorded), findings, time.monotonic() - begun, named_s, (unseen,))
+    return _result(candidate, seen, recorded, findings, time.monotonic() - begun, named_s, (unseen,))
+
+
+def name_recorded(pack: Path, candidate: str, reproduce: str, served: bool = False) -> list[Finding]:
+    """What the outputs of a candidate that a server recorded come to by themselves: no kernel is run. Arguments, and what is
+    raised, as in `examine_recorded`.
+    """
+    return diagnose(_held(pack, candidate, served)[1], reproduce)
+
+
+def _held(pack: Path, candidate: str, served: bool) -> tuple[int, Examination]:
+    """The number of recorded outputs of a candidate, and those that were chosen, held against the truth."""
+    recorded = [one for one in read_pack(pack) if one.phase in claimed_phases(candidate)]
+    recorded = [one for one in recorded if served or one.candidate is not None]
+    if not recorded:
+        raise _nothing(pack, "no output of a candidate", candidate)
+    noise = kernels.declaration(kernels.load(candidate)).noise if is_kernel(candidate) else ""
+    return len(recorded), Examination(tuple(_as_recorded(one, noise, served) for one in choose(recorded)))
 
 
 def _result(

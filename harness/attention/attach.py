@@ -6,7 +6,7 @@ looked at (`harness.evidence.control`); while everything is off, a call costs on
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,11 @@ class Attachment:
         if self._highest >= 0:
             self._last_layer = max(self._highest, self._last_layer or 0)
         self._tracer.write()
-        watched, self._setting = self._setting.control.watch, self._reader.latest()
-        if watched and not self._setting.control.watch:
+        before, self._setting = self._setting.watch, self._reader.latest()
+        if before and not self._setting.watch:
             self._shadow.write()
+        if self._setting.watch not in ("", before):
+            self._shadow.begin()
         self._off = self._setting.control == Control()
 
     def _use(
@@ -130,7 +132,7 @@ def _attachment(
         get_tensor_model_parallel_world_size,
     )
 
-    pages, rank, writer = Pages(runner), int(get_tensor_model_parallel_rank()), None
+    pages, rank, new_writer = Pages(runner), int(get_tensor_model_parallel_rank()), None
     if record_bytes and rank == 0:
         source = Source(
             engine=f"SGLang {sglang.__version__} on {runner.device}",
@@ -139,11 +141,11 @@ def _attachment(
             reference=str(runner.server_args.attention_backend),
             candidate=candidate,
         )
-        writer = PackWriter(folder / PACK_FOLDER, source, record_bytes)
+        new_writer = partial(PackWriter, folder / PACK_FOLDER, source, record_bytes)
     built = make_candidate(candidate, runner, pages) if candidate else None
     return Attachment(
         folder,
-        Shadow(folder, built, writer, pages, rank),
+        Shadow(folder, built, new_writer, pages, rank),
         Substitution(folder, built),
         Tracer(folder, trace_bytes, rank, int(get_tensor_model_parallel_world_size())),
     )

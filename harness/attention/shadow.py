@@ -39,19 +39,30 @@ class Shadow:
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
         candidate: what is shadowed; None only to record.
-        writer: where calls are recorded; None for nowhere.
+        new_writer: makes what records the calls of a watch, in place of an earlier watch's; None to record nowhere.
         pages: the server's KV pool.
         rank: this process's place among those that share the heads (tensor parallelism).
         clock: seconds.
     """
 
     def __init__(
-        self, folder: Path, candidate: Candidate | None, writer: PackWriter | None, pages: Pages, rank: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        self, folder: Path, candidate: Candidate | None, new_writer: Callable[[], PackWriter] | None, pages: Pages,
+        rank: int = 0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._folder, self._candidate, self._writer, self._pages = folder, candidate, writer, pages
+        self._folder, self._candidate, self._new_writer, self._pages = folder, candidate, new_writer, pages
         self._rank, self._clock = rank, clock
         self.references: set[str] = set()
+        self._next_write = 0.0
+        self._answered = ""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a watch: what an earlier one summed up and recorded is forgotten, and its files are replaced by the next write.
+
+        Raises:
+            UsageError: the replay pack's folder holds something else.
+        """
+        self._writer = self._new_writer() if self._new_writer else None
         self._phases: tuple[str, ...] = ()
         self._sums: dict[int, LayerSums] = {}
         self._unrecorded: dict[int, str] = {}
@@ -62,8 +73,6 @@ class Shadow:
         self._pass: Pass | None = None
         self._conditions = torch.empty(0, dtype=torch.int64)
         self._count = 0
-        self._next_write = 0.0
-        self._answered = ""
 
     def observe(self, call: Situation, out: Tensor) -> None:
         """Run the candidate on a call whose output `out`, [tokens, num_q_heads * head_dim_v], the reference computed."""

@@ -25,7 +25,8 @@ class Control(Record):
     """What a server that has a candidate beside it (``ASSAY_SHADOW``) does in the passes that begin from now on.
 
     Attributes:
-        watch: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``).
+        watch: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``). Switched on
+            after it was off, a watch begins anew: nothing of an earlier one is in what it writes.
         substitute: layers in which the candidate's output is what the model uses, in the phases that the candidate computes.
         trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label is
             for one request: the next one needs a new label.
@@ -51,9 +52,16 @@ class Control(Record):
 
 
 class Setting(Record):
-    """A control as it lies on disk; `token` tells this time of setting it from any other."""
+    """A control as it lies on disk.
+
+    Attributes:
+        token: tells this time of setting it from any other.
+        watch: tells this watch from any other; it stays the same while one setting after another says `watch`. Empty for none.
+        control: what the server shall do.
+    """
 
     token: str = ""
+    watch: str = ""
     control: Control = Field(default_factory=Control)
 
 
@@ -70,9 +78,12 @@ def set_control(folder: Path, control: Control) -> None:
         EvidenceError: it cannot be written.
     """
     part = folder / f"{_FILE}.part"
+    token = secrets.token_hex(8)
+    # Here and not in the server, which may not have looked at all while the watch was off.
+    watch = (_watch_of(folder) or token) if control.watch else ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(Setting(token=secrets.token_hex(8), control=control).model_dump_json())
+        part.write_text(Setting(token=token, watch=watch, control=control).model_dump_json())
         os.replace(part, folder / _FILE)
     except OSError as error:
         raise EvidenceError(
@@ -131,6 +142,14 @@ class ControlReader:
         if found != self._read:
             self._read, self._setting = found, _read(self._folder)
         return self._setting
+
+
+def _watch_of(folder: Path) -> str:
+    """The watch that is on; empty if none is, or if the file is damaged: it is about to be replaced."""
+    try:
+        return _read(folder).watch
+    except EvidenceError:
+        return ""
 
 
 def _read(folder: Path) -> Setting:

@@ -15,7 +15,7 @@ from harness.attention.trial import call_of
 from harness.errors import UsageError
 from harness.evidence.pack import Seen, Source, read_pack
 from harness.evidence.pack_writer import PackWriter
-from harness.replay import choose, examine_recorded
+from harness.replay import choose, examine_recorded, name_recorded
 
 
 def sdpa(call: AttentionCall) -> torch.Tensor:
@@ -72,6 +72,17 @@ def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Pa
     assert result.named_s is not None
     assert {(one.layer, one.phase) for one in result.bounds} == {(0, "extend"), (1, "extend")}
     assert "not run by itself" in result.not_looked_for[0]
+
+
+def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("the kernel was run")
+
+    monkeypatch.setattr(replayed := sys.modules["harness.replay"], "look", never)
+    monkeypatch.setattr(replayed, "run_again", never)
+    (finding,) = name_recorded(pack(tmp_path / "pack", KERNEL), "sage_attn", "again")
+    assert (finding.kind, finding.reproduce) == ("causal mask top-left", "again")
+    assert not name_recorded(pack(tmp_path / "right", sdpa), "sage_attn", "again")
 
 
 def test_in_the_candidates_own_server_its_outputs_are_the_served_ones(tmp_path: Path) -> None:

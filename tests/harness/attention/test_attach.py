@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +21,13 @@ from harness.attention.faults import fault
 from harness.attention.faults import rounded_oracle as right
 from harness.attention.kernels import declares
 from harness.attention.paging import Pages
+from harness.attention.shadow import Shadow
 from harness.attention.tracer import MOST_ROWS, rows_of
 from harness.errors import EvidenceError
 from harness.evidence.control import Control, set_control, substituted
 from harness.evidence.counters import read_counters
+from harness.evidence.pack import Source, read_pack
+from harness.evidence.pack_writer import PackWriter
 from harness.evidence.shadow_cells import read_cells
 from harness.evidence.trace import read_trace
 
@@ -95,6 +99,51 @@ def test_switching_the_watch_off_leaves_all_that_was_seen(attached: Attached, tm
     set_control(tmp_path, Control(watch=True))
     server.step("extend", [(4, 0)])
     assert not (tmp_path / "shadow").exists()
+    set_control(tmp_path, Control())
+    server.step("extend", [(4, 0)])
+    assert read_cells(tmp_path).legends[0].passes == 1
+
+
+def test_a_watch_that_is_switched_on_anew_begins_anew(stand_in: ModuleType, tmp_path: Path) -> None:
+    server, wrong = stand_in.Server(), [True]
+    pages, source = (
+        Pages(server.runner),
+        Source(engine="e", model="m", model_hash="", reference="mine", candidate="other"),
+    )
+    candidate = KernelCandidate("other", lambda call: right(call) * (2 if wrong[0] else 1), pages)
+    shadow = Shadow(tmp_path, candidate, partial(PackWriter, tmp_path / "pack", source, 10**6), pages)
+    stand_in.attach(server, tmp_path, candidate, shadow)
+
+    def ends() -> tuple[int, float, set[int], set[int]]:
+        """Passes, error, lengths of worst and recorded calls of the watch that has just been switched off."""
+        set_control(tmp_path, Control())
+        server.step("extend", [(9, 0)])  # sees nothing but the end of it
+        cells = read_cells(tmp_path)
+        lengths = {one.entry.new[0] for one in read_pack(tmp_path / "pack")}
+        error = cells.table(by=("phase",)).relative_l1[0]
+        return cells.legends[0].passes, float(error), {case.new for case in cells.worst}, lengths
+
+    set_control(tmp_path, Control(watch=True))
+    server.step("extend", [(4, 0)])
+    passes, error, worst, lengths = ends()
+    assert (passes, round(error, 3), worst, lengths) == (1, 1.0, {4}, {4})
+    wrong[0] = False
+    set_control(tmp_path, Control(watch=True))
+    server.step("extend", [(5, 0)])
+    set_control(tmp_path, Control(watch=True, trace="a"))  # it goes on
+    server.step("extend", [(3, 0)])
+    passes, error, _, lengths = ends()
+    assert (passes, error < 1e-6, lengths) == (2, True, {3, 5})
+
+
+def test_a_watch_that_no_pass_saw_switched_off_begins_anew_all_the_same(attached: Attached, tmp_path: Path) -> None:
+    server = attached(right)
+    set_control(tmp_path, Control(watch=True))
+    for _ in range(3):
+        server.step("extend", [(4, 0)])
+    set_control(tmp_path, Control())
+    set_control(tmp_path, Control(watch=True))
+    server.step("extend", [(4, 0)])
     set_control(tmp_path, Control())
     server.step("extend", [(4, 0)])
     assert read_cells(tmp_path).legends[0].passes == 1

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -48,7 +49,7 @@ def watched(stand_in: ModuleType, tmp_path: Path) -> Watched:
         server = stand_in.Server()
         pages = Pages(server.runner)
         source = Source(engine="e", model="m", model_hash="", reference="mine", candidate="other")
-        writer = PackWriter(tmp_path / "pack", source, budget) if budget else None
+        writer = partial(PackWriter, tmp_path / "pack", source, budget) if budget else None
         candidate = KernelCandidate("other", kernel, pages) if kernel else None
         shadow = Shadow(tmp_path, candidate, writer, pages, clock=clock)
         stand_in.attach(server, tmp_path, candidate, shadow)

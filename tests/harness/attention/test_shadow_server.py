@@ -79,6 +79,8 @@ class Served:
     off: list[Reply]
     files_while_off: set[str]
     watched: list[Reply]
+    cells: Cells
+    pack: list[PackedCall]
     after: list[Reply]
 
     @property
@@ -112,7 +114,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         watched = ask_all(server)
         up_to_date(server)
         set_control(evidence(server), Control())
-        yield Served(server, off, files, watched, ask_all(server))
+        # Read at once: another watch writes in their place.
+        cells, pack = read_cells(evidence(server)), read_pack(evidence(server) / "pack")
+        yield Served(server, off, files, watched, cells, pack, ask_all(server))
 
 
 def evidence(server: SGLangServer) -> Path:
@@ -122,12 +126,12 @@ def evidence(server: SGLangServer) -> Path:
 
 @pytest.fixture(scope="module")
 def cells(served: Served) -> Cells:
-    return read_cells(served.folder)
+    return served.cells
 
 
 @pytest.fixture(scope="module")
 def pack(served: Served) -> list[PackedCall]:
-    return read_pack(served.folder / "pack")
+    return served.pack
 
 
 def test_nothing_is_left_by_a_candidate_that_is_off(served: Served) -> None:
@@ -250,19 +254,13 @@ def prefill_of(trace: Trace) -> Trace:
 
 
 def own_errors(served: Served) -> NDArray[np.float64]:
-    """Own relative L1 of each layer in the prefill of the question alone: what the shadow's sums grew by."""
-
-    def sums() -> NDArray[np.float64]:
-        cells, by_layer = read_cells(served.folder), np.zeros((LAYERS, len(SUMS)))
-        np.add.at(by_layer, cells.index[:, 0], cells.sums)
-        return by_layer
-
-    before = sums()
+    """Own relative L1 of each layer in the prefill of the question alone: a watch of its own."""
     answer(served.server, Control(watch=True))
     set_control(served.folder, Control())
     served.server.ask([Ask("x", 1)], 1, lambda index, reply: None)  # the pass that notices
-    grown = sums() - before
-    return grown[:, SUMS.index("difference")] / grown[:, SUMS.index("reference_size")]
+    cells, sums = read_cells(served.folder), np.zeros((LAYERS, len(SUMS)))
+    np.add.at(sums, cells.index[:, 0], cells.sums)
+    return sums[:, SUMS.index("difference")] / sums[:, SUMS.index("reference_size")]
 
 
 def test_backends_of_sglangs_own_agree_in_the_shadow_and_in_place_in_chunks_and_mixed_batches_and_decode(

@@ -52,6 +52,22 @@ def test_a_damaged_control_is_an_error_and_not_off(tmp_path: Path) -> None:
         read_control(tmp_path)
 
 
+def test_a_damaged_control_can_be_set_again(tmp_path: Path) -> None:
+    (tmp_path / "control.json").write_text("{")
+    set_control(tmp_path, Control(watch=True))
+    assert read_control(tmp_path) == Control(watch=True)
+
+
+def test_a_watch_keeps_its_name_until_it_is_switched_off(tmp_path: Path) -> None:
+    names = []
+    for control in (Control(watch=True), Control(watch=True, trace="a"), Control(trace="a"), Control(watch=True)):
+        set_control(tmp_path, control)
+        names.append(ControlReader(tmp_path).latest().watch)
+    first, same, off, second = names
+    assert (first == same, off, second not in ("", first)) == (True, "", True)
+    assert first
+
+
 def test_a_control_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EvidenceError, match="cannot be written"):
