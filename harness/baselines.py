@@ -10,15 +10,17 @@ from pathlib import Path
 
 from pydantic import Field
 
+from harness import layers
 from harness.compare.answers import flips, pair, tally
 from harness.config import RunSpec
 from harness.errors import UsageError
 from harness.evidence import baseline as stored
 from harness.evidence.baseline import Baseline, Key
+from harness.evidence.counters import CallCount
 from harness.evidence.folder import RunFolder
 from harness.evidence.manifest import Manifest
 from harness.evidence.records import ROLES, Record, Role
-from harness.evidence.shadow_cells import FOLDER, Cells, read_cells
+from harness.evidence.shadow_cells import Cells
 from harness.stats.decision import Decision, decide_accuracy
 from harness.verdict import Check, Verdict
 
@@ -59,7 +61,8 @@ def key_of(manifest: Manifest, role: Role) -> Key:
 
 def find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status:
     """Which baseline fits each role, and why the others of its backend do not."""
-    used = {role: key.name for role, key in keys.items() if key.name in baselines}
+    fitting = {role: [name for name, b in baselines.items() if b.key == key] for role, key in keys.items()}
+    used = {role: names[0] for role, names in fitting.items() if names}
     stale = {}
     for role, key in keys.items():
         others = [b.key for b in baselines.values() if b.key.backend == key.backend]
@@ -97,10 +100,12 @@ def _adopt(folder: RunFolder) -> None:
         adopted = answer.model_copy(update={"role": "reference"})
         if adopted.key not in answered:
             folder.append(adopted)
-    server = stored.read_baseline(folder.baseline("reference")).server
+    accepted = stored.read_baseline(folder.baseline("reference"))
+    said = f"{accepted.server.engine}, stored: baseline {accepted.key.name}, accepted {accepted.accepted}"
+    server = accepted.server.model_copy(update={"role": "reference", "engine": said, "startup_s": None})
     progress = folder.progress()
     servers = [s for s in progress.servers if s.role != "reference"]
-    folder.update(progress.model_copy(update={"servers": (server.model_copy(update={"role": "reference"}), *servers)}))
+    folder.update(progress.model_copy(update={"servers": (server, *servers)}))
 
 
 def status_of(folder: RunFolder) -> Status | None:
@@ -109,7 +114,40 @@ def status_of(folder: RunFolder) -> Status | None:
     return None if text is None else Status.model_validate_json(text)
 
 
-def check_baseline(candidate: str, status: Status, root: str) -> Check:
+def measured_roles(folder: RunFolder) -> tuple[Role, ...]:
+    """Roles that a run measured itself: not a reference whose answers are stored, which were accepted before."""
+    status = status_of(folder)
+    return ("candidate",) if status is not None and status.stored_reference else ROLES
+
+
+def calls_of(folder: RunFolder, role: Role) -> list[CallCount]:
+    """Attention calls counted for a role: in its server, or in that of its stored answers."""
+    if role in measured_roles(folder):
+        return folder.counters(role)
+    return list(stored.read_baseline(folder.baseline(role)).calls)
+
+
+def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
+    """Whether accepted baselines fit: the candidate's, and the reference's where it was to be stored, or is stale."""
+    checks = [_check_candidates(spec.candidate, status, spec.baselines)]
+    if spec.reference_from == "baseline" or "reference" in status.stale:
+        checks.append(_check_references(spec, status))
+    return checks
+
+
+def _check_references(spec: RunSpec, status: Status) -> Check:
+    """Whether the reference's answers are stored. If not, its server was asked: that forbids nothing, but is said."""
+    name = "an accepted baseline of the reference fits"
+    if used := status.used.get("reference"):
+        how = "its answers are the reference's, no server was asked" if status.stored_reference else "not needed"
+        return Check(name=name, status="ok", found=f"{used}: {how}")
+    why = status.stale.get("reference")
+    found = f"that of {spec.reference} is stale: {why}" if why else f"none was accepted for {spec.reference}"
+    settles = f"assay baseline accept on a run of today, and removing from {spec.baselines} what is stale"
+    return Check(name=name, status="not checked", found=f"{found}; its server was asked", settles=settles)
+
+
+def _check_candidates(candidate: str, status: Status, root: str) -> Check:
     """Whether an accepted baseline fits the candidate. A stale one forbids a pass: accepted is not what is measured."""
     name = "an accepted baseline of the candidate fits"
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
@@ -141,10 +179,8 @@ def own_errors(cells: Cells) -> dict[str, float]:
 
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
     """Own errors that a run measured of its candidate; none of its reference, or where nothing was shadowed."""
-    for server in ROLES if role == "candidate" else ():
-        if any((folder.server_folder(server) / FOLDER).glob("*.safetensors")):
-            return own_errors(read_cells(folder.server_folder(server)))
-    return {}
+    cells = layers.observed(folder, RunSpec(**folder.manifest().spec)) if role == "candidate" else None
+    return own_errors(cells) if cells else {}
 
 
 @dataclass(frozen=True)
@@ -184,7 +220,7 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
     """A baseline of what a run measured of a role.
 
     Raises:
-        UsageError: the run has no verdict, or did not ask the role anything.
+        UsageError: the run has no verdict, or did not ask the role anything itself.
     """
     if verdict not in ("pass", "regression"):
         raise UsageError(
@@ -195,9 +231,11 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
     manifest, answers = folder.manifest(), folder.answers()
     server = next((s for s in folder.progress().servers if s.role == role), None)
     questions, greedy = (pair(folder.items(), answers, suite).pairs for suite in ("mmlu", "greedy"))
-    if server is None or not (questions or greedy):
+    if server is None or role not in measured_roles(folder) or not (questions or greedy):
         raise UsageError(
-            f"{folder.path} holds no answers of its {role}.", "a whole run", "run the suites mmlu or greedy"
+            f"{folder.path} holds no answers of its {role}'s own.",
+            "a whole run with a server of its own",
+            "run the suites mmlu or greedy with --reference-from server",
         )
     numbers = {"accuracy": tally(questions, role).right / len(questions)} if questions else {}
     return Baseline(
@@ -208,7 +246,7 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
         reason=reason,
         numbers=numbers,
         own_errors=own_errors_of(folder, role),
-        layers=len({layer for count in folder.counters(role) for layer in count.calls_by_layer}),
+        calls=tuple(folder.counters(role)),
         server=server.model_copy(update={"launch_command": ""}),
     )
 

@@ -32,6 +32,8 @@ NOT_CHECKED = (
     ),
 )
 LAYERS = "a tensor of every layer was compared"
+BASELINE = "Accepted baseline"
+"""Title of the suite that holds a candidate against what was accepted of it."""
 
 
 def check_layers(
@@ -71,6 +73,16 @@ def check_layers(
 def _layers_of(cells: Cells, phase: str) -> set[int]:
     table = cells.table(("layer",), {"phase": phase})
     return {int(layer) for layer, n in zip(table.axes["layer"], table.elements, strict=True) if n > 0}
+
+
+def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
+    """Whether logits were compared that were asked for; nothing to say where they were, or nobody asked for them."""
+    if scored or "logits" not in suites:
+        return []
+    alone = "it is scored and shown beside the suite layers, which was not asked for"
+    found = "nothing was scored" if "layers" in suites else alone
+    settles = "--suites with logits and layers and some greedy prompts, on servers that assay starts"
+    return [Check(name="the logits were compared", status="not checked", found=found, settles=settles)]
 
 
 def check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
@@ -140,7 +152,10 @@ def _check_phase(
 
 
 def check_same_servers(
-    servers: Mapping[Role, ServerManifest], differences: Mapping[str, tuple[str, str]], started: bool
+    servers: Mapping[Role, ServerManifest],
+    differences: Mapping[str, tuple[str, str]],
+    started: bool,
+    stored: bool = False,
 ) -> Check:
     """Whether both servers had the same weights, tokenizer and flags but for the backend.
 
@@ -148,6 +163,7 @@ def check_same_servers(
         servers: by role.
         differences: arguments that differ beyond the backend.
         started: whether assay started both, from one model folder; it knows nothing of any other server.
+        stored: whether the reference's is that of an accepted baseline, which is of the same model by its hash.
     """
     name = "both servers had the same model and flags but for the backend"
     if len(servers) < 2:
@@ -159,7 +175,8 @@ def check_same_servers(
         found = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
         return Check(name=name, status="failed", found=found, settles="a run in which only the backend differs")
     compared = len(servers["reference"].arguments)
-    return Check(name=name, status="ok", found=f"one model folder; {compared} server arguments agree")
+    same = "one hash of the model, the stored reference's and the candidate's" if stored else "one model folder"
+    return Check(name=name, status="ok", found=f"{same}; {compared} server arguments agree")
 
 
 def check_all_asked(asked: int, paired: int) -> Check:
@@ -240,10 +257,13 @@ def judge(
     reasons = [f"{check.name}: {check.found}. It would take {check.settles}." for check in unmet]
     regressed = [suite for suite in suites if suite.verdict == "regression"]
     if regressed and not any(check.status == "failed" for check in unmet):
+        worse_than = (
+            "the reference" if any(suite.title != BASELINE for suite in regressed) else "what was accepted of it"
+        )
         return Judgement(
             "regression",
             ExitCode.REGRESSION,
-            f"Do not merge: {candidate} is worse than the reference.",
+            f"Do not merge: {candidate} is worse than {worse_than}.",
             (*(f"{suite.title}: {suite.why}" for suite in regressed), *reasons),
         )
     open_ = [suite for suite in suites if suite.verdict != "pass"]

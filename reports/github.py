@@ -19,7 +19,9 @@ def workflow_commands(report: Report) -> str:
     for finding in report.findings[:MOST]:
         kind = "error" if finding.severity == "serious" else "warning"
         lines.append(
-            _command(kind, f"assay: {finding.where}", f"{finding.diagnosis} Show it again: {finding.reproduce}")
+            _command(
+                kind, f"assay: {finding.where}", f"{finding.diagnosis.rstrip('.')}. Show it again: {finding.reproduce}"
+            )
         )
     for check in [check for check in report.checks if check.status in ("failed", "missing")][:MOST]:
         lines.append(_command("warning", f"assay: {check.name}", f"{check.found}. To settle it: {check.settles}"))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer.main
+
+from harness.cli import app
 
 CI = Path(__file__).parent.parent / "docs" / "ci"
 GITHUB = ["--builtin-schema", "vendor.github-workflows"]
@@ -33,3 +37,24 @@ def test_a_broken_example_would_be_found(tmp_path: Path) -> None:
         (CI / "github-actions.yml").read_text().replace("runs-on: ubuntu-latest", "run-on: ubuntu-latest")
     )
     assert check(GITHUB, broken).returncode == 1
+
+
+@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
+def test_the_commands_are_ones_that_assay_takes(name: str) -> None:
+    text = (CI / name).read_text()
+    commands = re.findall(
+        r"noxfile\.py\"? -s (\w+) -- *([^']+?)(?=\n +env:|\n +- if:|\n +artifacts:|\n  artifacts:|'\n)", text
+    )
+    assert len(commands) == 2, "the CPU's and the GPU's, or GitLab's and Jenkins's"
+    for session, words in commands:
+        assert session == "gate"
+        flags = dict(re.findall(r"(--[a-z-]+) (\S+)", words))
+        assert set(flags) <= gate_options()
+        for flag in {"--config", "--baselines", "--out"} & set(flags):
+            # nox has gone to the noxfile's folder: a relative path would be one in assay's own checkout.
+            assert flags[flag].startswith('"$'), f"{flag} {flags[flag]} is relative"
+
+
+def gate_options() -> set[str]:
+    command = typer.main.get_command(app).commands["gate"]  # type: ignore[attr-defined]
+    return {option for parameter in command.params for option in parameter.opts}

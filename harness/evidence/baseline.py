@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from harness.errors import EvidenceError
 from harness.evidence import jsonl
+from harness.evidence.counters import CallCount
 from harness.evidence.manifest import ServerManifest
 from harness.evidence.records import Answer, Record
 
@@ -68,7 +69,7 @@ class Baseline(Record):
         reason: why worse numbers than those accepted before were accepted; empty where none were worse.
         numbers: accepted results by name, such as "accuracy"; shares are shares of 1.
         own_errors: own error (relative L1) by "layer 3, extend, cached prefix 16+".
-        layers: layers of the model that were seen to call attention.
+        calls: attention calls counted in the server: which kernels computed which phase in which layers.
         server: what the server said of itself.
     """
 
@@ -82,7 +83,7 @@ class Baseline(Record):
     reason: str = ""
     numbers: dict[str, float]
     own_errors: dict[str, float] = Field(default_factory=dict)
-    layers: int
+    calls: tuple[CallCount, ...] = ()
     server: ServerManifest
 
 

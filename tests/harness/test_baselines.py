@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from harness.attention.reduction import LayerSums
 from harness.baselines import (
     Status,
     attach,
-    check_baseline,
+    check_baselines,
     differences,
     find,
     judge_accepted,
     key_of,
     make,
+    own_errors,
     status_of,
 )
 from harness.config import RunSpec, make_spec
 from harness.errors import EvidenceError, UsageError
 from harness.evidence.baseline import FILE, Baseline, Key, read_all, write_baseline
+from harness.evidence.counters import CounterFile, CounterRow
 from harness.evidence.folder import RunFolder
 from harness.evidence.manifest import ServerManifest
 from harness.evidence.records import ROLES, Answer, Role
+from harness.evidence.shadow_cells import Cells, Legend, conditions
+from harness.layers import turned
 from harness.run import Plan, asked_roles, open_folder, prepare
 from harness.stats.decision import decide_accuracy
+from harness.verdict import Check
+from reports.build import build
 
 
 def key(backend: str = "mine", engine: str = "SGLang 1 on cpu") -> Key:
@@ -37,7 +46,7 @@ def baseline(of: Key, accuracy: float = 0.9, own: dict[str, float] | None = None
     server = ServerManifest(role="candidate", backend=of.backend, engine=of.engine, claimed_phases=("extend",))
     return Baseline(
         key=of, accepted="2026-01-01T00:00:00Z", run_id="r", git="", numbers={"accuracy": accuracy},
-        own_errors=own or {}, layers=4, server=server,
+        own_errors=own or {}, server=server,
     )  # fmt: skip
 
 
@@ -58,12 +67,17 @@ def test_each_part_of_the_key_makes_a_baseline_stale(field: str) -> None:
     assert not status.used
 
 
+def checked(status: Status) -> Check:
+    (only,) = check_baselines(make_spec({"candidate": "mine:f"}), status)
+    return only
+
+
 def test_a_stale_baseline_forbids_a_pass_and_none_is_not_asked_for() -> None:
-    fits = check_baseline("mine", Status(used={"candidate": "mine-1"}, unused=("old-2",)), "baselines")
+    fits = checked(Status(used={"candidate": "mine-1"}, unused=("old-2",)))
     assert (fits.status, "not used: old-2" in fits.found) == ("ok", True)
-    stale = check_baseline("mine", Status(stale={"candidate": "engine was 'a' and is 'b'"}), "baselines")
+    stale = checked(Status(stale={"candidate": "engine was 'a' and is 'b'"}))
     assert (stale.status, "engine was" in stale.found, bool(stale.settles)) == ("missing", True, True)
-    assert check_baseline("mine", Status(), "baselines").status == "not checked"
+    assert checked(Status()).status == "not checked"
 
 
 def test_what_is_written_is_read_back_and_replaces_what_was_there(tmp_path: Path) -> None:
@@ -108,14 +122,16 @@ def test_answers_are_held_against_the_accepted_ones(lost: int, verdict: str) -> 
     assert judge_accepted(decision, {}, {}, SPEC).verdict == verdict
 
 
-def run_of(plan: Plan, path: Path) -> RunFolder:
+def run_of(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder:
     folder = open_folder(plan, path)
     servers = tuple(
         ServerManifest(role=role, backend=backend, engine="e", claimed_phases=("extend",))
         for role, backend in (("reference", plan.spec.reference), ("candidate", plan.spec.candidate))
+        if role in roles
     )
-    folder.update(folder.progress().model_copy(update={"servers": servers}))
-    for role in ROLES:
+    progress = folder.progress()
+    folder.update(progress.model_copy(update={"servers": (*progress.servers, *servers)}))
+    for role in roles:
         for item in plan.of("mmlu"):
             folder.append(
                 Answer(
@@ -165,3 +181,77 @@ def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path) -
         make(run_of(plan, tmp_path / "first"), "candidate", "inconclusive")
     with pytest.raises(UsageError, match="no answers of its candidate"):
         make(open_folder(plan, tmp_path / "second"), "candidate", "pass")
+
+
+def counted(folder: RunFolder, role: Role, backend: str, layers: int = 4) -> None:
+    file = CounterFile(folder.server_folder(role) / "counters", "1")
+    row = file.row(CounterRow(backend=backend, kernel=backend, phase="extend", cached_prefix=True))
+    for layer in range(layers):
+        file.add(row, layer)
+
+
+def accepted_then_asked(plan: Plan, tmp_path: Path, layers: int = 4) -> RunFolder:
+    """A run whose reference is stored and whose candidate computed the first `layers` layers of four."""
+    first = run_of(plan, tmp_path / "first")
+    counted(first, "reference", "torch_native")
+    for role in ROLES:
+        answers = [answer for answer in first.answers() if answer.role == role]
+        write_baseline(Path(plan.spec.baselines), make(first, role, "pass"), answers)
+    second = open_folder(plan, tmp_path / "second", "gate")
+    attach(second)
+    run_of(plan, tmp_path / "second", roles=("candidate",))
+    counted(second, "candidate", "sage_attn", layers)
+    return second
+
+
+def test_a_report_says_that_its_reference_is_stored(plan: Plan, tmp_path: Path) -> None:
+    second = accepted_then_asked(plan, tmp_path)
+    report = build(second)
+    assert re.fullmatch(r"e, stored: baseline torch_native-\w{8}, accepted 20\S+Z", report.reference.engine)
+    assert [(call.kernel, call.layers) for call in report.reference.calls] == [("torch_native", 4)]
+    by_name = {check.name: check for check in report.checks}
+    assert "no server was asked" in by_name["an accepted baseline of the reference fits"].found
+    assert "stored reference" in by_name["both servers had the same model and flags but for the backend"].found
+    assert report.reproduce.startswith("assay gate ")
+    assert "--reference-from=baseline" in report.reproduce
+    with pytest.raises(UsageError, match="no answers of its reference's own"):
+        make(second, "reference", "pass")
+
+
+def test_a_stored_reference_says_how_many_layers_there_are(plan: Plan, tmp_path: Path) -> None:
+    report = build(accepted_then_asked(plan, tmp_path, layers=3))
+    (check,) = [check for check in report.checks if "own kernel ran" in check.name]
+    assert (check.status, check.found) == ("failed", "sage_attn ran in 3 of 4 layers; not in [3]")
+    assert report.verdict == "inconclusive"
+
+
+def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan, tmp_path: Path) -> None:
+    first = run_of(plan, tmp_path / "first")
+    made = make(first, "candidate", "pass")
+    path = write_baseline(Path(plan.spec.baselines), made, []) / FILE
+    path.write_text(path.read_text().replace(made.key.engine, "SGLang 0 on cpu"))
+    status = attach(open_folder(plan, tmp_path / "second"))
+    assert (status.used, status.unused) == ({}, (made.key.name,))
+    assert "SGLang 0 on cpu" in status.stale["candidate"]
+
+
+def test_logits_that_were_asked_for_and_not_scored_are_said(plan: Plan, tmp_path: Path) -> None:
+    asked = plan.spec.model_copy(update={"suites": ("mmlu", "logits"), "require": ("logits",)})
+    report = build(run_of(Plan(asked, plan.model, plan.items), tmp_path / "run"))
+    status = {check.name: check.status for check in report.checks}
+    assert status["the logits were compared"] == "not checked"
+    assert status["the required suite logits ran"] == "missing"
+
+
+def test_an_output_that_is_not_finite_is_the_candidates_in_its_own_server_too() -> None:
+    served, shadow = torch.ones(2, 1, 8), torch.ones(2, 1, 8)
+    served[1] = float("nan")
+    sums = LayerSums(heads=1, device=torch.device("cpu"))
+    sums.measure(shadow, served, torch.from_numpy(conditions("extend", [1, 1], [0, 16])))
+    legend = Legend(reference="mine", candidate="torch_native", phases=("extend", "decode"))
+    seen = turned(Cells(*sums.cells(layer=0, first_head=0), (legend,)), ("extend",))
+    errors = own_errors(seen)
+    assert errors["layer 0, extend, cached prefix 0"] == 0
+    assert errors["layer 0, extend, cached prefix 16+"] == float("inf")
+    assert (seen.legends[0].reference, seen.legends[0].candidate) == ("torch_native", "mine")
+    assert own_errors(turned(Cells(*sums.cells(0, 0), (legend,)), ("decode",))) == {}

@@ -128,3 +128,10 @@ def test_a_failed_engine_is_an_error_whatever_was_measured() -> None:
     died = Failure(kind="engine", message="died")
     assert verdict(["pass"], "ok", failure=died) == ("error", 3)
     assert verdict(["regression"], "ok", failure=died) == ("error", 3)
+
+
+def test_worse_than_what_was_accepted_is_not_worse_than_the_reference() -> None:
+    baseline = gate.SuiteVerdict(gate.BASELINE, "regression", "it grew")
+    other = gate.SuiteVerdict("S", "regression", "it lost")
+    assert gate.judge("mine", [PASS, baseline], [OK], None).headline.endswith("worse than what was accepted of it.")
+    assert gate.judge("mine", [other, baseline], [OK], None).headline.endswith("worse than the reference.")

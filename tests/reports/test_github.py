@@ -39,3 +39,11 @@ def test_no_text_can_begin_a_command_of_its_own(examples: ModuleType) -> None:
     assert "%250A" in line
     assert line.startswith("::notice title=assay%3A pass::")
     assert not [one for one in workflow_commands(report).splitlines() if one.startswith(("::set", "::error"))]
+
+
+def test_a_diagnosis_ends_before_the_command_begins(examples: ModuleType) -> None:
+    report = examples.regression()
+    for ending in ("it is wrong", "it is wrong."):
+        finding = report.findings[0].model_copy(update={"diagnosis": ending})
+        text = workflow_commands(report.model_copy(update={"findings": (finding,)}))
+        assert "::it is wrong. Show it again: " in text

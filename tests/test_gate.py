@@ -1,0 +1,150 @@
+"""``assay gate`` and ``assay baseline``: with real servers, and from made-up evidence where no server is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from harness.cli import app
+from harness.config import FLAGS
+from harness.evidence.baseline import FILE
+from harness.run import GATE_FLAGS
+
+ROOT = Path(__file__).parent.parent
+
+# Few questions, so margins are wide. The kernel is fast: no interpreter is needed.
+POLICY = """
+[run]
+candidate = "mine:attend"
+questions = 48
+greedy_prompts = 6
+{run}
+[policy]
+margin = 0.2
+greedy_margin = 0.45
+{policy}
+"""
+KERNEL = """
+from harness.attention.faults import fault, rounded_oracle
+from harness.attention.kernels import declares
+
+attend = declares(phases=("extend",))({kernel})
+"""
+
+
+def write(folder: Path, kernel: str = "rounded_oracle", run: str = "", policy: str = "") -> None:
+    (folder / "mine.py").write_text(KERNEL.format(kernel=kernel))
+    (folder / "assay.toml").write_text(POLICY.format(run=run, policy=policy))
+
+
+def assay(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+    command = [sys.executable, "-m", "harness", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def report(folder: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return made
+
+
+def check(made: dict[str, Any], name: str) -> dict[str, str]:
+    (found,) = [check for check in made["checks"] if check["name"].startswith(name)]
+    return {key: str(value) for key, value in found.items()}
+
+
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the right kernel went through the gate, and was accepted."""
+    folder = tmp_path_factory.mktemp("accepted")
+    write(folder)
+    code, out = assay(folder, "gate", "--out", "first")
+    made = report(folder / "first")
+    assert (code, made["verdict"]) == (0, "pass"), out
+    assert check(made, "an accepted baseline of the candidate")["status"] == "not checked"
+    code, out = assay(folder, "baseline", "accept", "first", "--yes")
+    assert (code, len(list((folder / "baselines").glob(f"*/{FILE}")))) == (0, 2), out
+    return folder
+
+
+@pytest.mark.server
+def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_server(
+    accepted: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(accepted / "baselines", tmp_path / "baselines")
+    write(tmp_path, 'fault("causal mask top-left")', policy='reference_from = "baseline"\nrequire = ["logits"]')
+    summary = tmp_path / "summary.md"
+    code, out = assay(
+        tmp_path, "gate", "--out", "second", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary)
+    )  # fmt: skip
+    made = report(tmp_path / "second")
+    assert (code, made["verdict"]) == (1, "regression"), out
+    assert "Starting candidate mine:attend." in out
+    assert [path.name for path in (tmp_path / "second").glob("*.log")] == ["candidate.log"]
+
+    assert re.search(r"stored: baseline torch_native-\w{8}, accepted 20", made["reference"]["engine"])
+    assert {c["layers"] for c in made["reference"]["calls"]} == {4}
+    assert "stored reference" in check(made, "both servers had the same model")["found"]
+    assert check(made, "a tensor of every layer")["found"] == "extend: 4 layers"
+    assert {c["status"] for c in made["checks"]} == {"ok", "not checked"}
+
+    verdicts = {suite["name"]: suite["verdict"] for suite in made["suites"]}
+    assert verdicts == dict.fromkeys(("mmlu", "greedy", "layers", "baseline"), "regression")
+    assert 'agrees with "causal mask top-left"' in made["findings"][0]["diagnosis"]
+    assert made["layers"]["logits"], "both roles' logits were scored in the one server"
+    assert check(made, "the required suite logits ran")["status"] == "ok"
+    assert made["reproduce"].startswith("assay gate ")
+    assert "--reference-from=baseline" in made["reproduce"]
+
+    assert re.search(r"^::error title=assay%3A regression::", out, re.MULTILINE)
+    assert re.search(r"^::error title=[^:]*::agrees with .causal mask top-left", out, re.MULTILINE)
+    assert 'agrees with "causal mask top-left"' in summary.read_text().replace("\\", "")
+    assert len(summary.read_text().splitlines()) <= 60
+
+    code, out = assay(tmp_path, "report", "second")
+    assert (code, report(tmp_path / "second")["findings"]) == (1, made["findings"]), out
+    code, out = assay(tmp_path, "baseline", "accept", "second", "--yes")
+    assert (code, "--widen" in out) == (2, True), out
+
+
+@pytest.mark.server
+def test_a_stale_baseline_and_a_required_suite_that_did_not_run_are_no_verdict(accepted: Path, tmp_path: Path) -> None:
+    shutil.copytree(accepted / "baselines", tmp_path / "baselines")
+    for file in (tmp_path / "baselines").glob(f"*/{FILE}"):
+        kept = json.loads(file.read_text())
+        kept["key"]["engine"] = "SGLang 0.5.17 on cpu"
+        file.write_text(json.dumps(kept))
+
+    write(tmp_path, run='suites = ["mmlu"]', policy='reference_from = "baseline"\nrequire = ["layers"]')
+    code, out = assay(tmp_path, "gate", "--out", "second")
+    made = report(tmp_path / "second")
+    assert (code, made["verdict"]) == (3, "inconclusive"), out
+    stale = check(made, "an accepted baseline of the candidate")
+    assert (stale["status"], "engine was 'SGLang 0.5.17 on cpu'" in stale["found"]) == ("missing", True)
+    assert "not used: " in stale["found"]
+    reference = check(made, "an accepted baseline of the reference")
+    assert "is stale: engine was 'SGLang 0.5.17 on cpu'" in reference["found"]
+    assert reference["found"].endswith("its server was asked")
+    assert check(made, "the required suite layers ran")["status"] == "missing"
+    assert "assay.toml, [policy]" in check(made, "the required suite layers ran")["found"]
+    assert {suite["verdict"] for suite in made["suites"]} == {"pass"}
+
+
+@pytest.mark.parametrize("name", ["run", "gate"])
+def test_every_flag_that_a_repeating_command_may_have_is_one(name: str) -> None:
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    options = {option for parameter in command.params for option in parameter.opts}
+    wanted = {f"--{flag.replace('_', '-')}" for flag in FLAGS if name == "gate" or flag not in GATE_FLAGS}
+    assert wanted <= options
