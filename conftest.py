@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness.bench.plan import BenchPlan
+from harness.bench.suite import plan_latency, time_servers
 from harness.config import FLAGS, RunSpec, make_spec
 from harness.engines.base import Engine
 from harness.errors import UsageError
@@ -57,6 +59,13 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 
 @pytest.fixture(scope="session")
+def bench_plan(plan: Plan) -> BenchPlan | None:
+    """The bench of a run that was asked for latency, checked."""
+    planned: BenchPlan | None = _or_exit(partial(plan_latency, plan.spec))
+    return planned
+
+
+@pytest.fixture(scope="session")
 def run_folder(plan: Plan, request: pytest.FixtureRequest) -> RunFolder:
     """The run's folder."""
     out = request.config.getoption("assay_out") or default_folder(plan.spec)
@@ -65,12 +74,21 @@ def run_folder(plan: Plan, request: pytest.FixtureRequest) -> RunFolder:
 
 
 @pytest.fixture(scope="session")
-def servers(plan: Plan, run_folder: RunFolder, request: pytest.FixtureRequest) -> Iterator[dict[str, Engine]]:
-    """Both servers by role, started side by side. If one does not start there is a report, and no test."""
+def servers(
+    plan: Plan, bench_plan: BenchPlan | None, run_folder: RunFolder, request: pytest.FixtureRequest
+) -> Iterator[dict[str, Engine]]:
+    """Both servers by role, started side by side. If one does not start there is a report, and no test.
+
+    Latency is timed first, on servers of its own: these here run until the last test, and would disturb it.
+    """
+    with Watch(Console(stderr=True)) as watch:
+        time_servers(bench_plan, run_folder, watch)
     engines = [make_engine(plan, run_folder, role) for role in asked_roles(plan, run_folder)]
-    with recorded(run_folder), ExitStack() as started:
-        started.enter_context(running(engines, plan.spec.device))
-        keep = started.pop_all()
+    keep = ExitStack()
+    if not run_folder.progress().failure:
+        with recorded(run_folder), ExitStack() as started:
+            started.enter_context(running(engines, plan.spec.device))
+            keep = started.pop_all()
     if run_folder.progress().failure:
         failed = _write_report(run_folder, request.config)
         pytest.exit(f"assay: {failed.headline} {failed.reasons[0]}", returncode=failed.exit_code)

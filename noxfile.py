@@ -82,7 +82,8 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run(python, "-m", "pytest", *session.posargs, external=True)
         return
-    session.run(python, "-m", "pytest", "-m", "not server", external=True)
+    session.run(python, "-m", "pytest", "-m", "not server", "-n", "2", "--dist", "worksteal", external=True)
+    # Not side by side: a server computes on the core of its role, and some tests wait for one to be killed in time.
     session.run(python, "-m", "pytest", "-m", "server", external=True)
 
 

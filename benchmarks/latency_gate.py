@@ -20,7 +20,7 @@ from rich.console import Console
 from harness.bench.drive import make_engines, measure
 from harness.bench.evidence import BenchFolder
 from harness.bench.judge import BenchResult, judge_bench
-from harness.bench.plan import BenchPlan, make_policy, plan_bench
+from harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec
 from harness.config import make_spec
 from harness.progress import Watch
 from harness.run import Plan, prepare, running
@@ -71,7 +71,8 @@ def main() -> None:
         sys.path.append(str(folder))
         name = "waiting_kernel:forward"
         flags = {"device": args.device, "model": args.model, "reference": name, "candidate": name}
-        run = prepare(make_spec(flags | {"questions": 1, "greedy_prompts": 0, "engine_arg": tuple(args.engine_arg)}))
+        spec = timed_spec(make_spec(flags | {"engine_arg": tuple(args.engine_arg)}))
+        run = prepare(spec.model_copy(update={"greedy_prompts": 0}))
         config = json.loads((run.model / "config.json").read_text())
         wait[1] = config["num_hidden_layers"] - 1
         experiment(run, args, wait, folder)
@@ -79,19 +80,22 @@ def main() -> None:
 
 def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Path) -> None:
     """Start the pair, time it as often as is asked for, and print a line for each measurement."""
-    loads = {"shapes": tuple(args.shape), "concurrency": (2,)}
-    short = loads | {"seconds": args.run_seconds}
-    engines = make_engines(plan_bench(run, make_policy(loads)), BenchFolder.new(folder / "servers"))
+
+    def plan(seconds: float, seed: int = 0) -> BenchPlan:
+        loads = {"latency_shapes": tuple(args.shape), "latency_concurrency": (2,), "latency_seconds": seconds}
+        return plan_bench(run, make_policy(run.spec.model_copy(update=loads), seed))
+
+    engines = make_engines(plan(args.seconds), BenchFolder.new(folder / "servers"))
     console = Console(width=200)
 
-    def timed(plan: BenchPlan, number: str) -> BenchFolder:
+    def timed(planned: BenchPlan, number: str) -> BenchFolder:
         out = BenchFolder.new(folder / "servers" / number)
         with Watch(Console(quiet=True)) as watch:
-            measure(plan, engines, out, watch, "")
+            measure(planned, engines, out, watch, "")
         return out
 
     with running(list(engines.values()), run.spec.device):
-        first = judge_bench(timed(plan_bench(run, make_policy(short | {"seconds": 12.0})), "first"))
+        first = judge_bench(timed(plan(12.0), "first"))
         if not first.cells[0].rounds:
             sys.exit(
                 "Not one round but the warm-up in 12 s: this machine is too slow, or too busy, to measure anything."
@@ -100,12 +104,12 @@ def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Pa
         console.print(f"decode step {1e3 * step:.3f} ms")
         verdicts: list[str] = []
         for number in range(args.runs):
-            out = timed(plan_bench(run, make_policy(short | {"seed": number + 1})), f"same-{number}")
+            out = timed(plan(args.run_seconds, number + 1), f"same-{number}")
             verdicts.append(line(console, f"same {number}", out))
         for share in args.sleep:
             wait[0] = share * step
-            policy = make_policy(loads | {"seconds": args.seconds, "seed": int(1e4 * share)})
-            line(console, f"wait {100 * share:g} % of the step", timed(plan_bench(run, policy), f"wait-{share}"))
+            out = timed(plan(args.seconds, int(1e4 * share)), f"wait-{share}")
+            line(console, f"wait {100 * share:g} % of the step", out)
             wait[0] = 0.0
         if args.runs:
             alarms = sum(verdict == "regression" for verdict in verdicts)

@@ -73,7 +73,7 @@ def shapes_of(names: Iterable[str], device: str) -> tuple[Shape, ...]:
     found = tuple(known[name] if name in known else _custom(name, known) for name in names)
     if not found or len({shape.name for shape in found}) < len(found):
         raise UsageError(
-            f"the shapes are {', '.join(names) or 'none'}.", "at least one, and none twice", "mend --shape"
+            f"the shapes are {', '.join(names) or 'none'}.", "at least one, and none twice", "name other shapes"
         )
     return found
 
@@ -86,10 +86,10 @@ def _custom(name: str, known: Iterable[str]) -> Shape:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"--shape {name} is no shape.",
+            f"{name} is no shape.",
             f"one of {', '.join(known)}, or lengths in tokens as PROMPT:OUTPUT or PROMPT:OUTPUT:SHARED, "
             "with at least 2 tokens of output and less shared than there is prompt",
-            "mend --shape",
+            "name other shapes",
         ) from None
     return Shape(name, prompt, output, shared)
 
@@ -129,5 +129,5 @@ def check_fit(shapes: Sequence[Shape], context: int) -> None:
             raise UsageError(
                 f"shape {shape.name} needs {shape.prompt} + {shape.output} tokens, and the model takes {context}.",
                 "a shape that fits",
-                f"leave {shape.name} out, or give lengths as --shape PROMPT:OUTPUT",
+                f"leave {shape.name} out, or give lengths as PROMPT:OUTPUT",
             )

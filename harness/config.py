@@ -11,10 +11,11 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from evals.loads import DEFAULT as DEFAULT_SHAPES
 from harness.errors import UsageError
 
 BUILTIN_MODEL = "tiny"
@@ -22,7 +23,7 @@ BUILTIN_DATA = "builtin"
 FILE = "assay.toml"
 
 Device = Literal["cpu", "cuda"]
-SuiteName = Literal["mmlu", "greedy", "logits", "layers"]
+SuiteName = Literal["mmlu", "greedy", "logits", "layers", "latency"]
 Placement = Literal["auto", "together", "in-turn"]
 
 # What a device implies, unless it is said otherwise.
@@ -65,7 +66,23 @@ class RunSpec(BaseModel):
     )
     engine_arg: tuple[str, ...] = Field((), description="extra flags for both servers")
     suites: tuple[SuiteName, ...] = Field(
-        ("mmlu", "greedy", "logits", "layers"), min_length=1, description="what is asked, separated by commas"
+        ("mmlu", "greedy", "logits", "layers"),
+        min_length=1,
+        description="what is asked, of mmlu, greedy, logits, layers and latency, separated by commas",
+    )
+    latency_shapes: tuple[str, ...] = Field(
+        DEFAULT_SHAPES,
+        min_length=1,
+        description="loads that are timed: short, long, shared, chunked, offline, or lengths as PROMPT:OUTPUT[:SHARED] in tokens",
+    )
+    latency_concurrency: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
+        (1, 4),
+        min_length=1,
+        description="requests in flight while timing, separated by commas; each is a load of its own",
+    )
+    latency_seconds: float = Field(120.0, gt=0, description="seconds of timing, warm-up included")
+    latency_bound: float = Field(
+        1.10, ge=1, description="largest ratio of times, candidate over reference, that still passes"
     )
     budget_mb: int = Field(
         256, ge=1, description="largest size of the replay pack that the layer suite records, in MiB"
@@ -95,7 +112,7 @@ class RunSpec(BaseModel):
             raise ValueError("a value, not true or false")
         return value
 
-    @field_validator("suites", "require", mode="before")
+    @field_validator("suites", "require", "latency_shapes", "latency_concurrency", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         """Take "mmlu,greedy" for what it means; each name once."""
@@ -127,7 +144,17 @@ class RunSpec(BaseModel):
         return self.max_tokens or (32 if self.synthetic else 2048)
 
 
-POLICY = ("margin", "alpha", "greedy_margin", "require", "bounds", "baselines", "growth", "reference_from")
+POLICY = (
+    "margin",
+    "alpha",
+    "greedy_margin",
+    "latency_bound",
+    "require",
+    "bounds",
+    "baselines",
+    "growth",
+    "reference_from",
+)
 """Fields that say what a run is held against: the keys of ``[policy]``."""
 FLAGS = tuple(name for name in RunSpec.model_fields if name not in ("bounds", "policy_from"))
 """Fields that are flags of a run."""

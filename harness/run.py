@@ -41,6 +41,8 @@ COLD_SHARE, COLD_MOST = 8, 16
 TOP_LOGPROBS = 5
 """Alternatives recorded at each greedy position; vLLM's ``check_logprobs_close`` looks at as many."""
 FLOOR_REPEAT = 1
+GATE_FLAGS = ("baselines", "growth", "reference_from")
+"""Flags that only a run has which is held against the accepted baselines."""
 SCORED = 8
 """Greedy prompts whose logits are scored: some 200 positions under each of two conditions."""
 
@@ -98,19 +100,24 @@ def default_folder(spec: RunSpec) -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{name}"
 
 
-def open_folder(plan: Plan, path: Path) -> RunFolder:
+def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     """Begin the run in `path`, or go on with it.
+
+    Args:
+        plan: the checked run.
+        path: of its folder.
+        command: the command that repeats it: "run", or "gate" if it is held against the accepted baselines.
 
     Raises:
         UsageError: `path` holds something else.
     """
     spec = plan.spec
-    flags = [f"--{key.replace('_', '-')}={value}" for key, value in _given(spec)]
+    keys = [key for key in FLAGS if command == "gate" or key not in GATE_FLAGS]
     manifest = Manifest(
         run_id=path.resolve().name,
         created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         spec=spec.model_dump(mode="json"),
-        command=shlex.join(["assay", "run", *flags]),
+        command=shlex.join(["assay", command, *given_flags(spec, keys)]),
         packages=made.installed_packages(),
         hardware=made.hardware(spec.device),
         python=sys.version.split()[0],
@@ -122,17 +129,17 @@ def open_folder(plan: Plan, path: Path) -> RunFolder:
     return RunFolder.open(path, manifest, plan.items)
 
 
-def _given(spec: RunSpec) -> Iterator[tuple[str, object]]:
-    """The flags that repeat a run: those that differ from their default, and always both roles."""
-    for key in FLAGS:
+def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:
+    """The flags of `keys` that repeat a run: those that differ from their default, and always both roles."""
+    flags = []
+    for key in keys:
         field, value = RunSpec.model_fields[key], getattr(spec, key)
-        if key in ("suites", "require"):
-            value, default = ",".join(value), ",".join(field.default)
-        else:
-            default = field.default
-        for one in value if isinstance(value, tuple) else (value,):
-            if one is not None and (field.is_required() or value != default):
-                yield key, one
+        if value is None or not (field.is_required() or value != field.default):
+            continue
+        if isinstance(value, tuple) and key != "engine_arg":
+            value = ",".join(map(str, value))
+        flags += [f"--{key.replace('_', '-')}={one}" for one in (value if isinstance(value, tuple) else (value,))]
+    return flags
 
 
 def collect(plan: Plan, folder: RunFolder, watch: Watch, ready: Sequence[Engine] = ()) -> None:
@@ -151,7 +158,7 @@ def collect(plan: Plan, folder: RunFolder, watch: Watch, ready: Sequence[Engine]
         answered = {answer.key for answer in folder.answers()}
         waiting = [role for role in asked_roles(plan, folder) if _pending(plan, folder, role, answered)]
         if not waiting:
-            watch.say("Everything was answered before.")
+            watch.say("Everything was answered before." if plan.items else "Nothing is asked.")
         elif ready:
             _interview_all(ready, plan, folder, answered, watch)
         else:
@@ -292,14 +299,14 @@ def _interview_all(
 
 
 def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
-    """Roles whose logits a role's server has still to score: where there is no candidate's server, the reference's is both."""
+    """Roles whose logits a role's server has still to score: where it is the only one, those of both, if it is looked into."""
     spec = plan.spec
     asked = asked_roles(plan, folder)
     if "logits" not in spec.suites or not plan.of("greedy") or is_url(spec.reference) or is_url(spec.candidate):
         return []
-    if asked != ROLES and (asked != ("reference",) or not layers.wanted(spec)):
-        return []  # nothing to score the candidate against, or nowhere to score it
-    scored = ROLES if asked == ("reference",) else (role,)
+    if asked != ROLES and not layers.wanted(spec):
+        return []  # nowhere to score the role that has no server
+    scored = (role,) if asked == ROLES else ROLES
     return [one for one in scored if not logits_path(folder.path, one, 0).exists()]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from harness import gate
-from harness.baselines import Comparison, check_baseline, compare_accepted, status_of
+from harness.baselines import Comparison, calls_of, check_baselines, compare_accepted, measured_roles, status_of
 from harness.compare.answers import Flips, Pair, Tally, flips, pair, tally
 from harness.compare.conditions import ConditionRow, by_condition, most_telling
 from harness.compare.text import Divergence, compare_text, floor_between
@@ -21,6 +21,7 @@ from harness.evidence.shadow_cells import Cells
 from harness.stats.decision import Decision, decide_accuracy, decide_share
 from harness.verdict import Check, Finding
 from reports import model
+from reports.build_latency import servers_of, timed
 from reports.build_layers import inside
 
 
@@ -34,10 +35,7 @@ def build(folder: RunFolder) -> model.Report:
     spec = RunSpec(**manifest.spec)
     items, answers = folder.items(), folder.answers()
     servers = {server.role: server for server in progress.servers}
-    counts: dict[Role, list[CallCount]] = {
-        "reference": folder.counters("reference"),
-        "candidate": folder.counters("candidate"),
-    }
+    counts: dict[Role, list[CallCount]] = {role: calls_of(folder, role) for role in ROLES}
 
     questions = pair(items, answers)
     suites = [_mmlu(spec, questions.pairs)] if questions.pairs else []
@@ -50,14 +48,29 @@ def build(folder: RunFolder) -> model.Report:
         suites.append(looked.suite)
     if accepted := compare_accepted(folder):
         suites.append(_accepted(spec, accepted))
+    latency = timed(folder, spec, [suite.title for suite in suites if suite.verdict == "regression"])
+    if latency.suite:
+        suites.append(latency.suite)
+    if latency.result and not servers:
+        servers, counts = servers_of(folder)
     # What is named inside comes first: it is the cause of what the answers show.
-    findings = [*looked.findings, *([_accuracy_finding(spec, manifest, questions.pairs)] if lost else [])]
+    findings = [
+        *looked.findings,
+        *([_accuracy_finding(spec, manifest, questions.pairs)] if lost else []),
+        *(latency.result.findings if latency.result else ()),
+    ]
 
     argument_differences = (
         differences(servers["reference"].arguments, servers["candidate"].arguments) if len(servers) == 2 else {}
     )
     checks = _checks(folder, spec, items, answers, questions.pairs, servers, counts, argument_differences, looked.cells)
-    checks += gate.check_required(spec.require, [suite.name for suite in suites], spec.policy_line("require"))
+    scored = looked.result is not None and bool(looked.result.logits)
+    checks += gate.check_logits(spec.suites, scored)
+    ran = [*(suite.name for suite in suites), *(["logits"] if scored else [])]
+    checks += [
+        *latency.checks,
+        *gate.check_required(spec.require, ran, spec.policy_line("require")),
+    ]
     judgement = gate.judge(
         spec.candidate, [gate.SuiteVerdict(s.title, s.verdict, s.why) for s in suites], checks, progress.failure
     )
@@ -86,6 +99,7 @@ def build(folder: RunFolder) -> model.Report:
         findings=tuple(findings),
         reproduce=manifest.command,
         layers=looked.result,
+        latency=latency.result,
     )
 
 
@@ -110,7 +124,9 @@ def _checks(
     if compared:
         checks += [
             *gate.check_kernel_ran(servers.get("candidate"), counts["candidate"], counts["reference"]),
-            gate.check_same_servers(servers, argument_differences, started),
+            gate.check_same_servers(
+                servers, argument_differences, started, stored="reference" not in measured_roles(folder)
+            ),
             gate.check_all_asked(len(asked), sum(key in answered for key in asked)),
         ]
     if "mmlu" in compared or not cells:
@@ -119,11 +135,18 @@ def _checks(
         checks.append(gate.check_cached_prefix_inside(cells))
     checks.append(gate.check_layers(spec.suites, cells, claimed, layers_there))
     if (status := status_of(folder)) is not None:
-        checks.append(check_baseline(spec.candidate, status, spec.baselines))
+        checks += check_baselines(spec, status)
     return [*checks, *gate.NOT_CHECKED]
 
 
+def _held(spec: RunSpec, *lines: str) -> str:
+    """The lines of policy that a suite was held against, as a sentence; empty for none."""
+    return f"Held against {' and '.join(map(spec.policy_line, lines))}." if lines else ""
+
+
 def _accepted(spec: RunSpec, accepted: Comparison) -> model.SuiteResult:
+    compared = {"margin": accepted.decision, "growth": accepted.growth}
+    lines = [name for name, number in compared.items() if number is not None]
     metrics = []
     if accepted.decision is not None:
         d = accepted.decision
@@ -154,10 +177,10 @@ def _accepted(spec: RunSpec, accepted: Comparison) -> model.SuiteResult:
         )
     return model.SuiteResult(
         name="baseline",
-        title="Accepted baseline",
+        title=gate.BASELINE,
         synthetic=spec.synthetic,
         verdict=accepted.verdict,
-        why=accepted.why,
+        why=" ".join([accepted.why, _held(spec, *lines)]),
         metrics=tuple(metrics),
     )
 
@@ -212,7 +235,7 @@ def _mmlu(spec: RunSpec, pairs: Sequence[Pair]) -> model.SuiteResult:
         title=kind,
         synthetic=spec.synthetic,
         verdict=decision.verdict,
-        why=decision.why,
+        why=f"{decision.why} {_held(spec, 'margin')}",
         metrics=_accuracy_metrics(spec, decision, tallies, flipped),
         tallies=tuple(model.Tally(**vars(t)) for t in tallies),
         conditions=tuple(_condition(row) for row in by_condition(pairs)),
@@ -328,7 +351,7 @@ def _greedy(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]) -> 
         title="Greedy texts",
         synthetic=spec.synthetic,
         verdict=decision.verdict,
-        why=f"Texts that come apart: {decision.why}",
+        why=f"Texts that come apart: {decision.why} {_held(spec, 'greedy_margin')}",
         metrics=(
             model.Metric(
                 name="texts apart",

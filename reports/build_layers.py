@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from harness import layers
 from harness.attention import kernels
@@ -13,11 +10,12 @@ from harness.cause import read_cause
 from harness.compare.logits import LogitsComparison, LogitsRow
 from harness.compare.traces import compare, joined, split
 from harness.config import RunSpec
-from harness.engines.catalog import claimed_phases, is_kernel
+from harness.engines.catalog import is_kernel
+from harness.errors import EvidenceError
 from harness.evidence.folder import RunFolder
 from harness.evidence.logits import logits_path
-from harness.evidence.records import ROLES, Role
-from harness.evidence.shadow_cells import DIMENSIONS, FOLDER, PHASES, Cells, read_cells
+from harness.evidence.records import ROLES
+from harness.evidence.shadow_cells import Cells
 from harness.evidence.trace import read_trace
 from harness.logits import compare_logits
 from harness.replay import Replay
@@ -50,46 +48,29 @@ def inside(folder: RunFolder, spec: RunSpec) -> Inside:
     Raises:
         EvidenceError: a file is damaged.
     """
-    looked_into = _looked_into(folder)
-    if looked_into is None:
+    cells = layers.observed(folder, spec)
+    if cells is None:
         return Inside(None, None, None, ())
-    cells = read_cells(folder.server_folder(looked_into))
-    if looked_into == "candidate":
-        cells = _turned(cells, claimed_phases(spec.candidate))
     replay = read_cause(folder.path)
     logits = _logits(folder)
     bounds = {(one.layer, one.phase): one.bound for one in replay.bounds} if replay else {}
     pack = layers.pack_of(folder)
+    not_traced: tuple[str, ...] = ()
+    try:
+        free = _free_running(folder, cells)
+    except EvidenceError as error:  # own errors and the cause stand without it
+        free, not_traced = ({}, {}), (f"inherited error: {error.found}",)
     result = layers_result(
         cells,
         bounds,
-        depth=depth_rows(cells, bounds, *_free_running(folder, cells)),
+        depth=depth_rows(cells, bounds, *free),
         logits=[_logits_row(row) for row in logits.rows] if logits else [],
         pack=str(pack) if pack else "",
     )
-    if logits and logits.not_observed:
-        result = result.model_copy(update={"not_observed": (*result.not_observed, *logits.not_observed)})
+    unseen = (*result.not_observed, *not_traced, *(logits.not_observed if logits else ()))
+    result = result.model_copy(update={"not_observed": unseen})
     suite = _suite(spec, result, cells, replay)
     return Inside(cells, result, suite, replay.findings if replay else ())
-
-
-def _turned(cells: Cells, claimed: Sequence[str]) -> Cells:
-    """What was observed in the candidate's server, where the reference stood in the shadow: the same differences, with the roles as
-    they are meant, in the phases that the candidate computes itself.
-    """
-    own = np.isin(cells.index[:, DIMENSIONS.index("phase")], [PHASES.index(phase) for phase in claimed])
-    legends = (
-        one.model_copy(update={"reference": one.candidate, "candidate": one.reference, "phases": tuple(claimed)})
-        for one in cells.legends
-    )
-    return replace(
-        cells, index=cells.index[own], sums=cells.sums[own], max_abs=cells.max_abs[own], legends=tuple(legends)
-    )
-
-
-def _looked_into(folder: RunFolder) -> Role | None:
-    """The role whose server was looked into."""
-    return next((role for role in ROLES if any((folder.server_folder(role) / FOLDER).glob("*.safetensors"))), None)
 
 
 def _free_running(folder: RunFolder, cells: Cells) -> tuple[dict[int, float], dict[int, float]]:

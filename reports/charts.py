@@ -14,8 +14,9 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from reports.latency_model import LatencyRow
 from reports.model import NOT_FINITE, ConditionRow, DepthRow, Metric, OwnError, Tally
-from reports.summary import bound, interval, number, share
+from reports.summary import bound, interval, latency_ratio, number, share
 from reports.text import one_line
 
 PALETTE = {
@@ -208,6 +209,64 @@ def profile_chart(rows: Sequence[DepthRow]) -> str:
     bad = sum(row.out_of_bounds for row in rows)
     says = f"error by layer, {rows[0].layer} to {rows[-1].layer}: {bad} of {len(rows)} own errors are out of bounds"
     return _svg(chart.properties(height=200), says, PROFILE_WIDTH)
+
+
+def ratio_ends(rows: Sequence[LatencyRow]) -> tuple[float, float]:
+    """Ends of an axis that holds 1, the bound, and every measured ratio with its interval."""
+    found = [x for row in rows for x in (row.bound, row.ratio, row.low, row.high, row.floor) if x is not None]
+    low, high = min(found, default=1.0), max(found, default=1.0)
+    low, high = min(low, 1.0), max(high, 1.0)
+    slack = 0.06 * (high - low) or 0.1
+    return low - slack, high + slack
+
+
+def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
+    """Ratios of times of one load with their intervals, a line for each metric; what lies beyond the bound is tinted.
+
+    The diamond is the floor: the reference over itself. An interval that too few ratios leave open is not drawn.
+    """
+    shown = [row for row in rows if row.ratio is not None]
+    if not shown:
+        return ""
+    axis = alt.Axis(title=None, grid=False, tickCount=5, format=".3~r", tickSize=4)
+    x = alt.X("x:Q", scale=alt.Scale(domain=list(ends), nice=False, zero=False), axis=axis)
+    y = alt.Y("metric:N", sort=None, axis=_name_axis())
+    bound = shown[0].bound
+    tint = _data({"x": bound, "x2": ends[1]}).mark_rect(color=PALETTE["chart-forbidden"], opacity=0.1)
+    rule = _data({"x": bound}).mark_rule(color=PALETTE["chart-forbidden"], strokeWidth=1.5, strokeDash=[4, 3])
+    equal = _data({"x": 1.0}).mark_rule(color=PALETTE["chart-rule"], strokeWidth=1.5)
+    spans = [
+        {"metric": row.metric, "x": row.low, "x2": row.high}
+        for row in shown
+        if row.low is not None and row.high is not None
+    ]
+    roles = alt.Scale(
+        domain=["reference over itself", "candidate"],
+        range=[PALETTE["chart-reference"], PALETTE["chart-candidate"]],
+    )
+    shapes = alt.Scale(domain=roles.domain, range=["diamond", "circle"])
+    legend = alt.Legend(title=None, orient="top", offset=4, symbolOpacity=1, labelLimit=200)
+    dots = [{"metric": row.metric, "x": row.floor, "of": roles.domain[0]} for row in shown if row.floor is not None]
+    dots += [{"metric": row.metric, "x": row.ratio, "of": roles.domain[1]} for row in shown]
+    layers = [tint.encode(x=x, x2="x2:Q"), equal.encode(x=x), rule.encode(x=x)]
+    if spans:
+        thick = _data(*spans).mark_rule(color=PALETTE["chart-candidate"], strokeWidth=3, strokeCap="round")
+        layers.append(thick.encode(x=x, x2="x2:Q", y=y))
+    layers.append(
+        _data(*dots)
+        .mark_point(filled=True, opacity=1, size=70)
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color("of:N", scale=roles, legend=legend),
+            shape=alt.Shape("of:N", scale=shapes, legend=legend),
+        )
+    )
+    says = (
+        f"{one_line(shown[0].shape)}, {shown[0].concurrency} in flight, candidate over reference, bound {bound:g}: "
+        + "; ".join(f"{row.metric} {latency_ratio(row.ratio, row.low, row.high)}" for row in shown)
+    )
+    return _svg(alt.layer(*layers).properties(height=26 * len(shown)), says)
 
 
 def _decades(low: float, high: float) -> list[float]:

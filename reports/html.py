@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from reports import charts, summary
 from reports.inside import inside_view
+from reports.latency_view import latency_view
 from reports.model import ConditionRow, Divergence, Flip, Metric, Report, SuiteResult, Verdict
 from reports.text import clip, one_line, visible
 
@@ -75,6 +76,7 @@ def to_html(report: Report) -> str:
         verdicts=summary.VERDICTS,
         check_signs=summary.CHECK_SIGNS,
         inside=inside_view(report.layers) if report.layers else None,
+        latency=latency_view(report.latency) if report.latency else None,
         suites=[_suite_view(suite, i) for i, suite in enumerate(report.suites, start=1)],
         roles=(("reference", report.reference), ("candidate", report.candidate)),
         style=Markup(style),
@@ -178,6 +180,7 @@ _ENVIRONMENT.filters |= {
     "share": summary.share,
     "number": summary.number,
     "interval": summary.interval,
-    "bound": summary.bound,
+    "bound_and_policy": summary.bound_and_policy,
+    "latency_ratio": summary.latency_ratio,
     "own_error": summary.own_error,
 }

@@ -61,6 +61,8 @@ def _suite(suite: SuiteResult, classname: str) -> TestSuite:
     result.add_property("synthetic", str(suite.synthetic).lower())
     for metric in suite.metrics:
         result.add_property(one_line(metric.name), one_line(metric.text))
+        if metric.bound is not None:
+            result.add_property(f"bound of {one_line(metric.name)}", summary.bound_and_policy(metric))
     line = summary.suite_line(suite)
     output = [
         suite.why,
@@ -110,6 +112,8 @@ def _why(report: Report) -> list[str]:
         lines += [f"  show it again: {finding.reproduce}"] if finding.reproduce else []
     if report.layers:
         lines += ["", *summary.layers_lines(report.layers)]
+    if report.latency:
+        lines += ["", *summary.latency_lines(report.latency)]
     return [*lines, "", f"repeat this run: {report.reproduce}"]
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from harness.bench.judge import BenchResult, CellResult
 from harness.compare.latency import METRICS
+from harness.config import RunSpec
 from harness.errors import EvidenceError
 from reports.latency_model import LatencyResult, LatencyRow, LengthRow, LoadRow
 from reports.text import one_line
@@ -39,6 +40,7 @@ def build_latency(result: BenchResult) -> LatencyResult:
         eager=manifest.eager,
         engine_args=tuple(manifest.spec["engine_arg"]),
         bound=result.policy.bound,
+        policy=RunSpec(**manifest.spec).policy_line("latency_bound"),
         alpha=result.policy.alpha,
         rounds=result.rounds,
         warm_up_rounds=result.warm_up,
@@ -135,7 +137,10 @@ def render_latency(result: LatencyResult, console: Console) -> None:
     def say(text: str, indent: int = 0) -> None:
         console.print(" " * indent + one_line(text, 600), markup=False, highlight=False, soft_wrap=True)
 
-    title = f"{result.candidate} over {result.reference}: ratios of times, above 1 is slower; bound {result.bound:g}"
+    title = (
+        f"{result.candidate} over {result.reference}: ratios of times, above 1 is slower; "
+        f"bound {result.bound:g}, by {result.policy}"
+    )
     print_rows(console, title, _COLUMNS, [_cells(row) for row in result.rows])
     say(
         f"{result.rounds} rounds played, the first {result.warm_up_rounds} left out as warm-up; "
@@ -177,15 +182,16 @@ def _cells(row: LatencyRow) -> tuple[str, ...]:
         one_line(row.shape),
         str(row.concurrency),
         row.metric,
-        _time(row, row.reference_s),
-        _time(row, row.candidate_s),
+        time_text(row, row.reference_s),
+        time_text(row, row.candidate_s),
         _interval(row.ratio, row.low, row.high),
         _interval(row.floor, row.floor_low, row.floor_high),
         row.verdict,
     )
 
 
-def _time(row: LatencyRow, seconds: float) -> str:
+def time_text(row: LatencyRow, seconds: float) -> str:
+    """A time as a person reads it: milliseconds, or of throughput tokens a second."""
     if row.metric == "throughput":
         return f"{1 / seconds:,.0f} tok/s" if seconds else "-"
     return f"{1e3 * seconds:.2f} ms"

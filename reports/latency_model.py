@@ -87,6 +87,8 @@ class LatencyResult(Part):
     eager: bool = Field(description="whether both servers ran without CUDA graphs")
     engine_args: tuple[str, ...]
     bound: float
+    policy: str = Field("", description='the line of policy that the bound is, such as "latency_bound = 1.1 (default)"')
+    note: str = Field("", description="what must be known before a ratio is believed; empty for nothing")
     alpha: float
     rounds: int
     warm_up_rounds: int

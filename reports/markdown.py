@@ -6,11 +6,12 @@ import re
 from collections.abc import Sequence
 
 from reports.model import Check, Finding, Report
-from reports.summary import CHECK_SIGNS, VERDICTS, layers_lines, suite_line, unmet
+from reports.summary import CHECK_SIGNS, VERDICTS, latency_lines, layers_lines, suite_line, unmet
 from reports.text import one_line, visible
 
 MOST_LINES = 60
 _REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 6, 5, 3, 4, 5
+_FINDINGS_BESIDE_LATENCY = 2
 _COMMAND_CHARACTERS = 2_000
 _SIGNS = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
 
@@ -30,13 +31,15 @@ def to_markdown(report: Report) -> str:
     lines += _list([escape(reason, 300) for reason in report.reasons], _REASONS)
     lines += _suite_table(report)
     lines += _checks(unmet(report))
-    lines += _findings(report.findings)
+    lines += _findings(report.findings, _FINDINGS if report.latency is None else _FINDINGS_BESIDE_LATENCY)
     if report.layers:
         lines += [
             "**Inside: layers**",
             "",
             *_list([escape(line, 400) for line in layers_lines(report.layers)], _LAYERS),
         ]
+    if report.latency:
+        lines += [f"**Latency**: {' '.join(escape(line, 400) for line in latency_lines(report.latency))}", ""]
     lines += _command(report.reproduce)
     where = f"{escape(report.environment.device)}, model {code(report.environment.model)}, run {code(report.run_id)}"
     lines.append(f"<sub>assay · exit code {report.exit_code} · {escape(report.candidate.engine)} · {where}</sub>")
@@ -77,7 +80,8 @@ def _suite_table(report: Report) -> list[str]:
     ]
     for suite in report.suites[:_SUITES]:
         row = suite_line(suite)
-        cells = (row.suite, row.reference, row.candidate, row.differences, row.measured, row.bound)
+        bound = f"{row.bound}, by {row.policy}" if row.policy else row.bound
+        cells = (row.suite, row.reference, row.candidate, row.differences, row.measured, bound)
         name, *rest = (escape(cell) for cell in cells)
         lines.append(f"| {name} | {_SIGNS[row.verdict]} {row.verdict} | {' | '.join(rest)} |")
     if len(report.suites) > _SUITES:
@@ -97,7 +101,7 @@ def _checks(checks: Sequence[Check]) -> list[str]:
     return ["**Conditions of a pass that are not met or not checked**", "", *_list(rows, _CHECKS)]
 
 
-def _findings(findings: Sequence[Finding]) -> list[str]:
+def _findings(findings: Sequence[Finding], most: int) -> list[str]:
     if not findings:
         return []
     rows = []
@@ -108,7 +112,7 @@ def _findings(findings: Sequence[Finding]) -> list[str]:
         if finding.reproduce:
             parts.append(_span(finding.reproduce))
         rows.append("\n  - ".join(parts))
-    return ["**Findings**", "", *"\n".join(_list(rows, _FINDINGS)).split("\n")]
+    return ["**Findings**", "", *"\n".join(_list(rows, most)).split("\n")]
 
 
 def _span(command: str) -> str:

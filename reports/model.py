@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from harness.verdict import Check, CheckStatus, Finding, Part, Severity, Verdict
+from reports.latency_model import LatencyResult
 
 __all__ = ["Check", "CheckStatus", "Finding", "Part", "Severity", "Verdict"]
 
@@ -90,7 +91,10 @@ class Metric(Part):
     bound_is: Literal["least", "most"] | None = Field(
         None, description="whether the bound is the least or the most that the whole interval may reach"
     )
-    policy: str = Field("", description='the line of policy that the bound is, such as "margin = 0.05 (default)"')
+    policy: str = Field(
+        "",
+        description='where the bound comes from: a line of policy such as "margin = 0.05 (default)"; empty for no bound',
+    )
     explain: str = ""
 
 
@@ -275,3 +279,4 @@ class Report(Part):
     findings: tuple[Finding, ...]
     reproduce: str = Field(description="the command that repeats this run")
     layers: LayersResult | None = Field(None, description="null where nobody looked inside")
+    latency: LatencyResult | None = Field(None, description="null where nothing was timed")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from reports.latency_model import LatencyResult, LatencyRow
 from reports.model import (
     NOT_FINITE,
     Check,
@@ -42,6 +44,7 @@ VERDICTS: dict[Verdict, Mark] = {
     "error": Mark("!", "Error", "The run did not get as far as a verdict. This says nothing about accuracy."),
 }
 CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": "?", "not checked": "–"}
+_BAD: dict[Verdict, int] = {"pass": 0, "inconclusive": 1, "error": 2, "regression": 3}
 _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 
@@ -56,6 +59,7 @@ class SuiteLine:
     differences: str
     measured: str
     bound: str
+    policy: str
 
 
 def suite_line(suite: SuiteResult) -> SuiteLine:
@@ -69,6 +73,7 @@ def suite_line(suite: SuiteResult) -> SuiteLine:
         differences=_differences(suite),
         measured=_measured(metric) if metric else NOTHING,
         bound=bound(metric) if metric else NOTHING,
+        policy=one_line(metric.policy, 120) if metric else "",
     )
 
 
@@ -105,6 +110,11 @@ def bound(metric: Metric) -> str:
     """Such as "≥ -0.05", or a dash where the metric has no bound."""
     sign = {"least": "≥ ", "most": "≤ ", None: ""}[metric.bound_is]
     return sign + number(metric.bound)
+
+
+def bound_and_policy(metric: Metric) -> str:
+    """Such as "≥ -0.05, by margin = 0.05 (default)"."""
+    return bound(metric) + (f", by {one_line(metric.policy, 120)}" if metric.policy else "")
 
 
 @dataclass(frozen=True)
@@ -209,6 +219,45 @@ def logits_line(row: LogitsRow) -> str:
     text = f"Logits, {row.condition}: mean KL {number(row.mean_kl)}{error} nats (floor {floor}), max {number(row.max)}"
     bad = f"; {row.nonfinite:,} positions not finite" if row.nonfinite else ""
     return f"{text}, same first token {same}{bad}."
+
+
+def worst_ratio(latency: LatencyResult) -> LatencyRow | None:
+    """The ratio that decided: of those with the worst verdict the one that reaches furthest up."""
+    return max(
+        latency.rows,
+        key=lambda row: (_BAD[row.verdict], math.inf if row.high is None else row.high, row.ratio or 0.0),
+        default=None,
+    )
+
+
+def latency_ratio(value: float | None, low: float | None, high: float | None) -> str:
+    """Such as "1.034 (0.998 to 1.071)"; too few ratios leave the interval open, and then it says nothing."""
+    if value is None:
+        return "not measured"
+    return f"{value:.3f} (too few ratios)" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def latency_lines(latency: LatencyResult) -> list[str]:
+    """Latency in a few sentences: the worst ratio with its floor, how many are within the bound, the lengths of answers."""
+    lines = [latency.note] if latency.note else []
+    if (worst := worst_ratio(latency)) is not None:
+        lines.append(
+            f"Worst ratio, candidate over reference: {worst.title}, {worst.shape}, {worst.concurrency} in flight: "
+            f"{latency_ratio(worst.ratio, worst.low, worst.high)}, bound {latency.bound:g} by {latency.policy}; "
+            f"the reference over itself {latency_ratio(worst.floor, worst.floor_low, worst.floor_high)}."
+        )
+    counted = [
+        f"{sum(row.verdict == verdict for row in latency.rows)} {words}"
+        for verdict, words in (("pass", "below the bound"), ("regression", "above it"), ("inconclusive", "undecided"))
+    ]
+    lines.append(f"Of {len(latency.rows)} ratios: {', '.join(counted)}.")
+    if (lengths := latency.lengths) is not None:
+        differ = "they differ" if lengths.differ else "no difference shown"
+        lines.append(
+            f"Answers that may end when they like: {lengths.candidate:.1f} tokens on average against "
+            f"{lengths.reference:.1f}; {differ}."
+        )
+    return lines
 
 
 def _sources(layers: LayersResult) -> str:

@@ -14,6 +14,7 @@ from reports.summary import (
     NOTHING,
     VERDICTS,
     SuiteLine,
+    latency_lines,
     layer_rows,
     layers_lines,
     own_error,
@@ -74,6 +75,10 @@ def render(report: Report, console: Console) -> None:
         for line in layers_lines(report.layers):
             page.line(f"- {one_line(line, 400)}", indent=2)
         _layers(page, report.layers)
+    if report.latency:
+        page.heading("Latency")
+        for line in latency_lines(report.latency):
+            page.line(f"- {one_line(line, 400)}", indent=2)
     page.line()
 
 
@@ -118,11 +123,15 @@ def _suites(page: _Page, lines: list[SuiteLine]) -> None:
     least = Measurement.get(page.console, page.console.options.update(width=1_000), table).minimum
     if page.rich and least <= page.console.width:
         page.console.print(table)
+        for row in lines:
+            if row.policy:
+                page.line(f"bound of {row.suite}: {row.policy}", indent=2)
         return
     for row in lines:
         verdict = Text(row.verdict, style=_STYLES[row.verdict])
         accuracy = f"; reference {row.reference}, candidate {row.candidate}" if row.reference != NOTHING else ""
         limits = f"; {row.differences}; measured {row.measured}; bound {row.bound}"
+        limits += f", by {row.policy}" if row.policy else ""
         page.line(f"{row.suite}: ", verdict, accuracy + limits, indent=2)
 
 

@@ -8,16 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from harness.gate import LAYERS
+
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parent.parent
 FEW = ["--questions", "48", "--margin", "0.2", "--greedy-prompts", "8", "--greedy-margin", "0.4"]
+ANSWERS = ["--questions", "48", "--margin", "0.2", "--suites", "mmlu"]
+"""For what is not about the other suites: each start and each call of an interpreted kernel costs seconds."""
 
 KERNEL = """
 from harness.attention.call import AttentionCall
@@ -77,15 +82,49 @@ def gone(folder: Path, seconds: float = 30) -> bool:
     return not servers_of(folder)
 
 
+def status(made: dict[str, Any], check: str) -> str:
+    (found,) = (c["status"] for c in made["checks"] if c["name"] == check)
+    return str(found)
+
+
 def accuracy(made: dict[str, Any], role: str) -> float:
     (tally,) = (t for t in made["suites"][0]["tallies"] if t["role"] == role)
     return float(tally["right"] / tally["total"])
 
 
-def test_the_repaired_backend_passes(tmp_path: Path) -> None:
-    code, out = finish(assay(tmp_path, *FEW, "--candidate", "sage_attn"))
-    made = report(tmp_path)
-    assert (code, made["verdict"], made["exit_code"]) == (0, "pass", 0), out
+@dataclass(frozen=True)
+class Resumed:
+    """A run with every suite that was killed while it asked, and then gone on with."""
+
+    folder: Path
+    servers_gone: bool
+    answered_before: list[str]
+    code: int
+    out: str
+
+    @property
+    def answered(self) -> list[str]:
+        return (self.folder / "run" / "records.jsonl").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def repaired(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+    folder = tmp_path_factory.mktemp("repaired")
+    process = assay(folder, *FEW, "--candidate", "sage_attn")
+    records = folder / "run" / "records.jsonl"
+    while not (records.exists() and len(records.read_text().splitlines()) > 20):
+        assert process.poll() is None, finish(process)
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    servers_gone = gone(folder)
+    before = records.read_text().splitlines()
+    return Resumed(folder, servers_gone, before, *finish(assay(folder, *FEW, "--candidate", "sage_attn")))
+
+
+def test_the_repaired_backend_passes(repaired: Resumed) -> None:
+    made = report(repaired.folder)
+    assert (repaired.code, made["verdict"], made["exit_code"]) == (0, "pass", 0), repaired.out
     assert accuracy(made, "reference") >= 0.9
     calls = {c["phase"]: c for c in made["candidate"]["calls"]}
     assert calls["extend"]["kernel"] == "sageattention 1.0.6 (Triton interpreter)"
@@ -93,29 +132,51 @@ def test_the_repaired_backend_passes(tmp_path: Path) -> None:
     assert (calls["decode"]["kernel"], calls["decode"]["delegated_by"]) == ("torch_native", "sage_attn")
     assert all(c["layers"] == 4 for c in calls.values())
     assert {c["status"] for c in made["checks"]} == {"ok", "not checked"}
-    records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    assert status(made, LAYERS) == "ok"
+    assert [(s["name"], s["verdict"]) for s in made["suites"]] == [(n, "pass") for n in ("mmlu", "greedy", "layers")]
+    assert made["findings"] == []
+    records = [json.loads(line) for line in repaired.answered]
     assert len(records) == 2 * 48 + 3 * 8
     assert all(r["request_id"] for r in records)
     names = {row["bucket"] for s in made["suites"] for row in s["conditions"] if row["by"] == "batch size"}
     assert "not observed" not in names
     for name in ("report.html", "report.md", "report.junit.xml", "counters.json", "manifest.json", "reference.log"):
-        assert (tmp_path / "run" / name).stat().st_size > 0
-    assert gone(tmp_path)
+        assert (repaired.folder / "run" / name).stat().st_size > 0
+    assert gone(repaired.folder)
 
 
-def test_the_seed_case_is_a_regression_and_says_where(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_no_server_and_goes_on(repaired: Resumed) -> None:
+    assert repaired.servers_gone
+    before, after = repaired.answered_before, repaired.answered
+    assert 20 < len(before) < len(after)
+    assert after[: len(before) - 1] == before[:-1], "what was answered is not asked again"
+    asked = [tuple(json.loads(line)[key] for key in ("suite", "role", "item", "repeat")) for line in after]
+    assert len(set(asked)) == len(asked)
+
+
+def test_the_seed_case_is_a_regression_and_says_where_and_why(tmp_path: Path) -> None:
     code, out = finish(assay(tmp_path, *FEW, "--candidate", "sage_attn_as_shipped"))
     made = report(tmp_path)
     assert (code, made["verdict"]) == (1, "regression"), out
     assert accuracy(made, "candidate") <= 0.35
-    (finding,) = made["findings"]
-    assert finding["where"] == "cached prefix >= 16", finding
+    assert status(made, LAYERS) == "ok"
+    cause, finding = made["findings"]
+    assert cause["kind"] == "causal mask top-left", cause
+    assert (finding["kind"], finding["where"]) == ("accuracy", "cached prefix >= 16"), finding
     assert "causal mask" in finding["diagnosis"]
     assert "sage_attn_as_shipped" in finding["reproduce"]
+    assert gone(tmp_path)
 
 
 def test_without_the_prefix_cache_the_seed_case_is_inconclusive(tmp_path: Path) -> None:
-    flags = [*FEW, "--candidate", "sage_attn_as_shipped", "--engine-arg=--disable-radix-cache", "--servers", "in-turn"]
+    flags = [
+        *ANSWERS,
+        "--candidate",
+        "sage_attn_as_shipped",
+        "--engine-arg=--disable-radix-cache",
+        "--servers",
+        "in-turn",
+    ]
     code, out = finish(assay(tmp_path, *flags))
     made = report(tmp_path)
     assert (code, made["verdict"]) == (3, "inconclusive"), out
@@ -125,25 +186,8 @@ def test_without_the_prefix_cache_the_seed_case_is_inconclusive(tmp_path: Path) 
     ]
 
 
-def test_a_killed_run_leaves_no_server_and_goes_on(tmp_path: Path) -> None:
-    process = assay(tmp_path, *FEW)
-    records = tmp_path / "run" / "records.jsonl"
-    while not (records.exists() and len(records.read_text().splitlines()) > 20):
-        assert process.poll() is None, finish(process)
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert gone(tmp_path)
-    before = records.read_text().splitlines()
-    code, out = finish(assay(tmp_path, *FEW))
-    after = records.read_text().splitlines()
-    assert after[: len(before) - 1] == before[:-1], "what was answered is not asked again"
-    assert len(after) == 2 * 48 + 3 * 8
-    assert code == 0, out
-
-
 def test_ctrl_c_stops_the_servers_and_is_no_verdict(tmp_path: Path) -> None:
-    process = assay(tmp_path, *FEW)
+    process = assay(tmp_path, *ANSWERS)
     while not servers_of(tmp_path):
         assert process.poll() is None, finish(process)
         time.sleep(0.2)
@@ -157,7 +201,7 @@ def test_ctrl_c_stops_the_servers_and_is_no_verdict(tmp_path: Path) -> None:
 
 def test_a_kernel_that_raises_is_an_error_and_no_fallback(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(KERNEL)
-    code, out = finish(assay(tmp_path, *FEW, "--candidate", "mine:wrong_after_a_while"))
+    code, out = finish(assay(tmp_path, *ANSWERS, "--candidate", "mine:wrong_after_a_while"))
     made = report(tmp_path)
     assert (code, made["verdict"]) == (3, "error"), out
     assert "out of shared memory, says the kernel" in made["reasons"][0]
@@ -169,7 +213,7 @@ def test_pytest_suites_is_the_same_run(tmp_path: Path) -> None:
     flags = [
         "--questions=48",
         "--margin=0.2",
-        "--greedy-prompts=0",
+        "--suites=mmlu",
         "--candidate=sage_attn_as_shipped",
         f"--out={tmp_path / 'run'}",
     ]
@@ -191,13 +235,19 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
         )
         return done.returncode, done.stdout + done.stderr
 
-    code, out = run("diff", "--candidate", "sage_attn_as_shipped", "--out", str(tmp_path / "diff"))
-    assert code == 1, out
-    assert 'extend, cached prefix > 0, all 4 layers, all 4 heads: agrees with "causal mask top-left"' in out
-    assert "right at prefix 0" in out
-    assert "not observed: decode" in out
+    code, out = run("diff", "--candidate", "sage_attn_as_shipped", "--out", str(tmp_path / "run"))
+    made = report(tmp_path)
+    assert (code, made["verdict"]) == (1, "regression"), out
+    assert status(made, LAYERS) == "ok"
+    (cause,) = made["findings"]
+    assert cause["where"] == "extend, cached prefix > 0, all 4 layers, all 4 heads"
+    assert (cause["kind"], "right at prefix 0" in cause["diagnosis"]) == ("causal mask top-left", True), cause
+    assert made["layers"]["not_observed"] == ["decode: sage_attn_as_shipped does not compute it"]
+    assert cause["diagnosis"] in out
+    assert (tmp_path / "run" / "report.html").stat().st_size > 0
     assert gone(tmp_path)
-    pack = str(tmp_path / "diff" / "server" / "pack")
+    pack = str(tmp_path / "run" / "servers" / "reference" / "pack")
+    assert made["layers"]["pack"] == pack
     code, out = run("replay", pack, "--candidate", "sage_attn")
     assert (code, "No finding" in out) == (0, True), out
     code, out = run("replay", pack, "--candidate", "sage_attn_as_shipped")

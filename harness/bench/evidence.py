@@ -23,7 +23,7 @@ from harness.evidence.manifest import ServerManifest
 from harness.evidence.records import Record, Role
 from harness.evidence.timings import AnswerLength, Timing
 
-MANIFEST, TIMINGS, LENGTHS = "manifest.json", "timings.jsonl", "lengths.jsonl"
+MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
 
 
 class BenchManifest(Record):
@@ -80,6 +80,11 @@ class BenchFolder:
                 f"{path} cannot be made: {error.strerror}.", "a writable folder", "name another --out"
             ) from error
         return cls(path)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the bench was played to its end: the counts of both servers are what it writes last."""
+        return (self.path / COUNTERS).exists()
 
     @property
     def servers(self) -> RunFolder:

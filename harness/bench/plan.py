@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from evals.loads import CHUNK, DEFAULT, Shape, check_fit, shapes_of
+from evals.loads import CHUNK, Shape, check_fit, shapes_of
 from harness.attention import kernels
+from harness.bench.lengths import PROMPTS
 from harness.compare.latency import Cell
+from harness.config import RunSpec
 from harness.engines.catalog import is_url
 from harness.errors import UsageError
 from harness.evidence.records import Role
@@ -32,16 +33,25 @@ TURNS: tuple[tuple[Role, bool], ...] = (
 
 
 class BenchPolicy(BaseModel):
-    """What decides a latency verdict, and how much is measured for it."""
+    """What decides a latency verdict, and how much is measured for it: the lines of a `RunSpec` that are of timing.
+
+    Attributes:
+        shapes: of the loads, by name or as lengths.
+        concurrency: requests in flight, each value a load.
+        bound: largest ratio of times, candidate over reference, that still passes.
+        seconds: of measuring, warm-up included.
+        alpha: error rate of each interval, and of a false regression.
+        seed: of the prompts and of the order of blocks.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    shapes: tuple[str, ...] = Field(DEFAULT, description="shapes of the load, or lengths as PROMPT:OUTPUT[:SHARED]")
-    concurrency: tuple[int, ...] = Field((1, 4), min_length=1, description="requests in flight, each value a load")
-    bound: float = Field(1.10, ge=1, description="largest ratio of times, candidate over reference, that still passes")
-    seconds: float = Field(120.0, gt=0, description="seconds of measuring, warm-up included")
-    alpha: float = Field(0.05, gt=0, le=0.2, description="error rate of each interval, and of a false regression")
-    seed: int = Field(0, ge=0, description="seed of the prompts and of the order of blocks")
+    shapes: tuple[str, ...]
+    concurrency: tuple[int, ...]
+    bound: float
+    seconds: float
+    alpha: float
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,26 +85,21 @@ class BenchPlan:
         return ours + self.run.spec.engine_arg
 
 
-def make_policy(flags: Mapping[str, Any]) -> BenchPolicy:
-    """A policy of the flags that are not None.
+def make_policy(spec: RunSpec, seed: int = 0) -> BenchPolicy:
+    """The policy of a spec."""
+    return BenchPolicy(
+        shapes=spec.latency_shapes,
+        concurrency=spec.latency_concurrency,
+        bound=spec.latency_bound,
+        seconds=spec.latency_seconds,
+        alpha=spec.alpha,
+        seed=seed,
+    )
 
-    Raises:
-        UsageError: a value is out of range.
-    """
-    try:
-        policy = BenchPolicy(**{key: value for key, value in flags.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        flag = "--shape" if name == "shapes" else f"--{name}"
-        raise UsageError(f"{flag} is {first['input']!r}: {first['msg']}.", "a value in range", f"mend {flag}") from None
-    if min(policy.concurrency) < 1 or len(set(policy.concurrency)) < len(policy.concurrency):
-        raise UsageError(
-            f"--concurrency is {', '.join(map(str, policy.concurrency))}.",
-            "numbers from 1 up, none twice",
-            "mend --concurrency",
-        )
-    return policy
+
+def timed_spec(spec: RunSpec) -> RunSpec:
+    """What is run to be timed: the same servers without shadow and tracer, and prompts whose answers' lengths are compared."""
+    return spec.model_copy(update={"suites": ("greedy",), "questions": 1, "greedy_prompts": PROMPTS})
 
 
 def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) -> BenchPlan:

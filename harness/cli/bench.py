@@ -10,11 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.app import app, console, flag, interpret_without_gpu
-from harness.config import make_spec
+from harness.config import RunSpec, make_spec
 from harness.errors import UsageError
 
 bench_app = typer.Typer(invoke_without_command=True, add_completion=False)
 app.add_typer(bench_app, name="bench")
+
+
+def _flag(name: str) -> Any:
+    """An option for a field of timing, by its name in `RunSpec` and, since here all is timing, by its last word."""
+    short = name.removeprefix("latency_")
+    described = RunSpec.model_fields[name].description
+    return typer.Option(f"--{short}", f"--latency-{short}", help=described, show_default=False)
 
 
 @bench_app.callback()
@@ -25,19 +32,11 @@ def bench(
     candidate: Annotated[str | None, flag("candidate")] = None,
     model: Annotated[str | None, flag("model")] = None,
     engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="short, long, shared, chunked, offline, or PROMPT:OUTPUT[:SHARED] in tokens.", show_default=False
-        ),
-    ] = None,
-    concurrency: Annotated[
-        list[int] | None,
-        typer.Option(help="Requests in flight; give it several times for several.", show_default=False),
-    ] = None,
-    bound: Annotated[float | None, typer.Option(help="Largest ratio of times that passes (1.10).")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Seconds of measuring (120).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of prompts and order (0).")] = None,
+    shapes: Annotated[str | None, _flag("latency_shapes")] = None,
+    concurrency: Annotated[str | None, _flag("latency_concurrency")] = None,
+    bound: Annotated[float | None, _flag("latency_bound")] = None,
+    seconds: Annotated[float | None, _flag("latency_seconds")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and order.", min=0)] = 0,
     cuda_graphs: Annotated[
         bool | None,
         typer.Option(
@@ -63,26 +62,17 @@ def bench(
     from harness.bench import drive
     from harness.bench.evidence import BenchFolder
     from harness.bench.judge import judge_bench
-    from harness.bench.lengths import PROMPTS
-    from harness.bench.plan import make_policy, plan_bench
+    from harness.bench.plan import make_policy, plan_bench, timed_spec
     from harness.progress import Watch
     from harness.run import default_folder, prepare
     from reports.latency import build_latency, render_latency, write_latency
 
     flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
     flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None}
-    spec = make_spec(flags | {"questions": 1, "greedy_prompts": PROMPTS}, config)
-    policy = make_policy(
-        {
-            "shapes": tuple(shape) if shape else None,
-            "concurrency": tuple(concurrency) if concurrency else None,
-            "bound": bound,
-            "seconds": seconds,
-            "seed": seed,
-            "alpha": spec.alpha,
-        }
-    )
-    plan = plan_bench(prepare(spec), policy, cuda_graphs)
+    flags |= {"latency_shapes": shapes, "latency_concurrency": concurrency}
+    flags |= {"latency_bound": bound, "latency_seconds": seconds}
+    spec = timed_spec(make_spec(flags, config))
+    plan = plan_bench(prepare(spec), make_policy(spec, seed), cuda_graphs)
     path = out or default_folder(spec).with_name(f"{default_folder(spec).name}-bench")
     folder = BenchFolder.new(path)
     with Watch(console) as watch:
@@ -99,7 +89,9 @@ def kernel(
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, as `assay diff` leaves one.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
     reference: Annotated[str, typer.Option(help="A kernel to compare with.")] = "harness.timing:torch_sdpa",
-    bound: Annotated[float, typer.Option(help="Largest ratio of times that passes.", min=1)] = 1.10,
+    bound: Annotated[float, typer.Option(help="Largest ratio of times that passes.", min=1)] = RunSpec.model_fields[
+        "latency_bound"
+    ].default,
     seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
     out: Annotated[Path | None, typer.Option(help="A file for the result as JSON.")] = None,
 ) -> None:

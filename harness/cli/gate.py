@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from harness.cli.app import app, console, flag, interpret_without_gpu
 from harness.config import make_spec
@@ -29,11 +29,25 @@ def gate(
     data: Annotated[str | None, flag("data")] = None,
     questions: Annotated[int | None, flag("questions")] = None,
     margin: Annotated[float | None, flag("margin")] = None,
+    alpha: Annotated[float | None, flag("alpha", panel="Fine print")] = None,
+    greedy_prompts: Annotated[int | None, flag("greedy_prompts")] = None,
+    greedy_margin: Annotated[float | None, flag("greedy_margin", panel="Fine print")] = None,
+    growth: Annotated[float | None, flag("growth", panel="Fine print")] = None,
+    concurrency: Annotated[int | None, flag("concurrency", panel="Fine print")] = None,
+    max_tokens: Annotated[int | None, flag("max_tokens", panel="Fine print")] = None,
     engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
     suites: Annotated[str | None, flag("suites")] = None,
+    latency_shapes: Annotated[str | None, flag("latency_shapes")] = None,
+    latency_concurrency: Annotated[str | None, flag("latency_concurrency")] = None,
+    latency_seconds: Annotated[float | None, flag("latency_seconds")] = None,
+    latency_bound: Annotated[float | None, flag("latency_bound")] = None,
     require: Annotated[str | None, flag("require")] = None,
     reference_from: Annotated[str | None, flag("reference_from")] = None,
     baselines: Annotated[str | None, flag("baselines")] = None,
+    budget_mb: Annotated[int | None, flag("budget_mb", panel="Fine print")] = None,
+    servers: Annotated[str | None, flag("servers", panel="Fine print")] = None,
+    startup_timeout: Annotated[float | None, flag("startup_timeout", panel="Fine print")] = None,
+    request_timeout: Annotated[float | None, flag("request_timeout", panel="Fine print")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run in it is gone on with.")] = None,
     config: Annotated[Path | None, _CONFIG] = None,
 ) -> None:
@@ -71,7 +85,6 @@ def accept(
     from harness import baselines as accepted
     from harness.evidence.baseline import read_all, write_baseline
     from harness.evidence.folder import RunFolder
-    from harness.evidence.records import ROLES
     from reports.build import build
 
     folder = RunFolder(run)
@@ -79,7 +92,7 @@ def accept(
     root = baselines or Path(make_spec({}, config).baselines)
     known = read_all(root)
     worse = False
-    fresh = {role: accepted.make(folder, role, report.verdict, widen) for role in ROLES}
+    fresh = {role: accepted.make(folder, role, report.verdict, widen) for role in accepted.measured_roles(folder)}
     for role, now in fresh.items():
         before = known.get(now.key.name)
         changes = accepted.differences(before, now)
@@ -108,7 +121,7 @@ def list_(
     from harness.evidence.baseline import read_all
 
     root = baselines or Path(make_spec({}, config).baselines)
-    table = Table("baseline", "backend", "engine", "accepted", "accuracy", "run")
+    table = Table(Column("baseline", no_wrap=True), "backend", "engine", "accepted", "accuracy", "run")
     for name, one in read_all(root).items():
         accuracy = one.numbers.get("accuracy")
         shown = "" if accuracy is None else f"{accuracy:.3f}"

@@ -32,6 +32,10 @@ def run(
     engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
     suites: Annotated[str | None, flag("suites")] = None,
     require: Annotated[str | None, flag("require", panel="Fine print")] = None,
+    latency_shapes: Annotated[str | None, flag("latency_shapes", panel="Latency")] = None,
+    latency_concurrency: Annotated[str | None, flag("latency_concurrency", panel="Latency")] = None,
+    latency_seconds: Annotated[float | None, flag("latency_seconds", panel="Latency")] = None,
+    latency_bound: Annotated[float | None, flag("latency_bound", panel="Latency")] = None,
     budget_mb: Annotated[int | None, flag("budget_mb", panel="Fine print")] = None,
     servers: Annotated[str | None, flag("servers", panel="Fine print")] = None,
     startup_timeout: Annotated[float | None, flag("startup_timeout", panel="Fine print")] = None,
@@ -62,20 +66,22 @@ def measure(spec: RunSpec, out: Path | None, baselines: bool = False) -> tuple[R
         The report, and the run's folder.
     """
     from harness.baselines import attach
+    from harness.bench.suite import plan_latency, time_servers
     from harness.progress import Watch
     from harness.run import collect, default_folder, open_folder, prepare
     from reports.build import build
     from reports.terminal import render
     from reports.write import write_all
 
-    plan = prepare(spec)
-    folder = open_folder(plan, out or default_folder(spec))
+    plan, timed = prepare(spec), plan_latency(spec)
+    folder = open_folder(plan, out or default_folder(spec), "gate" if baselines else "run")
     with Watch(console) as watch, suppress(KeyboardInterrupt):  # what was answered until then still makes a report
         watch.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
         if baselines:
             status = attach(folder)
             watch.say(f"Baselines: {', '.join(status.used.values()) or 'none that fits'}.")
         collect(plan, folder, watch)
+        time_servers(timed, folder, watch)  # after the run's own servers have stopped
     report = build(folder)
     write_all(report, folder.path)
     render(report, console)

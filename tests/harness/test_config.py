@@ -181,3 +181,19 @@ def test_the_token_limit_depends_on_the_questions() -> None:
 def test_a_spec_survives_its_manifest() -> None:
     spec = make_spec({"engine_arg": ("--disable-radix-cache",), "max_tokens": 9})
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_loads_are_lists_in_a_file_and_comma_lists_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "assay.toml"
+    file.write_text(
+        '[run]\nlatency_shapes = ["short", "256:256"]\nlatency_concurrency = [1, 8]\n[policy]\nlatency_bound = 1.2\n'
+    )
+    spec = make_spec({}, file)
+    assert (spec.latency_shapes, spec.latency_concurrency) == (("short", "256:256"), (1, 8))
+    assert spec.policy_line("latency_bound") == f"latency_bound = 1.2 ({file}, [policy])"
+    flags = make_spec({"latency_concurrency": "2, 4", "latency_shapes": "long"}, file)
+    assert (flags.latency_shapes, flags.latency_concurrency) == (("long",), (2, 4))
+    with pytest.raises(UsageError, match="--latency-concurrency is '0'"):
+        make_spec({"latency_concurrency": "1,0"})
+    with pytest.raises(UsageError, match="--latency-bound"):
+        make_spec({"latency_bound": 0.9})

@@ -38,6 +38,11 @@ def inside() -> ModuleType:
     return load(Path(__file__).parent / "examples_inside.py")
 
 
+@pytest.fixture(scope="session")
+def made_up_bench() -> ModuleType:
+    return load(Path(__file__).parents[1] / "harness" / "bench" / "made_up.py")
+
+
 @pytest.fixture(params=["pass", "regression", "inconclusive", "error"])
 def any_report(request: pytest.FixtureRequest, examples: ModuleType) -> Report:
     report: Report = examples.BY_VERDICT[request.param]()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from evals.questions import GROUPS, Question
 from evals.synthetic import NAMES, THINGS, questions, worked_answer
+from reports.latency_model import LatencyResult, LatencyRow, LengthRow, LoadRow
 from reports.model import (
     CallSummary,
     Check,
@@ -234,7 +235,7 @@ def hostile() -> Report:
     raw = Report(
         run_id=h, created=h, seconds=1.0, verdict="regression", exit_code=1, headline=h, reasons=(h,), reference=server,
         candidate=server, environment=environment, checks=(Check(name=h, status="failed", found=h, settles=h),),
-        suites=(hostile_suite,), findings=(finding,), reproduce=h, layers=_hostile_layers(h),
+        suites=(hostile_suite,), findings=(finding,), reproduce=h, layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
     # model_copy does not validate; a round through the constructor does what a real report goes through.
     return Report.model_validate(raw.model_dump(by_alias=True))
@@ -257,6 +258,34 @@ def _hostile_layers(h: str) -> LayersResult:
         reference=h, candidate=h, phases=(h,), layers=2, heads=1, passes=1, sources=h,
         grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,), logits=(row,),
         not_observed=(h,), pack=h, candidate_errors=(h,),
+    )  # fmt: skip
+
+
+def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
+    """One load: the candidate is 4 % slower, or twice as slow."""
+    ratio = 2.0 if verdict == "regression" else 1.04
+    finding = Finding(kind=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text)
+    row = LatencyRow(
+        shape=text, concurrency=4, metric="ttft", title="time to first token" if text == "short" else text, reference_s=0.0123,
+        candidate_s=0.0123 * ratio, ratio=ratio, low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987,
+        floor_high=1.013, p=0.5, bound=1.1, verdict=verdict, why=text, ratios_needed=None,
+    )  # fmt: skip
+    load = LoadRow(
+        shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,
+        reference_input_throughput=1.0, candidate_input_throughput=1.0, reference_output_throughput=1.0,
+        candidate_output_throughput=1.0, reference_itl_p99_s=0.01, candidate_itl_p99_s=0.01, reference_cached=0.8,
+        candidate_cached=0.8,
+    )  # fmt: skip
+    lengths = LengthRow(
+        prompts=16, reference=12.0, candidate=12.5, longer=2, shorter=1, reference_cut=0, candidate_cut=0, p=0.6, differ=False
+    )  # fmt: skip
+    return LatencyResult(
+        created=text, verdict=verdict, exit_code=0, headline=text, reasons=(text,), reference=text, candidate=text, device="cpu",
+        hardware=text, packages={text: text}, git=text, model=text, eager=True, engine_args=(text,), bound=1.1,
+        policy="latency_bound = 1.1 (default)" if text == "short" else text, note="" if text == "short" else text, alpha=0.05,
+        rounds=10, warm_up_rounds=1, seconds=8.0, loads=(load,), rows=(row, row.model_copy(update={"metric": "itl"})),
+        lengths=lengths, checks=(Check(name=text, status="missing", found=text, settles=text),), findings=(finding,),
+        reproduce=text,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from reports.latency_model import LatencyResult
 from reports.markdown import MOST_LINES, code, escape, to_markdown
 from reports.model import Check, Finding, LayersResult, Report
 
@@ -25,7 +26,9 @@ def _shown(text: str) -> str:
     return "".join(token.content for token in _tokens(text) if token.type in ("text", "code_inline", "text_special"))
 
 
-def _full(report: Report, text: str, count: int, layers: LayersResult | None = None) -> Report:
+def _full(
+    report: Report, text: str, count: int, layers: LayersResult | None = None, latency: LatencyResult | None = None
+) -> Report:
     check = Check(name=text, status="failed", found=text, settles=text)
     finding = Finding(kind="k", severity="serious", where=text, diagnosis=text, evidence=(text,) * 9, reproduce=text)
     return report.model_copy(
@@ -37,6 +40,7 @@ def _full(report: Report, text: str, count: int, layers: LayersResult | None = N
             "suites": report.suites[:1] * count,
             "reproduce": text,
             "layers": None if layers is None else layers.model_copy(update={"candidate_errors": (text,) * 9}),
+            "latency": latency,
         }
     )
 
@@ -65,6 +69,10 @@ def test_never_more_than_sixty_lines(examples: ModuleType, inside: ModuleType, t
     for count in (0, 1, 100):
         lines = to_markdown(_full(examples.regression(), text, count, inside.one_head(4, 4))).splitlines()
         assert len(lines) <= MOST_LINES
+        timed = to_markdown(
+            _full(examples.regression(), text, count, inside.one_head(4, 4), examples.latency(text))
+        ).splitlines()
+        assert len(timed) <= MOST_LINES
     assert "and 94 more, in report.html" in "\n".join(lines)
 
 

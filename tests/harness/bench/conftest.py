@@ -1,26 +1,16 @@
-"""Evidence of a bench as a bench leaves it, made up."""
+"""Made-up benches, as a fixture: test folders are no packages, so tests cannot import one another."""
 
 from __future__ import annotations
 
-import random
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evals.loads import shapes_of
-from harness.bench.evidence import MANIFEST, BenchFolder, BenchManifest
-from harness.bench.plan import BenchPolicy
-from harness.config import make_spec
-from harness.evidence.counters import CounterFile, CounterRow
-from harness.evidence.manifest import ServerManifest
-from harness.evidence.records import ROLES, Role
-from harness.evidence.timings import AnswerLength, Timing
-
-SHAPES = ("short", "shared", "chunked")
-ARGUMENTS: dict[str, Any] = {"chunked_prefill_size": 128, "page_size": 1}
-LAYERS = 2
+from harness.bench.evidence import BenchFolder
 
 MakeBench = Callable[..., BenchFolder]
 
@@ -28,71 +18,15 @@ MakeBench = Callable[..., BenchFolder]
 @pytest.fixture
 def make_bench(tmp_path: Path) -> MakeBench:
     """A function that writes a bench's folder; its arguments say what is wrong in it."""
+    spec = importlib.util.spec_from_file_location("tests_bench_made_up", Path(__file__).parent / "made_up.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
 
-    def make(
-        slow: dict[str, float] | None = None,
-        rounds: int = 10,
-        floor: float = 1.0,
-        cached: bool = True,
-        kernel: str = "torch_native",
-        arguments: dict[str, Any] | None = None,
-        lengths: tuple[int, int] = (12, 12),
-        counted: bool = True,
-    ) -> BenchFolder:
-        folder = BenchFolder.new(tmp_path / f"bench-{len(list(tmp_path.iterdir()))}")
-        spec = make_spec({"candidate": "torch_native", "greedy_prompts": 16})
-        policy = BenchPolicy(shapes=SHAPES, concurrency=(1, 4))
-        shapes = shapes_of(SHAPES, "cpu")
-        servers = tuple(
-            ServerManifest(
-                role=role,
-                backend="torch_native",
-                engine="SGLang 0 on cpu",
-                claimed_phases=("extend", "decode"),
-                launch_command="sglang",
-                arguments=ARGUMENTS | ((arguments or {}) if role == "candidate" else {}),
-            )
-            for role in ROLES
-        )
-        manifest = BenchManifest(
-            created="2026-01-01T00:00:00Z", spec=spec.model_dump(mode="json"), policy=policy.model_dump(mode="json"),
-            shapes=tuple(vars(shape) for shape in shapes), eager=True, servers=servers, command="assay bench",
-            packages={}, hardware="a machine", python="3.11", git="", model_hash="m",
-        )  # fmt: skip
-        (folder.path / MANIFEST).write_text(manifest.model_dump_json())
-        rng, clock, block = random.Random(0), 0.0, 0
-        for number in range(rounds):
-            for shape in shapes:
-                for concurrency in (1, 4):
-                    order: list[tuple[Role, bool]] = [(role, again) for role in ROLES for again in (False, True)]
-                    rng.shuffle(order)
-                    for role, again in order:
-                        factor = (slow or {}).get(shape.name, 1.0) if role == "candidate" else 1.0
-                        factor *= floor if (role, again) == ("reference", True) else 1.0
-                        factor *= rng.uniform(0.99, 1.01) * (3.0 if number == 0 else 1.0)
-                        times = tuple(factor * (0.020 + 0.003 * i) for i in range(4))
-                        folder.append(
-                            [
-                                Timing(
-                                    role=role, again=again, round=number, block=block, shape=shape.name,
-                                    concurrency=concurrency, index=index, sent_s=clock, latency_s=times[-1] + 0.001 * factor,
-                                    chunk_s=times, chunk_tokens=(1, 2, 3, 4), prompt_tokens=shape.prompt,
-                                    completion_tokens=4, cached_tokens=shape.shared if cached else 0,
-                                )
-                                for index in range(concurrency)
-                            ]
-                        )  # fmt: skip
-                        clock, block = clock + 1, block + 1
-        for role, tokens in zip(ROLES, lengths, strict=True):
-            folder.append_lengths(
-                [AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="stop") for i in range(16)]
-            )
-        for role in ROLES if counted else ():
-            counters = CounterFile(folder.servers.server_folder(role) / "counters", "1")
-            for phase in ("extend", "decode"):
-                row = CounterRow(backend="torch_native", kernel=kernel, phase=phase, cached_prefix=True)
-                for layer in range(LAYERS):
-                    counters.add(counters.row(row), layer)
+    def make(**wrong: Any) -> BenchFolder:
+        folder: BenchFolder = module.write_bench(tmp_path / f"bench-{len(list(tmp_path.iterdir()))}", **wrong)
         return folder
 
     return make

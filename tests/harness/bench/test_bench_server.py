@@ -13,6 +13,7 @@ import pytest
 from harness import cli
 from harness.bench.evidence import BenchFolder
 from harness.compare.latency import blocks_of
+from reports import json_report
 from reports.latency_model import LatencyResult
 
 pytestmark = pytest.mark.server
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.server
 
 def test_a_reference_against_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    flags = ["--candidate", "torch_native", "--shape", "shared", "--shape", "chunked", "--concurrency", "2"]
+    flags = ["--candidate", "torch_native", "--shapes", "shared,chunked", "--concurrency", "2"]
     # Of two servers that are one, none is ten times slower; a closer bound is for the benchmark.
     monkeypatch.setattr(sys, "argv", ["assay", "bench", *flags, "--bound", "10", "--seconds", "6", "--out", str(out)])
     with pytest.raises(SystemExit) as exit_:
@@ -51,3 +52,23 @@ def test_a_reference_against_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert result.lengths is not None
     assert not result.lengths.differ
     assert json.loads((out / "counters.json").read_text())["candidate"]
+
+
+def test_a_run_that_asks_for_latency_has_it_in_its_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    flags = ["--candidate", "torch_native", "--suites", "latency", "--latency-shapes", "short"]
+    flags += ["--latency-concurrency", "2", "--latency-seconds", "4", "--latency-bound", "10", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["assay", "run", *flags])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    report = json_report.load(out / "report.json")
+    assert exit_.value.code == report.exit_code == 3, "times alone prove no answers"
+    (suite,) = report.suites
+    assert suite.name == "latency"
+    assert suite.verdict in ("pass", "inconclusive")
+    assert report.latency is not None
+    assert {(row.shape, row.concurrency) for row in report.latency.rows} == {("short", 2)}
+    assert all(check.status == "ok" for check in report.latency.checks), report.latency.checks
+    assert {call.phase for call in report.candidate.calls} == {"extend", "decode"}
+    assert not [check for check in report.checks if check.name == "both servers were timed" and check.status != "ok"]
+    assert BenchFolder(out / "bench").whole

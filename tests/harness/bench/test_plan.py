@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from evals.loads import prompts
-from harness.bench.plan import BenchPlan, make_policy, plan_bench, turns
+from harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec, turns
 from harness.config import make_spec
 from harness.errors import UsageError
 from harness.run import prepare
 
 
 def planned(policy: dict[str, Any] | None = None, graphs: bool | None = None, **flags: Any) -> BenchPlan:
-    spec = make_spec({"candidate": "torch_native", "questions": 1, "greedy_prompts": 0, "servers": "together"} | flags)
-    return plan_bench(prepare(spec), make_policy(policy or {}), graphs)
+    asked = {f"latency_{name}": value for name, value in (policy or {}).items() if name != "seed"}
+    spec = timed_spec(make_spec({"candidate": "torch_native", "servers": "together"} | asked | flags))
+    return plan_bench(prepare(spec), make_policy(spec, (policy or {}).get("seed", 0)), graphs)
 
 
 def test_every_round_plays_every_cell_twice_by_either_role_side_by_side() -> None:
@@ -64,11 +65,10 @@ def test_graphs_are_captured_where_no_kernel_of_the_contract_runs() -> None:
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ({"bound": 0.9}, "--bound"),
-        ({"seconds": 0}, "--seconds"),
-        ({"concurrency": (0,)}, "--concurrency"),
-        ({"concurrency": (2, 2)}, "none twice"),
-        ({"shapes": ("shot",)}, "--shape shot"),
+        ({"bound": 0.9}, "--latency-bound"),
+        ({"seconds": 0}, "--latency-seconds"),
+        ({"concurrency": (0,)}, "--latency-concurrency"),
+        ({"shapes": ("shot",)}, "shot is no shape"),
         ({"shapes": ("5000:8",)}, r"5000 \+ 8"),
     ],
 )

@@ -1,0 +1,60 @@
+"""The latency suite of a run: a bench in the run's folder, on servers of its own.
+
+What is timed must have nothing beside it: no shadow, no tracer, no other server that computes. So it is timed while none of the
+run's own servers is up, and both roles are started anew, without what the layer suite puts into them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+
+from harness.bench.drive import bench
+from harness.bench.evidence import BenchFolder
+from harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec
+from harness.config import RunSpec
+from harness.evidence.folder import RunFolder
+from harness.progress import Watch
+from harness.run import given_flags, prepare, recorded
+
+FOLDER = "bench"
+_FLAGS = (
+    "device", "reference", "candidate", "model", "engine_arg", "latency_shapes", "latency_concurrency", "latency_seconds",
+    "latency_bound",
+)  # fmt: skip
+
+
+def plan_latency(spec: RunSpec) -> BenchPlan | None:
+    """The checked bench of a run; None where the run was not asked for latency.
+
+    Raises:
+        UsageError: see `plan_bench`.
+    """
+    return plan_bench(prepare(timed_spec(spec)), make_policy(spec)) if "latency" in spec.suites else None
+
+
+def bench_folder(folder: RunFolder) -> BenchFolder:
+    """Where a run's bench lies, made or not."""
+    return BenchFolder(folder.path / FOLDER)
+
+
+def time_servers(plan: BenchPlan | None, folder: RunFolder, watch: Watch) -> None:
+    """Time both servers, unless the run has failed or they were timed before; what ends it early is written down, not raised.
+
+    A bench that was cut off is begun anew: its first blocks were played by other servers.
+
+    Args:
+        plan: the bench; None where none was asked for.
+        folder: the run's.
+        watch: is told how far it is.
+
+    Raises:
+        KeyboardInterrupt: after the servers were stopped and the interruption was written down.
+    """
+    timed = bench_folder(folder)
+    if plan is None or folder.progress().failure or timed.whole:
+        return
+    with recorded(folder):
+        shutil.rmtree(timed.path, ignore_errors=True)
+        command = shlex.join(["assay", "bench", *given_flags(plan.run.spec, _FLAGS)])
+        bench(plan, BenchFolder.new(timed.path), watch, command)

@@ -1,0 +1,62 @@
+"""The section "Latency" of the page: what its template is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from reports import charts
+from reports.latency import time_text
+from reports.latency_model import LatencyResult, LatencyRow, LoadRow
+from reports.summary import NOTHING, latency_lines, latency_ratio, worst_ratio
+
+
+@dataclass(frozen=True)
+class RatioView:
+    """A ratio with both roles' times as they are read."""
+
+    row: LatencyRow
+    reference: str
+    candidate: str
+
+
+@dataclass(frozen=True)
+class LoadView:
+    """One shape at one concurrency: its ratios, with their chart."""
+
+    load: LoadRow
+    ratios: tuple[RatioView, ...]
+    chart: Markup
+
+
+@dataclass(frozen=True)
+class LatencyView:
+    """Latency, with everything that the template would otherwise have to compute.
+
+    Attributes:
+        lines: the same in sentences.
+        worst: the ratio that decided, with its interval.
+    """
+
+    result: LatencyResult
+    lines: tuple[str, ...]
+    worst: str
+    loads: tuple[LoadView, ...]
+
+
+def latency_view(latency: LatencyResult) -> LatencyView:
+    """The view of a bench. All charts have one axis, so that loads can be compared by eye."""
+    ends = charts.ratio_ends(latency.rows)
+    loads = []
+    for load in latency.loads:
+        rows = [row for row in latency.rows if (row.shape, row.concurrency) == (load.shape, load.concurrency)]
+        ratios = tuple(RatioView(row, time_text(row, row.reference_s), time_text(row, row.candidate_s)) for row in rows)
+        loads.append(LoadView(load, ratios, Markup(charts.ratio_chart(rows, ends))))
+    worst = worst_ratio(latency)
+    return LatencyView(
+        result=latency,
+        lines=tuple(latency_lines(latency)),
+        worst=NOTHING if worst is None else latency_ratio(worst.ratio, worst.low, worst.high),
+        loads=tuple(loads),
+    )

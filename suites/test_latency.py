@@ -1,0 +1,13 @@
+"""Claims on latency, where it was asked for."""
+
+from __future__ import annotations
+
+from harness.run import Plan
+from reports.model import Report
+from suites import claims
+
+
+def test_the_candidate_is_no_slower(report: Report, plan: Plan) -> None:
+    """Within the policy's bound, in every load, by every metric."""
+    claims.needs(plan, "latency")
+    claims.suite(report, "latency")

@@ -1,0 +1,115 @@
+"""When a run is timed, and when not. The bench itself is replaced: real ones are in test_bench_server.py."""
+
+from __future__ import annotations
+
+import shlex
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.bench import suite
+from harness.bench.evidence import TIMINGS, BenchFolder
+from harness.bench.plan import BenchPlan
+from harness.bench.suite import bench_folder, plan_latency, time_servers
+from harness.config import make_spec
+from harness.errors import EngineError, UsageError
+from harness.evidence.folder import RunFolder
+from harness.evidence.manifest import Failure
+from harness.progress import Watch
+from harness.run import open_folder, prepare
+
+FLAGS: dict[str, Any] = {
+    "candidate": "torch_native", "suites": "mmlu,layers,latency", "questions": 4, "servers": "together",
+    "latency_shapes": "short,long", "latency_seconds": 3.0, "latency_bound": 1.2,
+}  # fmt: skip
+
+
+class Benches:
+    """Stands for `harness.bench.drive.bench`: keeps what it was asked for, and plays as far as it is told to."""
+
+    def __init__(self, dies: bool = False) -> None:
+        self.dies = dies
+        self.plans: list[BenchPlan] = []
+        self.command = ""
+
+    def __call__(self, plan: BenchPlan, folder: BenchFolder, watch: Watch, command: str) -> None:
+        self.plans.append(plan)
+        self.command = command
+        with (folder.path / TIMINGS).open("a") as file:
+            file.write("played\n")
+        if self.dies:
+            raise EngineError("the candidate died")
+        folder.servers.write_counters()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return open_folder(prepare(make_spec(FLAGS)), tmp_path / "run")
+
+
+def timed(folder: RunFolder, benches: Benches, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
+    monkeypatch.setattr(suite, "bench", benches)
+    with Watch(Console(file=StringIO())) as watch:
+        time_servers(plan_latency(make_spec(FLAGS | flags)), folder, watch)
+
+
+def test_what_is_timed_has_nothing_in_the_shadow(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    benches = Benches()
+    timed(folder, benches, monkeypatch)
+    (plan,) = benches.plans
+    assert "layers" not in plan.run.spec.suites
+    assert plan.policy.shapes == ("short", "long")
+    assert (plan.policy.seconds, plan.policy.bound) == (3.0, 1.2)
+    assert len(plan.run.of("greedy")) == 16, "whose answers' lengths are compared"
+    assert shlex.split(benches.command) == [
+        "assay", "bench", "--reference=torch_native", "--candidate=torch_native", "--latency-shapes=short,long",
+        "--latency-seconds=3.0", "--latency-bound=1.2",
+    ]  # fmt: skip
+
+
+def test_a_run_that_is_gone_on_with_is_not_timed_again(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    benches = Benches()
+    timed(folder, benches, monkeypatch)
+    timed(folder, benches, monkeypatch)
+    assert len(benches.plans) == 1
+
+
+def test_a_bench_that_was_cut_off_is_begun_anew(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(folder, Benches(dies=True), monkeypatch)
+    failure = folder.progress().failure
+    assert failure is not None
+    assert (failure.kind, failure.message) == ("engine", "the candidate died")
+    assert not bench_folder(folder).whole
+    folder.update(folder.progress().model_copy(update={"failure": None}))
+    timed(folder, Benches(), monkeypatch)
+    assert bench_folder(folder).whole
+    assert (bench_folder(folder).path / TIMINGS).read_text() == "played\n", "nothing of the first is left"
+    assert folder.progress().failure is None
+
+
+def test_a_run_that_failed_is_not_timed_and_stays_failed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = Failure(kind="engine", message="no memory")
+    folder.update(folder.progress().model_copy(update={"failure": failure}))
+    benches = Benches()
+    timed(folder, benches, monkeypatch)
+    assert benches.plans == []
+    assert folder.progress().failure == failure
+
+
+def test_latency_is_timed_on_request_only(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "latency" not in make_spec({}).suites
+    benches = Benches()
+    timed(folder, benches, monkeypatch, suites="mmlu")
+    assert benches.plans == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [({"latency_shapes": "shot"}, "shot is no shape"), ({"servers": "in-turn"}, "at the same time")],
+)
+def test_wrong_use_is_seen_before_anything_starts(flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        plan_latency(make_spec(FLAGS | flags))
