@@ -1,10 +1,16 @@
-"""Kernels with a known fault, for benchmarks: named as ``faulty:one_layer`` from this folder."""
+"""A kernel with a known fault, for benchmarks: named as ``faulty:one_layer`` from this folder."""
 
 from __future__ import annotations
 
-from harness.attention.faults import fault
+from torch import Tensor
+
+from harness.attention.call import AttentionCall
 from harness.timing import torch_sdpa
 
 LAYER = 13
-one_layer = fault("causal mask top-left", torch_sdpa, layers=[LAYER])
-"""PyTorch's attention, but for a causal mask that is top-left in one layer."""
+
+
+def one_layer(call: AttentionCall) -> Tensor:
+    """PyTorch's attention, a million times too large in one layer: made-up weights hide anything smaller from the text."""
+    out = torch_sdpa(call)
+    return out * 1e6 if call.layer == LAYER else out

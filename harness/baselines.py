@@ -179,7 +179,7 @@ def own_errors(cells: Cells) -> dict[str, float]:
 
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
     """Own errors that a run measured of its candidate; none of its reference, or where nothing was shadowed."""
-    cells = layers.observed(folder, RunSpec(**folder.manifest().spec)) if role == "candidate" else None
+    cells = layers.observed(folder) if role == "candidate" else None
     return own_errors(cells) if cells else {}
 
 

@@ -22,7 +22,7 @@ from harness.attention.sglang_plugin import MODEL_HASH, RECORD, SHADOW, TRACE
 from harness.attention.shadow import PACK_FOLDER
 from harness.config import RunSpec
 from harness.engines.base import Ask, Engine, Reply
-from harness.engines.catalog import claimed_phases, is_url
+from harness.engines.catalog import is_url
 from harness.errors import EvidenceError, UsageError
 from harness.evidence.asking import bring_up_to_date
 from harness.evidence.control import Control, set_control
@@ -99,7 +99,7 @@ def looked(folder: RunFolder, role: Role) -> Looked | None:
     return Looked.model_validate_json(path.read_text()) if path.exists() else None
 
 
-def observed(folder: RunFolder, spec: RunSpec) -> Cells | None:
+def observed(folder: RunFolder) -> Cells | None:
     """What the shadow observed in a run, the roles as they are meant; None where nobody looked.
 
     Raises:
@@ -109,7 +109,8 @@ def observed(folder: RunFolder, spec: RunSpec) -> Cells | None:
         place = folder.server_folder(role)
         if any((place / SHADOW_FOLDER).glob("*.safetensors")):
             cells = read_cells(place)
-            return cells if role == "reference" else turned(cells, claimed_phases(spec.candidate))
+            servers = {server.role: server for server in folder.progress().servers}
+            return cells if role == "reference" else turned(cells, servers["candidate"].claimed_phases)
     return None
 
 

@@ -12,7 +12,7 @@ from harness.compare.conditions import ConditionRow, by_condition, most_telling
 from harness.compare.text import Divergence, compare_text, floor_between
 from harness.config import RunSpec
 from harness.engines.arguments import differences
-from harness.engines.catalog import claimed_phases, is_url
+from harness.engines.catalog import is_url
 from harness.evidence.counters import CallCount
 from harness.evidence.folder import RunFolder
 from harness.evidence.manifest import Manifest, ServerManifest
@@ -83,7 +83,12 @@ def build(folder: RunFolder) -> model.Report:
         headline=judgement.headline,
         reasons=judgement.reasons,
         reference=_server(spec.reference, servers.get("reference"), counts["reference"]),
-        candidate=_server(spec.candidate, servers.get("candidate"), counts["candidate"]),
+        candidate=_server(
+            spec.candidate,
+            servers.get("candidate"),
+            counts["candidate"],
+            instead="in the reference's shadow" if looked.cells else "never ready",
+        ),
         environment=model.Environment(
             device=spec.device,
             hardware=manifest.hardware,
@@ -119,7 +124,10 @@ def _checks(
     asked = [(item.suite, role, item.id) for item in items if item.suite in compared for role in ROLES]
     answered = {(answer.suite, answer.role, answer.item) for answer in answers if answer.repeat == 0}
     layers_there = {layer for role in ROLES for count in counts[role] for layer in count.calls_by_layer}
-    claimed = claimed_phases(spec.candidate)
+    # As the server said, for a report can be made where the kernel cannot be imported.
+    claimed = (
+        servers["candidate"].claimed_phases if "candidate" in servers else cells.legends[0].phases if cells else ()
+    )
     checks = []
     if compared:
         checks += [
@@ -185,9 +193,11 @@ def _accepted(spec: RunSpec, accepted: Comparison) -> model.SuiteResult:
     )
 
 
-def _server(backend: str, server: ServerManifest | None, counts: Sequence[CallCount]) -> model.ServerSummary:
+def _server(
+    backend: str, server: ServerManifest | None, counts: Sequence[CallCount], instead: str = "never ready"
+) -> model.ServerSummary:
     if server is None:
-        return model.ServerSummary(backend=backend, engine="never ready", claimed_phases=(), calls=())
+        return model.ServerSummary(backend=backend, engine=instead, claimed_phases=(), calls=())
     return model.ServerSummary(
         backend=server.backend,
         engine=server.engine,
@@ -211,6 +221,7 @@ def _calls(counts: Sequence[CallCount]) -> tuple[model.CallSummary, ...]:
             delegated_by=delegated_by,
             calls=sum(c.calls for c in group),
             calls_with_cached_prefix=sum(c.calls for c in group if c.cached_prefix),
+            calls_in_graphs=sum(c.calls for c in group if c.captured),
             layers=len({layer for c in group for layer in c.calls_by_layer}),
         )
         for (phase, kernel, backend, delegated_by), group in sorted(groups.items(), reverse=True)

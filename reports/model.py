@@ -45,12 +45,14 @@ class CallSummary(Part):
     )
     calls: int
     calls_with_cached_prefix: int
+    calls_in_graphs: int = Field(0, description="calls inside CUDA graphs, counted at each replay on the device")
     layers: int = Field(description="number of layers in which it was called")
 
     @property
     def sentence(self) -> str:
         """Such as "decode: torch_native 1,020 calls, delegated"."""
-        return f"{self.phase}: {self.kernel} {self.calls:,} calls" + (", delegated" if self.delegated_by else "")
+        text = f"{self.phase}: {self.kernel} {self.calls:,} calls" + (", delegated" if self.delegated_by else "")
+        return text + (f", {self.calls_in_graphs:,} of them in CUDA graphs" if self.calls_in_graphs else "")
 
 
 class ServerSummary(Part):

@@ -176,4 +176,4 @@ def _table(page: _Page, lines: list[SuiteLine]) -> Padding:
 
 def _calls(page: _Page, role: str, server: ServerSummary) -> None:
     calls = "; ".join(one_line(call.sentence, 300) for call in server.calls)
-    page.line(f"{role} {one_line(server.backend)}: {calls or 'none counted: which kernel ran is not known'}", indent=2)
+    page.line(f"{role} {one_line(server.backend)}: {calls or f'none counted ({one_line(server.engine)})'}", indent=2)

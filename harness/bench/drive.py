@@ -9,8 +9,9 @@ from dataclasses import replace
 from evals.loads import prefix, prompts
 from harness.bench.evidence import BenchFolder
 from harness.bench.lengths import ask_lengths
-from harness.bench.plan import BenchPlan, Turn, is_kernel, turns
+from harness.bench.plan import BenchPlan, Turn, turns
 from harness.engines.base import Engine
+from harness.engines.catalog import is_kernel
 from harness.engines.sglang import SGLangServer
 from harness.engines.stream import Streamer, StreamReply
 from harness.evidence.records import ROLES, Role
@@ -28,7 +29,8 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
     engines: dict[Role, Engine] = {role: make_engine(run, folder.servers, role) for role in ROLES}
     for role, engine in engines.items():
         if isinstance(engine, SGLangServer):
-            launch = replace(engine.launch, cpu_core=core_of(run.spec.device), eager=plan.eager)
+            own = is_kernel(run.spec.reference) or is_kernel(run.spec.candidate)
+            launch = replace(engine.launch, cpu_core=core_of(run.spec.device), eager=plan.eager, prefill_graphs=not own)
             if is_kernel(launch.decode_backend):
                 # What a kernel leaves to another backend must be one of SGLang's own: empty is the device's default.
                 launch = replace(launch, decode_backend="")

@@ -11,11 +11,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from evals.loads import CHUNK, Shape, check_fit, shapes_of
-from harness.attention import kernels
 from harness.bench.lengths import PROMPTS
 from harness.compare.latency import Cell
 from harness.config import RunSpec
-from harness.engines.catalog import is_url
+from harness.engines.catalog import claimed_phases, is_kernel
 from harness.errors import UsageError
 from harness.evidence.records import Role
 from harness.run import Plan, together
@@ -108,8 +107,8 @@ def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) 
     Args:
         run: backends, model and engine flags, checked.
         policy: bound and budget.
-        cuda_graphs: whether both servers capture CUDA graphs; None lets them where neither backend is a kernel of the contract,
-            whose calls cannot be captured.
+        cuda_graphs: whether both servers capture CUDA graphs; None lets them where no kernel of the contract computes decode, since
+            its calls cannot be captured.
 
     Raises:
         UsageError: an unknown shape or one that the model cannot take; or servers that cannot run at the same time.
@@ -124,14 +123,9 @@ def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) 
             "both at once: blocks of one are timed between blocks of the other, against drift",
             "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=...",
         )
-    contract = any(is_kernel(backend) for backend in (spec.reference, spec.candidate))
-    eager = contract if cuda_graphs is None else not cuda_graphs
+    own = {phase for one in (spec.reference, spec.candidate) if is_kernel(one) for phase in claimed_phases(one)}
+    eager = "decode" in own if cuda_graphs is None else not cuda_graphs
     return BenchPlan(run, policy, shapes, vocabulary, eager)
-
-
-def is_kernel(backend: str) -> bool:
-    """Whether a backend is a kernel of the contract."""
-    return not is_url(backend) and (kernels.is_path(backend) or backend in kernels.published())
 
 
 def _sizes(model: Path) -> tuple[int, int]:

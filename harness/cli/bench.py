@@ -37,10 +37,11 @@ def bench(
     bound: Annotated[float | None, _flag("latency_bound")] = None,
     seconds: Annotated[float | None, _flag("latency_seconds")] = None,
     seed: Annotated[int, typer.Option(help="Seed of prompts and order.", min=0)] = 0,
+    servers: Annotated[str | None, flag("servers")] = None,
     cuda_graphs: Annotated[
         bool | None,
         typer.Option(
-            help="Let both servers capture CUDA graphs; by default where neither backend is a kernel of the contract.",
+            help="Let both servers capture CUDA graphs; by default where no kernel of the contract computes decode.",
             show_default=False,
         ),
     ] = None,
@@ -70,7 +71,7 @@ def bench(
     flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
     flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None}
     flags |= {"latency_shapes": shapes, "latency_concurrency": concurrency}
-    flags |= {"latency_bound": bound, "latency_seconds": seconds}
+    flags |= {"latency_bound": bound, "latency_seconds": seconds, "servers": servers}
     spec = timed_spec(make_spec(flags, config))
     plan = plan_bench(prepare(spec), make_policy(spec, seed), cuda_graphs)
     path = out or default_folder(spec).with_name(f"{default_folder(spec).name}-bench")

@@ -51,9 +51,7 @@ def test_counted_calls_read_as_a_sentence(examples: ModuleType) -> None:
         "candidate sage_attn: extend: sageattention 1.0.6 (Triton interpreter) 412 calls; "
         "decode: torch_native 1,020 calls, delegated" in text
     )
-    assert "candidate sage_attn: none counted: which kernel ran is not known" in _printed(
-        examples.error(), terminal=False
-    )
+    assert "candidate sage_attn: none counted (" in _printed(examples.error(), terminal=False)
 
 
 def test_plain_lines_have_no_colour_and_are_not_wrapped(any_report: Report) -> None:
