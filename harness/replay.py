@@ -17,7 +17,9 @@ from harness.evidence.pack import PackedCall, read_pack
 from harness.evidence.records import Record
 from harness.localize.diagnose import diagnose
 from harness.localize.examine import Examination, Observation, look, observe, run_again
+from harness.localize.guard import Guard
 from harness.localize.naming import name_cause, smallest_of_each
+from harness.localize.smallest import smallest_call
 from harness.verdict import Finding
 
 
@@ -43,6 +45,8 @@ class Replay(Record):
         not_looked_for: sentences.
         named_s: seconds until the first findings; None if there are none.
         seconds: time that examining and diagnosing took.
+        smallest: the smallest failing call that was found, in words; empty if none fails, or where the kernel was not run.
+        test: a pytest file that shows it; empty where there is none.
     """
 
     candidate: str
@@ -55,6 +59,8 @@ class Replay(Record):
     not_looked_for: tuple[str, ...] = ()
     named_s: float | None = None
     seconds: float
+    smallest: str = ""
+    test: str = ""
 
 
 def replay(
@@ -79,7 +85,7 @@ def replay(
         raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
     calls = [_here(one.call) for one in choose(recorded)]
     naming = name_cause(kernel, calls, reproduce, told=told)
-    return _result(
+    made = _result(
         candidate,
         naming.examination,
         len(recorded),
@@ -88,6 +94,9 @@ def replay(
         naming.named_s,
         naming.not_looked_for,
     )
+    guard = Guard(kernel, kernels.declaration(kernel))
+    smallest, test = smallest_call(guard, naming.examination, naming.findings, candidate)
+    return made.model_copy(update={"smallest": smallest, "test": test})
 
 
 def examine_recorded(pack: Path, candidate: str, reproduce: str, served: bool = False) -> Replay:

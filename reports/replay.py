@@ -35,6 +35,11 @@ def render_replay(replay: Replay, console: Console) -> ExitCode:
         say(f"  $ {finding.reproduce}")
     for sentence in replay.not_looked_for:
         say(f"{sentence[0].upper()}{sentence[1:]}.")
+    if replay.smallest:
+        say(f"Smallest failing call: {replay.smallest}")
+    if replay.test:
+        say("As a test:")
+        say(replay.test)
     if not replay.findings:
         say("No finding: every own error is within its bound.")
     if any(finding.severity != "info" for finding in replay.findings):

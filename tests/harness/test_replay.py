@@ -15,7 +15,7 @@ from harness.attention.trial import call_of
 from harness.errors import UsageError
 from harness.evidence.pack import Seen, Source, read_pack
 from harness.evidence.pack_writer import PackWriter
-from harness.replay import choose, examine_recorded, name_recorded
+from harness.replay import choose, examine_recorded, name_recorded, replay
 
 
 def sdpa(call: AttentionCall) -> torch.Tensor:
@@ -110,6 +110,21 @@ def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(
     result = examine_recorded(recorded, "moody:forward", "again")
     assert "nondeterminism" in {f.kind for f in result.findings}
     assert result.not_looked_for == ("nondeterminism, state and writing to inputs were looked for on 2 calls",)
+
+
+def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "top_left.py").write_text(
+        "from harness.attention.faults import fault\n\nforward = fault('causal mask top-left', layers=[1], heads=[0])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = replay(pack(tmp_path / "pack", KERNEL), "top_left:forward", "again")
+    assert result.findings[0].kind == "causal mask top-left"
+    assert result.smallest.startswith("layer 1 extend, new+prefix ")
+    assert "def test_" in result.test
+    compile(result.test, "test_it.py", "exec")
+    assert not replay(tmp_path / "pack", "harness.timing:torch_sdpa", "again").test
 
 
 def test_a_pack_without_the_candidates_outputs_is_wrong_use(tmp_path: Path) -> None:
