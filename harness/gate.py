@@ -32,6 +32,7 @@ NOT_CHECKED = (
     ),
 )
 LAYERS = "a tensor of every layer was compared"
+ANSWERS = "the answers are as right as the reference's"
 BASELINE = "Accepted baseline"
 """Title of the suite that holds a candidate against what was accepted of it."""
 
@@ -83,6 +84,14 @@ def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
     found = "nothing was scored" if "layers" in suites else alone
     settles = "--suites with logits and layers and some greedy prompts, on servers that assay starts"
     return [Check(name="the logits were compared", status="not checked", found=found, settles=settles)]
+
+
+def check_answers(suites: Sequence[str]) -> list[Check]:
+    """A line that says so, where nobody was asked for answers: what is inside may be sound, and the answers are another matter."""
+    if "mmlu" in suites:
+        return []
+    found, settles = "the suite mmlu was not asked for", "assay run, or --suites with mmlu"
+    return [Check(name=ANSWERS, status="not checked", found=found, settles=settles)]
 
 
 def check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
@@ -275,9 +284,12 @@ def judge(
             f"Not proven: nothing can be said of {candidate} yet.",
             (*reasons, *more),
         )
+    unasked = any(check.name == ANSWERS for check in checks)
     return Judgement(
         "pass",
         ExitCode.PASS,
-        f"{candidate} is no worse than the reference, within the stated margins.",
+        f"{candidate} holds in what was asked; whether its answers are as right was not asked."
+        if unasked
+        else f"{candidate} is no worse than the reference, within the stated margins.",
         tuple(f"{suite.title}: {suite.why}" for suite in suites),
     )

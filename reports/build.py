@@ -65,7 +65,7 @@ def build(folder: RunFolder) -> model.Report:
     )
     checks = _checks(folder, spec, items, answers, questions.pairs, servers, counts, argument_differences, looked.cells)
     scored = looked.result is not None and bool(looked.result.logits)
-    checks += gate.check_logits(spec.suites, scored)
+    checks += [*gate.check_logits(spec.suites, scored), *gate.check_answers(spec.suites)]
     ran = [*(suite.name for suite in suites), *(["logits"] if scored else [])]
     checks += [
         *latency.checks,

@@ -38,7 +38,7 @@ class Mark(NamedTuple):
 
 
 VERDICTS: dict[Verdict, Mark] = {
-    "pass": Mark("✓", "Pass", "The candidate is shown to be no worse than the reference, within the stated margin."),
+    "pass": Mark("✓", "Pass", "What was asked is shown to hold, within the stated margins."),
     "regression": Mark("✕", "Regression", "The candidate is worse than the reference."),
     "inconclusive": Mark("?", "Inconclusive", "Not shown either way. This is not a pass."),
     "error": Mark("!", "Error", "The run did not get as far as a verdict. This says nothing about accuracy."),

@@ -135,3 +135,11 @@ def test_worse_than_what_was_accepted_is_not_worse_than_the_reference() -> None:
     other = gate.SuiteVerdict("S", "regression", "it lost")
     assert gate.judge("mine", [PASS, baseline], [OK], None).headline.endswith("worse than what was accepted of it.")
     assert gate.judge("mine", [other, baseline], [OK], None).headline.endswith("worse than the reference.")
+
+
+def test_a_pass_does_not_speak_of_answers_that_nobody_asked_for() -> None:
+    assert gate.check_answers(["mmlu", "layers"]) == []
+    checks = [OK, *gate.check_answers(["layers"])]
+    judged = gate.judge("mine", [PASS], checks, None)
+    assert (judged.verdict, "no worse" in judged.headline, "not asked" in judged.headline) == ("pass", False, True)
+    assert "no worse" in gate.judge("mine", [PASS], [OK], None).headline
