@@ -23,6 +23,9 @@ from rich.table import Table
 
 CONSOLE = Console(width=200)
 DUMMY = "--engine-arg=--load-format=dummy"
+COMPILED = ["--engine-arg=--enable-torch-compile", "--engine-arg=--cuda-graph-max-bs=4"]
+SAGE = ["--candidate", "sage_attn", "--servers", "together"]
+OFFLINE = ["--shapes", "offline", "--concurrency", "1", "--seconds", "100"]
 Step = tuple[list[str], int, str, Callable[[dict[str, Any]], str]]
 """Arguments of assay, the exit code that is expected, the file that holds the result, and what of it is shown."""
 
@@ -36,8 +39,14 @@ def of_run(report: dict[str, Any]) -> str:
         )
     parts += [f"logits {row['condition']} KL {row['mean_kl']:.1e}" for row in report["layers"]["logits"]]
     parts += [f"{finding['where']}: {finding['diagnosis']}" for finding in report["findings"][:1]]
-    calls = [f"{c['phase']} {c['kernel']} {c['calls']:,}" for c in report["candidate"]["calls"]]
-    return "; ".join(parts + calls)
+    return "; ".join(parts + calls_of(report["candidate"]["calls"]))
+
+
+def calls_of(counts: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{c['phase']} {c['kernel']} {c['calls']:,} ({c['calls_in_graphs']:,} in graphs, {c['calls_compiled']:,} compiled)"
+        for c in counts
+    ]
 
 
 def of_bisect(result: dict[str, Any]) -> str:
@@ -47,9 +56,11 @@ def of_bisect(result: dict[str, Any]) -> str:
 
 def of_bench(result: dict[str, Any]) -> str:
     rows = [
-        f"{r['shape']} x {r['concurrency']} {r['metric']} {r['ratio']:.3f}" for r in result["rows"] if r.get("ratio")
+        f"{row['shape']} x {row['concurrency']} {row['metric']} {row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        for row in result["rows"]
     ]
-    return f"{result['verdict']}; " + "; ".join(rows)
+    checks = [f"{check['name']}: {check['status']}" for check in result["checks"] if check["status"] != "ok"]
+    return f"{result['verdict']}; " + "; ".join(rows + calls_of(result["candidate_calls"]) + checks)
 
 
 def steps(folder: Path, model: str) -> dict[str, Step]:
@@ -60,11 +71,14 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
     return {
         "accuracy": (["run", *cuda, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "accuracy-as-shipped": (["run", *cuda, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
+        "accuracy-compiled": (["run", *cuda, "--candidate", "sage_attn", *COMPILED], 0, "report.json", of_run),
         "layers": (["diff", *large, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "layers-as-shipped": (["diff", *large, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
         "bisect": (["bisect", "layers", *large, "--candidate", "faulty:one_layer"], 1, "bisect.json", of_bisect),
         "kernel": (["bench", "kernel", pack, "--candidate", "sage_attn"], 1, "", lambda _: "see above"),  # slower on calls so small
-        "latency": (["bench", *large, "--candidate", "sage_attn", "--servers", "together"], 0, "bench.json", of_bench),
+        "latency": (["bench", *large, *SAGE], 1, "bench.json", of_bench),  # time to first token
+        "offline": (["bench", *large, *SAGE, *OFFLINE], 1, "bench.json", of_bench),
+        "offline-compiled": (["bench", *large, *SAGE, *OFFLINE, *COMPILED], 1, "bench.json", of_bench),
     }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """What the latency gate calls a regression, and what it misses, on one running pair of servers that run the same kernel:
-``python benchmarks/latency_gate.py --runs 50`` and ``python benchmarks/latency_gate.py --sleep 0.05``.
+``python benchmarks/latency_gate.py --runs 50`` and ``python benchmarks/latency_gate.py --sleep 0.05 --repeats 5``.
 
 The pair is started once, and timed again and again. In the candidate the kernel waits for a share of the decode step's time in the
 last layer of each pass, busily, since a real sleep is too coarse: a fault that hurts nothing but latency.
@@ -12,10 +12,12 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from harness.bench.drive import make_engines, measure
 from harness.bench.evidence import BenchFolder
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--run-seconds", type=float, default=5.0, help="seconds of each of them")
     parser.add_argument("--sleep", type=float, action="append", default=[], help="wait, as a share of the decode step")
     parser.add_argument("--seconds", type=float, default=120.0, help="seconds of a measurement with a wait")
+    parser.add_argument("--repeats", type=int, default=1, help="measurements with each wait")
     args = parser.parse_args()
     args.shape = args.shape or ["short"]
     with tempfile.TemporaryDirectory(prefix="assay-latency-gate-") as made:
@@ -102,22 +105,31 @@ def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Pa
             )
         step = first.cells[0].reference.seconds["itl"]
         console.print(f"decode step {1e3 * step:.3f} ms")
-        verdicts: list[str] = []
+        same: list[dict[float, str]] = []
         for number in range(args.runs):
             out = timed(plan(args.run_seconds, number + 1), f"same-{number}")
-            verdicts.append(line(console, f"same {number}", out))
-        for share in args.sleep:
-            wait[0] = share * step
-            out = timed(plan(args.seconds, int(1e4 * share)), f"wait-{share}")
-            line(console, f"wait {100 * share:g} % of the step", out)
-            wait[0] = 0.0
+            same.append(line(console, f"same {number}", out))
+        caught: dict[float, Counter[float]] = {share: Counter() for share in args.sleep}
+        for number in range(args.repeats):
+            for share in args.sleep:
+                wait[0] = share * step
+                out = timed(plan(args.seconds, int(1e4 * share) + number), f"wait-{share}-{number}")
+                said = line(console, f"wait {100 * share:g} % of the step", out)
+                caught[share].update(bound for bound, verdict in said.items() if verdict == "regression")
+                wait[0] = 0.0
         if args.runs:
-            alarms = sum(verdict == "regression" for verdict in verdicts)
-            console.print(f"{args.runs} runs of the same kernel twice: {alarms} false alarms at the bound of 1.10")
+            alarms = Counter(bound for said in same for bound, verdict in said.items() if verdict == "regression")
+            told = ", ".join(f"{alarms[bound]} at {bound:g}" for bound in BOUNDS)
+            console.print(f"{args.runs} runs of the same kernel twice; false alarms: {told}", highlight=False)
+        if args.sleep:
+            table = Table("wait", *(f"bound {bound:g}" for bound in BOUNDS), title=f"caught in {args.repeats} runs")
+            for share, counts in caught.items():
+                table.add_row(f"{100 * share:g} %", *(str(counts[bound]) for bound in BOUNDS))
+            console.print(table)
 
 
-def line(console: Console, what: str, out: BenchFolder) -> str:
-    """Print what a measurement came to by each bound, and return what the ratios say by the default one."""
+def line(console: Console, what: str, out: BenchFolder) -> dict[float, str]:
+    """Print what a measurement came to, and return what the ratios say by each bound."""
     said = {bound: judge_bench(out, bound) for bound in BOUNDS}
     result = said[1.10]
     values = {
@@ -132,7 +144,7 @@ def line(console: Console, what: str, out: BenchFolder) -> str:
     console.print(
         f"{what}: {result.rounds - result.warm_up} rounds; {middle}; {found}", highlight=False, soft_wrap=True
     )
-    return ratios(result).split()[0]
+    return {bound: ratios(one).split()[0] for bound, one in said.items()}
 
 
 def ratios(result: BenchResult) -> str:

@@ -80,7 +80,9 @@ class RunSpec(BaseModel):
         min_length=1,
         description="requests in flight while timing, separated by commas; each is a load of its own",
     )
-    latency_seconds: float = Field(120.0, gt=0, description="seconds of timing, warm-up included")
+    latency_seconds: float = Field(
+        120.0, gt=0, description="seconds of timing, warm-up included; at least 7 rounds are played"
+    )
     latency_bound: float = Field(
         1.10, ge=1, description="largest ratio of times, candidate over reference, that still passes"
     )

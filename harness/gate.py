@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.errors import ExitCode
-from harness.evidence.counters import CallCount
+from harness.evidence.counters import CallCount, total_calls
 from harness.evidence.manifest import Failure, ServerManifest
 from harness.evidence.records import Answer, Role
 from harness.evidence.shadow_cells import PREFIXES, Cells
@@ -158,6 +158,36 @@ def _check_phase(
         )
         return Check(name=name, status="failed", found=found, settles="a run in which it computes every layer")
     return Check(name=name, status="ok", found=f"{own[0].kernel} {calls:,} calls in {len(layers)} layers")
+
+
+def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
+    """Whether decode ran as compiled code wherever a server was started with ``--enable-torch-compile``.
+
+    SGLang compiles only what it captures into CUDA graphs, and without them ignores the flag in silence.
+
+    Args:
+        servers: by role.
+        counts: the calls counted in each of them.
+    """
+    asked = [role for role, server in servers.items() if server.arguments.get("enable_torch_compile")]
+    if not asked:
+        return []
+    told, met = [], True
+    for role in asked:
+        decode = [count for count in counts[role] if count.phase == "decode"]
+        compiled = total_calls(count for count in decode if count.compiled)
+        told.append(f"{compiled:,} of {total_calls(decode):,} decode calls of the {role}")
+        met = met and compiled > 0
+    return [
+        Check(
+            name="decode was compiled, as --enable-torch-compile asks",
+            status="ok" if met else "missing",
+            found=", ".join(told),
+            settles=""
+            if met
+            else "a run with CUDA graphs, which no kernel of the contract that computes decode allows",
+        )
+    ]
 
 
 def check_same_servers(

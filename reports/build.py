@@ -23,6 +23,7 @@ from harness.verdict import Check, Finding
 from reports import model
 from reports.build_latency import servers_of, timed
 from reports.build_layers import inside
+from reports.calls import call_summaries
 
 
 def build(folder: RunFolder) -> model.Report:
@@ -132,6 +133,7 @@ def _checks(
     if compared:
         checks += [
             *gate.check_kernel_ran(servers.get("candidate"), counts["candidate"], counts["reference"]),
+            *gate.check_compiled(servers, counts),
             gate.check_same_servers(
                 servers, argument_differences, started, stored="reference" not in measured_roles(folder)
             ),
@@ -202,29 +204,9 @@ def _server(
         backend=server.backend,
         engine=server.engine,
         claimed_phases=server.claimed_phases,
-        calls=_calls(counts),
+        calls=call_summaries(counts),
         startup_s=server.startup_s,
         launch_command=server.launch_command,
-    )
-
-
-def _calls(counts: Sequence[CallCount]) -> tuple[model.CallSummary, ...]:
-    """Counts by phase and kernel, those with and without a cached prefix added up."""
-    groups: dict[tuple[str, str, str, str], list[CallCount]] = {}
-    for count in counts:
-        groups.setdefault((count.phase, count.kernel, count.backend, count.delegated_by), []).append(count)
-    return tuple(
-        model.CallSummary(
-            phase=phase,
-            kernel=kernel,
-            backend=backend,
-            delegated_by=delegated_by,
-            calls=sum(c.calls for c in group),
-            calls_with_cached_prefix=sum(c.calls for c in group if c.cached_prefix),
-            calls_in_graphs=sum(c.calls for c in group if c.captured),
-            layers=len({layer for c in group for layer in c.calls_by_layer}),
-        )
-        for (phase, kernel, backend, delegated_by), group in sorted(groups.items(), reverse=True)
     )
 
 

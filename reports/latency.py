@@ -15,6 +15,7 @@ from harness.bench.judge import BenchResult, CellResult
 from harness.compare.latency import METRICS
 from harness.config import RunSpec
 from harness.errors import EvidenceError
+from reports.calls import call_summaries
 from reports.latency_model import LatencyResult, LatencyRow, LengthRow, LoadRow
 from reports.text import one_line
 
@@ -60,6 +61,8 @@ def build_latency(result: BenchResult) -> LatencyResult:
         )
         if lengths
         else None,
+        reference_calls=call_summaries(result.calls["reference"]),
+        candidate_calls=call_summaries(result.calls["candidate"]),
         checks=result.checks,
         findings=result.findings,
         reproduce=manifest.command,
@@ -146,6 +149,9 @@ def render_latency(result: LatencyResult, console: Console) -> None:
         f"{result.rounds} rounds played, the first {result.warm_up_rounds} left out as warm-up; "
         f"{'no CUDA graphs' if result.eager else 'CUDA graphs as the engine has them'}."
     )
+    for role, calls in (("reference", result.reference_calls), ("candidate", result.candidate_calls)):
+        if calls:
+            say(f"{role}: {'; '.join(call.sentence for call in calls)}")
     say(f"{result.verdict.upper()} (exit code {result.exit_code}): {result.headline}")
     for reason in result.reasons if result.verdict != "pass" else ():
         say(f"- {reason}", 2)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from harness.verdict import Check, Finding, Part, Verdict
+from reports.calls import CallSummary
 
 SCHEMA: Literal["assay.bench/1"] = "assay.bench/1"
 
@@ -96,6 +97,8 @@ class LatencyResult(Part):
     loads: tuple[LoadRow, ...]
     rows: tuple[LatencyRow, ...]
     lengths: LengthRow | None
+    reference_calls: tuple[CallSummary, ...] = Field((), description="attention calls counted in the server")
+    candidate_calls: tuple[CallSummary, ...] = ()
     checks: tuple[Check, ...]
     findings: tuple[Finding, ...]
     reproduce: str

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from harness.verdict import Check, CheckStatus, Finding, Part, Severity, Verdict
+from reports.calls import CallSummary
 from reports.latency_model import LatencyResult
 
 __all__ = ["Check", "CheckStatus", "Finding", "Part", "Severity", "Verdict"]
@@ -32,27 +33,6 @@ def excess(error: OwnError, bound: float | None) -> float:
     if error is None:
         return -1.0
     return math.inf if error == NOT_FINITE else error / (bound or 1.0)
-
-
-class CallSummary(Part):
-    """Attention calls that were counted in a server, by kernel and phase."""
-
-    phase: str
-    kernel: str
-    backend: str
-    delegated_by: str = Field(
-        "", description="the backend that handed these calls on; empty if it was called by the engine"
-    )
-    calls: int
-    calls_with_cached_prefix: int
-    calls_in_graphs: int = Field(0, description="calls inside CUDA graphs, counted at each replay on the device")
-    layers: int = Field(description="number of layers in which it was called")
-
-    @property
-    def sentence(self) -> str:
-        """Such as "decode: torch_native 1,020 calls, delegated"."""
-        text = f"{self.phase}: {self.kernel} {self.calls:,} calls" + (", delegated" if self.delegated_by else "")
-        return text + (f", {self.calls_in_graphs:,} of them in CUDA graphs" if self.calls_in_graphs else "")
 
 
 class ServerSummary(Part):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.attention.call import KernelRefused
 from harness.attention.candidates import make_candidate
+from harness.attention.graph_counts import capturing
 from harness.attention.paging import Pages
 from harness.attention.passes import Pass, Phase, Situation, pass_of
 from harness.attention.shadow import PACK_FOLDER, Shadow
@@ -53,11 +54,13 @@ class Attachment:
         def attached(phase: Phase, forward: Any) -> Any:
             def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
                 out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
+                if torch.compiler.is_compiling():
+                    return out  # compiled code is captured, and what is captured is not looked into
                 if self._batch is not forward_batch:
                     self._begin(forward_batch)
                 self._highest = max(self._highest, layer.layer_id)
                 # Batches of no request are SGLang's own: warm-up and capture of CUDA graphs.
-                if self._off or not isinstance(out, Tensor) or not getattr(forward_batch, "rids", None) or _capturing():
+                if self._off or not isinstance(out, Tensor) or not getattr(forward_batch, "rids", None) or capturing():
                     return out
                 return self._use(phase, (q, k, v), layer, forward_batch, kwargs, out, name)
 
@@ -115,10 +118,6 @@ class Attachment:
         if self._setting.control.watch:
             self._shadow.end_pass()
         self._tracer.write()
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @cache

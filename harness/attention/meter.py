@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.attention.graph_counts import GraphCounts, capturing
+import torch
+
+from harness.attention.graph_counts import GraphCounts, capturing, compilable, count_call
 from harness.evidence.counters import CounterFile, CounterRow
 
 ADMISSIONS = "admissions.jsonl"
@@ -53,21 +55,32 @@ def _admissions(folder: Path) -> Admissions:
     return Admissions(folder)
 
 
-def meter(backend: Any, name: str, folder: Path) -> Any:
+def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
     """Count every attention call of an SGLang backend object from now on, and return it.
 
     The kernel's title and the phases that are delegated are read from `backend.assay_titles` (set by ``serve_kernel``); a backend
     of SGLang's own is its own kernel.
+
+    Args:
+        backend: the object.
+        name: what the engine calls it.
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        device: that it computes on, as torch calls it.
     """
     counters, graphs, admissions = _counters(folder), _graph_counts(folder), _admissions(folder)
     titles: dict[str, str] = getattr(backend, "assay_titles", {"extend": name, "decode": name})
     delegates: dict[str, str] = getattr(backend, "assay_delegates", {})
 
-    def counted(phase: str, forward: Any) -> Any:
-        rows: dict[tuple[bool, bool], int] = {}
+    tally = torch.zeros(1, dtype=torch.int64, device=device)
+    if tally.is_cuda:
+        graphs.prepare(tally.device)
 
-        def row(cached: bool, captured: bool) -> int:
-            if (cached, captured) not in rows:
+    def counted(phase: str, forward: Any) -> Any:
+        rows: dict[tuple[bool, bool, bool], int] = {}
+
+        def row(cached: bool, captured: bool, compiled: bool) -> int:
+            key = cached, captured, compiled
+            if key not in rows:
                 to = delegates.get(phase, "")
                 kind = CounterRow(
                     backend=to or name,
@@ -76,20 +89,27 @@ def meter(backend: Any, name: str, folder: Path) -> Any:
                     cached_prefix=cached,
                     delegated_by=name if to else "",
                     captured=captured,
+                    compiled=compiled,
                 )
-                rows[cached, captured] = counters.row(kind)
-            return rows[cached, captured]
+                rows[key] = counters.row(kind)
+            return rows[key]
+
+        def count(layer: int, cached: bool, compiled: bool) -> None:
+            if capturing():
+                graphs.capture(row(phase == "decode", True, compiled), layer)
+            else:
+                counters.add(row(cached, False, compiled), layer)
+
+        index = compilable(lambda layer: count(layer, phase == "decode", True))
 
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
-            if capturing():
-                graphs.capture(row(phase == "decode", True), layer.layer_id, forward_batch)
+            if torch.compiler.is_compiling():
+                count_call(tally, index, layer.layer_id)
                 return out
-            if getattr(q, "is_cuda", False):
-                graphs.prepare(q.device)
             cached = phase == "decode" or any(forward_batch.extend_prefix_lens_cpu or ())
-            counters.add(row(cached, False), layer.layer_id)
-            if phase == "extend":
+            count(layer.layer_id, cached, False)
+            if phase == "extend" and not capturing():
                 admissions.note(layer.layer_id, forward_batch)
             return out
 

@@ -73,7 +73,7 @@ def _meter_all(backends: dict[str, Any], folder: Path) -> None:
         def build(runner: Any) -> Any:
             from harness.attention.meter import meter
 
-            return meter(create(runner), name, folder)
+            return meter(create(runner), name, folder, str(runner.device))
 
         build.__dict__["assay_unmetered"] = create
         return build

@@ -9,7 +9,7 @@ from dataclasses import replace
 from evals.loads import prefix, prompts
 from harness.bench.evidence import BenchFolder
 from harness.bench.lengths import ask_lengths
-from harness.bench.plan import BenchPlan, Turn, turns
+from harness.bench.plan import FEWEST_ROUNDS, BenchPlan, Turn, turns
 from harness.engines.base import Engine
 from harness.engines.catalog import is_kernel
 from harness.engines.sglang import SGLangServer
@@ -70,7 +70,7 @@ def measure(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder
 
 
 def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, watch: Watch) -> None:
-    """Play blocks until the seconds are used up; the four of a cell are not parted.
+    """Play blocks until the seconds are used up and `FEWEST_ROUNDS` are whole; the four of a cell are not parted.
 
     Raises:
         EngineError: a server failed, or answers have another length than was asked for.
@@ -79,14 +79,15 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, w
     streamers = {role: Streamer(engine, plan.run.spec.request_timeout) for role, engine in engines.items()}
     begun, played, rounds = time.monotonic(), 0, 0
     for together in turns(plan):
-        if time.monotonic() - begun >= plan.policy.seconds:
+        if together[0].round >= FEWEST_ROUNDS and time.monotonic() - begun >= plan.policy.seconds:
             break
         for turn in together:
             folder.append(_play(turn, engines[turn.role], streamers[turn.role], plan.vocabulary, played))
             played += 1
         if together[0].round > rounds:
             rounds = together[0].round
-            left = max(0.0, plan.policy.seconds - (time.monotonic() - begun))
+            taken = time.monotonic() - begun
+            left = max(plan.policy.seconds - taken, (FEWEST_ROUNDS / rounds - 1) * taken)
             watch.say(f"{rounds} rounds of {len(plan.cells)} loads played, {left:.0f} s left.")
 
 

@@ -14,8 +14,8 @@ from harness.compare.latency import METRICS, Block, Cell, Metric, SideBySide, bl
 from harness.engines.arguments import differences
 from harness.errors import EvidenceError
 from harness.evidence.counters import CallCount
-from harness.evidence.records import Role
-from harness.gate import Judgement, SuiteVerdict, check_kernel_ran, check_same_servers, judge
+from harness.evidence.records import ROLES, Role
+from harness.gate import Judgement, SuiteVerdict, check_compiled, check_kernel_ran, check_same_servers, judge
 from harness.stats.decision import Verdict
 from harness.stats.ratio import RatioDecision, decide_ratios, warm_up
 from harness.verdict import Check, Finding
@@ -91,6 +91,7 @@ class BenchResult:
         warm_up: rounds at the start that were left out.
         seconds: from the first request to the end of the last.
         lengths: of free answers; None where none were asked for.
+        calls: attention calls counted in each server.
         checks: conditions of a pass.
         findings: what is wrong.
     """
@@ -103,6 +104,7 @@ class BenchResult:
     warm_up: int
     seconds: float
     lengths: Lengths | None
+    calls: dict[Role, list[CallCount]]
     checks: tuple[Check, ...]
     findings: tuple[Finding, ...]
 
@@ -132,8 +134,9 @@ def judge_bench(folder: BenchFolder, bound: float | None = None) -> BenchResult:
     measured = {cell: [one for one in found if one.round >= first] for cell, found in played.items()}
     cells = _cells(measured, shapes_in(manifest), policy)
     lengths = compare_lengths(folder.lengths(), policy.alpha) if folder.lengths() else None
+    calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     checks = (
-        *_server_checks(manifest, folder.counters("reference"), folder.counters("candidate")),
+        *_server_checks(manifest, calls),
         *_load_checks(manifest, cells),
         *([_check_lengths(lengths)] if lengths else []),
     )
@@ -149,6 +152,7 @@ def judge_bench(folder: BenchFolder, bound: float | None = None) -> BenchResult:
         warm_up=first,
         seconds=sum(block.seconds for block in blocks),
         lengths=lengths,
+        calls=calls,
         checks=checks,
         findings=tuple(_findings(manifest, cells, lengths)),
     )
@@ -204,17 +208,16 @@ def _side(blocks: Sequence[Block]) -> Side:
     )
 
 
-def _server_checks(
-    manifest: BenchManifest, reference: Sequence[CallCount], candidate: Sequence[CallCount]
-) -> list[Check]:
+def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
     servers = {server.role: server for server in manifest.servers}
     started = all(server.launch_command for server in manifest.servers)
     found: dict[str, tuple[str, str]] = {}
     if len(servers) == 2:
         found = differences(servers["reference"].arguments, servers["candidate"].arguments)
-    checks = [*check_kernel_ran(servers.get("candidate"), candidate, reference)]
+    checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
+    checks += check_compiled(servers, calls)
     checks.append(check_same_servers(servers, found, started))
-    interpreted = sorted({count.kernel for count in [*reference, *candidate] if "interpreter" in count.kernel})
+    interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if "interpreter" in count.kernel})
     if interpreted:
         checks.append(
             Check(

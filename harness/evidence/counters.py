@@ -30,6 +30,7 @@ class CounterRow(Record):
         delegated_by: the backend that handed the call on, empty if the engine called this one itself.
         captured: whether the calls were inside a CUDA graph and counted at each replay of it, on the device. What a graph's calls
             had cached is not known there: `cached_prefix` is True in decode and False in extend.
+        compiled: whether the calls were made by code of ``torch.compile``; the same holds for `cached_prefix`.
     """
 
     backend: str
@@ -38,6 +39,7 @@ class CounterRow(Record):
     cached_prefix: bool
     delegated_by: str = ""
     captured: bool = False
+    compiled: bool = False
 
 
 class CallCount(CounterRow):

@@ -5,7 +5,7 @@ import pytest
 from harness import gate
 from harness.evidence.counters import CallCount
 from harness.evidence.manifest import Failure, ServerManifest
-from harness.evidence.records import Answer
+from harness.evidence.records import ROLES, Answer, Role
 from harness.verdict import Check, Verdict
 
 
@@ -79,6 +79,34 @@ def test_same_servers() -> None:
     assert (differing.status, differing.found) == ("failed", "dtype: float32 against bfloat16")
     assert gate.check_same_servers(pair, {}, started=False).status == "missing"  # type: ignore[arg-type]
     assert gate.check_same_servers({}, {}, started=True).status == "missing"
+
+
+def decode_calls(calls: int, compiled: bool) -> CallCount:
+    return CallCount(
+        backend="triton",
+        kernel="triton",
+        phase="decode",
+        cached_prefix=True,
+        compiled=compiled,
+        calls_by_layer={0: calls},
+    )
+
+
+def test_compiled_only_where_it_was_asked_for() -> None:
+    counts: dict[Role, list[CallCount]] = {role: [decode_calls(9, False)] for role in ROLES}
+    plain = {role: server("triton", role=role) for role in ROLES}
+    assert gate.check_compiled(plain, counts) == []
+    asked = {role: one.model_copy(update={"arguments": {"enable_torch_compile": True}}) for role, one in plain.items()}
+    (check,) = gate.check_compiled(asked, counts)
+    assert check.status == "missing"
+    counts["reference"].append(decode_calls(1, True))
+    (check,) = gate.check_compiled(asked, counts)
+    assert check.status == "missing", "the candidate's were not compiled"
+    counts["candidate"].append(decode_calls(91, True))
+    (check,) = gate.check_compiled(asked, counts)
+    assert (check.status, check.found) == (
+        "ok", "1 of 10 decode calls of the reference, 91 of 100 decode calls of the candidate",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

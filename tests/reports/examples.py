@@ -12,9 +12,9 @@ from pathlib import Path
 
 from evals.questions import GROUPS, Question
 from evals.synthetic import NAMES, THINGS, questions, worked_answer
+from reports.calls import CallSummary
 from reports.latency_model import LatencyResult, LatencyRow, LengthRow, LoadRow
 from reports.model import (
-    CallSummary,
     Check,
     ConditionRow,
     DepthRow,

@@ -34,7 +34,7 @@ def batch(rids: list[str], new: list[int], prefix: list[int]) -> Any:
 
 
 def test_calls_are_counted_by_phase_prefix_and_layer(tmp_path: Path) -> None:
-    backend = meter(Backend(), "mine", tmp_path)
+    backend = meter(Backend(), "mine", tmp_path, "cpu")
     cold, warm = batch(["a"], [5], [0]), batch(["b", "c"], [2, 3], [0, 7])
     for index in range(3):
         assert backend.forward_extend("q", 0, 0, layer(index), cold, save_kv_cache=False) == "extend q False"
@@ -57,7 +57,7 @@ def test_a_delegated_phase_is_counted_as_the_delegates(tmp_path: Path) -> None:
     inner = Backend()
     inner.assay_titles = {"extend": "my kernel 1.0", "decode": "torch_native"}  # type: ignore[attr-defined]
     inner.assay_delegates = {"decode": "torch_native"}  # type: ignore[attr-defined]
-    backend = meter(inner, "mine", tmp_path)
+    backend = meter(inner, "mine", tmp_path, "cpu")
     backend.forward_extend("q", 0, 0, layer(0), batch(["a"], [5], [0]))
     backend.forward_decode("q", 0, 0, layer(0), batch([], [], []))
     found = {(c.phase, c.backend, c.kernel, c.delegated_by) for c in read_counters(tmp_path / "counters")}
@@ -65,7 +65,7 @@ def test_a_delegated_phase_is_counted_as_the_delegates(tmp_path: Path) -> None:
 
 
 def test_a_call_that_raised_is_not_counted(tmp_path: Path) -> None:
-    backend = meter(Backend(), "mine", tmp_path)
+    backend = meter(Backend(), "mine", tmp_path, "cpu")
     with pytest.raises(RuntimeError):
         backend.forward_extend("broken", 0, 0, layer(0), batch(["a"], [5], [0]))
     assert read_counters(tmp_path / "counters") == []
