@@ -25,6 +25,7 @@ CONSOLE = Console(width=200)
 DUMMY = "--engine-arg=--load-format=dummy"
 COMPILED = ["--engine-arg=--enable-torch-compile", "--engine-arg=--cuda-graph-max-bs=4"]
 SAGE = ["--candidate", "sage_attn", "--servers", "together"]
+SHAPES = ["--shapes", "short,long,shared,chunked,offline"]
 OFFLINE = ["--shapes", "offline", "--concurrency", "1", "--seconds", "100"]
 Step = tuple[list[str], int, str, Callable[[dict[str, Any]], str]]
 """Arguments of assay, the exit code that is expected, the file that holds the result, and what of it is shown."""
@@ -76,8 +77,7 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
         "layers-as-shipped": (["diff", *large, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
         "bisect": (["bisect", "layers", *large, "--candidate", "faulty:one_layer"], 1, "bisect.json", of_bisect),
         "kernel": (["bench", "kernel", pack, "--candidate", "sage_attn"], 1, "", lambda _: "see above"),  # slower on calls so small
-        "latency": (["bench", *large, *SAGE], 1, "bench.json", of_bench),  # time to first token
-        "offline": (["bench", *large, *SAGE, *OFFLINE], 1, "bench.json", of_bench),
+        "latency": (["bench", *large, *SAGE, *SHAPES], 1, "bench.json", of_bench),  # time to first token
         "offline-compiled": (["bench", *large, *SAGE, *OFFLINE, *COMPILED], 1, "bench.json", of_bench),
     }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """What the latency gate calls a regression, and what it misses, on one running pair of servers that run the same kernel:
-``python benchmarks/latency_gate.py --runs 50`` and ``python benchmarks/latency_gate.py --sleep 0.05 --repeats 5``.
+``python benchmarks/latency_gate.py --runs 50`` and ``python benchmarks/latency_gate.py --sleep 0.05
+--repeats 5``; ``--fresh 10`` starts ten pairs instead.
 
 The pair is started once, and timed again and again. In the candidate the kernel waits for a share of the decode step's time in the
 last layer of each pass, busily, since a real sleep is too coarse: a fault that hurts nothing but latency.
@@ -24,6 +25,8 @@ from harness.bench.evidence import BenchFolder
 from harness.bench.judge import BenchResult, judge_bench
 from harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec
 from harness.config import make_spec
+from harness.engines.base import Engine
+from harness.evidence.records import Role
 from harness.progress import Watch
 from harness.run import Plan, prepare, running
 
@@ -62,6 +65,9 @@ def main() -> None:
     parser.add_argument("--run-seconds", type=float, default=5.0, help="seconds of each of them")
     parser.add_argument("--sleep", type=float, action="append", default=[], help="wait, as a share of the decode step")
     parser.add_argument("--seconds", type=float, default=120.0, help="seconds of a measurement with a wait")
+    parser.add_argument(
+        "--fresh", type=int, default=0, help="pairs of servers to start anew and measure without a wait"
+    )
     parser.add_argument("--repeats", type=int, default=1, help="measurements with each wait")
     args = parser.parse_args()
     args.shape = args.shape or ["short"]
@@ -78,27 +84,49 @@ def main() -> None:
         run = prepare(spec.model_copy(update={"greedy_prompts": 0}))
         config = json.loads((run.model / "config.json").read_text())
         wait[1] = config["num_hidden_layers"] - 1
-        experiment(run, args, wait, folder)
+        if args.fresh:
+            between(run, args, folder)
+        else:
+            experiment(run, args, wait, folder)
+
+
+def planned(run: Plan, args: argparse.Namespace, seconds: float, seed: int = 0) -> BenchPlan:
+    loads = {"latency_shapes": tuple(args.shape), "latency_concurrency": (2,), "latency_seconds": seconds}
+    return plan_bench(run, make_policy(run.spec.model_copy(update=loads), seed))
+
+
+def timed(plan: BenchPlan, engines: dict[Role, Engine], folder: Path) -> BenchFolder:
+    out = BenchFolder.new(folder)
+    with Watch(Console(quiet=True)) as watch:
+        measure(plan, engines, out, watch, "")
+    return out
+
+
+def between(run: Plan, args: argparse.Namespace, folder: Path) -> None:
+    """Measure pairs of equal servers, each started anew: the interval of one pair does not know by how much processes differ."""
+    console = Console(width=200)
+    ratios: list[float] = []
+    for number in range(args.fresh):
+        plan = planned(run, args, args.run_seconds, number)
+        engines = make_engines(plan, BenchFolder.new(folder / f"pair-{number}"))
+        with running(list(engines.values()), run.spec.device):
+            out = timed(plan, engines, folder / f"pair-{number}" / "timed")
+        line(console, f"pair {number}", out)
+        ratios += [cell.decisions["itl"].ratio.value for cell in judge_bench(out).cells]
+    told = ", ".join(f"{ratio:.3f}" for ratio in sorted(ratios))
+    console.print(f"inter-token ratio of {args.fresh} pairs of equal servers: {told}", highlight=False, soft_wrap=True)
 
 
 def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Path) -> None:
     """Start the pair, time it as often as is asked for, and print a line for each measurement."""
-
-    def plan(seconds: float, seed: int = 0) -> BenchPlan:
-        loads = {"latency_shapes": tuple(args.shape), "latency_concurrency": (2,), "latency_seconds": seconds}
-        return plan_bench(run, make_policy(run.spec.model_copy(update=loads), seed))
-
-    engines = make_engines(plan(args.seconds), BenchFolder.new(folder / "servers"))
+    engines = make_engines(planned(run, args, args.seconds), BenchFolder.new(folder / "servers"))
     console = Console(width=200)
 
-    def timed(planned: BenchPlan, number: str) -> BenchFolder:
-        out = BenchFolder.new(folder / "servers" / number)
-        with Watch(Console(quiet=True)) as watch:
-            measure(planned, engines, out, watch, "")
-        return out
+    def time_it(seconds: float, seed: int, name: str) -> BenchFolder:
+        return timed(planned(run, args, seconds, seed), engines, folder / "servers" / name)
 
     with running(list(engines.values()), run.spec.device):
-        first = judge_bench(timed(plan(12.0), "first"))
+        first = judge_bench(time_it(12.0, 0, "first"))
         if not first.cells[0].rounds:
             sys.exit(
                 "Not one round but the warm-up in 12 s: this machine is too slow, or too busy, to measure anything."
@@ -107,13 +135,13 @@ def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Pa
         console.print(f"decode step {1e3 * step:.3f} ms")
         same: list[dict[float, str]] = []
         for number in range(args.runs):
-            out = timed(plan(args.run_seconds, number + 1), f"same-{number}")
+            out = time_it(args.run_seconds, number + 1, f"same-{number}")
             same.append(line(console, f"same {number}", out))
         caught: dict[float, Counter[float]] = {share: Counter() for share in args.sleep}
         for number in range(args.repeats):
             for share in args.sleep:
                 wait[0] = share * step
-                out = timed(plan(args.seconds, int(1e4 * share) + number), f"wait-{share}-{number}")
+                out = time_it(args.seconds, int(1e4 * share) + number, f"wait-{share}-{number}")
                 said = line(console, f"wait {100 * share:g} % of the step", out)
                 caught[share].update(bound for bound, verdict in said.items() if verdict == "regression")
                 wait[0] = 0.0

@@ -3,12 +3,14 @@ that alternate within one run:
 
 Prefill with a candidate in the shadow over prefill without, in one server whose shadow is switched on and off.
 
-Decode with attention calls counted over decode without, in two servers, CUDA graphs on where there is a GPU.
+Decode with attention calls counted over decode without, in two servers, CUDA graphs on where there is a GPU; and the counting
+alone, on a backend that does next to nothing, beside the decode step of those servers.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import tempfile
@@ -16,11 +18,16 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import torch
 from diffs import shaped_model
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
+from harness.attention.meter import meter
 from harness.attention.sglang_plugin import EVIDENCE, SHADOW
 from harness.config import Device
 from harness.engines.launch import Launch
@@ -117,6 +124,61 @@ def counting_cost(device: Device, model: Path, folder: Path, flags: tuple[str, .
         )
     table.add_row(*row(f"{output} tokens", *times))
     CONSOLE.print(table)
+    layers = int(json.loads((model / "config.json").read_text())["num_hidden_layers"])
+    step = statistics.median(times[0]) / output
+    table = Table(
+        "", "a pass, us", "of a decode step", title=f"Counting alone, {layers} layers, step {1e3 * step:.3f} ms"
+    )
+    for name, cost in counting_alone(device, layers, folder).items():
+        low, middle, high = statistics.quantiles(cost, n=4)
+        told = (f"{1e6 * s:.2f}" for s in (middle, low, high))
+        table.add_row(name, "{} ({} to {})".format(*told), f"{100 * middle / step:.3f} %")
+    CONSOLE.print(table)
+
+
+class Nothing:
+    """A stand-in for an attention backend: one operation of a few bytes a call."""
+
+    def forward_extend(self, q: Tensor, k: None, v: None, layer: Any, forward_batch: Any) -> Tensor:
+        return q.neg_()
+
+    forward_decode = forward_extend
+
+
+def counting_alone(
+    device: Device, layers: int, folder: Path, turns: int = 200, passes: int = 50
+) -> dict[str, list[float]]:
+    """Seconds that counting adds to a decode pass, turn by turn: called one by one, and on a GPU in a replayed CUDA graph."""
+    model, batch = [SimpleNamespace(layer_id=number) for number in range(layers)], SimpleNamespace(rids=[])
+    q = torch.zeros(8, device=device)
+
+    def decode(backend: Any) -> None:
+        for layer in model:
+            backend.forward_decode(q, None, None, layer, batch)
+
+    def timed(run: Callable[[], None]) -> float:
+        begun = time.perf_counter()
+        for _ in range(passes):
+            run()
+        if q.is_cuda:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - begun) / passes
+
+    plain, counted = Nothing(), meter(Nothing(), "nothing", folder / "alone", device)
+    pairs = {"called one by one": (lambda: decode(plain), lambda: decode(counted))}
+    if q.is_cuda:
+        graphs = []
+        for backend in (plain, counted):
+            decode(backend)
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1]):
+                decode(backend)
+        pairs["replayed"] = (graphs[0].replay, graphs[1].replay)
+    costs = {}
+    for name, (one, other) in pairs.items():
+        first, second = alternate(lambda run=one: timed(run), lambda run=other: timed(run), turns, random.Random(0))
+        costs[name] = [b - a for a, b in zip(first, second, strict=True)]
+    return costs
 
 
 def main() -> None:

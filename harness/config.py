@@ -81,7 +81,7 @@ class RunSpec(BaseModel):
         description="requests in flight while timing, separated by commas; each is a load of its own",
     )
     latency_seconds: float = Field(
-        120.0, gt=0, description="seconds of timing, warm-up included; at least 7 rounds are played"
+        120.0, gt=0, description="seconds of timing, warm-up included; more if 6 rounds after it take longer"
     )
     latency_bound: float = Field(
         1.10, ge=1, description="largest ratio of times, candidate over reference, that still passes"

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from evals.loads import prefix, prompts
-from harness.bench.evidence import BenchFolder
+from harness.bench.evidence import BenchFolder, blocks_in
 from harness.bench.lengths import ask_lengths
-from harness.bench.plan import FEWEST_ROUNDS, BenchPlan, Turn, turns
+from harness.bench.plan import BenchPlan, Turn, turns
+from harness.compare.latency import first_warm, side_by_side
 from harness.engines.base import Engine
 from harness.engines.catalog import is_kernel
 from harness.engines.sglang import SGLangServer
@@ -18,6 +19,7 @@ from harness.evidence.records import ROLES, Role
 from harness.evidence.timings import Timing
 from harness.progress import Watch
 from harness.run import core_of, make_engine, running
+from harness.stats.ratio import FEWEST
 
 
 def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
@@ -70,25 +72,31 @@ def measure(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder
 
 
 def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, watch: Watch) -> None:
-    """Play blocks until the seconds are used up and `FEWEST_ROUNDS` are whole; the four of a cell are not parted.
+    """Play blocks until the seconds are used up and there are rounds enough for a verdict; the four of a cell are not parted.
+
+    Fewer than `FEWEST` rounds after the warm-up decide nothing, and the time they took, with that of both starts, would be lost.
 
     Raises:
         EngineError: a server failed, or answers have another length than was asked for.
-        EvidenceError: the folder cannot be written.
+        EvidenceError: the folder cannot be written, or answers are not streamed token by token.
     """
     streamers = {role: Streamer(engine, plan.run.spec.request_timeout) for role, engine in engines.items()}
-    begun, played, rounds = time.monotonic(), 0, 0
+    timings: list[Timing] = []
+    begun, played, rounds, lacking = time.monotonic(), 0, 0, FEWEST
     for together in turns(plan):
-        if together[0].round >= FEWEST_ROUNDS and time.monotonic() - begun >= plan.policy.seconds:
-            break
-        for turn in together:
-            folder.append(_play(turn, engines[turn.role], streamers[turn.role], plan.vocabulary, played))
-            played += 1
         if together[0].round > rounds:
             rounds = together[0].round
+            lacking = FEWEST - rounds + first_warm(side_by_side(blocks_in(timings, folder.path)))
             taken = time.monotonic() - begun
-            left = max(plan.policy.seconds - taken, (FEWEST_ROUNDS / rounds - 1) * taken)
+            left = max(plan.policy.seconds - taken, lacking * taken / rounds, 0)
             watch.say(f"{rounds} rounds of {len(plan.cells)} loads played, {left:.0f} s left.")
+        if lacking <= 0 and time.monotonic() - begun >= plan.policy.seconds:
+            break
+        for turn in together:
+            block = _play(turn, engines[turn.role], streamers[turn.role], plan.vocabulary, played)
+            folder.append(block)
+            timings += block
+            played += 1
 
 
 def _play(turn: Turn, engine: Engine, streamer: Streamer, vocabulary: int, number: int) -> list[Timing]:

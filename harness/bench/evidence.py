@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from evals.loads import Shape
 from harness.bench.plan import BenchPlan, BenchPolicy
+from harness.compare.latency import Block, blocks_of
 from harness.engines.base import Engine
 from harness.engines.catalog import claimed_phases
 from harness.errors import EvidenceError, UsageError
@@ -153,6 +154,24 @@ class BenchFolder:
     def counters(self, role: Role) -> list[CallCount]:
         """Attention calls counted in a role's server."""
         return self._servers.counters(role)
+
+
+def blocks_in(timings: Sequence[Timing], path: Path) -> list[Block]:
+    """The blocks of a bench's timings, in the order of playing.
+
+    Args:
+        timings: of whole blocks.
+        path: the bench's folder, for the error.
+
+    Raises:
+        EvidenceError: answers came whole, so no inter-token latency was seen.
+    """
+    try:
+        return blocks_of(timings)
+    except ValueError as error:
+        raise EvidenceError(
+            f"{path}: {error}.", "answers that are streamed token by token", "see what buffers them"
+        ) from None
 
 
 def policy_of(manifest: BenchManifest) -> BenchPolicy:

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evals.loads import Shape
-from harness.bench.evidence import BenchFolder, BenchManifest, policy_of, shapes_in
+from harness.bench.evidence import BenchFolder, BenchManifest, blocks_in, policy_of, shapes_in
 from harness.bench.lengths import Lengths, compare_lengths
 from harness.bench.plan import BenchPolicy
-from harness.compare.latency import METRICS, Block, Cell, Metric, SideBySide, blocks_of, side_by_side, throughputs
+from harness.compare.latency import METRICS, Block, Cell, Metric, SideBySide, first_warm, side_by_side, throughputs
 from harness.engines.arguments import differences
 from harness.errors import EvidenceError
 from harness.evidence.counters import CallCount
 from harness.evidence.records import ROLES, Role
 from harness.gate import Judgement, SuiteVerdict, check_compiled, check_kernel_ran, check_same_servers, judge
 from harness.stats.decision import Verdict
-from harness.stats.ratio import RatioDecision, decide_ratios, warm_up
+from harness.stats.ratio import RatioDecision, decide_ratios
 from harness.verdict import Check, Finding
 
 CACHED = 0.5
@@ -123,14 +123,11 @@ def judge_bench(folder: BenchFolder, bound: float | None = None) -> BenchResult:
     policy = policy_of(manifest)
     if bound is not None:
         policy = policy.model_copy(update={"bound": bound})
-    try:
-        blocks = blocks_of(folder.timings())
-    except ValueError as error:
-        raise EvidenceError(f"{error}.", "answers that are streamed token by token", "see what buffers them") from None
+    blocks = blocks_in(folder.timings(), folder.path)
     played = side_by_side(blocks)
     if not any(played.values()):
         raise EvidenceError(f"{folder.path} holds no timings.", "at least one round", "time again with more --seconds")
-    first = warm_up(_series(played))
+    first = first_warm(played)
     measured = {cell: [one for one in found if one.round >= first] for cell, found in played.items()}
     cells = _cells(measured, shapes_in(manifest), policy)
     lengths = compare_lengths(folder.lengths(), policy.alpha) if folder.lengths() else None
@@ -156,14 +153,6 @@ def judge_bench(folder: BenchFolder, bound: float | None = None) -> BenchResult:
         checks=checks,
         findings=tuple(_findings(manifest, cells, lengths)),
     )
-
-
-def _series(played: Mapping[Cell, Sequence[SideBySide]]) -> list[list[list[float]]]:
-    """Seconds of each cell by round, for each role."""
-    return [
-        [[one.reference[0].seconds + one.reference[1].seconds for one in found] for found in played.values()],
-        [[one.candidate[0].seconds + one.candidate[1].seconds for one in found] for found in played.values()],
-    ]
 
 
 def _cells(

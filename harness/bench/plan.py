@@ -18,13 +18,9 @@ from harness.engines.catalog import claimed_phases, is_kernel
 from harness.errors import UsageError
 from harness.evidence.records import Role
 from harness.run import Plan, together
-from harness.stats.ratio import FEWEST
 
 FEWEST_REQUESTS = 2
 """A block has as many requests as are in flight, but at least so many: short blocks, so that drift has no time within a pair."""
-FEWEST_ROUNDS = FEWEST + 1
-"""So many rounds are played however long they take: a warm-up, and one for each ratio of the reference against itself that a
-verdict needs. Fewer would decide nothing, and their time would be lost."""
 CHUNK_FLAG = "--chunked-prefill-size"
 TURNS: tuple[tuple[Role, bool], ...] = (
     ("reference", False),
@@ -42,7 +38,7 @@ class BenchPolicy(BaseModel):
         shapes: of the loads, by name or as lengths.
         concurrency: requests in flight, each value a load.
         bound: largest ratio of times, candidate over reference, that still passes.
-        seconds: of measuring, warm-up included; more if `FEWEST_ROUNDS` take longer.
+        seconds: of measuring, warm-up included; more if the rounds that a verdict needs take longer.
         alpha: error rate of each interval, and of a false regression.
         seed: of the prompts and of the order of blocks.
     """

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
 from harness.evidence.records import Role
 from harness.evidence.timings import Timing
+from harness.stats.ratio import warm_up
 
 Metric = Literal["ttft", "itl", "e2e", "throughput"]
 METRICS: dict[Metric, str] = {
@@ -163,6 +164,16 @@ def side_by_side(blocks: Iterable[Block]) -> dict[Cell, list[SideBySide]]:
             if len(parts) == 4
         ]
     return whole
+
+
+def first_warm(played: Mapping[Cell, Sequence[SideBySide]]) -> int:
+    """The first round that counts: the number of rounds at the start that are warm-up, by either role's seconds in all cells."""
+    return warm_up(
+        [
+            [[one.reference[0].seconds + one.reference[1].seconds for one in found] for found in played.values()],
+            [[one.candidate[0].seconds + one.candidate[1].seconds for one in found] for found in played.values()],
+        ]
+    )
 
 
 def throughputs(blocks: Sequence[Block]) -> tuple[float, float]:

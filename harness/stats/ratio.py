@@ -124,7 +124,7 @@ def decide_ratios(
       anything accuses nobody; and the p value of "at most the bound" stays below ``alpha`` under Holm's correction for the
       number of ratios (many are looked at, and one of them is always the largest).
     - *pass*: the whole interval is below the bound. A run passes only if all its ratios do, which needs no correction.
-    - *inconclusive*: neither, or fewer than `FEWEST` were measured.
+    - *inconclusive*: neither, or fewer than `FEWEST` were measured, of the ratio or of the reference against itself.
 
     Args:
         measured: for each, the log ratios of candidate over reference and of reference over reference.
@@ -148,9 +148,9 @@ def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) ->
     text = f"{ratio.value:.3f} ({low:.3f} to {high:.3f} with {100 * ratio.interval.level:.0f} % confidence)"
     verdict: Verdict = "inconclusive"
     needed = None
-    if ratio.n < FEWEST:
-        why = f"{ratio.n} ratios were measured; {FEWEST} are needed."
-        needed = FEWEST
+    if min(ratio.n, floor.n) < FEWEST:
+        why = f"{ratio.n} ratios were measured, {floor.n} of the reference against itself; {FEWEST} are needed of each."
+        needed = FEWEST * max(1, ratio.n // max(1, floor.n))
     elif high < bound:
         verdict, why = "pass", f"{text}: below the bound of {bound:g}."
     elif low > bound and (low <= extent(floor) or floor.interval.low > bound):

@@ -91,6 +91,7 @@ def test_noise_of_the_reference_against_itself_must_be_outdone_on_either_side() 
     (unknown,) = decide_ratios([(logs_of(9.0), logs_of(1.0, n=FEWEST - 1))], 1.1, 0.05)
     assert [d.verdict for d in (near, far, unknown)] == ["inconclusive", "regression", "inconclusive"]
     assert "too noisy" in near.why
+    assert f"{FEWEST - 1} of the reference against itself" in unknown.why
 
 
 def test_the_largest_of_many_ratios_is_no_regression_by_its_luck() -> None:

@@ -1,0 +1,65 @@
+"""When a bench ends. What a block takes is made up here; real ones are played in test_bench_server.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from harness.bench import drive
+from harness.bench.evidence import BenchFolder
+from harness.bench.plan import Turn, make_policy, plan_bench, timed_spec
+from harness.config import make_spec
+from harness.errors import EvidenceError
+from harness.evidence.records import ROLES
+from harness.evidence.timings import Timing
+from harness.progress import Watch
+from harness.run import prepare
+from harness.stats.ratio import FEWEST
+
+
+def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[int], float], chunks: int = 3) -> int:
+    """Rounds that are played of blocks that take `seconds_of` their round, with a budget that the first block uses up."""
+
+    def block(turn: Turn, engine: Any, streamer: Any, vocabulary: int, number: int) -> list[Timing]:
+        times = tuple(seconds_of(turn.round) * (1 + at) / chunks for at in range(chunks))
+        return [
+            Timing(
+                role=turn.role, again=turn.again, round=turn.round, block=number, shape=turn.shape.name,
+                concurrency=turn.concurrency, index=0, sent_s=0.0, latency_s=times[-1], chunk_s=times,
+                chunk_tokens=tuple(range(1, chunks + 1)), prompt_tokens=9, completion_tokens=chunks,
+            )
+        ]  # fmt: skip
+
+    monkeypatch.setattr(drive, "_play", block)
+    monkeypatch.setattr(drive, "Streamer", lambda engine, timeout: None)
+    flags = {"latency_shapes": "short,long", "latency_concurrency": "1", "latency_seconds": 1e-9, "servers": "together"}
+    spec = timed_spec(make_spec(flags | {"candidate": "torch_native"}))
+    bench = BenchFolder.new(folder)
+    with Watch(Console(file=StringIO())) as watch:
+        drive.play(plan_bench(prepare(spec), make_policy(spec)), cast(Any, dict.fromkeys(ROLES)), bench, watch)
+    played = [timing.round for timing in bench.timings()]
+    assert all(played.count(number) == 8 for number in set(played)), "two loads of four blocks each"
+    return max(played) + 1
+
+
+def test_as_many_rounds_are_played_as_a_verdict_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert play(tmp_path / "steady", monkeypatch, lambda number: 0.1) == 1 + FEWEST
+
+
+def test_rounds_of_warm_up_are_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert play(tmp_path / "slow to warm", monkeypatch, lambda number: 0.5 if number < 4 else 0.1) == 4 + FEWEST
+
+
+def test_a_machine_that_never_settles_does_not_play_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # At most half of the rounds are warm-up.
+    assert play(tmp_path / "slower and slower", monkeypatch, lambda number: 0.1 / 1.5**number) <= 2 * FEWEST
+
+
+def test_answers_that_come_whole_end_a_bench_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EvidenceError, match="in one chunk"):
+        play(tmp_path / "whole", monkeypatch, lambda number: 0.1, chunks=1)
