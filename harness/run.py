@@ -22,7 +22,7 @@ from harness.baselines import status_of
 from harness.config import FLAGS, RunSpec
 from harness.engines import memory
 from harness.engines.base import Ask, Engine, Reply, start_together
-from harness.engines.catalog import check_backend, claimed_phases, is_kernel, is_url
+from harness.engines.catalog import check_backend, claimed_phases, delegate_of, is_kernel, is_url
 from harness.engines.launch import Launch, check_engine_args
 from harness.engines.model import resolve_model
 from harness.engines.remote import RemoteServer
@@ -245,7 +245,7 @@ def make_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
             log=folder.log(role),
             startup_timeout=spec.startup_timeout,
             request_timeout=spec.request_timeout,
-            decode_backend="" if is_url(spec.reference) else spec.reference,
+            decode_backend=delegate_of(spec.reference),
             cpu_core=core_of(spec.device, ROLES.index(role)),
             eager=eager(spec),
             extra=inside,

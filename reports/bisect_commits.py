@@ -11,14 +11,16 @@ from markupsafe import Markup
 
 from harness.bisect.commits import ui
 from harness.bisect.commits.state import Folder, Probe, Result, State
-from reports import charts, html
-from reports.write import _replace
+from harness.verdict import Verdict
+from reports import charts
+from reports.files import write_whole
+from reports.page import to_page
 
 HTML, JSON = "report.html", "report.json"
 COLOURS = {"good": "chart-right", "bad": "chart-forbidden", "skip": "chart-muted"}
 SHAPES = {"good": "circle", "bad": "diamond", "skip": "cross"}
 HEADINGS = {"found": "Found", "hidden": "Not told apart", "lost": "Too flaky"}
-CLASSES = {"found": "pass", "hidden": "inconclusive", "lost": "inconclusive"}
+CLASSES: dict[str, Verdict] = {"found": "pass", "hidden": "inconclusive", "lost": "inconclusive"}
 
 
 def write_reports(state: State, folder: Folder) -> Path:
@@ -31,9 +33,9 @@ def write_reports(state: State, folder: Folder) -> Path:
         EvidenceError: the disk is full or not writable.
         ValueError: the bisection has no result yet.
     """
-    _replace(folder.path / JSON, state.model_dump_json(indent=1))
+    write_whole(folder.path / JSON, state.model_dump_json(indent=1))
     page = folder.path / HTML
-    _replace(page, to_html(state))
+    write_whole(page, to_html(state))
     return page
 
 
@@ -46,23 +48,19 @@ def to_html(state: State) -> str:
     result = state.result
     if result is None:
         raise ValueError("the bisection has no result yet; expected one that was run to its end")
-    style, script = html._style(), html._read("page.js")
-    return html._ENVIRONMENT.get_template("bisect_commits.html.jinja").render(
+    return to_page(
+        "bisect_commits.html.jinja",
+        CLASSES[result.verdict],
         state=state,
         spec=state.spec,
         result=result,
         heading=HEADINGS[result.verdict],
-        verdict=CLASSES[result.verdict],
         headline=ui.headline(state, result),
         newly=ui.newly(result),
         effort=ui.effort(state, result),
         subjects={one.commit: one.subject for one in state.history},
         errors={probe.number: ui.error_of(probe) for probe in state.probes},
         chart=Markup(error_chart(state, result)),
-        style=Markup(style),
-        script=Markup(script),
-        policy=html._policy(style, script),
-        favicon=Markup(html._favicon("pass" if result.verdict == "found" else "inconclusive")),
     )
 
 

@@ -1,10 +1,9 @@
-"""The latency verdict: as ``bench.json``, and on the terminal."""
+"""The latency verdict as data, and on the terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -14,12 +13,9 @@ from rich.text import Text
 from harness.bench.judge import BenchResult, CellResult
 from harness.compare.latency import METRICS
 from harness.config import RunSpec
-from harness.errors import EvidenceError
 from reports.calls import call_summaries
 from reports.latency_model import LatencyResult, LatencyRow, LengthRow, LoadRow
 from reports.text import one_line
-
-JSON = "bench.json"
 
 
 def build_latency(result: BenchResult) -> LatencyResult:
@@ -118,22 +114,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def write_latency(result: LatencyResult, folder: Path) -> Path:
-    """Write ``bench.json``.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    path = folder / JSON
-    try:
-        path.write_text(result.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise EvidenceError(
-            f"{path} cannot be written: {error.strerror}.", "room on the disk", "make room, and run again"
-        ) from error
-    return path
-
-
 def render_latency(result: LatencyResult, console: Console) -> None:
     """Print verdict, times, ratios with their intervals and floors, unmet conditions and findings."""
 
@@ -145,6 +125,8 @@ def render_latency(result: LatencyResult, console: Console) -> None:
         f"bound {result.bound:g}, by {result.policy}"
     )
     print_rows(console, title, _COLUMNS, [_cells(row) for row in result.rows])
+    for load in result.loads:
+        say(f"{load.shape}, {load.concurrency} in flight: {load_text(load)}")
     say(
         f"{result.rounds} rounds played, the first {result.warm_up_rounds} left out as warm-up; "
         f"{'no CUDA graphs' if result.eager else 'CUDA graphs as the engine has them'}."
@@ -201,6 +183,19 @@ def time_text(row: LatencyRow, seconds: float) -> str:
     if row.metric == "throughput":
         return f"{1 / seconds:,.0f} tok/s" if seconds else "-"
     return f"{1e3 * seconds:.2f} ms"
+
+
+def load_text(load: LoadRow) -> str:
+    """Throughputs, slowest gaps and cached share of a load, the reference's first."""
+    ours, theirs = load.reference_itl_p99_s, load.candidate_itl_p99_s
+    told = [
+        f"{load.reference_input_throughput:,.0f} : {load.candidate_input_throughput:,.0f} prompt tokens/s",
+        f"{load.reference_output_throughput:,.0f} : {load.candidate_output_throughput:,.0f} answer tokens/s",
+        f"99 % of the gaps below {1e3 * ours:.2f} : {1e3 * theirs:.2f} ms",
+    ]
+    if load.shared_tokens and None not in (load.reference_cached, load.candidate_cached):
+        told.append(f"{load.reference_cached:.0%} : {load.candidate_cached:.0%} of the prompt tokens cached")
+    return "; ".join(told)
 
 
 def _interval(value: float | None, low: float | None, high: float | None) -> str:

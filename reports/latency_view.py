@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from reports import charts
-from reports.latency import time_text
+from reports.latency import load_text, time_text
 from reports.latency_model import LatencyResult, LatencyRow, LoadRow
 from reports.summary import NOTHING, latency_lines, latency_ratio, worst_ratio
 
@@ -23,9 +23,10 @@ class RatioView:
 
 @dataclass(frozen=True)
 class LoadView:
-    """One shape at one concurrency: its ratios, with their chart."""
+    """One shape at one concurrency: its ratios, with their chart, and more of it in words."""
 
     load: LoadRow
+    more: str
     ratios: tuple[RatioView, ...]
     chart: Markup
 
@@ -52,7 +53,7 @@ def latency_view(latency: LatencyResult) -> LatencyView:
     for load in latency.loads:
         rows = [row for row in latency.rows if (row.shape, row.concurrency) == (load.shape, load.concurrency)]
         ratios = tuple(RatioView(row, time_text(row, row.reference_s), time_text(row, row.candidate_s)) for row in rows)
-        loads.append(LoadView(load, ratios, Markup(charts.ratio_chart(rows, ends))))
+        loads.append(LoadView(load, f"{load_text(load)}.", ratios, Markup(charts.ratio_chart(rows, ends))))
     worst = worst_ratio(latency)
     return LatencyView(
         result=latency,

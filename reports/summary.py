@@ -253,6 +253,8 @@ def latency_lines(latency: LatencyResult) -> list[str]:
     lines.append(f"Of {len(latency.rows)} ratios: {', '.join(counted)}.")
     if (lengths := latency.lengths) is not None:
         differ = "they differ" if lengths.differ else "no difference shown"
+        if min(lengths.reference_cut, lengths.candidate_cut) == lengths.prompts:
+            differ = "all ran to the limit, so their lengths say nothing"
         lines.append(
             f"Answers that may end when they like: {lengths.candidate:.1f} tokens on average against "
             f"{lengths.reference:.1f}; {differ}."

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from harness.errors import EvidenceError
+from reports.files import write_whole
 from reports.html import to_html
 from reports.json_report import to_json
 from reports.junit import to_junit
@@ -34,25 +32,6 @@ def write_all(report: Report, folder: Path) -> list[Path]:
     written = []
     for name, render in RENDERERS.items():
         path = folder / name
-        _replace(path, render(report))
+        write_whole(path, render(report))
         written.append(path)
     return written
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise EvidenceError(
-            f"{path} cannot be written: {error.strerror or error}.",
-            "a folder with room and write permission",
-            "free some space or give another folder with --out",
-        ) from None

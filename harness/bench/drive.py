@@ -33,9 +33,6 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
         if isinstance(engine, SGLangServer):
             own = is_kernel(run.spec.reference) or is_kernel(run.spec.candidate)
             launch = replace(engine.launch, cpu_core=core_of(run.spec.device), eager=plan.eager, prefill_graphs=not own)
-            if is_kernel(launch.decode_backend):
-                # What a kernel leaves to another backend must be one of SGLang's own: empty is the device's default.
-                launch = replace(launch, decode_backend="")
             engines[role] = SGLangServer(launch)
     return engines
 

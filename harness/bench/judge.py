@@ -254,8 +254,16 @@ def _load_checks(manifest: BenchManifest, cells: Sequence[CellResult]) -> list[C
 
 
 def _check_lengths(lengths: Lengths) -> Check:
+    name = "answers that may end when they like are as long as the reference's"
+    if not lengths.told:
+        return Check(
+            name=name,
+            status="not checked",
+            found=f"all {lengths.n} answers of both ran to the limit, so their lengths say nothing",
+            settles="a model that ends its answers",
+        )
     return Check(
-        name="answers that may end when they like are as long as the reference's",
+        name=name,
         status="missing" if lengths.differ else "ok",
         found=_told(lengths),
         settles="a candidate whose answers are the reference's; see assay run" if lengths.differ else "",

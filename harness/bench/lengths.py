@@ -43,6 +43,11 @@ class Lengths:
     p: float
     differ: bool
 
+    @property
+    def told(self) -> bool:
+        """Whether any pair of answers ended before the limit, in either role: where none did, every length is the limit's."""
+        return min(self.reference_cut, self.candidate_cut) < self.n
+
 
 def ask_lengths(engine: Engine, items: Sequence[Item], limit: int, concurrency: int) -> list[AnswerLength]:
     """Ask a server prompts, let it end when it likes, and return how long its answers are.

@@ -27,7 +27,7 @@ from harness.bisect.task import (
 from harness.compare.conditions import prefix_bucket
 from harness.config import RunSpec
 from harness.engines.base import Ask, Engine, Reply
-from harness.engines.catalog import claimed_phases
+from harness.engines.catalog import claimed_phases, delegate_of
 from harness.engines.launch import Launch
 from harness.engines.sglang import SGLangServer
 from harness.errors import EvidenceError, UsageError
@@ -149,7 +149,7 @@ def bisect_layers(
             log=folder / "server.log",
             startup_timeout=spec.startup_timeout,
             request_timeout=spec.request_timeout,
-            decode_backend=spec.reference,
+            decode_backend=delegate_of(spec.reference),
             cpu_core=cpu_core,
             eager=True,
             extra={SHADOW: spec.candidate},

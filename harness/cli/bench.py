@@ -66,7 +66,8 @@ def bench(
     from harness.bench.plan import make_policy, plan_bench, timed_spec
     from harness.progress import Watch
     from harness.run import default_folder, prepare
-    from reports.latency import build_latency, render_latency, write_latency
+    from reports.bench import write_bench
+    from reports.latency import build_latency, render_latency
 
     flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
     flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None}
@@ -79,9 +80,9 @@ def bench(
     with Watch(console) as watch:
         drive.bench(plan, folder, watch, again())
     result = build_latency(judge_bench(folder))
-    written = write_latency(result, path)
+    page = write_bench(result, path)
     render_latency(result, console)
-    console.print(f"Result: {written}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(result.exit_code)
 
 

@@ -80,3 +80,10 @@ def claimed_phases(name: str) -> tuple[str, ...]:
     if is_kernel(name):
         return kernels.declaration(kernels.load(name)).phases
     return PHASES
+
+
+def delegate_of(reference: str) -> str:
+    """The backend that computes what a kernel leaves to another one: the reference; the device's default, as an empty name, where
+    that is a server of its own or a kernel of the contract, which may leave the same phase open.
+    """
+    return "" if is_url(reference) or is_kernel(reference) else reference

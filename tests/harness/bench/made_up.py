@@ -29,6 +29,7 @@ def write_bench(
     kernel: str = "torch_native",
     arguments: dict[str, Any] | None = None,
     lengths: tuple[int, int] = (12, 12),
+    cut: bool = False,
     counted: bool = True,
     flags: dict[str, Any] | None = None,
 ) -> BenchFolder:
@@ -79,7 +80,10 @@ def write_bench(
                     clock, block = clock + 1, block + 1
     for role, tokens in zip(ROLES, lengths, strict=True):
         folder.append_lengths(
-            [AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="stop") for i in range(16)]
+            [
+                AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if cut else "stop")
+                for i in range(16)
+            ]
         )
     for role in ROLES if counted else ():
         counters = CounterFile(folder.servers.server_folder(role) / "counters", "1")

@@ -52,6 +52,8 @@ def test_a_reference_against_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert result.lengths is not None
     assert not result.lengths.differ
     assert json.loads((out / "counters.json").read_text())["candidate"]
+    assert {call.phase for call in result.candidate_calls} == {"extend", "decode"}
+    assert result.headline in (out / "bench.html").read_text()
 
 
 def test_a_run_that_asks_for_latency_has_it_in_its_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

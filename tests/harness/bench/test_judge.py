@@ -9,8 +9,10 @@ from rich.console import Console
 
 from harness.bench.judge import judge_bench
 from harness.errors import EvidenceError
-from reports.latency import build_latency, render_latency, write_latency
+from reports.bench import write_bench
+from reports.latency import build_latency, render_latency
 from reports.latency_model import LatencyResult
+from reports.summary import latency_lines
 
 MakeBench = Any
 
@@ -86,6 +88,14 @@ def test_answers_of_another_length_are_a_finding(make_bench: MakeBench, lengths:
     assert f"answers are {word}" in finding.diagnosis
 
 
+def test_answers_that_all_ran_to_the_limit_prove_no_length(make_bench: MakeBench) -> None:
+    result = judge_bench(make_bench(cut=True))
+    (check,) = [check for check in result.checks if check.name.startswith("answers that may end")]
+    assert check.status == "not checked"
+    assert result.judgement.verdict == "pass", "the answers that are timed are of one forced length"
+    assert "their lengths say nothing" in " ".join(latency_lines(build_latency(result)))
+
+
 def test_a_folder_without_a_whole_round_is_no_evidence(make_bench: MakeBench) -> None:
     with pytest.raises(EvidenceError, match="holds no timings"):
         judge_bench(make_bench(rounds=0))
@@ -94,9 +104,10 @@ def test_a_folder_without_a_whole_round_is_no_evidence(make_bench: MakeBench) ->
 def test_what_is_written_comes_back_and_is_shown(make_bench: MakeBench) -> None:
     folder = make_bench(slow={"shared": 1.3}, lengths=(12, 5))
     result = build_latency(judge_bench(folder))
-    path = write_latency(result, folder.path)
-    assert json.loads(path.read_text())["schema"] == "assay.bench/1"
-    assert LatencyResult.model_validate_json(path.read_text()) == result
+    page, written = write_bench(result, folder.path), folder.path / "bench.json"
+    assert json.loads(written.read_text())["schema"] == "assay.bench/1"
+    assert LatencyResult.model_validate_json(written.read_text()) == result
+    assert '<h1 id="verdict">Regression</h1>' in page.read_text()
     assert len(result.rows) == 3 * 2 * 4
     for terminal in (False, True):
         shown = StringIO()
@@ -109,5 +120,6 @@ def test_what_is_written_comes_back_and_is_shown(make_bench: MakeBench) -> None:
 def test_too_few_rounds_are_written_and_shown_too(make_bench: MakeBench) -> None:
     folder = make_bench(rounds=2)
     result = build_latency(judge_bench(folder))
-    assert LatencyResult.model_validate_json(write_latency(result, folder.path).read_text()).rows[0].high is None
+    assert "2 rounds played" in " ".join(write_bench(result, folder.path).read_text().split())
+    assert LatencyResult.model_validate_json((folder.path / "bench.json").read_text()).rows[0].high is None
     render_latency(result, Console(file=StringIO(), width=200))

@@ -1,0 +1,100 @@
+"""What every page has in common: one file that opens from disk and asks the network for nothing.
+
+Model text is untrusted. Three things keep it text: Jinja escapes every expression, `visible` is applied to every
+expression before that, and a Content-Security-Policy admits a page's one style sheet and one script by their hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from reports import charts, summary
+from reports.model import Verdict
+from reports.text import clip, one_line, visible
+
+TEMPLATES = Path(__file__).parent / "templates"
+TEXT_SHOWN = 2_000
+"""Most characters of a prompt or an answer that are embedded."""
+
+
+def to_page(template: str, verdict: Verdict, scripts: Sequence[str] = ("page.js",), **values: Any) -> str:
+    """A whole page.
+
+    Args:
+        template: name of a template that extends ``page.html.jinja``.
+        verdict: decides colour and sign of its head.
+        scripts: names of its scripts.
+        values: what the template is given besides.
+    """
+    style, script = _style(), "".join(_read(name) for name in scripts)
+    return _ENVIRONMENT.get_template(template).render(
+        verdict=verdict,
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        favicon=Markup(_favicon(verdict)),
+        **values,
+    )
+
+
+def _finalize(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _read(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    rules = [
+        f'.chart [{attribute}="{colour}"]{{{attribute}:var(--{name})}}'
+        for name, colour in charts.PALETTE.items()
+        for attribute in ("fill", "stroke")
+    ]
+    return _read("page.css") + _read("layers.css") + "\n".join(rules)
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _favicon(verdict: Verdict) -> str:
+    colours = {"pass": "#17693f", "regression": "#a8201a", "inconclusive": "#855300", "error": "#5a3e8e"}
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><circle cx="4" cy="4" r="4" fill="{colours[verdict]}"/></svg>'
+    return "data:image/svg+xml," + quote(svg)
+
+
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    finalize=_finalize,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {
+    "text": lambda value: clip(value, TEXT_SHOWN),
+    "line": one_line,
+    "share": summary.share,
+    "number": summary.number,
+    "interval": summary.interval,
+    "bound_and_policy": summary.bound_and_policy,
+    "latency_ratio": summary.latency_ratio,
+    "own_error": summary.own_error,
+}
+_ENVIRONMENT.globals |= {"check_signs": summary.CHECK_SIGNS, "verdicts": summary.VERDICTS}
