@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.errors import EvidenceError, ExitCode
+from harness.errors import ExitCode
 from harness.timing import KernelTiming, ShapeTiming
+from reports.files import write_whole
 from reports.latency import print_rows
 from reports.latency_model import KernelTimingResult, ShapeRow
 from reports.text import one_line
@@ -64,12 +65,7 @@ def write_timing(result: KernelTimingResult, path: Path) -> None:
     Raises:
         EvidenceError: the disk is full or not writable.
     """
-    try:
-        path.write_text(result.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise EvidenceError(
-            f"{path} cannot be written: {error.strerror}.", "a writable file", "name another --out"
-        ) from error
+    write_whole(path, result.model_dump_json(indent=2) + "\n")
 
 
 def render_timing(result: KernelTimingResult, console: Console) -> None:

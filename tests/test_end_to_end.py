@@ -226,16 +226,49 @@ def test_pytest_suites_is_the_same_run(tmp_path: Path) -> None:
     assert gone(tmp_path)
 
 
-def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None:
-    def run(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "harness", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
-        return done.returncode, done.stdout + done.stderr
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of an ``assay`` command that is given there, and that may import what lies there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
 
-    code, out = run("diff", "--candidate", "sage_attn_as_shipped", "--out", str(tmp_path / "run"))
+
+VERSIONS = """
+from dataclasses import replace
+from harness.attention.call import AttentionCall
+from harness.attention.kernels import declares
+from harness.attention.oracle import oracle
+
+@declares(phases=("extend",))
+def old(call: AttentionCall):
+    return oracle(call).to(call.q.dtype)
+
+@declares(phases=("extend",))
+def new(call: AttentionCall):
+    return oracle(replace(call, scale=call.scale * 1.02)).to(call.q.dtype)
+"""
+
+
+def test_two_versions_of_a_kernel_are_compared_and_neither_computes_the_others_phase(tmp_path: Path) -> None:
+    (tmp_path / "versions.py").write_text(VERSIONS)
+    command = ("diff", "--reference", "versions:old", "--out", str(tmp_path / "run"))
+    code, out = run(tmp_path, *command, "--candidate", "versions:new")
+    made = report(tmp_path)
+    assert (code, made["verdict"]) == (1, "regression"), out
+    assert any(finding["where"].startswith("extend") for finding in made["findings"])
+    assert {(call["phase"], call["kernel"]) for call in made["reference"]["calls"]} >= {("decode", "torch_native")}
+    assert gone(tmp_path)
+
+
+def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None:
+    code, out = run(tmp_path, "diff", "--candidate", "sage_attn_as_shipped", "--out", str(tmp_path / "run"))
     made = report(tmp_path)
     assert (code, made["verdict"]) == (1, "regression"), out
     assert status(made, LAYERS) == "ok"
@@ -248,7 +281,7 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
     assert gone(tmp_path)
     pack = str(tmp_path / "run" / "servers" / "reference" / "pack")
     assert made["layers"]["pack"] == pack
-    code, out = run("replay", pack, "--candidate", "sage_attn")
+    code, out = run(tmp_path, "replay", pack, "--candidate", "sage_attn")
     assert (code, "No finding" in out) == (0, True), out
-    code, out = run("replay", pack, "--candidate", "sage_attn_as_shipped")
+    code, out = run(tmp_path, "replay", pack, "--candidate", "sage_attn_as_shipped")
     assert (code, "causal mask top-left" in out) == (1, True), out

@@ -21,18 +21,26 @@ def right_aligned(len_q: int, len_k: int, device: torch.device) -> Tensor:
     return torch.ones(len_q, len_k, dtype=torch.bool, device=device).tril(len_k - len_q)
 
 
+SCORES_BYTES = 2**30
+"""Scores are computed for so many queries at a time that they stay below this: all of a long prompt would not fit into memory."""
+
+
 def oracle(call: AttentionCall) -> Tensor:
     """Attention of a call in float64: softmax(scale * q k^T) v per sequence and head, [total_q, num_q_heads, head_dim_v]."""
-    groups = call.q.shape[1] // call.k.shape[1]
+    heads, groups = call.q.shape[1], call.q.shape[1] // call.k.shape[1]
     out = torch.empty(*call.q.shape[:2], call.v.shape[2], dtype=torch.float64, device=call.q.device)
     for rows_q, rows_k in sequences(call):
-        q = call.q[rows_q].double().transpose(0, 1)
         k = call.k[rows_k].double().transpose(0, 1).repeat_interleave(groups, 0)
         v = call.v[rows_k].double().transpose(0, 1).repeat_interleave(groups, 0)
-        scores = call.scale * q @ k.transpose(1, 2)
-        if call.causal:
-            scores = scores.masked_fill(~right_aligned(q.shape[1], k.shape[1], q.device), float("-inf"))
-        out[rows_q] = (scores.softmax(-1) @ v).transpose(0, 1)
+        visible = right_aligned(rows_q.stop - rows_q.start, k.shape[1], k.device)
+        at_once = max(1, SCORES_BYTES // (8 * heads * max(1, k.shape[1])))
+        for start in range(rows_q.start, rows_q.stop, at_once):
+            rows = slice(start, min(start + at_once, rows_q.stop))
+            scores = call.scale * call.q[rows].double().transpose(0, 1) @ k.transpose(1, 2)
+            if call.causal:
+                seen = visible[rows.start - rows_q.start : rows.stop - rows_q.start]
+                scores = scores.masked_fill(~seen, float("-inf"))
+            out[rows] = (scores.softmax(-1) @ v).transpose(0, 1)
     return out
 
 

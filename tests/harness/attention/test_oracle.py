@@ -24,6 +24,14 @@ def test_agrees_with_sdpa_on_each_sequence(lens: list[tuple[int, int]], heads: t
         start_q, start_k = start_q + new, start_k + new + prefix
 
 
+@pytest.mark.parametrize("lens", [[(5, 0)], [(1, 9), (7, 0), (3, 4)]])
+def test_few_queries_at_a_time_give_the_same(lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    call = call_of(lens, (4, 2), 8, torch.float64, "cpu")
+    whole = oracle(call)
+    monkeypatch.setattr("harness.attention.oracle.SCORES_BYTES", 8 * 4 * 7 * 3)
+    torch.testing.assert_close(oracle(call), whole, rtol=1e-13, atol=1e-13)
+
+
 def test_right_aligned_mask_lets_the_last_query_see_everything() -> None:
     mask = right_aligned(2, 5, torch.device("cpu"))
     assert mask.tolist() == [[True, True, True, True, False], [True] * 5]

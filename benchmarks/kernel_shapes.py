@@ -1,0 +1,47 @@
+"""Kernels at the shapes of a model's prefill, without a server: ``python benchmarks/kernel_shapes.py --device cuda``.
+
+Times beside PyTorch's attention, achieved TFLOP/s and share of the device's limit, with the own error of the same calls; of a wrong
+kernel no ratio. ``assay bench kernel`` does the same for calls that were recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from rich.console import Console
+
+from harness.attention import kernels
+from harness.attention.trial import call_of
+from harness.timing import time_kernels, torch_sdpa
+from reports.kernel_timing import build_timing, render_timing
+
+SHAPES = {
+    "cpu": ((64, 0), (64, 64)),
+    "cuda": ((512, 0), (2048, 0), (8192, 0), (512, 1536), (512, 7680), (2048, 6144)),
+}
+HEADS, HEAD_DIM = {"cpu": (4, 2), "cuda": (32, 8)}, {"cpu": 64, "cuda": 128}
+BOUND, ALPHA = 1.1, 0.05
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument(
+        "--candidate", action="append", help="kernels; by default SageAttention repaired and as shipped"
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of timing, each")
+    args = parser.parse_args()
+    device = args.device
+    calls = [
+        call_of([lens], HEADS[device], HEAD_DIM[device], torch.bfloat16, device, seed)
+        for seed, lens in enumerate(SHAPES[device])
+    ]
+    command = f"python benchmarks/kernel_shapes.py --device {device}"
+    for name in args.candidate or ["sage_attn", "sage_attn_as_shipped"]:
+        timing = time_kernels(kernels.load(name), torch_sdpa, calls, BOUND, ALPHA, args.seconds, command)
+        render_timing(build_timing(timing, name, "torch_sdpa", BOUND), Console(width=250))
+
+
+if __name__ == "__main__":
+    main()
