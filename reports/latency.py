@@ -127,10 +127,7 @@ def render_latency(result: LatencyResult, console: Console) -> None:
     print_rows(console, title, _COLUMNS, [_cells(row) for row in result.rows])
     for load in result.loads:
         say(f"{load.shape}, {load.concurrency} in flight: {load_text(load)}")
-    say(
-        f"{result.rounds} rounds played, the first {result.warm_up_rounds} left out as warm-up; "
-        f"{'no CUDA graphs' if result.eager else 'CUDA graphs as the engine has them'}."
-    )
+    say(f"{result.rounds} rounds played, the first {result.warm_up_rounds} left out as warm-up; {graphs_text(result)}.")
     for role, calls in (("reference", result.reference_calls), ("candidate", result.candidate_calls)):
         if calls:
             say(f"{role}: {'; '.join(call.sentence for call in calls)}")
@@ -183,6 +180,13 @@ def time_text(row: LatencyRow, seconds: float) -> str:
     if row.metric == "throughput":
         return f"{1 / seconds:,.0f} tok/s" if seconds else "-"
     return f"{1e3 * seconds:.2f} ms"
+
+
+def graphs_text(result: LatencyResult) -> str:
+    """Whether decode ran in CUDA graphs."""
+    if result.device == "cpu":
+        return "on the CPU"
+    return "without CUDA graphs" if result.eager else "CUDA graphs as the engine has them"
 
 
 def load_text(load: LoadRow) -> str:

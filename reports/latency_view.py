@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from reports import charts
-from reports.latency import load_text, time_text
+from reports.latency import graphs_text, load_text, time_text
 from reports.latency_model import LatencyResult, LatencyRow, LoadRow
 from reports.summary import NOTHING, latency_lines, latency_ratio, worst_ratio
 
@@ -38,11 +38,13 @@ class LatencyView:
     Attributes:
         lines: the same in sentences.
         worst: the ratio that decided, with its interval.
+        graphs: whether decode ran in CUDA graphs.
     """
 
     result: LatencyResult
     lines: tuple[str, ...]
     worst: str
+    graphs: str
     loads: tuple[LoadView, ...]
 
 
@@ -59,5 +61,6 @@ def latency_view(latency: LatencyResult) -> LatencyView:
         result=latency,
         lines=tuple(latency_lines(latency)),
         worst=NOTHING if worst is None else latency_ratio(worst.ratio, worst.low, worst.high),
+        graphs=graphs_text(latency),
         loads=tuple(loads),
     )

@@ -37,6 +37,18 @@ def test_verdict_ratios_throughputs_and_calls_are_there(examples: ModuleType, ve
         assert wanted in shown, shown
 
 
+@pytest.mark.parametrize(
+    ("device", "eager", "told"),
+    [
+        ("cpu", True, "on the CPU"),
+        ("cuda", True, "without CUDA graphs"),
+        ("cuda", False, "CUDA graphs as the engine has"),
+    ],
+)
+def test_the_page_says_whether_there_were_graphs(examples: ModuleType, device: str, eager: bool, told: str) -> None:
+    assert told in text_of(to_html(examples.latency().model_copy(update={"device": device, "eager": eager})))
+
+
 def test_text_of_a_server_stays_text(examples: ModuleType) -> None:
     page = to_html(examples.latency(text="<script>alert(1)</script>\u202e"))
     assert "<script>alert" not in page
