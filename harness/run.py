@@ -338,9 +338,13 @@ def _side_by_side(engines: Sequence[Engine], do: Callable[[Engine], None]) -> No
                     engine.stop()
 
 
-def _note_server(folder: RunFolder, engine: Engine) -> None:
-    """Write down what a server said of itself, in place of what an earlier server of that role said."""
-    server = ServerManifest(
+def manifest_of(engine: Engine) -> ServerManifest:
+    """What a server that runs says of itself.
+
+    Raises:
+        EngineError: it does not answer.
+    """
+    return ServerManifest(
         role=engine.role,
         backend=engine.backend,
         engine=engine.label,
@@ -349,6 +353,11 @@ def _note_server(folder: RunFolder, engine: Engine) -> None:
         startup_s=engine.startup_s,
         arguments=engine.arguments(),
     )
+
+
+def _note_server(folder: RunFolder, engine: Engine) -> None:
+    """Write down what a server said of itself, in place of what an earlier server of that role said."""
+    server = manifest_of(engine)
     progress = folder.progress()
     others = tuple(s for s in progress.servers if s.role != engine.role)
     folder.update(progress.model_copy(update={"servers": (*others, server)}))

@@ -14,7 +14,6 @@ from evals.loads import Shape
 from harness.bench.plan import BenchPlan, BenchPolicy
 from harness.compare.latency import Block, blocks_of
 from harness.engines.base import Engine
-from harness.engines.catalog import claimed_phases
 from harness.errors import EvidenceError, UsageError
 from harness.evidence import jsonl
 from harness.evidence import manifest as made
@@ -23,6 +22,7 @@ from harness.evidence.folder import RunFolder
 from harness.evidence.manifest import ServerManifest
 from harness.evidence.records import Record, Role
 from harness.evidence.timings import AnswerLength, Timing
+from harness.run import manifest_of
 
 MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
 
@@ -105,7 +105,7 @@ class BenchFolder:
             policy=plan.policy.model_dump(mode="json"),
             shapes=tuple(vars(shape) for shape in plan.shapes),
             eager=plan.eager,
-            servers=tuple(_server(engine) for engine in engines.values()),
+            servers=tuple(manifest_of(engine) for engine in engines.values()),
             command=command,
             packages=made.installed_packages(),
             hardware=made.hardware(spec.device),
@@ -182,15 +182,3 @@ def policy_of(manifest: BenchManifest) -> BenchPolicy:
 def shapes_in(manifest: BenchManifest) -> dict[str, Shape]:
     """The shapes by name."""
     return {shape["name"]: Shape(**shape) for shape in manifest.shapes}
-
-
-def _server(engine: Engine) -> ServerManifest:
-    return ServerManifest(
-        role=engine.role,
-        backend=engine.backend,
-        engine=engine.label,
-        claimed_phases=claimed_phases(engine.backend),
-        launch_command=engine.launch_command,
-        startup_s=engine.startup_s,
-        arguments=engine.arguments(),
-    )
