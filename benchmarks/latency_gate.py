@@ -43,11 +43,11 @@ SLOW = Path(os.environ.get("ASSAY_EVIDENCE", "")).name == "candidate"
 
 def forward(call):
     out = torch_sdpa(call)
-    if SLOW and call.layer == int(WAIT[1]):
-        if call.q.is_cuda:
+    if call.layer == int(WAIT[1]):
+        if call.q.is_cuda:  # in both servers, so that they differ in the wait alone
             import torch
             torch.cuda.synchronize()
-        until = time.perf_counter() + WAIT[0]
+        until = time.perf_counter() + WAIT[0] * SLOW
         while time.perf_counter() < until:
             pass
     return out
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--engine-arg", action="append", default=[])
+    parser.add_argument("--backend", help="what both servers run; by default the kernel that can wait")
     parser.add_argument("--runs", type=int, default=0, help="whole measurements without a wait")
     parser.add_argument("--shape", action="append", default=[], help="loads, two requests in flight; short by default")
     parser.add_argument("--run-seconds", type=float, default=5.0, help="seconds of each of them")
@@ -71,6 +72,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="measurements with each wait")
     args = parser.parse_args()
     args.shape = args.shape or ["short"]
+    if args.backend and args.sleep:
+        parser.error("only the kernel that can wait can --sleep: leave --backend out")
     with tempfile.TemporaryDirectory(prefix="assay-latency-gate-") as made:
         folder = Path(made)
         (folder / "waiting_kernel.py").write_text(KERNEL)
@@ -78,7 +81,7 @@ def main() -> None:
         os.environ[WAIT] = str(folder / "wait")
         os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
         sys.path.append(str(folder))
-        name = "waiting_kernel:forward"
+        name = args.backend or "waiting_kernel:forward"
         flags = {"device": args.device, "model": args.model, "reference": name, "candidate": name}
         spec = timed_spec(make_spec(flags | {"engine_arg": tuple(args.engine_arg)}))
         run = prepare(spec.model_copy(update={"greedy_prompts": 0}))

@@ -104,6 +104,8 @@ def _rows(cell: CellResult, bound: float) -> list[LatencyRow]:
             bound=bound,
             verdict=decision.verdict,
             why=decision.why,
+            ratios=decision.ratio.n,
+            ratios_effective=decision.ratio.effective,
             ratios_needed=decision.needed,
         )
         for metric, decision in cell.decisions.items()

@@ -268,7 +268,7 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     row = LatencyRow(
         shape=text, concurrency=4, metric="ttft", title="time to first token" if text == "short" else text, reference_s=0.0123,
         candidate_s=0.0123 * ratio, ratio=ratio, low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987,
-        floor_high=1.013, p=0.5, bound=1.1, verdict=verdict, why=text, ratios_needed=None,
+        floor_high=1.013, p=0.5, bound=1.1, verdict=verdict, why=text, ratios=16, ratios_effective=12.5, ratios_needed=None,
     )  # fmt: skip
     load = LoadRow(
         shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,

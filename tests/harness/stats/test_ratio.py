@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy.signal import lfilter
 from scipy.stats import wilcoxon
 from statsmodels.stats.multitest import multipletests
 
-from harness.stats.ratio import FEWEST, decide_ratios, holm, p_at_most, ratio_of, ratios_needed, warm_up
+from harness.stats.ratio import FEWEST, decide_ratios, dependence, holm, p_at_most, ratio_of, ratios_needed, warm_up
 
 RNG = np.random.default_rng(5)
 
@@ -18,8 +21,19 @@ def drifting(rounds: int, ratio: float, stalls: float = 0.1) -> list[float]:
     noise = 0.02 * RNG.exponential(1, blocks) + (RNG.random(blocks) < stalls) * RNG.exponential(0.5, blocks)
     drift = 0.2 * np.sin(np.linspace(0, 3, blocks) + 6 * RNG.random())
     times = RNG.permuted((noise + drift).reshape(rounds, 4), axis=1)
-    logs = np.concatenate([times[:, 1] - times[:, 0], times[:, 3] - times[:, 2]]) + math.log(ratio)
+    logs = np.stack([times[:, 1] - times[:, 0], times[:, 3] - times[:, 2]], axis=1).ravel() + math.log(ratio)
     return [float(log) for log in logs]
+
+
+def lasting(rounds: int, seldom: float) -> list[float]:
+    """Log ratios of equal servers, two a round, one of which is now and then 15 % slower for ``seldom`` rounds on average."""
+    state = 0.0
+    states = []
+    for _ in range(rounds):
+        if RNG.random() < 1 / seldom:
+            state = 0.15 * RNG.choice([-1, 0, 0, 0, 1])
+        states.append(state)
+    return [float(x) for x in np.repeat(states, 2) + 0.03 * RNG.normal(size=2 * rounds)]
 
 
 def test_the_interval_covers_on_a_drifting_and_stalling_machine() -> None:
@@ -29,15 +43,71 @@ def test_the_interval_covers_on_a_drifting_and_stalling_machine() -> None:
         assert sum(1.07 in interval for interval in intervals) / 400 >= 0.95 - 0.033
 
 
+def test_the_interval_covers_where_one_server_is_slow_for_a_while() -> None:
+    for rounds in (12, 65):
+        ratios = [ratio_of(lasting(rounds, 10), 0.05) for _ in range(300)]
+        assert sum(1.0 in ratio.interval for ratio in ratios) / len(ratios) >= 0.90  # 0.70 and 0.39 as if independent
+        assert np.median([ratio.effective for ratio in ratios]) < 0.9 * 2 * rounds
+
+
+def test_dependence_is_the_autocorrelation_time() -> None:
+    # (1 + phi) / (1 - phi) of an autoregression; ranks of normal values correlate nearly as the values do.
+    for phi in (0.0, 0.5, 0.8):
+        noise = RNG.normal(size=20_000)
+        series = lfilter([1.0], [1.0, -phi], noise)
+        assert dependence(series) == pytest.approx((1 + phi) / (1 - phi), rel=0.15)
+    assert dependence(np.zeros(8)) == 1.0
+    assert dependence(np.array([1.0, -1.0] * 10)) == 1.0, "neighbours that differ more than chance narrow nothing"
+    assert dependence(np.array([0.1])) == 1.0
+
+
+def test_independent_ratios_have_intervals_hardly_wider_than_the_signed_rank_test_gives() -> None:
+    wider = []
+    for _ in range(200):
+        logs = [float(x) for x in RNG.normal(0, 0.03, 60)]
+        interval, plain = ratio_of(logs, 0.05).interval, signed_rank(logs)
+        assert interval.low <= plain[0] + 1e-12
+        assert interval.high >= plain[1] - 1e-12
+        wider.append(math.log(interval.high / interval.low) / math.log(plain[1] / plain[0]))
+    assert np.mean(wider) < 1.2
+
+
+def test_the_interval_is_no_wider_than_the_ratios() -> None:
+    trend = [0.01 * i for i in range(12)]
+    interval = ratio_of(trend, 0.05).interval
+    assert (math.log(interval.low), math.log(interval.high)) == pytest.approx((0.0, 0.11))
+
+
+def signed_rank(logs: list[float]) -> tuple[float, float]:
+    """The ends of the 0.95 interval of independent values: those that scipy's test, by its p values, does not refuse."""
+    means = np.sort(np.add.outer(logs, logs)[np.triu_indices(len(logs))] / 2)
+
+    def kept(mean: float) -> bool:
+        return bool(wilcoxon(np.array(logs) - mean + 1e-9, method="approx", correction=True).pvalue > 0.05)
+
+    middle = len(means) // 2
+    low = bisect_left(means[:middle], True, key=kept)
+    high = middle + bisect_left(means[middle:], True, key=lambda mean: not kept(mean)) - 1
+    return math.exp(means[low]), math.exp(means[high])
+
+
 @pytest.mark.parametrize("n", [6, 9, 20, 50, 80])
 def test_the_interval_is_what_the_signed_rank_test_does_not_refuse(n: int) -> None:
-    logs = [float(x) for x in RNG.normal(0.1, 0.05, n)]
+    logs = [float(x) for x in independent(n)]
     interval = ratio_of(logs, 0.05).interval
     for end, inside in ((interval.low, 1), (interval.high, -1)):
         for side in (-1, 1):
             shifted = np.array(logs) - (math.log(end) + side * inside * 1e-6)
             refused = wilcoxon(shifted, method="exact" if n <= 50 else "approx", correction=True).pvalue <= 0.05
             assert refused == (side < 0), (n, end, side)
+
+
+def independent(n: int) -> NDArray[np.float64]:
+    """Values that happen to show no dependence at all, so that the interval is the exact one."""
+    while True:
+        logs = RNG.normal(0.1, 0.05, n)
+        if ratio_of(list(logs), 0.05).effective == n:
+            return logs
 
 
 def test_scale_and_direction() -> None:
@@ -62,7 +132,12 @@ def test_a_stall_does_not_move_the_estimate() -> None:
 
 
 def logs_of(ratio: float, n: int = 20, spread: float = 0.01) -> list[float]:
-    return [math.log(ratio) + spread * (i - (n - 1) / 2) / n for i in range(n)]
+    """Evenly spread, in an order that shows no dependence."""
+    shuffle = np.random.default_rng(1).permutation
+    places = shuffle(n)
+    while dependence(places - (n - 1) / 2) > 1:
+        places = shuffle(n)
+    return [math.log(ratio) + spread * (float(place) - (n - 1) / 2) / n for place in places]
 
 
 def test_verdicts() -> None:
@@ -137,6 +212,14 @@ def test_p_at_most_is_one_sided() -> None:
     assert p_at_most(logs_of(1.3), 1.1) < 1e-5
     assert p_at_most(logs_of(0.9), 1.1) > 0.99
     assert p_at_most([], 1.1) == 1.0
+
+
+def test_ratios_that_are_alike_prove_less() -> None:
+    """The same values are far less likely to be chance in random order than one after the other."""
+    rising = sorted(logs_of(1.12, n=24, spread=0.1))
+    assert p_at_most(rising, 1.1) > 2 * p_at_most(logs_of(1.12, n=24, spread=0.1), 1.1)
+    (decision,) = decide_ratios([(rising, logs_of(1.0))], 1.1, 0.05)
+    assert "neighbours are alike" in decision.why
 
 
 def test_the_first_round_is_warm_up_and_so_are_slow_ones_after_it() -> None:
