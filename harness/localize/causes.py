@@ -149,7 +149,6 @@ def _fit(
     total = [0.0, 0.0, 0.0]
     violating: list[Situation] = []
     everywhere = True
-    others = sorted(set(range(failing[0].own.shape[1])) - set(heads))
     for o in failing:  # smallest first: most hypotheses are ruled out by one small call
         expected = hypothesis.compute(o.call)
         if expected is None:
@@ -159,6 +158,7 @@ def _fit(
             return None
         total = [a + b for a, b in zip(total, off.over(o.failing), strict=True)]
         violating += _where(o, _violated(o, off.relative_l1, heads))
+        others = sorted(set(range(o.own.shape[1])) - set(heads))
         everywhere &= not bool(_violated(o, off.relative_l1, others).any())
     agreement = total[0] / total[1] if total[1] else 0.0
     if not total[2] or agreement > CLEARLY * disagreement:
@@ -175,9 +175,9 @@ def _fit(
 
 
 def _violated(o: Observation, off: Tensor, heads: Sequence[int]) -> Tensor:
-    """Cells of these heads that pass although the hypothesis says that they should not."""
+    """Cells of these heads, as far as the layer has them, that pass although the hypothesis says that they should not."""
     chosen = torch.zeros_like(o.failing)
-    chosen[:, list(heads)] = True
+    chosen[:, [head for head in heads if head < chosen.shape[1]]] = True
     return chosen & ~o.failing & (off > o.bound)
 
 

@@ -65,7 +65,7 @@ def _where(cause: Cause, layers: Sequence[int]) -> str:
     parts = [" and ".join(cause.phases)]
     if cause.conditions and not cause.conditions[0].words.endswith(" only"):
         parts.append(("only where " if cause.only_there else "") + cause.conditions[0].words)
-    heads = range(cause.failing[0].call.q.shape[1])
+    heads = range(max(o.call.q.shape[1] for o in cause.failing))
     parts += [some("layer", cause.layers, layers), some("head", cause.heads, heads)]
     if cause.positions and not cause.hypotheses:
         parts.append(f"query positions {', '.join(POSITIONS[p] for p in cause.positions)}")

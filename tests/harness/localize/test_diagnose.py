@@ -84,6 +84,16 @@ def test_two_bugs_in_two_layers_are_two_findings_and_the_leak_is_first() -> None
     assert "layer 0 of 3" in second.where
 
 
+def test_layers_need_not_have_the_same_number_of_heads() -> None:
+    fewer = calls(1, dtype=torch.float32)
+    more = [replace(call_of(lens, (8, 2), 32, torch.float32, "cpu", seed=i), layer=1) for i, lens in enumerate(MATRIX)]
+    [finding] = diagnose(examine(fault("causal mask top-left"), fewer + more))
+    assert finding.kind == "causal mask top-left"
+    assert finding.where == "extend, cached prefix > 0, all 2 layers, all 8 heads"
+    [finding] = diagnose(examine(fault("causal mask top-left", heads=[6]), fewer + more))
+    assert finding.where == "extend, cached prefix > 0, layer 1 of 2, head 6 of 8"
+
+
 def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
     def odd(call: AttentionCall) -> Tensor:
         out = rounded_oracle(call)
