@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from rich.table import Table
 
 CONSOLE = Console(width=200)
 DUMMY = "--engine-arg=--load-format=dummy"
-COMPILED = ["--engine-arg=--enable-torch-compile", "--engine-arg=--cuda-graph-max-bs=4"]
+COMPILED = ["--engine-arg=--enable-torch-compile", "--engine-arg=--cuda-graph-max-bs-decode=4"]
 SAGE = ["--candidate", "sage_attn", "--servers", "together"]
 SHAPES = ["--shapes", "short,long,shared,chunked,offline"]
 OFFLINE = ["--shapes", "offline", "--concurrency", "1", "--seconds", "60"]
@@ -86,30 +87,40 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", help="a step; by default all")
-    parser.add_argument("--out", type=Path, help="a folder that is kept")
+    parser.add_argument(
+        "--out", type=Path, help="a folder that is kept; what ended there as expected is not done again"
+    )
     args = parser.parse_args()
-    table = Table("step", "exit", "expected", "s", "result")
     with tempfile.TemporaryDirectory(prefix="assay-gpu-") as made:
         folder = (args.out or Path(made)).resolve()
         (folder / "8b").mkdir(parents=True, exist_ok=True)
+        ended = folder / "steps.json"
+        rows: dict[str, list[str]] = json.loads(ended.read_text()) if ended.exists() else {}
         todo = steps(folder, str(shaped_model(folder / "8b")))
-        for name in args.only or todo:
-            command, expected, file, show = todo[name]
-            out = [] if name == "kernel" else ["--out", str(folder / name)]
-            begun = time.monotonic()
-            code = subprocess.run(
-                [sys.executable, "-m", "harness", *command, *out], check=False, cwd=Path(__file__).parent
-            ).returncode
-            path = folder / name / file
-            shown = (
-                show(json.loads(path.read_text()) if path.is_file() else {})
-                if not file or path.is_file()
-                else "no result"
-            )
-            table.add_row(name, str(code), str(expected), f"{time.monotonic() - begun:.0f}", shown)
-            # At once, too: the whole takes more than half an hour, and what is cut off prints no table.
-            CONSOLE.print(f"{name}: exit {code}, expected {expected}. {shown}", highlight=False, markup=False)
+        for name in args.only or [name for name in todo if name not in rows or rows[name][0] != rows[name][1]]:
+            rows[name] = do(folder, name, todo[name])
+            # At once: the whole takes more than half an hour, and a borrowed machine may be gone by then.
+            ended.write_text(json.dumps(rows))
+            CONSOLE.print(f"{name}: exit {rows[name][0]}, expected {rows[name][1]}", highlight=False)
+    table = Table("step", "exit", "expected", "s", "result")
+    for name in todo:
+        if name in rows:
+            table.add_row(name, *rows[name])
     CONSOLE.print(table)
+
+
+def do(folder: Path, name: str, step: Step) -> list[str]:
+    """Run a step from its beginning; its row of the table."""
+    command, expected, file, show = step
+    shutil.rmtree(folder / name, ignore_errors=True)  # of a step that was cut off
+    out = [] if name == "kernel" else ["--out", str(folder / name)]
+    begun = time.monotonic()
+    code = subprocess.run(
+        [sys.executable, "-m", "harness", *command, *out], check=False, cwd=Path(__file__).parent
+    ).returncode
+    path = folder / name / file
+    shown = show(json.loads(path.read_text()) if path.is_file() else {}) if not file or path.is_file() else "no result"
+    return [str(code), str(expected), f"{time.monotonic() - begun:.0f}", shown]
 
 
 if __name__ == "__main__":

@@ -70,12 +70,14 @@ def main() -> None:
         "--fresh", type=int, default=0, help="pairs of servers to start anew and measure without a wait"
     )
     parser.add_argument("--repeats", type=int, default=1, help="measurements with each wait")
+    parser.add_argument("--out", type=Path, help="a new folder that keeps all timings")
     args = parser.parse_args()
     args.shape = args.shape or ["short"]
     if args.backend and args.sleep:
         parser.error("only the kernel that can wait can --sleep: leave --backend out")
     with tempfile.TemporaryDirectory(prefix="assay-latency-gate-") as made:
-        folder = Path(made)
+        folder = (args.out or Path(made)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "waiting_kernel.py").write_text(KERNEL)
         wait = np.memmap(folder / "wait", np.float64, "w+", shape=(2,))
         os.environ[WAIT] = str(folder / "wait")
