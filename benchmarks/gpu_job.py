@@ -86,7 +86,7 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", help="a step; by default all")
+    parser.add_argument("--only", action="append", choices=list(steps(Path(), "")), help="a step; by default all")
     parser.add_argument(
         "--out", type=Path, help="a folder that is kept; what ended there as expected is not done again"
     )

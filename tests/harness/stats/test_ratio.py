@@ -46,7 +46,7 @@ def test_the_interval_covers_on_a_drifting_and_stalling_machine() -> None:
 def test_the_interval_covers_where_one_server_is_slow_for_a_while() -> None:
     for rounds in (12, 65):
         ratios = [ratio_of(lasting(rounds, 10), 0.05) for _ in range(300)]
-        assert sum(1.0 in ratio.interval for ratio in ratios) / len(ratios) >= 0.90  # 0.70 and 0.39 as if independent
+        assert sum(1.0 in ratio.interval for ratio in ratios) / len(ratios) >= 0.90  # 0.76 and 0.38 as if independent
         assert np.median([ratio.effective for ratio in ratios]) < 0.9 * 2 * rounds
 
 
@@ -220,6 +220,13 @@ def test_ratios_that_are_alike_prove_less() -> None:
     assert p_at_most(rising, 1.1) > 2 * p_at_most(logs_of(1.12, n=24, spread=0.1), 1.1)
     (decision,) = decide_ratios([(rising, logs_of(1.0))], 1.1, 0.05)
     assert "neighbours are alike" in decision.why
+    # Far beyond the bound no dependence explains it: by Student's t, even for as few as they are worth.
+    assert p_at_most(rising, 0.5) < 0.001
+
+
+def test_equal_servers_of_which_one_is_slow_for_a_while_are_seldom_called_unequal() -> None:
+    alarms = [decide_ratios([(lasting(65, 10), logs_of(1.0))], 1.0, 0.05)[0].verdict for _ in range(200)]
+    assert alarms.count("regression") / 200 <= 0.05  # 0.18 as if independent
 
 
 def test_the_first_round_is_warm_up_and_so_are_slow_ones_after_it() -> None:
