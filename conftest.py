@@ -14,17 +14,27 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.bench.plan import BenchPlan
-from harness.bench.suite import plan_latency, time_servers
-from harness.config import FLAGS, RunSpec, make_spec
-from harness.engines.base import Engine
-from harness.errors import UsageError
-from harness.evidence.folder import RunFolder
-from harness.progress import Watch
-from harness.run import Plan, asked_roles, collect, default_folder, make_engine, open_folder, prepare, recorded, running
-from reports.build import build
-from reports.model import Report
-from reports.write import write_all
+from assay.harness.bench.plan import BenchPlan
+from assay.harness.bench.suite import plan_latency, time_servers
+from assay.harness.collect.interview import (
+    Plan,
+    asked_roles,
+    collect,
+    default_folder,
+    make_engine,
+    open_folder,
+    prepare,
+    recorded,
+    running,
+)
+from assay.harness.config import FLAGS, RunSpec, make_spec
+from assay.harness.engines.base import Engine
+from assay.harness.errors import UsageError
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.judge.build import build
+from assay.harness.judge.report import Report
+from assay.harness.progress import Watch
+from assay.reports.write import write_all
 
 _REPORT = pytest.StashKey[Report]()
 

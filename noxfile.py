@@ -47,7 +47,7 @@ def assay(session: nox.Session, *command: str) -> None:
     on_cuda = any(pair == ("--device", "cuda") for pair in itertools.pairwise(flags))
     python = environment(session, "cuda" if on_cuda else "cpu")
     # Where the user is, not in this folder: paths and a kernel named module:function are meant from there.
-    code = subprocess.call([python, "-m", "harness", *command, *session.posargs], cwd=session.invoked_from)
+    code = subprocess.call([python, "-m", "assay", *command, *session.posargs], cwd=session.invoked_from)
     if code:
         sys.exit(code)  # nox would make a 1, a regression, of any failure
 

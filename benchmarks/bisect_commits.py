@@ -24,8 +24,8 @@ import kernel_histories
 from rich.console import Console
 from rich.table import Table
 
-from harness.bisect.commits.search import Ask, Found, History, Tally, next_step, proof
-from harness.bisect.commits.state import Folder, State
+from assay.harness.bisect.commits.search import Found, History, NextProbe, Tally, next_step, proof
+from assay.harness.bisect.commits.state import Folder, State
 
 console = Console(width=150)
 STUB = """
@@ -133,7 +133,7 @@ def simulate(
     if not proof(good, "good", 3) == proof(bad, "bad", 3) == "proven":
         return False, probes
     tallies, skipped = {str(count - 1): bad}, set[str]()
-    while isinstance(step := next_step(history, tallies, skipped, good, 0.99), Ask):
+    while isinstance(step := next_step(history, tallies, skipped, good, 0.99), NextProbe):
         number = int(step.commit)
         if number in broken:
             skipped.add(step.commit)

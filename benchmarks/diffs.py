@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness.engines.model import TINY_MODEL
+from assay.harness.engines.model import TINY_MODEL
 
 # The shape of Llama 3.1 8B.
 SHAPE = {
@@ -55,7 +55,7 @@ def main() -> None:
                 begun = time.monotonic()
                 out = folder / f"{number}-{candidate}"
                 code = subprocess.run(
-                    [sys.executable, "-m", "harness", *command, "--out", str(out)], check=False
+                    [sys.executable, "-m", "assay", *command, "--out", str(out)], check=False
                 ).returncode
                 print(f"== {model} {candidate}: exit {code}, {time.monotonic() - begun:.0f} s", flush=True)
 

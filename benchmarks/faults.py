@@ -29,19 +29,19 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from evals.synthetic import questions
-from harness.attention.call import AttentionCall
-from harness.attention.faults import fault
-from harness.attention.hypotheses import BY_NAME, FAMILY, LEAK
-from harness.attention.oracle import oracle, requests
-from harness.attention.sglang_plugin import RECORD, SHADOW
-from harness.attention.shadow import PACK_FOLDER
-from harness.evidence.pack import PackedCall, read_pack
-from harness.evidence.shadow_cells import CONDITIONS, read_cells
-from harness.localize.bounds import bound_of
-from harness.localize.cells import cells_of, deviation
-from harness.replay import Replay, examine_recorded
-from harness.timing import torch_sdpa
+from assay.evals.synthetic import questions
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.faults import fault
+from assay.harness.attention.hypotheses import BY_NAME, FAMILY, LEAK
+from assay.harness.attention.oracle import oracle, requests
+from assay.harness.evidence.pack import PackedCall, read_pack
+from assay.harness.evidence.shadow_sums import CONDITIONS, read_shadow_sums
+from assay.harness.localize.bounds import bound_of
+from assay.harness.localize.cells import cells_of, deviation
+from assay.harness.offline.replay import ReplayResult, examine_recorded
+from assay.harness.offline.timing import torch_sdpa
+from assay.harness.server.sglang_plugin import RECORD, SHADOW
+from assay.harness.server.shadow import PACK_FOLDER
 
 SEEDED = "ASSAY_BENCHMARK_FAULT"
 """Environment variable: the file that says which fault the kernel has at the moment."""
@@ -79,7 +79,7 @@ class Result:
     name: str
     at: tuple[int, int]
     out: tuple[tuple[int, int], ...]
-    replay: Replay
+    replay: ReplayResult
     effect: float
     calls: tuple[AttentionCall, ...]
     seconds: float
@@ -127,10 +127,10 @@ def main() -> None:
 
 def run(folder: Path, names: Sequence[str], rng: random.Random) -> list[Result]:
     """One server, one watch after another."""
-    from harness.engines.launch import Launch
-    from harness.engines.model import TINY_MODEL
-    from harness.engines.sglang import SGLangServer
-    from harness.run import core_of
+    from assay.harness.collect.interview import core_of
+    from assay.harness.engines.launch import Launch
+    from assay.harness.engines.model import TINY_MODEL
+    from assay.harness.engines.sglang import SGLangServer
 
     os.environ[SEEDED] = str(folder / "fault.json")  # the kernel is run here as well
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -158,8 +158,8 @@ def run(folder: Path, names: Sequence[str], rng: random.Random) -> list[Result]:
 
 def watch(server, evidence: Path, name: str, at: tuple[int, int]) -> Result:  # type: ignore[no-untyped-def]
     """Seed a fault, ask, and examine."""
-    from harness.evidence.asking import bring_up_to_date
-    from harness.evidence.control import Control, set_control
+    from assay.harness.server.control import Control, set_control
+    from assay.harness.server.write_request import bring_up_to_date
 
     begun = time.monotonic()
     Path(os.environ[SEEDED]).write_text(json.dumps({"hypothesis": name, "layer": at[0], "head": at[1]}))
@@ -190,7 +190,7 @@ def watch(server, evidence: Path, name: str, at: tuple[int, int]) -> Result:  # 
 
 def out_of_bounds(evidence: Path, recorded: Sequence[PackedCall]) -> tuple[tuple[int, int], ...]:
     """Layers and heads with a cell, of whatever condition, whose error in the shadow is more than any recorded call's bound."""
-    cells = read_cells(evidence)
+    cells = read_shadow_sums(evidence)
     table = cells.table(by=("layer", "head", *CONDITIONS))
     worst = table.relative_l1.reshape(*table.relative_l1.shape[:2], -1)
     bound = max(bound_of(one.call) for one in recorded)

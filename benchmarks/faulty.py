@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from harness.attention.call import AttentionCall
-from harness.timing import torch_sdpa
+from assay.harness.attention.call import AttentionCall
+from assay.harness.offline.timing import torch_sdpa
 
 LAYER = 13
 

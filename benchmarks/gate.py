@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from harness.attention.call import AttentionCall
-from harness.attention.kernels import declares
-from harness.config import SuiteName
-from harness.evidence.baseline import FILE
-from harness.timing import torch_sdpa
-from reports.json_report import load
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.kernels import declares
+from assay.harness.config import SuiteName
+from assay.harness.evidence.baseline import FILE
+from assay.harness.offline.timing import torch_sdpa
+from assay.reports.json_report import load
 
 HERE = Path(__file__).parent
 SLEEP_S = 0.01
@@ -50,7 +50,7 @@ def nothing(folder: Path) -> None:
 
 def accept(folder: Path) -> None:
     """Accept the first row's results."""
-    command = [sys.executable, "-m", "harness", "baseline", "accept", "1", "--yes"]
+    command = [sys.executable, "-m", "assay", "baseline", "accept", "1", "--yes"]
     subprocess.run(command, cwd=folder, env=_environment(), check=True)
 
 
@@ -119,7 +119,7 @@ def main() -> int:
         row.before(out)
         folder = out / str(number)
         flags = ["--device", args.device, "--candidate", row.candidate, "--out", folder.name, *more, *row.flags]
-        command = [sys.executable, "-m", "harness", "gate", *flags]
+        command = [sys.executable, "-m", "assay", "gate", *flags]
         code = subprocess.run(command, cwd=out, env=_environment(), check=False).returncode
         wrong += code != row.expected
         made = load(folder / "report.json") if (folder / "report.json").exists() else None

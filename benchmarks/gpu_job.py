@@ -116,7 +116,7 @@ def do(folder: Path, name: str, step: Step) -> list[str]:
     out = [] if name == "kernel" else ["--out", str(folder / name)]
     begun = time.monotonic()
     code = subprocess.run(
-        [sys.executable, "-m", "harness", *command, *out], check=False, cwd=Path(__file__).parent
+        [sys.executable, "-m", "assay", *command, *out], check=False, cwd=Path(__file__).parent
     ).returncode
     path = folder / name / file
     shown = show(json.loads(path.read_text()) if path.is_file() else {}) if not file or path.is_file() else "no result"

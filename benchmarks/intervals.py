@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.signal import lfilter
 
-from harness.stats.ratio import decide_ratios
+from assay.harness.stats.ratio import decide_ratios
 
 ALPHA = 0.05
 Array = NDArray[np.float64]
@@ -86,7 +86,7 @@ def main() -> None:
         for rounds in (6, 12, 30, 65, 120):
             # The reference over itself is never slow for a while: both its blocks are the same server's.
             runs = [(draw(rounds).tolist(), quiet(rounds)[:rounds].tolist()) for _ in range(args.runs)]
-            with patch("harness.stats.ratio.dependence", lambda _: 1.0):
+            with patch("assay.harness.stats.ratio.dependence", lambda _: 1.0):
                 plain = summary(runs)
             table.add_row(name, str(rounds), summary(runs), plain)
     Console(width=140).print(table)

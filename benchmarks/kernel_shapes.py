@@ -11,10 +11,10 @@ import argparse
 import torch
 from rich.console import Console
 
-from harness.attention import kernels
-from harness.attention.trial import call_of
-from harness.timing import time_kernels, torch_sdpa
-from reports.kernel_timing import build_timing, render_timing
+from assay.harness.attention import kernels
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.offline.timing import time_kernels, torch_sdpa
+from assay.reports.kernel_timing import build_timing, render_timing
 
 SHAPES = {
     "cpu": ((64, 0), (64, 64)),

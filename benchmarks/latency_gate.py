@@ -20,22 +20,22 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness.bench.drive import make_engines, measure
-from harness.bench.evidence import BenchFolder
-from harness.bench.judge import BenchResult, judge_bench
-from harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec
-from harness.config import make_spec
-from harness.engines.base import Engine
-from harness.evidence.records import Role
-from harness.progress import Watch
-from harness.run import Plan, prepare, running
+from assay.harness.bench.drive import make_engines, measure
+from assay.harness.bench.evidence import BenchFolder
+from assay.harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec
+from assay.harness.collect.interview import Plan, prepare, running
+from assay.harness.config import make_spec
+from assay.harness.engines.base import Engine
+from assay.harness.evidence.records import Role
+from assay.harness.judge.bench import BenchResult, judge_bench
+from assay.harness.progress import Watch
 
 WAIT = "ASSAY_LATENCY_GATE_WAIT"
 KERNEL = f'''
 import os, time
 from pathlib import Path
 import numpy as np
-from harness.timing import torch_sdpa
+from assay.harness.offline.timing import torch_sdpa
 
 WAIT = np.memmap(os.environ["{WAIT}"], np.float64, "r", shape=(2,))
 SLOW = Path(os.environ.get("ASSAY_EVIDENCE", "")).name == "candidate"

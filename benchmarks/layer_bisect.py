@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from harness.bisect.layers import find_layers
+from assay.harness.bisect.layer_search import find_layers
 
 Task = Callable[[frozenset[int]], bool]
 

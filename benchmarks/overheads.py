@@ -27,14 +27,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from harness.attention.meter import meter
-from harness.attention.sglang_plugin import EVIDENCE, SHADOW
-from harness.config import Device
-from harness.engines.launch import Launch
-from harness.engines.model import TINY_MODEL
-from harness.engines.sglang import SGLangServer
-from harness.evidence.control import Control, set_control
-from harness.run import core_of
+from assay.harness.collect.interview import core_of
+from assay.harness.config import Device
+from assay.harness.engines.launch import Launch
+from assay.harness.engines.model import TINY_MODEL
+from assay.harness.engines.sglang import SGLangServer
+from assay.harness.server.control import Control, set_control
+from assay.harness.server.meter import meter
+from assay.harness.server.sglang_plugin import EVIDENCE, SHADOW
 
 CONSOLE = Console(width=140)
 REFERENCE = {"cpu": "torch_native", "cuda": "triton"}

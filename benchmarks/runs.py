@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from reports.json_report import load
+from assay.reports.json_report import load
 
 CACHE_OFF = ("--engine-arg=--disable-radix-cache",)
 RUNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -48,7 +48,7 @@ def main() -> None:
     for number, (candidate, flags) in enumerate(((reference, ()), *RUNS)):
         folder = out / str(number)
         command = ["run", "--device", args.device, "--candidate", candidate, "--out", str(folder), *flags, *more]
-        code = subprocess.run([sys.executable, "-m", "harness", *command], check=False).returncode
+        code = subprocess.run([sys.executable, "-m", "assay", *command], check=False).returncode
         if not (folder / "report.json").exists():
             table.add_row(candidate, " ".join(flags), "no report", str(code))
             continue

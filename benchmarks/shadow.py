@@ -28,13 +28,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from harness.attention.call import AttentionCall, Kernel
-from harness.attention.oracle import right_aligned, sequences
-from harness.attention.reduction import LayerSums, row_errors
-from harness.attention.reduction_kernel import TILE, WARPS, reduce, unpack
-from harness.attention.trial import GRID, grid_of
-from harness.evidence.shadow_cells import conditions
-from harness.localize.naming import name_cause
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.oracle import right_aligned, sequences
+from assay.harness.attention.sample_calls import GRID, grid_of
+from assay.harness.evidence.shadow_sums import conditions
+from assay.harness.localize.naming import name_cause
+from assay.harness.server.reduction import LayerSums, row_errors
+from assay.harness.server.reduction_kernel import TILE, WARPS, reduce, unpack
 
 SHAPES = ((4096, 32, 128), (16384, 32, 128))
 TILES = ((1024, 1), (2048, 1), (2048, 2), (2048, 4), (4096, 2), (4096, 4), (8192, 4), (8192, 8), (16384, 8))

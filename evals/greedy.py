@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from evals.questions import Question
-from evals.synthetic import BUILTIN_SEED, questions
+from assay.evals.questions import Question
+from assay.evals.synthetic import BUILTIN_SEED, questions
 
 MAX_TOKENS = 48
 

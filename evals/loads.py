@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.errors import UsageError
+from assay.harness.errors import UsageError
 
 MARGIN = 10
 """A tenth of the vocabulary at each end is left out: special tokens lie there."""

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evals import synthetic
-from evals.questions import LETTERS, Question
-from harness.errors import UsageError
+from assay.evals import synthetic
+from assay.evals.questions import LETTERS, Question
+from assay.harness.errors import UsageError
 
 BUILTIN = "builtin"
 FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")

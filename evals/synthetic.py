@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evals.questions import GROUPS, LETTERS, Question
+from assay.evals.questions import GROUPS, LETTERS, Question
 
 BUILTIN_SEED = 20261120
 """Seed of the built-in set. Training draws from other seeds, and drops any draw whose facts are in the built-in set."""

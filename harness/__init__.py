@@ -2,5 +2,3 @@
 
 A lower room never imports a higher one. ``attention``, ``evidence``, ``compare`` and ``stats`` are the ground floor.
 """
-
-__version__ = "0.1.0"

@@ -10,19 +10,19 @@ from pathlib import Path
 
 from pydantic import Field
 
-from harness import layers
-from harness.compare.answers import flips, pair, tally
-from harness.config import RunSpec
-from harness.errors import UsageError
-from harness.evidence import baseline as stored
-from harness.evidence.baseline import Baseline, Key
-from harness.evidence.counters import CallCount
-from harness.evidence.folder import RunFolder
-from harness.evidence.manifest import Manifest
-from harness.evidence.records import ROLES, Record, Role
-from harness.evidence.shadow_cells import Cells
-from harness.stats.decision import Decision, decide_accuracy
-from harness.verdict import Check, Verdict
+from assay.harness.collect import layer_suite
+from assay.harness.compare.answers import flips, pair, tally
+from assay.harness.config import RunSpec
+from assay.harness.errors import UsageError
+from assay.harness.evidence import baseline as stored
+from assay.harness.evidence.baseline import Baseline, Key
+from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import Manifest
+from assay.harness.evidence.records import ROLES, Record, Role
+from assay.harness.evidence.shadow_sums import ShadowSums
+from assay.harness.stats.decision import Decision, decide_accuracy
+from assay.harness.verdict import Check, Verdict
 
 NOTHING = 1e-5
 """Relative L1 of rounding in float32 over a head's dimension: growth below it is none."""
@@ -164,7 +164,7 @@ def _check_candidates(candidate: str, status: Status, root: str) -> Check:
     )
 
 
-def own_errors(cells: Cells) -> dict[str, float]:
+def own_errors(cells: ShadowSums) -> dict[str, float]:
     """Own error (relative L1) by layer and condition, over all heads; what was not observed is not there."""
     table = cells.table(by=("layer", "phase", "prefix"))
     layers, phases, prefixes = table.axes.values()
@@ -179,7 +179,7 @@ def own_errors(cells: Cells) -> dict[str, float]:
 
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
     """Own errors that a run measured of its candidate; none of its reference, or where nothing was shadowed."""
-    cells = layers.observed(folder) if role == "candidate" else None
+    cells = layer_suite.observed(folder) if role == "candidate" else None
     return own_errors(cells) if cells else {}
 
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from evals.loads import DEFAULT as DEFAULT_SHAPES
-from harness.errors import UsageError
+from assay.evals.loads import DEFAULT as DEFAULT_SHAPES
+from assay.harness.errors import UsageError
 
 BUILTIN_MODEL = "tiny"
 BUILTIN_DATA = "builtin"

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from harness.evidence.records import Record
+from assay.harness.evidence.records import Record
 
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
 CheckStatus = Literal["ok", "failed", "missing", "not checked"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reports.files import write_whole
-from reports.latency_model import LatencyResult
-from reports.latency_view import latency_view
-from reports.page import to_page
-from reports.summary import VERDICTS
+from assay.harness.files import write_whole
+from assay.harness.judge.latency_result import LatencyResult
+from assay.reports.latency_view import latency_view
+from assay.reports.page import to_page
+from assay.reports.summary import VERDICTS
 
 JSON, HTML = "bench.json", "bench.html"
 

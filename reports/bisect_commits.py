@@ -9,12 +9,12 @@ from typing import Any
 import altair as alt
 from markupsafe import Markup
 
-from harness.bisect.commits import ui
-from harness.bisect.commits.state import Folder, Probe, Result, State
-from harness.verdict import Verdict
-from reports import charts
-from reports.files import write_whole
-from reports.page import to_page
+from assay.harness.bisect.commits import ui
+from assay.harness.bisect.commits.state import Folder, Probe, Result, State
+from assay.harness.files import write_whole
+from assay.harness.verdict import Verdict
+from assay.reports import charts
+from assay.reports.page import to_page
 
 HTML, JSON = "report.html", "report.json"
 COLOURS = {"good": "chart-right", "bad": "chart-forbidden", "skip": "chart-muted"}

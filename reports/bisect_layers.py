@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.bisect.layers import spans
-from harness.bisect.task import LayerBisect
-from reports.text import one_line
+from assay.harness.bisect.layer_search import spans
+from assay.harness.bisect.layer_task import LayerBisect
+from assay.harness.text import one_line
 
 
 def render_layers(result: LayerBisect, console: Console) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from reports.latency_model import LatencyRow
-from reports.model import NOT_FINITE, ConditionRow, DepthRow, Metric, OwnError, Tally
-from reports.summary import bound, interval, latency_ratio, number, share
-from reports.text import one_line
+from assay.harness.judge.latency_result import LatencyRow
+from assay.harness.judge.report import NOT_FINITE, ConditionRow, DepthRow, Metric, OwnError, Tally
+from assay.harness.text import one_line
+from assay.reports.summary import bound, interval, latency_ratio, number, share
 
 PALETTE = {
     "chart-ink": "#23262b",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reports.model import Report
-from reports.text import one_line
+from assay.harness.judge.report import Report
+from assay.harness.text import one_line
 
 MOST = 8
 """GitHub shows at most ten annotations of a kind for each step."""

@@ -9,12 +9,12 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from reports import charts, summary
-from reports.inside import inside_view
-from reports.latency_view import latency_view
-from reports.model import ConditionRow, Divergence, Flip, Metric, Report, SuiteResult
-from reports.page import TEXT_SHOWN, to_page
-from reports.text import clip, visible
+from assay.harness.judge.report import ConditionRow, DivergenceRow, Flip, Metric, Report, SuiteResult
+from assay.harness.text import clip, visible
+from assay.reports import charts, summary
+from assay.reports.latency_view import latency_view
+from assay.reports.layer_diff import inside_view
+from assay.reports.page import TEXT_SHOWN, to_page
 
 FLIPS_SHOWN = 256
 """Most flips of a suite that are embedded: with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
@@ -25,7 +25,7 @@ DIVERGENCES_SHOWN = 60
 class DivergenceView:
     """A divergence with its texts cut where they part."""
 
-    divergence: Divergence
+    divergence: DivergenceRow
     common: str
     reference_rest: str
     candidate_rest: str
@@ -81,10 +81,10 @@ def choose_flips(flips: Sequence[Flip], most: int) -> tuple[Flip, ...]:
     return tuple(flips[index] for index in sorted(index for _, index in turns[:most]))
 
 
-def split_divergence(divergence: Divergence) -> DivergenceView:
+def split_divergence(divergence: DivergenceRow) -> DivergenceView:
     """Cut both texts at the word in which they first differ.
 
-    A `Divergence` knows the index of the first differing token but not the tokens' texts, so the cut is made in
+    A `DivergenceRow` knows the index of the first differing token but not the tokens' texts, so the cut is made in
     characters, and moved back to the start of its word so that the word is seen whole.
     """
     reference, candidate = visible(divergence.reference_text), visible(divergence.candidate_text)

@@ -1,6 +1,6 @@
 """``report.json`` and the JSON Schema that it is held against.
 
-``python -m reports.json_report`` writes ``reports/report.schema.json`` anew, after a change of `reports.model`.
+``python -m assay.reports.json_report`` writes ``reports/report.schema.json`` anew, after a change of `assay.harness.judge.report`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import jsonschema
 from pydantic import ValidationError
 
-from harness.errors import EvidenceError
-from reports.model import NOT_FINITE, SCHEMA, Report
+from assay.harness.errors import EvidenceError
+from assay.harness.judge.report import NOT_FINITE, SCHEMA, Report
 
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 _NUMBER = rf'(?:-?\d[-+.\deE]*|null|"{NOT_FINITE}")'

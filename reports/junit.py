@@ -17,9 +17,9 @@ from collections.abc import Iterable
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from reports import summary
-from reports.model import Check, Report, SuiteResult, Verdict
-from reports.text import one_line, visible
+from assay.harness.judge.report import Check, Report, SuiteResult, Verdict
+from assay.harness.text import one_line, visible
+from assay.reports import summary
 
 OUTPUT_LIMIT = 10_000
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.errors import ExitCode
-from harness.timing import KernelTiming, ShapeTiming
-from reports.files import write_whole
-from reports.latency import print_rows
-from reports.latency_model import KernelTimingResult, ShapeRow
-from reports.text import one_line
+from assay.harness.errors import ExitCode
+from assay.harness.files import write_whole
+from assay.harness.judge.latency_result import KernelTimingResult, ShapeRow
+from assay.harness.offline.timing import KernelTiming, ShapeTiming
+from assay.harness.text import one_line
+from assay.reports.latency import print_rows
 
 _CODES = {"pass": ExitCode.PASS, "regression": ExitCode.REGRESSION}
 

@@ -10,12 +10,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from harness.bench.judge import BenchResult, CellResult
-from harness.compare.latency import METRICS
-from harness.config import RunSpec
-from reports.calls import call_summaries
-from reports.latency_model import LatencyResult, LatencyRow, LengthRow, LoadRow
-from reports.text import one_line
+from assay.harness.compare.blocks import METRICS
+from assay.harness.config import RunSpec
+from assay.harness.judge.bench import BenchResult, CellResult
+from assay.harness.judge.calls import call_summaries
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LengthRow, LoadRow
+from assay.harness.text import one_line
 
 
 def build_latency(result: BenchResult) -> LatencyResult:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from reports import charts
-from reports.latency import graphs_text, load_text, time_text
-from reports.latency_model import LatencyResult, LatencyRow, LoadRow
-from reports.summary import NOTHING, latency_lines, latency_ratio, worst_ratio
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
+from assay.reports import charts
+from assay.reports.latency import graphs_text, load_text, time_text
+from assay.reports.summary import NOTHING, latency_lines, latency_ratio, worst_ratio
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from reports.model import Check, Finding, Report
-from reports.summary import CHECK_SIGNS, VERDICTS, latency_lines, layers_lines, suite_line, unmet
-from reports.text import one_line, visible
+from assay.harness.judge.report import Check, Finding, Report
+from assay.harness.text import one_line, visible
+from assay.reports.summary import CHECK_SIGNS, VERDICTS, latency_lines, layers_lines, suite_line, unmet
 
 MOST_LINES = 60
 _REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 6, 5, 3, 4, 5

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.check import Result
-from harness.errors import ExitCode
-from harness.localize.axes import Axis
-from harness.localize.diagnose import percent
-from reports.text import one_line
+from assay.harness.errors import ExitCode
+from assay.harness.localize.axes import Axis
+from assay.harness.localize.diagnose import percent
+from assay.harness.offline.check import Result
+from assay.harness.text import one_line
 
 MOST_REFUSALS = 3
 

@@ -16,9 +16,9 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports import charts, summary
-from reports.model import Verdict
-from reports.text import clip, one_line, visible
+from assay.harness.judge.report import Verdict
+from assay.harness.text import clip, one_line, visible
+from assay.reports import charts, summary
 
 TEMPLATES = Path(__file__).parent / "templates"
 TEXT_SHOWN = 2_000

@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness.errors import ExitCode
-from harness.evidence.pack import PackManifest
-from harness.replay import Replay
-from reports.text import one_line
+from assay.harness.errors import ExitCode
+from assay.harness.evidence.pack import PackManifest
+from assay.harness.offline.replay import ReplayResult
+from assay.harness.text import one_line
 
 
-def render_replay(replay: Replay, console: Console) -> ExitCode:
+def render_replay(replay: ReplayResult, console: Console) -> ExitCode:
     """Print what a replay found.
 
     Returns:

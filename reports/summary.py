@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from reports.latency_model import LatencyResult, LatencyRow
-from reports.model import (
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow
+from assay.harness.judge.report import (
     NOT_FINITE,
     Check,
     CheckStatus,
@@ -24,7 +24,7 @@ from reports.model import (
     excess,
     out_of_bounds,
 )
-from reports.text import one_line
+from assay.harness.text import one_line
 
 NOTHING = "–"
 
@@ -152,7 +152,7 @@ class LayerRow(NamedTuple):
 
     Attributes:
         cells: condition, error, and whether it is out of bounds.
-        excess: of the worst of them, see `reports.model.excess`.
+        excess: of the worst of them, see `assay.harness.judge.report.excess`.
     """
 
     layer: str

@@ -8,8 +8,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from reports.model import LayersResult, Report, ServerSummary
-from reports.summary import (
+from assay.harness.judge.report import LayersResult, Report, ServerSummary
+from assay.harness.text import one_line, visible
+from assay.reports.summary import (
     CHECK_SIGNS,
     NOTHING,
     VERDICTS,
@@ -21,7 +22,6 @@ from reports.summary import (
     suite_line,
     unmet,
 )
-from reports.text import one_line, visible
 
 _STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from reports.files import write_whole
-from reports.html import to_html
-from reports.json_report import to_json
-from reports.junit import to_junit
-from reports.markdown import to_markdown
-from reports.model import Report
+from assay.harness.files import write_whole
+from assay.harness.judge.report import Report
+from assay.reports.html import to_html
+from assay.reports.json_report import to_json
+from assay.reports.junit import to_junit
+from assay.reports.markdown import to_markdown
 
 # report.json comes first: it is what the others can be made from again.
 RENDERERS: dict[str, Callable[[Report], str]] = {

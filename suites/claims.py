@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.run import Plan
-from reports.model import Report
+from assay.harness.collect.interview import Plan
+from assay.harness.judge.report import Report
 
 
 def needs(plan: Plan, *suites: str) -> None:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from harness.attention.call import Kernel
-    from harness.attention.matrix import Case, Size
-    from harness.check import Result
+    from assay.harness.attention.call import Kernel
+    from assay.harness.attention.matrix import Case, Size
+    from assay.harness.offline.check import Result
 
 MARKER = "assay_kernel"
 
@@ -87,12 +87,12 @@ class Assay:
 
         Raises:
             AssertionError: it is not right, or that was not shown; the message is the diagnosis.
-            harness.errors.UsageError: no such kernel, phase, dtype, noise, size or device.
+            assay.harness.errors.UsageError: no such kernel, phase, dtype, noise, size or device.
         """
         __tracebackhide__ = True
         prepare()
-        from harness.check import check
-        from reports.op_level import message
+        from assay.harness.offline.check import check
+        from assay.reports.op_level import message
 
         result = check(
             kernel,
@@ -130,9 +130,9 @@ class AssayCase:
             AssertionError: it is not right; the message is the diagnosis.
         """
         __tracebackhide__ = True
-        from harness.check import check
-        from harness.errors import ExitCode
-        from reports.op_level import message
+        from assay.harness.errors import ExitCode
+        from assay.harness.offline.check import check
+        from assay.reports.op_level import message
 
         again = f"assay check {self.kernel} --case {self.case.name}" if isinstance(self.kernel, str) else ""
         result = check(self.kernel, phases=[self.case.condition["phase"]], chosen=[self.case], again=again)
@@ -167,9 +167,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"{metafunc.definition.nodeid} uses assay_case; mark it with its kernel: @pytest.mark.{MARKER}('module:function')"
         )
     prepare()
-    from harness.attention.kernels import declaration
-    from harness.check import find, matrix
-    from harness.errors import UsageError
+    from assay.harness.attention.kernels import declaration
+    from assay.harness.errors import UsageError
+    from assay.harness.offline.check import find, matrix
 
     option = metafunc.config.getoption
     given = dict(marker.kwargs)
@@ -187,7 +187,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def prepare() -> None:
     """Have Triton kernels interpreted where there is no GPU; Triton decides when a kernel is imported."""
-    from harness.cli.app import interpret_without_gpu
+    from assay.harness.cli.app import interpret_without_gpu
 
     interpret_without_gpu()
 
@@ -195,6 +195,6 @@ def prepare() -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """One line, if a kernel was checked."""
     if results := config.stash[_RESULTS]:
-        from reports.op_level import sentence
+        from assay.reports.op_level import sentence
 
         terminalreporter.write_line(f"assay: {sentence(results)}")

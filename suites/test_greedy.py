@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.run import Plan
-from reports.model import Report
-from suites import claims
+from assay.harness.collect.interview import Plan
+from assay.harness.judge.report import Report
+from assay.suites import claims
 
 
 def test_greedy_texts_do_not_come_apart(report: Report, plan: Plan) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.run import Plan
-from reports.model import Report
-from suites import claims
+from assay.harness.collect.interview import Plan
+from assay.harness.judge.report import Report
+from assay.suites import claims
 
 
 def test_every_layer_was_compared(report: Report) -> None:

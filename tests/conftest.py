@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from assay.harness.bench.evidence import BenchFolder
+    from assay.harness.judge.report import Report
 
 # Triton decides at import whether kernels are interpreted, so this must stand before any test imports one. Where there is a GPU,
 # what is tested on it must be compiled.
@@ -38,3 +48,68 @@ def pytest_collection_finish() -> None:
     """Take torch and the like out of the garbage collector's sight: statsmodels' Holm correction collects at every call."""
     gc.collect()
     gc.freeze()
+
+
+def load(path: Path) -> ModuleType:
+    """A module outside of any package: test folders are no packages, so tests cannot import one another."""
+    name = f"tests_{path.parent.name}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def stand_ins(name: str) -> ModuleType:
+    return load(Path(__file__).parent / "stand_ins" / f"{name}.py")
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> ModuleType:
+    """Stand-ins for SGLang's objects."""
+    return stand_ins("sglang")
+
+
+@pytest.fixture(scope="session")
+def examples() -> ModuleType:
+    """Example reports, one for each verdict."""
+    return stand_ins("reports")
+
+
+@pytest.fixture(scope="session")
+def inside() -> ModuleType:
+    """Example layer diffs."""
+    return stand_ins("layer_diffs")
+
+
+@pytest.fixture(scope="session")
+def made_up_bench() -> ModuleType:
+    """Benches with made-up timings."""
+    return stand_ins("benches")
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path, made_up_bench: ModuleType) -> Callable[..., BenchFolder]:
+    """A function that writes a bench's folder; its arguments say what is wrong in it."""
+
+    def make(**wrong: Any) -> BenchFolder:
+        folder: BenchFolder = made_up_bench.write_bench(tmp_path / f"bench-{len(list(tmp_path.iterdir()))}", **wrong)
+        return folder
+
+    return make
+
+
+@pytest.fixture(params=["pass", "regression", "inconclusive", "error"])
+def any_report(request: pytest.FixtureRequest, examples: ModuleType) -> Report:
+    report: Report = examples.BY_VERDICT[request.param]()
+    return report
+
+
+@pytest.fixture(scope="session")
+def screenshot() -> Any:
+    """The tool that takes the pictures of the docs."""
+    if os.environ.get("CI") != "true":
+        pytest.importorskip("selenium")
+    return load(Path(__file__).parents[1] / "docs" / "screenshot.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from harness.cli import app
+from assay.harness.cli import app
 
 CI = Path(__file__).parent.parent / "docs" / "ci"
 GITHUB = ["--builtin-schema", "vendor.github-workflows"]

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.gate import LAYERS
+from assay.harness.judge.checks import LAYERS
 
 pytestmark = pytest.mark.server
 
@@ -25,8 +25,8 @@ ANSWERS = ["--questions", "48", "--margin", "0.2", "--suites", "mmlu"]
 """For what is not about the other suites: each start and each call of an interpreted kernel costs seconds."""
 
 KERNEL = """
-from harness.attention.call import AttentionCall
-from harness.attention.oracle import oracle
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import oracle
 
 def wrong_after_a_while(call: AttentionCall):
     wrong_after_a_while.calls = getattr(wrong_after_a_while, "calls", 0) + 1
@@ -37,7 +37,7 @@ def wrong_after_a_while(call: AttentionCall):
 
 
 def assay(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "harness", "run", "--out", str(folder / "run"), *arguments]
+    command = [sys.executable, "-m", "assay", "run", "--out", str(folder / "run"), *arguments]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
     return subprocess.Popen(
         command,
@@ -229,7 +229,7 @@ def test_pytest_suites_is_the_same_run(tmp_path: Path) -> None:
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     """Exit code and output of an ``assay`` command that is given there, and that may import what lies there."""
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
+        [sys.executable, "-m", "assay", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -242,9 +242,9 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 
 VERSIONS = """
 from dataclasses import replace
-from harness.attention.call import AttentionCall
-from harness.attention.kernels import declares
-from harness.attention.oracle import oracle
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.oracle import oracle
 
 @declares(phases=("extend",))
 def old(call: AttentionCall):

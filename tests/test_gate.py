@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from harness.cli import app
-from harness.config import FLAGS
-from harness.evidence.baseline import FILE
-from harness.run import GATE_FLAGS
+from assay.harness.cli import app
+from assay.harness.collect.interview import GATE_FLAGS
+from assay.harness.config import FLAGS
+from assay.harness.evidence.baseline import FILE
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,8 +34,8 @@ greedy_margin = 0.45
 {policy}
 """
 KERNEL = """
-from harness.attention.faults import fault, rounded_oracle
-from harness.attention.kernels import declares
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.kernels import declares
 
 attend = declares(phases=("extend",))({kernel})
 """
@@ -48,7 +48,7 @@ def write(folder: Path, kernel: str = "rounded_oracle", run: str = "", policy: s
 
 def assay(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
-    command = [sys.executable, "-m", "harness", *arguments]
+    command = [sys.executable, "-m", "assay", *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )

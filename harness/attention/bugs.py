@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.attention.oracle import Request, attend, scores
+from assay.harness.attention.oracle import Request, attend, scores
 
 Batch = list[Request]
 Change = Callable[[Batch, int], "Request | Tensor | None"]

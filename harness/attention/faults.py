@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, Kernel
-from harness.attention.hypotheses import BY_NAME
-from harness.attention.oracle import oracle
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.hypotheses import BY_NAME
+from assay.harness.attention.oracle import oracle
 
 
 def rounded_oracle(call: AttentionCall) -> Tensor:
@@ -29,7 +29,7 @@ def fault(
     What the bug leaves undefined (a query that sees no key) is zero.
 
     Args:
-        hypothesis: name of a hypothesis of `harness.attention.hypotheses.FAMILY`.
+        hypothesis: name of a hypothesis of `assay.harness.attention.hypotheses.FAMILY`.
         base_kernel: what computes everything else.
         layers: layers with the bug; None for all.
         heads: q heads with the bug; None for all.

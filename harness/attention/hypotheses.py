@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.attention import bugs
-from harness.attention.call import AttentionCall
-from harness.attention.oracle import attend, requests
+from assay.harness.attention import bugs
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import attend, requests
 
 Severity = Literal["warning", "serious"]
 

@@ -1,6 +1,6 @@
 """Finding kernels, and what a kernel declares of itself.
 
-A kernel is a function of the contract (`harness.attention.call.Kernel`), published in the entry-point group ``assay.kernels``
+A kernel is a function of the contract (`assay.harness.attention.call.Kernel`), published in the entry-point group ``assay.kernels``
 or named directly as ``module:function``. `declares` is how it says what it computes; a kernel that says nothing is taken
 to compute every phase.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
-from harness.attention.call import PHASES, Kernel, KernelRefused
+from assay.harness.attention.call import PHASES, Kernel, KernelRefused
 
 GROUP = "assay.kernels"
 

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import torch
 from allpairspy import AllPairs  # type: ignore[import-untyped]
 
-from harness.attention.call import PHASES, AttentionCall
-from harness.attention.paging import Pages
-from harness.attention.trial import call_of
+from assay.harness.attention.call import PHASES, AttentionCall
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.server.paging import Pages
 
 Size = Literal["small", "full"]
 Lens = list[tuple[int, int]]

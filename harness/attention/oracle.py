@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall
 
 
 def sequences(call: AttentionCall) -> list[tuple[slice, slice]]:

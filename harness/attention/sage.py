@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, KernelRefused
-from harness.attention.kernels import declares
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.kernels import declares
 
 HEAD_DIMS = (64, 128)
 _PACKAGE = "sageattention"

@@ -6,20 +6,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from evals.loads import prefix, prompts
-from harness.bench.evidence import BenchFolder, blocks_in
-from harness.bench.lengths import ask_lengths
-from harness.bench.plan import BenchPlan, Turn, turns
-from harness.compare.latency import first_warm, side_by_side
-from harness.engines.base import Engine
-from harness.engines.catalog import is_kernel
-from harness.engines.sglang import SGLangServer
-from harness.engines.stream import Streamer, StreamReply
-from harness.evidence.records import ROLES, Role
-from harness.evidence.timings import Timing
-from harness.progress import Watch
-from harness.run import core_of, make_engine, running
-from harness.stats.ratio import FEWEST
+from assay.evals.loads import prefix, prompts
+from assay.harness.bench.evidence import BenchFolder, blocks_in
+from assay.harness.bench.lengths import ask_lengths
+from assay.harness.bench.plan import BenchPlan, Turn, turns
+from assay.harness.collect.interview import core_of, make_engine, running
+from assay.harness.compare.blocks import first_warm, side_by_side
+from assay.harness.engines.base import Engine
+from assay.harness.engines.catalog import is_kernel
+from assay.harness.engines.sglang import SGLangServer
+from assay.harness.engines.stream import Streamer, StreamReply
+from assay.harness.evidence.records import ROLES, Role
+from assay.harness.evidence.timings import Timing
+from assay.harness.progress import Watch
+from assay.harness.stats.ratio import FEWEST
 
 
 def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:

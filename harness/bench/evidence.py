@@ -10,19 +10,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from evals.loads import Shape
-from harness.bench.plan import BenchPlan, BenchPolicy
-from harness.compare.latency import Block, blocks_of
-from harness.engines.base import Engine
-from harness.errors import EvidenceError, UsageError
-from harness.evidence import jsonl
-from harness.evidence import manifest as made
-from harness.evidence.counters import CallCount
-from harness.evidence.folder import RunFolder
-from harness.evidence.manifest import ServerManifest
-from harness.evidence.records import Record, Role
-from harness.evidence.timings import AnswerLength, Timing
-from harness.run import manifest_of
+from assay.evals.loads import Shape
+from assay.harness.bench.plan import BenchPlan, BenchPolicy
+from assay.harness.collect.interview import manifest_of
+from assay.harness.compare.blocks import Block, blocks_of
+from assay.harness.engines.base import Engine
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence import jsonl
+from assay.harness.evidence import manifest as made
+from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import Record, Role
+from assay.harness.evidence.timings import AnswerLength, Timing
 
 MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from scipy.stats import wilcoxon
 
-from harness.engines.base import Ask, Engine, Reply
-from harness.evidence.records import Item
-from harness.evidence.timings import AnswerLength
+from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.evidence.records import Item
+from assay.harness.evidence.timings import AnswerLength
 
 PROMPTS = 16
 TOLD = 0.05
@@ -63,7 +63,7 @@ def ask_lengths(engine: Engine, items: Sequence[Item], limit: int, concurrency: 
     """
     replies: dict[int, Reply] = {}
     engine.flush_cache()
-    engine.ask([Ask(item.prompt, limit) for item in items], concurrency, replies.__setitem__)
+    engine.ask([ChatRequest(item.prompt, limit) for item in items], concurrency, replies.__setitem__)
     return [
         AnswerLength(
             role=engine.role, item=item.id, tokens=replies[i].completion_tokens, finish_reason=replies[i].finish_reason

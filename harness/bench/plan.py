@@ -10,14 +10,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from evals.loads import CHUNK, Shape, check_fit, shapes_of
-from harness.bench.lengths import PROMPTS
-from harness.compare.latency import Cell
-from harness.config import RunSpec
-from harness.engines.catalog import claimed_phases, is_kernel
-from harness.errors import UsageError
-from harness.evidence.records import Role
-from harness.run import Plan, together
+from assay.evals.loads import CHUNK, Shape, check_fit, shapes_of
+from assay.harness.bench.lengths import PROMPTS
+from assay.harness.collect.interview import Plan, together
+from assay.harness.compare.blocks import Cell
+from assay.harness.config import RunSpec
+from assay.harness.engines.catalog import claimed_phases, is_kernel
+from assay.harness.errors import UsageError
+from assay.harness.evidence.records import Role
 
 FEWEST_REQUESTS = 2
 """A block has as many requests as are in flight, but at least so many: short blocks, so that drift has no time within a pair."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import shlex
 import shutil
 
-from harness.bench.drive import bench
-from harness.bench.evidence import BenchFolder
-from harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec
-from harness.config import RunSpec
-from harness.evidence.folder import RunFolder
-from harness.progress import Watch
-from harness.run import given_flags, prepare, recorded
+from assay.harness.bench.drive import bench
+from assay.harness.bench.evidence import BenchFolder
+from assay.harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec
+from assay.harness.collect.interview import given_flags, prepare, recorded
+from assay.harness.config import RunSpec
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.progress import Watch
 
 FOLDER = "bench"
 _FLAGS = (

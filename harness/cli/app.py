@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from harness import __version__
-from harness.config import RunSpec
-from harness.errors import AssayError, ExitCode
+from assay import __version__
+from assay.harness.config import RunSpec
+from assay.harness.errors import AssayError, ExitCode
 
 app = typer.Typer(
     name="assay",

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.app import app, console, flag, interpret_without_gpu
-from harness.config import RunSpec, make_spec
-from harness.errors import UsageError
+from assay.harness.cli.app import app, console, flag, interpret_without_gpu
+from assay.harness.config import RunSpec, make_spec
+from assay.harness.errors import UsageError
 
 bench_app = typer.Typer(invoke_without_command=True, add_completion=False)
 app.add_typer(bench_app, name="bench")
@@ -60,14 +60,14 @@ def bench(
                 f"see assay bench {context.invoked_subcommand} --help",
             )
         return
-    from harness.bench import drive
-    from harness.bench.evidence import BenchFolder
-    from harness.bench.judge import judge_bench
-    from harness.bench.plan import make_policy, plan_bench, timed_spec
-    from harness.progress import Watch
-    from harness.run import default_folder, prepare
-    from reports.bench import write_bench
-    from reports.latency import build_latency, render_latency
+    from assay.harness.bench import drive
+    from assay.harness.bench.evidence import BenchFolder
+    from assay.harness.bench.plan import make_policy, plan_bench, timed_spec
+    from assay.harness.collect.interview import default_folder, prepare
+    from assay.harness.judge.bench import judge_bench
+    from assay.harness.progress import Watch
+    from assay.reports.bench import write_bench
+    from assay.reports.latency import build_latency, render_latency
 
     flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
     flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None}
@@ -90,7 +90,9 @@ def bench(
 def kernel(
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, as `assay diff` leaves one.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
-    reference: Annotated[str, typer.Option(help="A kernel to compare with.")] = "harness.timing:torch_sdpa",
+    reference: Annotated[
+        str, typer.Option(help="A kernel to compare with.")
+    ] = "assay.harness.offline.timing:torch_sdpa",
     bound: Annotated[float, typer.Option(help="Largest ratio of times that passes.", min=1)] = RunSpec.model_fields[
         "latency_bound"
     ].default,
@@ -99,10 +101,10 @@ def kernel(
 ) -> None:
     """Time a kernel on recorded calls beside another kernel, with its own error on the same calls."""
     interpret_without_gpu()
-    from harness.attention import kernels
-    from harness.attention.call import KernelRefused
-    from harness.timing import calls_of, time_kernels
-    from reports.kernel_timing import build_timing, render_timing, write_timing
+    from assay.harness.attention import kernels
+    from assay.harness.attention.call import KernelRefused
+    from assay.harness.offline.timing import calls_of, time_kernels
+    from assay.reports.kernel_timing import build_timing, render_timing, write_timing
 
     loaded = []
     for name, given in (("--candidate", candidate), ("--reference", reference)):

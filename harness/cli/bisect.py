@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from harness.cli.app import app, console, flag, interpret_without_gpu
-from harness.config import make_spec
-from harness.errors import UsageError
+from assay.harness.cli.app import app, console, flag, interpret_without_gpu
+from assay.harness.config import make_spec
+from assay.harness.errors import UsageError
 
 bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
 app.add_typer(bisect_app, name="bisect")
@@ -36,11 +36,11 @@ def layers(
     ] = None,
 ) -> None:
     """Find the layers that must run the reference for the task to be right again, in one running server."""
-    from harness.bisect.substitution import bisect_layers
-    from harness.engines.catalog import is_url
-    from harness.progress import Watch
-    from harness.run import core_of, default_folder, prepare
-    from reports.bisect_layers import render_layers
+    from assay.harness.bisect.layer_probes import bisect_layers
+    from assay.harness.collect.interview import core_of, default_folder, prepare
+    from assay.harness.engines.catalog import is_url
+    from assay.harness.progress import Watch
+    from assay.reports.bisect_layers import render_layers
 
     flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
     flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None, "greedy_prompts": 0}

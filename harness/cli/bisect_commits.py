@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from harness.cli.app import console, errors, interpret_without_gpu
-from harness.cli.bisect import bisect_app
-from harness.errors import AssayError, ExitCode, UsageError
+from assay.harness.cli.app import console, errors, interpret_without_gpu
+from assay.harness.cli.bisect import bisect_app
+from assay.harness.errors import AssayError, ExitCode, UsageError
 
 GOOD, BAD, SKIP, ABORT = 0, 1, 125, 128
 """Exit codes that ``git bisect run`` understands."""
@@ -91,9 +91,9 @@ def commits(
 
     Exit codes: 0 a commit is named, 2 wrong use (an end is not what it was said to be), 3 none could be named.
     """
-    from harness.bisect.commits import session, ui
-    from harness.bisect.commits.repo import Repository
-    from harness.bisect.commits.state import Folder, Spec
+    from assay.harness.bisect.commits import session, ui
+    from assay.harness.bisect.commits.repo import Repository
+    from assay.harness.bisect.commits.state import Folder, Spec
 
     if status and (out or not kernel):
         ui.render(Folder(out or _newest()).read(), console)
@@ -138,8 +138,8 @@ def commits(
 
 
 def _bisect(folder: Any, state: Any, repository: Any) -> Any:
-    from harness.bisect.commits import session, ui
-    from harness.bisect.commits.executor import Accuracy, Builder, Forks, Replay
+    from assay.harness.bisect.commits import session, ui
+    from assay.harness.bisect.commits.executor import AccuracyProber, Builder, Forks, ReplayProber
 
     spec = state.spec
     interpret_without_gpu()  # what kernels import is decided by what their processes are forked from
@@ -149,16 +149,16 @@ def _bisect(folder: Any, state: Any, repository: Any) -> Any:
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     with _stoppable(), repository.worktree() as tree, ui.Board(console) as board:
-        replay = Replay(spec, Builder(spec, tree), tree.path, calls, Forks())
-        prober = replay if spec.judge == "replay" else Accuracy(spec, replay, tree.path)
+        replay = ReplayProber(spec, Builder(spec, tree), tree.path, calls, Forks())
+        prober = replay if spec.judge == "replay" else AccuracyProber(spec, replay, tree.path)
         return session.Session(folder, state, prober, repository, board).run()
 
 
 def _calls(folder: Path, spec: Any) -> Path:
     """The file of the calls, written once, so that every commit is asked the same."""
-    from harness.bisect.commits import calls
-    from harness.evidence.pack import read_pack
-    from harness.replay import choose
+    from assay.harness.bisect.commits import calls
+    from assay.harness.evidence.pack import read_pack
+    from assay.harness.offline.replay import choose
 
     file = (folder / calls.FILE).resolve()
     if not file.exists():
@@ -171,8 +171,8 @@ def _calls(folder: Path, spec: Any) -> Path:
 
 
 def _report(folder: Any, state: Any) -> None:
-    from harness.bisect.commits import ui
-    from reports.bisect_commits import write_reports
+    from assay.harness.bisect.commits import ui
+    from assay.reports.bisect_commits import write_reports
 
     ui.render(state, console)
     written = write_reports(state, folder)
@@ -203,7 +203,7 @@ def _newest() -> Path:
 
 
 def _check(kernel: str) -> None:
-    from harness.attention.kernels import is_path
+    from assay.harness.attention.kernels import is_path
 
     if not is_path(kernel):
         raise UsageError(f"--kernel {kernel} is no module:function.", "one of the repository's", "name it so")
@@ -256,11 +256,11 @@ def _probe_here(
     kernel: str, repo: Path, build: str, pack: Path | None, condition: list[str] | None, calls: int,
     source: list[str] | None, raises: Literal["skip", "bad"], timeout: float, build_timeout: float, seed: int,
 ) -> int:  # fmt: skip
-    from harness.bisect.commits import probe as process
-    from harness.bisect.commits.executor import Forks, run_build
-    from harness.bisect.commits.judge import judge
-    from harness.bisect.commits.repo import Repository
-    from harness.bisect.commits.state import Spec
+    from assay.harness.bisect.commits import probe as process
+    from assay.harness.bisect.commits.executor import Forks, run_build
+    from assay.harness.bisect.commits.outcome import judge
+    from assay.harness.bisect.commits.repo import Repository
+    from assay.harness.bisect.commits.state import Spec
 
     _check(kernel)
     interpret_without_gpu()

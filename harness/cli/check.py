@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import app, console, interpret_without_gpu
-from harness.errors import UsageError
+from assay.harness.cli.app import app, console, interpret_without_gpu
+from assay.harness.errors import UsageError
 
 
 @app.command()
@@ -35,11 +35,11 @@ def check(
     """Run a kernel on the op-level matrix, with no server and no model, and name what is wrong with it."""
     interpret_without_gpu()
 
-    from harness.attention.kernels import declaration
-    from harness.attention.matrix import HEAD_DIMS
-    from harness.check import check as run
-    from harness.check import find, matrix
-    from reports.op_level import render
+    from assay.harness.attention.kernels import declaration
+    from assay.harness.attention.matrix import HEAD_DIMS
+    from assay.harness.offline.check import check as run
+    from assay.harness.offline.check import find, matrix
+    from assay.reports.op_level import render
 
     name, loaded = find(kernel)
     phases = phase or declaration(loaded).phases

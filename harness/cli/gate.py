@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from harness.cli.app import app, console, flag, interpret_without_gpu
-from harness.config import make_spec
-from harness.errors import ExitCode, UsageError
+from assay.harness.cli.app import app, console, flag, interpret_without_gpu
+from assay.harness.config import make_spec
+from assay.harness.errors import ExitCode, UsageError
 
 baseline_app = typer.Typer(no_args_is_help=True, help="Keep accepted results, in files that a team commits.")
 app.add_typer(baseline_app, name="baseline")
@@ -52,10 +52,10 @@ def gate(
     config: Annotated[Path | None, _CONFIG] = None,
 ) -> None:
     """Run, hold the result against the policy and the accepted baselines, and exit with the verdict: for CI."""
-    from harness.cli.run import measure
-    from harness.config import RunSpec
-    from reports.github import workflow_commands
-    from reports.markdown import to_markdown
+    from assay.harness.cli.run import measure
+    from assay.harness.config import RunSpec
+    from assay.reports.github import workflow_commands
+    from assay.reports.markdown import to_markdown
 
     flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
     if engine_arg is not None:
@@ -82,10 +82,10 @@ def accept(
     config: Annotated[Path | None, _CONFIG] = None,
 ) -> None:
     """Show what a run has otherwise than the accepted baselines, and accept its results."""
-    from harness import baselines as accepted
-    from harness.evidence.baseline import read_all, write_baseline
-    from harness.evidence.folder import RunFolder
-    from reports.build import build
+    from assay.harness import baselines as accepted
+    from assay.harness.evidence.baseline import read_all, write_baseline
+    from assay.harness.evidence.folder import RunFolder
+    from assay.harness.judge.build import build
 
     folder = RunFolder(run)
     report = build(folder)
@@ -118,7 +118,7 @@ def list_(
     config: Annotated[Path | None, _CONFIG] = None,
 ) -> None:
     """List the accepted baselines."""
-    from harness.evidence.baseline import read_all
+    from assay.harness.evidence.baseline import read_all
 
     root = baselines or Path(make_spec({}, config).baselines)
     table = Table(Column("baseline", no_wrap=True), "backend", "engine", "accepted", "accuracy", "run")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.app import app, console, flag, interpret_without_gpu
-from harness.config import RunSpec, make_spec
+from assay.harness.cli.app import app, console, flag, interpret_without_gpu
+from assay.harness.config import RunSpec, make_spec
 
 if TYPE_CHECKING:
-    from reports.model import Report
+    from assay.harness.judge.report import Report
 
 
 @app.command()
@@ -65,13 +65,13 @@ def measure(spec: RunSpec, out: Path | None, baselines: bool = False) -> tuple[R
     Returns:
         The report, and the run's folder.
     """
-    from harness.baselines import attach
-    from harness.bench.suite import plan_latency, time_servers
-    from harness.progress import Watch
-    from harness.run import collect, default_folder, open_folder, prepare
-    from reports.build import build
-    from reports.terminal import render
-    from reports.write import write_all
+    from assay.harness.baselines import attach
+    from assay.harness.bench.suite import plan_latency, time_servers
+    from assay.harness.collect.interview import collect, default_folder, open_folder, prepare
+    from assay.harness.judge.build import build
+    from assay.harness.progress import Watch
+    from assay.reports.terminal import render
+    from assay.reports.write import write_all
 
     plan, timed = prepare(spec), plan_latency(spec)
     folder = open_folder(plan, out or default_folder(spec), "gate" if baselines else "run")
@@ -92,10 +92,10 @@ def measure(spec: RunSpec, out: Path | None, baselines: bool = False) -> tuple[R
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
     """Read a run's evidence again, and write its reports anew."""
-    from harness.evidence.folder import RunFolder
-    from reports.build import build
-    from reports.terminal import render
-    from reports.write import write_all
+    from assay.harness.evidence.folder import RunFolder
+    from assay.harness.judge.build import build
+    from assay.reports.terminal import render
+    from assay.reports.write import write_all
 
     made = build(RunFolder(folder))
     write_all(made, folder)
@@ -106,8 +106,8 @@ def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> N
 @app.command()
 def backends() -> None:
     """List the attention backends and kernels that can be named."""
-    from harness.attention import kernels
-    from harness.engines.catalog import sglang_backends
+    from assay.harness.attention import kernels
+    from assay.harness.engines.catalog import sglang_backends
 
     console.print("Kernels (entry-point group assay.kernels):")
     for name, path in sorted(kernels.published().items()):

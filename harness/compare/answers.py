@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.errors import EvidenceError
-from harness.evidence.records import Answer, Item, Role, Suite
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.records import Answer, Item, Role, Suite
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,16 @@ import numpy.typing as npt
 from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.proportion import proportion_confint
 
-from harness.errors import EvidenceError
-from harness.evidence.logits import CACHED_LEAST, COLD_MOST, CONDITIONS, Condition, Logits, Positions, ScoredSequence
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.logit_files import (
+    CACHED_LEAST,
+    COLD_MOST,
+    CONDITIONS,
+    Condition,
+    Logits,
+    Positions,
+    ScoredSequence,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -42,7 +50,7 @@ class LogitsRow:
     Mean, percentiles, maximum, shares and `rms_dp` are over the finite positions; None where there is none.
 
     Attributes:
-        condition: "cold" or "cached" (see `harness.evidence.logits.CONDITIONS`); the phase is always extend.
+        condition: "cold" or "cached" (see `assay.harness.evidence.logit_files.CONDITIONS`); the phase is always extend.
         positions: scored tokens, those that are not finite included.
         sequences: sequences under the condition.
         mean_kl: mean KL_k, in nats.

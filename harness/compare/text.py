@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from harness.evidence.records import Token
+from assay.harness.evidence.records import Token
 
 Kind = Literal["tie", "close", "apart"]
 
@@ -32,7 +32,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class TextDivergence:
     """Where the candidate's generation parts from the reference's.
 
     Attributes:
@@ -55,7 +55,7 @@ def first_divergence(first: Sequence[Token], second: Sequence[Token]) -> int | N
     return None
 
 
-def compare_text(reference: Sequence[Token], candidate: Sequence[Token], floor: float) -> Divergence | None:
+def compare_text(reference: Sequence[Token], candidate: Sequence[Token], floor: float) -> TextDivergence | None:
     """Compare the greedy generations of one prompt.
 
     Args:
@@ -72,9 +72,9 @@ def compare_text(reference: Sequence[Token], candidate: Sequence[Token], floor: 
         return None
     gap = _gap_at(position, reference, candidate)
     if gap.nats is not None and abs(gap.nats) <= floor:
-        return Divergence(position, "tie", gap)
+        return TextDivergence(position, "tie", gap)
     close = gap.nats is not None and _gap_at(position, candidate, reference).nats is not None
-    return Divergence(position, "close" if close else "apart", gap)
+    return TextDivergence(position, "close" if close else "apart", gap)
 
 
 def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:

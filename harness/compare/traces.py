@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.evidence.trace import Trace
+from assay.harness.evidence.trace import Trace
 
 Floats = NDArray[np.float64]
 SUMS = ("dot", "candidate_squared", "reference_squared", "difference", "reference_size", "compared", "nonfinite")
@@ -18,7 +18,7 @@ _D = {name: index for index, name in enumerate(SUMS)}
 
 
 @dataclass(frozen=True)
-class Divergence:
+class FreeRunningError:
     """How far the candidate's outputs are from the reference's when each runs freely, over the rows that both traces have.
 
     Attributes:
@@ -66,7 +66,7 @@ class Divergence:
         return share
 
 
-def compare(reference: Trace, candidate: Trace) -> Divergence:
+def compare(reference: Trace, candidate: Trace) -> FreeRunningError:
     """Compare two traces of the same request.
 
     Rows match if they have the same position and the same input token and come before the first position at which the tokens
@@ -86,10 +86,10 @@ def compare(reference: Trace, candidate: Trace) -> Divergence:
     ours, theirs = pairs.T
     sums = [_sums(candidate.outputs[layer][theirs], out[ours]) for layer, out in sorted(reference.outputs.items())]
     rows = len(reference.positions) + len(candidate.positions)
-    return Divergence(tuple(sorted(reference.outputs)), np.stack(sums), len(pairs), rows - 2 * len(pairs))
+    return FreeRunningError(tuple(sorted(reference.outputs)), np.stack(sums), len(pairs), rows - 2 * len(pairs))
 
 
-def joined(parts: Sequence[Divergence]) -> Divergence:
+def joined(parts: Sequence[FreeRunningError]) -> FreeRunningError:
     """Several requests as one: sums are added, never ratios.
 
     Raises:
@@ -100,7 +100,9 @@ def joined(parts: Sequence[Divergence]) -> Divergence:
             f"{len(parts)} divergences of different layers and heads cannot be joined; expected at least one"
         )
     sums = np.sum([part.sums for part in parts], axis=0)
-    return Divergence(parts[0].layers, sums, sum(part.matched for part in parts), sum(part.unmatched for part in parts))
+    return FreeRunningError(
+        parts[0].layers, sums, sum(part.matched for part in parts), sum(part.unmatched for part in parts)
+    )
 
 
 @dataclass(frozen=True)

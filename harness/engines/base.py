@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from harness.evidence.records import Role, Token
+from assay.harness.evidence.records import Role, Token
 
 _STOP_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
-class Ask:
+class ChatRequest:
     """One user message, to be answered at temperature 0.
 
     Attributes:
@@ -31,7 +31,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered to an `Ask`.
+    """What a server answered to an `ChatRequest`.
 
     Attributes:
         request_id: the server's own name for the request.
@@ -90,7 +90,7 @@ class Engine(Protocol):
     def flush_cache(self) -> None:
         """Empty the prefix cache."""
 
-    def ask(self, asks: Sequence[Ask], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
+    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
         """Send all of ``asks`` and hand over each reply as it comes.
 
         Args:

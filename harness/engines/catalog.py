@@ -8,9 +8,9 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-from harness.attention import kernels
-from harness.attention.call import PHASES, KernelRefused
-from harness.errors import UsageError
+from assay.harness.attention import kernels
+from assay.harness.attention.call import PHASES, KernelRefused
+from assay.harness.errors import UsageError
 
 # Where SGLang keeps its list: since 0.5.18, and before.
 _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")

@@ -13,9 +13,9 @@ import httpx
 import openai
 from pydantic import BaseModel, Field, ValidationError
 
-from harness.engines.base import Ask, Reply
-from harness.errors import EngineError
-from harness.evidence.records import Token
+from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.errors import EngineError
+from assay.harness.evidence.records import Token
 
 WATCH_EVERY_S = 0.25
 DEATH_SHOWS_S = 3.0
@@ -67,7 +67,7 @@ class BadReply(ValueError):
     """A body that is no chat completion; says what it lacks."""
 
 
-def read_reply(body: str, ask: Ask, latency_s: float) -> Reply:
+def read_reply(body: str, ask: ChatRequest, latency_s: float) -> Reply:
     """The `Reply` in the body of a chat completion.
 
     A log-probability that is null (SGLang writes NaN so) is read as NaN: it is a finding about the candidate, not about
@@ -189,13 +189,15 @@ class Client:
         with httpx.Client(trust_env=self._proxies, timeout=timeout_s, headers=headers) as client:
             return client.request(method, f"{self.url}{path}", json=body)
 
-    def ask(self, model: str, asks: Sequence[Ask], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
+    def ask(
+        self, model: str, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]
+    ) -> None:
         """`Engine.ask` with the name of the model."""
         if asks:
             asyncio.run(self._ask(model, asks, concurrency, on_reply))
 
     async def _ask(
-        self, model: str, asks: Sequence[Ask], concurrency: int, on_reply: Callable[[int, Reply], None]
+        self, model: str, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]
     ) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
         transport = httpx.AsyncClient(trust_env=self._proxies, limits=limits, timeout=None)
@@ -231,7 +233,7 @@ class Client:
             self._check()
             await asyncio.sleep(WATCH_EVERY_S)
 
-    async def _reply(self, api: openai.AsyncOpenAI, model: str, ask: Ask) -> Reply:
+    async def _reply(self, api: openai.AsyncOpenAI, model: str, ask: ChatRequest) -> Reply:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self.timeout_s):

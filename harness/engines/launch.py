@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.config import Device
-from harness.errors import UsageError
-from harness.evidence.records import Role
+from assay.harness.config import Device
+from assay.harness.errors import UsageError
+from assay.harness.evidence.records import Role
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 CUDA_MEM_FRACTION = 0.40
@@ -50,7 +50,7 @@ class Launch:
             whose they are, so extend is neither shadowed nor traced.
         startup_timeout: seconds until ready.
         request_timeout: seconds an answer may take.
-        extra: further environment variables, such as ASSAY_SHADOW and ASSAY_RECORD (see `harness.attention.sglang_plugin`).
+        extra: further environment variables, such as ASSAY_SHADOW and ASSAY_RECORD (see `assay.harness.server.sglang_plugin`).
     """
 
     role: Role

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from harness.config import Device
-from harness.engines.launch import CUDA_MEM_FRACTION
-from harness.errors import UsageError
+from assay.harness.config import Device
+from assay.harness.engines.launch import CUDA_MEM_FRACTION
+from assay.harness.errors import UsageError
 
 GIB = 1024**3
 # A CPU server's three processes take about 2 GiB (measured, SGLang 0.5.23), and one more is left for KV cache and work.

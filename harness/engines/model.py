@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.config import BUILTIN_MODEL
-from harness.errors import UsageError
+from assay.harness.config import BUILTIN_MODEL
+from assay.harness.errors import UsageError
 
 TINY_MODEL = Path(__file__).parent.parent.parent / "evals" / "tiny_model" / "model"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.engines import guardian
+from assay.harness.engines import guardian
 
 GRACE_S = 2.0
 """Seconds from SIGTERM to SIGKILL. SGLang looks for a SIGTERM every 5 s, and has nothing to save that would be worth them."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from harness.engines.base import Ask, Engine, Reply
-from harness.engines.client import Client
-from harness.engines.sglang import INFO_TIMEOUT_S, served_models
-from harness.evidence.records import Role
+from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.client import Client
+from assay.harness.engines.sglang import INFO_TIMEOUT_S, served_models
+from assay.harness.evidence.records import Role
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -71,7 +71,7 @@ class RemoteServer(Engine):
         """POST /flush_cache, which SGLang has; a server without it is left alone."""
         self._client.status("/flush_cache", INFO_TIMEOUT_S, method="POST")
 
-    def ask(self, asks: Sequence[Ask], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
+    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
         if self._model is None:
             self.start()
         assert self._model is not None

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
-from harness.errors import EngineError
+from assay.harness.errors import EngineError
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -26,7 +26,7 @@ _Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
 
 
 class Scorer(Protocol):
-    """What is asked of a server here; `harness.engines.sglang.SGLangServer` has it."""
+    """What is asked of a server here; `assay.harness.engines.sglang.SGLangServer` has it."""
 
     who: str
 

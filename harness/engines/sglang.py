@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.engines import arguments, launch
-from harness.engines.base import Ask, Engine, Reply
-from harness.engines.client import Client
-from harness.engines.launch import Launch
-from harness.engines.process import ServerProcess
-from harness.errors import EngineError, EvidenceError
+from assay.harness.engines import arguments, launch
+from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.client import Client
+from assay.harness.engines.launch import Launch
+from assay.harness.engines.process import ServerProcess
+from assay.harness.errors import EngineError, EvidenceError
 
 PORT_ATTEMPTS = 3
 POLL_EVERY_S, PROBE_TIMEOUT_S = 0.25, 5.0
@@ -143,7 +143,7 @@ class SGLangServer(Engine):
         """Empty the prefix cache, waiting up to `FLUSH_S` seconds for the last requests to leave the scheduler."""
         self._ready_client().post(f"/flush_cache?timeout={FLUSH_S}", FLUSH_S + PROBE_TIMEOUT_S)
 
-    def ask(self, asks: Sequence[Ask], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
+    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
         def told(index: int, reply: Reply) -> None:
             # It was launched to report cached tokens; up to 0.5.17 it leaves the report out where there are none.
             on_reply(index, replace(reply, cached_tokens=reply.cached_tokens or 0))

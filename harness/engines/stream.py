@@ -18,17 +18,17 @@ import httpx
 import openai
 from pydantic import BaseModel, ValidationError
 
-from harness.engines.base import Ask, Engine, Reply
-from harness.engines.client import BadReply, Client
-from harness.engines.remote import LOOPBACK
-from harness.engines.sglang import served_models
+from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.client import BadReply, Client
+from assay.harness.engines.remote import LOOPBACK
+from assay.harness.engines.sglang import served_models
 
 _DATA, _DONE = "data: ", "[DONE]"
 EXCERPT = 300
 
 
 @dataclass(frozen=True)
-class TokenAsk(Ask):
+class TokenRequest(ChatRequest):
     """A prompt as token numbers, whose answer is to be exactly `max_tokens` long."""
 
     tokens: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class _Chunk(BaseModel):
     usage: _Usage | None = None
 
 
-def read_stream(lines: Sequence[tuple[float, str]], ask: Ask, sent_s: float) -> StreamReply:
+def read_stream(lines: Sequence[tuple[float, str]], ask: ChatRequest, sent_s: float) -> StreamReply:
     """The `StreamReply` in the lines of a streamed completion.
 
     Args:
@@ -126,11 +126,13 @@ def _chunks(lines: Sequence[tuple[float, str]]) -> Iterator[tuple[float, _Chunk]
 
 
 class StreamClient(Client):
-    """A `Client` whose questions are `TokenAsk`s and whose replies are `StreamReply`s. No question is asked twice: a retry would
-    be counted as latency."""
+    """A `Client` whose questions are `TokenRequest`s and whose replies are `StreamReply`s.
 
-    async def _reply(self, api: openai.AsyncOpenAI, model: str, ask: Ask) -> Reply:
-        assert isinstance(ask, TokenAsk)
+    No question is asked twice: a retry would be counted as latency.
+    """
+
+    async def _reply(self, api: openai.AsyncOpenAI, model: str, ask: ChatRequest) -> Reply:
+        assert isinstance(ask, TokenRequest)
         lines: list[tuple[float, str]] = []
         sent_s = time.perf_counter()
         try:
@@ -211,7 +213,7 @@ class Streamer:
             EngineError: the server failed, or gave answers of another length.
         """
         replies: dict[int, Reply] = {}
-        asks = [TokenAsk("", output, tokens=tokens) for tokens in prompts]
+        asks = [TokenRequest("", output, tokens=tokens) for tokens in prompts]
         self._client.ask(self._model, asks, concurrency, replies.__setitem__)
         found = [reply for _, reply in sorted(replies.items()) if isinstance(reply, StreamReply)]
         # SGLang up to 0.5.17 leaves the report of cached tokens out where there are none.

@@ -15,11 +15,11 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from harness.errors import EvidenceError
-from harness.evidence import jsonl
-from harness.evidence.counters import CallCount
-from harness.evidence.manifest import ServerManifest
-from harness.evidence.records import Answer, Record
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence import jsonl
+from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import Answer, Record
 
 SCHEMA: Literal["assay.baseline/1"] = "assay.baseline/1"
 FILE, ANSWERS = "baseline.json", "answers.jsonl"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.evidence.records import Record
+from assay.harness.evidence.records import Record
 
 MOST_ROWS, MOST_LAYERS = 64, 512
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from harness.errors import EvidenceError, UsageError
-from harness.evidence import jsonl
-from harness.evidence.counters import CallCount, read_counters
-from harness.evidence.manifest import Manifest, Progress
-from harness.evidence.records import ROLES, Answer, Item, Record, Role
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence import jsonl
+from assay.harness.evidence.counters import CallCount, read_counters
+from assay.harness.evidence.manifest import Manifest, Progress
+from assay.harness.evidence.records import ROLES, Answer, Item, Record, Role
 
 Document = TypeVar("Document", bound=Record)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from harness.errors import EvidenceError
+from assay.harness.errors import EvidenceError
 
 Line = TypeVar("Line", bound=BaseModel)
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from pydantic import Field
 
-from harness.evidence.records import Item, Record, Role
+from assay.harness.evidence.records import Item, Record, Role
 
 PACKAGES = (
     "sglang",

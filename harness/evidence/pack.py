@@ -1,6 +1,6 @@
 """Replay packs: recorded calls with the reference's outputs, to run a kernel on without a server and without a model.
 
-A pack is a folder with ``manifest.json`` and one safetensors file a call. `harness.evidence.pack_writer` writes it.
+A pack is a folder with ``manifest.json`` and one safetensors file a call. `assay.harness.evidence.pack_writer` writes it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pydantic import ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from harness.attention.call import AttentionCall
-from harness.errors import EvidenceError, UsageError
-from harness.evidence.records import Record
-from harness.evidence.shadow_cells import PREFIX_STARTS, PREFIXES
+from assay.harness.attention.call import AttentionCall
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.records import Record
+from assay.harness.evidence.shadow_sums import PREFIX_STARTS, PREFIXES
 
 SCHEMA: Literal["assay.pack/1"] = "assay.pack/1"
 MANIFEST = "manifest.json"
@@ -39,7 +39,7 @@ class Source(Record):
     Attributes:
         engine: such as "SGLang 0.5.23 on cpu".
         model: folder or hub name.
-        model_hash: as `harness.evidence.manifest.hash_model`; empty if it was not given to the recording server.
+        model_hash: as `assay.harness.evidence.manifest.hash_model`; empty if it was not given to the recording server.
         reference: backend whose outputs are recorded.
         candidate: backend whose error chose the worst calls; empty for none.
     """

@@ -16,9 +16,9 @@ from typing import Literal
 import safetensors.torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall
-from harness.errors import UsageError
-from harness.evidence.pack import CANDIDATE, MANIFEST, TENSORS, PackEntry, PackManifest, Seen, Source, Stratum
+from assay.harness.attention.call import AttentionCall
+from assay.harness.errors import UsageError
+from assay.harness.evidence.pack import CANDIDATE, MANIFEST, TENSORS, PackEntry, PackManifest, Seen, Source, Stratum
 
 BUDGET_BYTES = 256 * 2**20
 RESERVOIR = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.evidence.records import Record, Role
+from assay.harness.evidence.records import Record, Role
 
 
 class Timing(Record):

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
-from harness.errors import EvidenceError
-from harness.evidence.records import Record
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.records import Record
 
 FOLDER = "trace"
 SCHEMA: Literal["assay.trace/1"] = "assay.trace/1"

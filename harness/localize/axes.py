@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 Conditions = Mapping[str, str]
-"""Axis -> value of one call, as `harness.attention.matrix.Case.condition`."""
+"""Axis -> value of one call, as `assay.harness.attention.matrix.Case.condition`."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.attention import bugs
-from harness.attention.call import AttentionCall
-from harness.attention.oracle import oracle, requests
-from harness.localize.cells import cells_of, deviation
+from assay.harness.attention import bugs
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import oracle, requests
+from assay.harness.localize.cells import cells_of, deviation
 
 SAFETY = 3.0
 """A bound is this many times the noise. Measured over 120 calls of 1 to 101 tokens in fp16, bf16 and fp32, on normal data, on
@@ -35,7 +35,7 @@ def noise_of(call: AttentionCall, dtype: torch.dtype) -> Tensor:
     fused kernels (Triton, FlashAttention, PyTorch's own) compute it; held against float64 on the same inputs.
 
     Returns:
-        float64 [cells, num_q_heads], cells as `harness.localize.cells.cells_of` orders them.
+        float64 [cells, num_q_heads], cells as `assay.harness.localize.cells.cells_of` orders them.
     """
     outs = []
     for r in requests(replace(call, q=call.q.to(dtype), k=call.k.to(dtype), v=call.v.to(dtype))):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.attention.hypotheses import FAMILY, LEAK, Hypothesis
-from harness.attention.oracle import oracle
-from harness.localize.cells import deviation
-from harness.localize.conditions import Condition, Situation, separating
-from harness.localize.examine import Examination, Observation
+from assay.harness.attention.hypotheses import FAMILY, LEAK, Hypothesis
+from assay.harness.attention.oracle import oracle
+from assay.harness.localize.call_conditions import Condition, SequenceShape, separating
+from assay.harness.localize.cells import deviation
+from assay.harness.localize.examine import Examination, Observation
 
 CLEARLY = 0.5
 """A hypothesis fits only if its error on what fails is at most this share of the truth's."""
@@ -103,7 +103,7 @@ def _explain(observations: Sequence[Observation], layers: Sequence[int]) -> Caus
     failing = sorted((o for o in inside if bool(o.failing.any())), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
     heads = sorted({int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     wrong = [s for o in inside for s in _where(o, o.failing)]
-    right = [s for o in inside for b, s in enumerate(o.situations) if b not in _sequences(o, o.failing)]
+    right = [s for o in inside for b, s in enumerate(o.sequence_shapes) if b not in _sequences(o, o.failing)]
     truth = [0.0, 0.0]
     for o in failing:
         difference, size, _ = deviation(o.out, oracle(o.call), o.cells).over(o.failing)
@@ -142,12 +142,12 @@ def _fit(
     inside: Sequence[Observation],
     failing: Sequence[Observation],
     heads: Sequence[int],
-    wrong: Sequence[Situation],
-    right: Sequence[Situation],
+    wrong: Sequence[SequenceShape],
+    right: Sequence[SequenceShape],
     disagreement: float,
 ) -> _Fit | None:
     total = [0.0, 0.0, 0.0]
-    violating: list[Situation] = []
+    violating: list[SequenceShape] = []
     everywhere = True
     for o in failing:  # smallest first: most hypotheses are ruled out by one small call
         expected = hypothesis.compute(o.call)
@@ -197,5 +197,5 @@ def _sequences(o: Observation, cells: Tensor) -> list[int]:
     return sorted({o.cells.sequence[int(c)] for c in cells.any(1).nonzero()})
 
 
-def _where(o: Observation, cells: Tensor) -> list[Situation]:
-    return [o.situations[b] for b in _sequences(o, cells)]
+def _where(o: Observation, cells: Tensor) -> list[SequenceShape]:
+    return [o.sequence_shapes[b] for b in _sequences(o, cells)]

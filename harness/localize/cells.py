@@ -8,18 +8,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall
-from harness.compare.tensors import ratio
-from harness.evidence.shadow_cells import POSITION_STARTS
+from assay.harness.attention.call import AttentionCall
+from assay.harness.compare.tensors import ratio
+from assay.harness.evidence.shadow_sums import POSITION_STARTS
 
 
 @dataclass(frozen=True)
-class Cells:
+class CallCells:
     """The cells of a call: its queries by sequence and position bucket.
 
     Attributes:
         sequence: sequence of each cell.
-        position: index into `harness.evidence.shadow_cells.POSITIONS` of each cell.
+        position: index into `assay.harness.evidence.shadow_sums.POSITIONS` of each cell.
         of_row: int64 [total_q], the cell of each query.
     """
 
@@ -52,7 +52,7 @@ class Deviation:
         return tuple(float(t[chosen].sum()) for t in (self.difference, self.size, self.compared))  # type: ignore[return-value]
 
 
-def cells_of(call: AttentionCall) -> Cells:
+def cells_of(call: AttentionCall) -> CallCells:
     """The cells of a call that hold a query."""
     sequence: list[int] = []
     position: list[int] = []
@@ -64,10 +64,10 @@ def cells_of(call: AttentionCall) -> Cells:
                 position.append(bucket)
                 rows.append(min(stop, new) - start)
     of_row = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows, dtype=torch.int64))
-    return Cells(tuple(sequence), tuple(position), of_row.to(call.q.device))
+    return CallCells(tuple(sequence), tuple(position), of_row.to(call.q.device))
 
 
-def deviation(out: Tensor, expected: Tensor, cells: Cells) -> Deviation:
+def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
     """How far `out` is from `expected`, [total_q, num_q_heads, head_dim_v] both.
 
     NaN in `expected` means undefined: not compared. Infinity in it agrees with anything that is not finite.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 
-from harness.attention.call import AttentionCall
-from harness.attention.hypotheses import LEAK
-from harness.evidence.shadow_cells import POSITIONS
-from harness.localize.causes import Cause, causes
-from harness.localize.examine import Examination, Observation
-from harness.verdict import Finding, Severity
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.hypotheses import LEAK
+from assay.harness.evidence.shadow_sums import POSITIONS
+from assay.harness.localize.causes import Cause, causes
+from assay.harness.localize.examine import Examination, Observation
+from assay.harness.verdict import Finding, Severity
 
 NO_KNOWN_CAUSE = "no known cause fits"
 NONDETERMINISM = "nondeterminism"
@@ -23,7 +23,7 @@ def diagnose(examination: Examination, reproduce: str = "") -> list[Finding]:
     """What is wrong with a kernel: named bugs first (a leak across requests before all else), then how it behaved.
 
     Args:
-        examination: as `harness.localize.examine.examine` gives it.
+        examination: as `assay.harness.localize.examine.examine` gives it.
         reproduce: a command that shows it again.
 
     Returns:

@@ -9,14 +9,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, Kernel, KernelRefused
-from harness.attention.kernels import declaration
-from harness.attention.oracle import oracle
-from harness.compare.tensors import Errors, errors
-from harness.errors import AssayError
-from harness.localize.bounds import bound_of, least_bound
-from harness.localize.cells import Cells, cells_of, deviation
-from harness.localize.conditions import Situation, situations
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.kernels import declaration
+from assay.harness.attention.oracle import oracle
+from assay.harness.compare.tensors import Errors, errors
+from assay.harness.errors import AssayError
+from assay.harness.localize.bounds import bound_of, least_bound
+from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
+from assay.harness.localize.cells import CallCells, cells_of, deviation
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
 
@@ -41,7 +41,7 @@ class Observation:
 
     call: AttentionCall
     out: Tensor
-    cells: Cells
+    cells: CallCells
     own: Tensor
     scheme: str = ""
     repeated: bool = False
@@ -69,9 +69,9 @@ class Observation:
         return errors(self.out, oracle(self.call))
 
     @cached_property
-    def situations(self) -> list[Situation]:
+    def sequence_shapes(self) -> list[SequenceShape]:
         """The situation of each sequence."""
-        return situations(self.call)
+        return sequence_shapes(self.call)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, Kernel, KernelRefused
-from harness.attention.kernels import Declaration
-from harness.localize.examine import Examination, Observation, look, run_again
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.kernels import Declaration
+from assay.harness.localize.examine import Examination, Observation, look, run_again
 
 RUN_AGAIN = 32
 """Calls that are run twice more after all others: enough for a kernel that keeps state or is not deterministic to show it, without

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.attention.call import AttentionCall, Kernel
-from harness.localize.diagnose import diagnose
-from harness.localize.examine import Examination, look, require_any, run_again
-from harness.verdict import Finding
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.examine import Examination, look, require_any, run_again
+from assay.harness.verdict import Finding
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative
-from harness.attention.kernels import declaration, load
-from harness.attention.oracle import sequences
-from harness.attention.trial import call_of
-from harness.errors import AssayError
-from harness.localize.diagnose import describe
-from harness.localize.examine import observe
-from harness.verdict import Finding
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative
+from assay.harness.attention.kernels import declaration, load
+from assay.harness.attention.oracle import sequences
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.errors import AssayError
+from assay.harness.localize.diagnose import describe
+from assay.harness.localize.examine import observe
+from assay.harness.verdict import Finding
 
 RUNS = 400
 """Most runs of the kernel for one shrinking."""
@@ -153,7 +153,7 @@ def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding) -> str:
         inputs = f"replace(call_of({lens}, {heads}, {call.q.shape[2]}, {dtype}, {device!r}), {own})"
         imported = (
             "from dataclasses import replace\n\nimport torch\n\n",
-            "from harness.attention.trial import call_of\n",
+            "from assay.harness.attention.sample_calls import call_of\n",
         )
     else:
         numbers = sum(t.numel() for t in (call.q, call.k, call.v))
@@ -166,12 +166,12 @@ def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding) -> str:
         tensors = "".join(f"    {n}={_literal(getattr(call, n))},\n" for n in ("q", "k", "v"))
         lengths = (f"cu_seqlens_{n}={_literal(getattr(call, f'cu_seqlens_{n}'))}" for n in "qk")
         inputs = f"AttentionCall(\n{tensors}    {', '.join(lengths)},\n    {own},\n)"
-        imported = "import torch\n\n", "from harness.attention.call import AttentionCall\n"
+        imported = "import torch\n\n", "from assay.harness.attention.call import AttentionCall\n"
     told = f"{finding.kind}: {finding.where}: {finding.diagnosis}"
     return f'''"""{_prose(finding.kind)}, shrunk to the smallest call that shows it."""
 
-{imported[0]}{imported[1]}from harness.attention.kernels import declaration, load
-from harness.localize.examine import observe
+{imported[0]}{imported[1]}from assay.harness.attention.kernels import declaration, load
+from assay.harness.localize.examine import observe
 
 KERNEL = {kernel_path!r}
 CALL = {inputs}

@@ -8,15 +8,15 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, Kernel, KernelRefused
-from harness.attention.hypotheses import BY_NAME
-from harness.errors import AssayError
-from harness.localize.cells import deviation
-from harness.localize.diagnose import NO_KNOWN_CAUSE, describe
-from harness.localize.examine import Examination, observe
-from harness.localize.guard import Guard
-from harness.localize.shrink import as_pytest, out_of_bounds, shrink
-from harness.verdict import Finding
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.hypotheses import BY_NAME
+from assay.harness.errors import AssayError
+from assay.harness.localize.cells import deviation
+from assay.harness.localize.diagnose import NO_KNOWN_CAUSE, describe
+from assay.harness.localize.examine import Examination, observe
+from assay.harness.localize.guard import Guard
+from assay.harness.localize.shrink import as_pytest, out_of_bounds, shrink
+from assay.harness.verdict import Finding
 
 SHRINK_SECONDS = 10.0
 """Time for making a failing call small; what was reached by then is shown."""

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 from scipy.stats import binom
 
-from harness.stats.paired import mcnemar_exact, questions_needed, smallest_detectable, tango_interval
-from harness.stats.share import Interval, clopper_pearson, p_not_above
+from assay.harness.stats.paired import mcnemar_exact, questions_needed, smallest_detectable, tango_interval
+from assay.harness.stats.share import Interval, clopper_pearson, p_not_above
 
-Verdict = Literal["pass", "regression", "inconclusive", "error"]
+StatOutcome = Literal["pass", "regression", "inconclusive", "error"]
 
 CHANCE = 0.25
 """Accuracy of guessing among four options."""
@@ -40,7 +40,7 @@ class Decision:
             if loss and flips stay as they were seen; None otherwise, and where no such number helps.
     """
 
-    verdict: Verdict
+    verdict: StatOutcome
     why: str
     n: int
     loss: float
@@ -87,7 +87,7 @@ def decide_accuracy(
     measured = f"{_change(loss)} (loss of {ends} points with {_percent(interval.level, 0)} confidence; {seen})"
     p = f"exact McNemar p = {tests.two_sided:.2g}"
     bound = f"the margin of {_points(margin)} points"
-    verdict: Verdict = "inconclusive"
+    verdict: StatOutcome = "inconclusive"
     if n == 0:
         why = "No question was answered by both roles, so nothing was compared."
     elif p_guesses >= CLEARLY:
@@ -138,7 +138,7 @@ class ShareDecision:
             seen; None otherwise, and where no such number helps.
     """
 
-    verdict: Verdict
+    verdict: StatOutcome
     why: str
     n: int
     share: float
@@ -168,7 +168,7 @@ def decide_share(bad: int, n: int, limit: float, alpha: float, items: str = "ite
     ends = f"{_percent(interval.low)} to {_percent(interval.high)}"
     measured = f"{bad} of {n} {items} ({_percent(share)}; {ends} with {_percent(interval.level, 0)} confidence)"
     bound = f"the limit of {_percent(limit)}"
-    verdict: Verdict = "inconclusive"
+    verdict: StatOutcome = "inconclusive"
     if n == 0:
         why = f"There are no {items}, so nothing was compared."
     elif interval.high <= limit:

@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 from statsmodels.stats.contingency_tables import mcnemar
 
-from harness.stats.share import Interval, clopper_pearson
+from assay.harness.stats.share import Interval, clopper_pearson
 
 _AWAY = 1e-9
 """How far from the estimate the search for an end starts: at the estimate itself the variance may be 0."""

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, rankdata, t, wilcoxon
 
-from harness.stats.decision import Verdict
-from harness.stats.share import Interval
+from assay.harness.stats.decision import StatOutcome
+from assay.harness.stats.share import Interval
 
 FEWEST = 6
 """Fewer ratios than this give no verdict: no interval of level 0.95 is shorter than the whole line then."""
@@ -189,7 +189,7 @@ class RatioDecision:
         needed: ratios that would bring a verdict if their spread stays; None otherwise, and where no usable number would.
     """
 
-    verdict: Verdict
+    verdict: StatOutcome
     why: str
     ratio: Ratio
     floor: Ratio
@@ -229,7 +229,7 @@ def decide_ratios(
 def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) -> RatioDecision:
     low, high = ratio.interval.low, ratio.interval.high
     text = f"{ratio.value:.3f} ({low:.3f} to {high:.3f} with {100 * ratio.interval.level:.0f} % confidence)"
-    verdict: Verdict = "inconclusive"
+    verdict: StatOutcome = "inconclusive"
     needed = None
     if min(ratio.n, floor.n) < FEWEST:
         why = f"{ratio.n} ratios were measured, {floor.n} of the reference against itself; {FEWEST} are needed of each."

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from evals.loads import DEFAULT, SHAPES, Shape, check_fit, prefix, prompts, shapes_of
-from harness.errors import UsageError
+from assay.evals.loads import DEFAULT, SHAPES, Shape, check_fit, prefix, prompts, shapes_of
+from assay.harness.errors import UsageError
 
 VOCABULARY = 1031
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals import synthetic
-from evals.mmlu import FILE_COLUMNS, SUBJECT_TO_GROUP, load_questions
-from evals.questions import GROUPS, LETTERS, PROMPT_HEADER, parse_answer
-from harness.errors import ExitCode, UsageError
+from assay.evals import synthetic
+from assay.evals.mmlu import FILE_COLUMNS, SUBJECT_TO_GROUP, load_questions
+from assay.evals.questions import GROUPS, LETTERS, PROMPT_HEADER, parse_answer
+from assay.harness.errors import ExitCode, UsageError
 
 SUBJECTS = ("astronomy", "philosophy", "sociology", "virology", "lip_reading")
 SUBJECT_GROUPS = ("stem", "humanities", "social_sciences", "other", "other")

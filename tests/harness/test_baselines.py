@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.attention.reduction import LayerSums
-from harness.baselines import (
+from assay.harness.baselines import (
     Status,
     attach,
     check_baselines,
@@ -21,19 +20,20 @@ from harness.baselines import (
     own_errors,
     status_of,
 )
-from harness.config import RunSpec, make_spec
-from harness.errors import EvidenceError, UsageError
-from harness.evidence.baseline import FILE, Baseline, Key, read_all, write_baseline
-from harness.evidence.counters import CounterFile, CounterRow
-from harness.evidence.folder import RunFolder
-from harness.evidence.manifest import ServerManifest
-from harness.evidence.records import ROLES, Answer, Role
-from harness.evidence.shadow_cells import Cells, Legend, conditions
-from harness.layers import turned
-from harness.run import Plan, asked_roles, open_folder, prepare
-from harness.stats.decision import decide_accuracy
-from harness.verdict import Check
-from reports.build import build
+from assay.harness.collect.interview import Plan, asked_roles, open_folder, prepare
+from assay.harness.collect.layer_suite import turned
+from assay.harness.config import RunSpec, make_spec
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, write_baseline
+from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import ROLES, Answer, Role
+from assay.harness.evidence.shadow_sums import Legend, ShadowSums, conditions
+from assay.harness.judge.build import build
+from assay.harness.server.reduction import LayerSums
+from assay.harness.stats.decision import decide_accuracy
+from assay.harness.verdict import Check
 
 
 def key(backend: str = "mine", engine: str = "SGLang 1 on cpu") -> Key:
@@ -249,9 +249,9 @@ def test_an_output_that_is_not_finite_is_the_candidates_in_its_own_server_too() 
     sums = LayerSums(heads=1, device=torch.device("cpu"))
     sums.measure(shadow, served, torch.from_numpy(conditions("extend", [1, 1], [0, 16])))
     legend = Legend(reference="mine", candidate="torch_native", phases=("extend", "decode"))
-    seen = turned(Cells(*sums.cells(layer=0, first_head=0), (legend,)), ("extend",))
+    seen = turned(ShadowSums(*sums.cells(layer=0, first_head=0), (legend,)), ("extend",))
     errors = own_errors(seen)
     assert errors["layer 0, extend, cached prefix 0"] == 0
     assert errors["layer 0, extend, cached prefix 16+"] == float("inf")
     assert (seen.legends[0].reference, seen.legends[0].candidate) == ("torch_native", "mine")
-    assert own_errors(turned(Cells(*sums.cells(0, 0), (legend,)), ("decode",))) == {}
+    assert own_errors(turned(ShadowSums(*sums.cells(0, 0), (legend,)), ("decode",))) == {}

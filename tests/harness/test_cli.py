@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from harness.engines.model import TINY_MODEL
+from assay.harness import cli
+from assay.harness.engines.model import TINY_MODEL
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -94,7 +94,7 @@ def test_a_bug_is_no_regression(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("harness.run.prepare", broken)
+    monkeypatch.setattr("assay.harness.collect.interview.prepare", broken)
     assert call(monkeypatch, "run") == 3
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.config import RunSpec, make_spec
-from harness.errors import ExitCode, UsageError
+from assay.harness.config import RunSpec, make_spec
+from assay.harness.errors import ExitCode, UsageError
 
 
 @pytest.fixture(autouse=True)

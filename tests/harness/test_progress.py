@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from harness import progress
-from harness.progress import Watch
+from assay.harness import progress
+from assay.harness.progress import Watch
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:

@@ -1,52 +1,18 @@
-"""The example reports and a browser, as fixtures: test folders are no packages, so tests cannot import one another."""
+"""A browser, as fixtures."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from reports.html import to_html
-from reports.model import Report
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tests_reports_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def examples() -> ModuleType:
-    return load(Path(__file__).parent / "examples.py")
-
-
-@pytest.fixture(scope="session")
-def inside() -> ModuleType:
-    return load(Path(__file__).parent / "examples_inside.py")
-
-
-@pytest.fixture(scope="session")
-def made_up_bench() -> ModuleType:
-    return load(Path(__file__).parents[1] / "harness" / "bench" / "made_up.py")
-
-
-@pytest.fixture(params=["pass", "regression", "inconclusive", "error"])
-def any_report(request: pytest.FixtureRequest, examples: ModuleType) -> Report:
-    report: Report = examples.BY_VERDICT[request.param]()
-    return report
+from assay.harness.judge.report import Report
+from assay.reports.html import to_html
 
 
 def _program(*names: str) -> str:
@@ -57,13 +23,6 @@ def _program(*names: str) -> str:
     if os.environ.get("CI") == "true":
         pytest.fail(message)
     pytest.skip(message)
-
-
-@pytest.fixture(scope="session")
-def screenshot() -> Any:
-    if os.environ.get("CI") != "true":
-        pytest.importorskip("selenium")
-    return load(Path(__file__).parents[2] / "docs" / "screenshot.py")
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.bisect.commits.state import Change, CommitNote, Folder, Listed, Probe, Result, Spec, State
-from harness.verdict import Finding
-from reports import charts
-from reports.bisect_commits import error_chart, to_html, write_reports
+from assay.harness.bisect.commits.state import Change, CommitNote, Folder, Listed, Probe, Result, Spec, State
+from assay.harness.verdict import Finding
+from assay.reports import charts
+from assay.reports.bisect_commits import error_chart, to_html, write_reports
 
 HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
 

@@ -5,10 +5,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from harness.bisect.layers import Restored
-from harness.bisect.task import LayerBisect, ProbeRecord
-from harness.verdict import Finding
-from reports.bisect_layers import render_layers
+from assay.harness.bisect.layer_search import Restored
+from assay.harness.bisect.layer_task import LayerBisect, ProbeRecord
+from assay.harness.verdict import Finding
+from assay.reports.bisect_layers import render_layers
 
 PROBES = tuple(
     ProbeRecord(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from reports.html import to_html
-from reports.model import Report
+from assay.harness.judge.report import Report
+from assay.reports.html import to_html
 
 pytestmark = pytest.mark.browser
 WIDTH, HEIGHT = 1200, 900

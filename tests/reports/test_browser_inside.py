@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from reports.html import to_html
-from reports.model import ErrorGrid, LayersResult, Report
+from assay.harness.judge.report import ErrorGrid, LayersResult, Report
+from assay.reports.html import to_html
 
 pytestmark = pytest.mark.browser
 

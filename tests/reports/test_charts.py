@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from reports import charts
-from reports.model import ConditionRow, Metric, Tally
+from assay.harness.judge.report import ConditionRow, Metric, Tally
+from assay.reports import charts
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import re
 from types import ModuleType
 
-from reports.github import workflow_commands
-from reports.model import Report
+from assay.harness.judge.report import Report
+from assay.reports.github import workflow_commands
 
 
 def test_every_line_is_one_command(any_report: Report) -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports import html
-from reports.model import Divergence, Report
-from reports.summary import VERDICTS
+from assay.harness.judge.report import DivergenceRow, Report
+from assay.reports import html
+from assay.reports.summary import VERDICTS
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 
@@ -201,7 +201,7 @@ def test_choose_flips_keeps_order_and_takes_turns(examples: ModuleType) -> None:
 def test_split_divergence(
     reference: str, candidate: str, common: str, reference_rest: str, candidate_rest: str
 ) -> None:
-    divergence = Divergence(
+    divergence = DivergenceRow(
         item="i", kind="apart", position=1, gap=None, prompt="", reference_text=reference, candidate_text=candidate,
         candidate_cached_tokens=None,
     )  # fmt: skip

@@ -7,13 +7,13 @@ from types import ModuleType
 import jsonschema
 import pytest
 
-from harness.errors import EvidenceError
-from reports.json_report import SCHEMA_FILE, json_schema, load, schema_text, to_json
-from reports.model import Report
+from assay.harness.errors import EvidenceError
+from assay.harness.judge.report import Report
+from assay.reports.json_report import SCHEMA_FILE, json_schema, load, schema_text, to_json
 
 
 def test_committed_schema_is_the_generated_one() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run: python -m reports.json_report"
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run: python -m assay.reports.json_report"
 
 
 def test_schema_is_a_json_schema() -> None:

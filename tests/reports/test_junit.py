@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junitparser import JUnitXml
 
-from reports.junit import to_junit
-from reports.model import Check, CheckStatus, Report
+from assay.harness.judge.report import Check, CheckStatus, Report
+from assay.reports.junit import to_junit
 
 
 def _case(text: str, name: str) -> ET.Element:

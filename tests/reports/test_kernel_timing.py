@@ -6,12 +6,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness.attention.call import AttentionCall, Kernel
-from harness.attention.faults import fault, rounded_oracle
-from harness.attention.trial import call_of
-from harness.timing import time_kernels
-from reports.kernel_timing import build_timing, render_timing
-from reports.latency_model import KernelTimingResult
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.judge.latency_result import KernelTimingResult
+from assay.harness.offline.timing import time_kernels
+from assay.reports.kernel_timing import build_timing, render_timing
 
 
 def result_of(kernel: Kernel) -> KernelTimingResult:

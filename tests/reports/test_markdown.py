@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from reports.latency_model import LatencyResult
-from reports.markdown import MOST_LINES, code, escape, to_markdown
-from reports.model import Check, Finding, LayersResult, Report
+from assay.harness.judge.latency_result import LatencyResult
+from assay.harness.judge.report import Check, Finding, LayersResult, Report
+from assay.reports.markdown import MOST_LINES, code, escape, to_markdown
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
@@ -104,7 +104,7 @@ def test_escaped_text_is_shown_as_it_is(text: str) -> None:
 
 
 def _plain(text: str) -> str:
-    from reports.text import visible
+    from assay.harness.text import visible
 
     return visible(text)
 

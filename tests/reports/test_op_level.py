@@ -6,11 +6,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, KernelRefused
-from harness.attention.faults import fault, rounded_oracle
-from harness.check import Result, check
-from harness.errors import ExitCode
-from reports.op_level import MOST_REFUSALS, headline, message, not_covered, render, sentence
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.errors import ExitCode
+from assay.harness.offline.check import Result, check
+from assay.reports.op_level import MOST_REFUSALS, headline, message, not_covered, render, sentence
 
 TOP_LEFT = fault("causal mask top-left")
 
@@ -49,7 +49,7 @@ def test_a_wrong_kernel_is_told_with_its_conditions_its_bug_and_a_way_to_see_it(
 def test_a_right_kernel_is_one_sentence() -> None:
     result = check(rounded_oracle, phases=["decode"])
     assert headline(result).startswith(
-        "harness.attention.faults:rounded_oracle is right on all 45 calls; worst own error"
+        "assay.harness.attention.faults:rounded_oracle is right on all 45 calls; worst own error"
     )
     assert "times its bound" in headline(result)
     text, code = printed(result)

@@ -5,10 +5,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from harness.errors import ExitCode
-from harness.replay import Replay
-from harness.verdict import Finding, Severity
-from reports.replay import render_replay
+from assay.harness.errors import ExitCode
+from assay.harness.offline.replay import ReplayResult
+from assay.harness.verdict import Finding, Severity
+from assay.reports.replay import render_replay
 
 
 def finding(severity: Severity) -> Finding:
@@ -31,7 +31,7 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(
     with_prefix: int, findings: tuple[Finding, ...], code: ExitCode
 ) -> None:
     out = StringIO()
-    replay = Replay(
+    replay = ReplayResult(
         candidate="mine", calls=8, recorded=8, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
         seconds=1.0,
     )  # fmt: skip

@@ -4,8 +4,8 @@ from types import ModuleType
 
 import pytest
 
-from reports import summary
-from reports.model import Metric
+from assay.harness.judge.report import Metric
+from assay.reports import summary
 
 
 def test_suite_line_of_a_regression(examples: ModuleType) -> None:

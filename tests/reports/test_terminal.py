@@ -7,9 +7,9 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from reports.model import Report
-from reports.summary import suite_line
-from reports.terminal import MOST_LAYERS, render
+from assay.harness.judge.report import Report
+from assay.reports.summary import suite_line
+from assay.reports.terminal import MOST_LAYERS, render
 
 
 def _printed(report: Report, terminal: bool, width: int = 80, encoding: str = "utf-8") -> str:

@@ -7,10 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from harness.errors import EvidenceError
-from reports import write
-from reports.json_report import load
-from reports.model import Report
+from assay.harness.errors import EvidenceError
+from assay.harness.judge.report import Report
+from assay.reports import write
+from assay.reports.json_report import load
 
 NAMES = ["report.json", "report.html", "report.junit.xml", "report.md"]
 

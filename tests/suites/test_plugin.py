@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from harness.attention.matrix import cases
+from assay.harness.attention.matrix import cases
 
 DOCS = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
 
@@ -47,7 +47,7 @@ def test_each_refused_call(assay_case):
     assay_case.check()
 """
 REFUSING = """
-from harness.attention.call import KernelRefused
+from assay.harness.attention.call import KernelRefused
 
 
 def kernel(call):
@@ -62,7 +62,7 @@ def run(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str]
         "-m",
         "pytest",
         "-p",
-        "suites.plugin",
+        "assay.suites.plugin",
         "--strict-markers",
         "--junit-xml=out.xml",
         *arguments,

@@ -10,20 +10,20 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import safe_open
 
-from harness.attention.call import AttentionCall
-from harness.attention.matrix import cases
-from harness.errors import EvidenceError, UsageError
-from harness.evidence.pack import TENSORS
-from harness.evidence.records import Record
-from harness.evidence.shadow_cells import PREFIX_STARTS, PREFIXES
-from harness.localize.diagnose import describe
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.matrix import cases
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.pack import TENSORS
+from assay.harness.evidence.records import Record
+from assay.harness.evidence.shadow_sums import PREFIX_STARTS, PREFIXES
+from assay.harness.localize.diagnose import describe
 
 FILE = "calls.safetensors"
 _INPUTS = tuple(name for name in TENSORS if name != "reference")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProbeCall:
     """A call and the condition that it stands for, axis -> value in words."""
 
     call: AttentionCall
@@ -47,17 +47,17 @@ class _Legends(Record):
     calls: tuple[_Legend, ...]
 
 
-def matrix_calls(seed: int) -> list[Asked]:
+def matrix_calls(seed: int) -> list[ProbeCall]:
     """The op-level matrix: calls on made-up data, those of the seed case first."""
-    return [Asked(case.make(), case.condition) for case in cases(seed=seed)]
+    return [ProbeCall(case.make(), case.condition) for case in cases(seed=seed)]
 
 
-def recorded_calls(calls: Sequence[AttentionCall]) -> list[Asked]:
+def recorded_calls(calls: Sequence[AttentionCall]) -> list[ProbeCall]:
     """Calls of a replay pack, with phase, bucket of the longest cached prefix and batch as their condition."""
-    return [Asked(call, _condition(call)) for call in sorted(calls, key=lambda call: (call.layer, call.phase))]
+    return [ProbeCall(call, _condition(call)) for call in sorted(calls, key=lambda call: (call.layer, call.phase))]
 
 
-def choose_calls(found: Sequence[Asked], conditions: Sequence[str], most: int) -> list[Asked]:
+def choose_calls(found: Sequence[ProbeCall], conditions: Sequence[str], most: int) -> list[ProbeCall]:
     """Those of some calls that are asked.
 
     Args:
@@ -96,7 +96,7 @@ def _condition(call: AttentionCall) -> dict[str, str]:
     }
 
 
-def write_calls(path: Path, calls: Sequence[Asked]) -> None:
+def write_calls(path: Path, calls: Sequence[ProbeCall]) -> None:
     """Write calls for the probes, which then need neither the pack nor the matrix."""
     tensors = {
         f"{i}.{name}": getattr(asked.call, name).contiguous() for i, asked in enumerate(calls) for name in _INPUTS
@@ -117,12 +117,12 @@ def write_calls(path: Path, calls: Sequence[Asked]) -> None:
         raise EvidenceError(f"{path} cannot be written: {error.strerror}.", "room on the disk", "make room") from error
 
 
-def read_calls(path: Path, device: str) -> list[Asked]:
+def read_calls(path: Path, device: str) -> list[ProbeCall]:
     """Calls that `write_calls` wrote, on a device."""
     with safe_open(path, "pt", device=device) as file:
         legends = _Legends.model_validate_json(file.metadata()["legends"])
         return [
-            Asked(
+            ProbeCall(
                 AttentionCall(
                     **{name: file.get_tensor(f"{i}.{name}") for name in _INPUTS},
                     scale=one.scale, causal=one.causal, layer=one.layer, phase=one.phase,

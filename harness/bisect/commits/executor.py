@@ -20,12 +20,12 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from harness.bisect.commits import probe
-from harness.bisect.commits.repo import Worktree
-from harness.bisect.commits.state import Measurement, Spec
-from harness.errors import AssayError, ExitCode, UsageError
+from assay.harness.bisect.commits import probe
+from assay.harness.bisect.commits.repo import Worktree
+from assay.harness.bisect.commits.state import Measurement, Spec
+from assay.harness.errors import AssayError, ExitCode, UsageError
 
-PRELOADED = ["torch", "harness.cli", "harness.bisect.commits.probe", "triton", "triton.language"]
+PRELOADED = ["torch", "assay.harness.cli", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
 """What the process that probes are forked from imports; what is not installed is left out."""
 NOT_FOUND = (126, 127)
 ABORT = 128
@@ -194,7 +194,7 @@ def _end(process: ForkServerProcess) -> None:
     process.join()
 
 
-class Replay:
+class ReplayProber:
     """Judges by layer error: the kernel runs on the calls, without a server and without a model."""
 
     def __init__(self, spec: Spec, builder: Builder, tree: Path, calls: Path | None, forks: Forks) -> None:
@@ -217,10 +217,10 @@ class Replay:
         return found.model_copy(update={"seconds": time.monotonic() - begun, "build_seconds": build_seconds})
 
 
-class Accuracy:
+class AccuracyProber:
     """Judges by a whole ``assay run`` with the commit's kernel as the candidate."""
 
-    def __init__(self, spec: Spec, imports: Replay, tree: Path) -> None:
+    def __init__(self, spec: Spec, imports: ReplayProber, tree: Path) -> None:
         self._spec, self._imports, self._tree = spec, imports, tree
 
     def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
@@ -239,7 +239,7 @@ class Accuracy:
         command = [
             sys.executable,
             "-m",
-            "harness",
+            "assay",
             "run",
             "--candidate",
             self._spec.kernel,

@@ -26,14 +26,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.attention import kernels
-from harness.attention.call import KernelRefused
-from harness.bisect.commits.calls import Asked, read_calls
-from harness.bisect.commits.state import Measurement, Row
-from harness.errors import AssayError
-from harness.localize.bounds import bound_of
-from harness.localize.diagnose import diagnose
-from harness.localize.examine import Examination, examine
+from assay.harness.attention import kernels
+from assay.harness.attention.call import KernelRefused
+from assay.harness.bisect.commits.calls import ProbeCall, read_calls
+from assay.harness.bisect.commits.state import Measurement, Row
+from assay.harness.errors import AssayError
+from assay.harness.localize.bounds import bound_of
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.examine import Examination, examine
 
 _OWN = {"torch", "numpy", *sys.stdlib_module_names}
 """Never taken from a worktree unless the kernel is named so: they are loaded, and cannot be loaded twice."""
@@ -121,7 +121,7 @@ def measure(task: Task) -> Measurement:
     )  # fmt: skip
 
 
-def _rows(examination: Examination, asked: Sequence[Asked]) -> tuple[Row, ...]:
+def _rows(examination: Examination, asked: Sequence[ProbeCall]) -> tuple[Row, ...]:
     number = {id(one.call): i for i, one in enumerate(asked)}
     rows = []
     for seen in examination.observations:

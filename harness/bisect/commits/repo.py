@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from harness.bisect.commits.state import CommitNote, Listed
-from harness.errors import AssayError, UsageError
+from assay.harness.bisect.commits.state import CommitNote, Listed
+from assay.harness.errors import AssayError, UsageError
 
 _PREFIX = "assay-worktree-"
 _LOCK = "assay.lock"

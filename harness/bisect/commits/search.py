@@ -118,7 +118,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Ask:
+class NextProbe:
     """Test this commit: to search, to make sure once one candidate is left, or to check what was only inferred."""
 
     commit: str
@@ -149,7 +149,7 @@ class Lost:
     confidence: float
 
 
-Step = Ask | Found | Hidden | Lost
+Step = NextProbe | Found | Hidden | Lost
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def next_step(
                 (c for c, t in known.items() if t.is_bad), key=lambda c: history.ancestors(history.index[c]).sum()
             )
             if known[first].bad < FIRM:
-                return Ask(first, "verify")
+                return NextProbe(first, "verify")
             history = history.upto(history.index[first])
             continue
         step = _search(history, known, skipped, belief, confidence)
@@ -253,7 +253,7 @@ def next_step(
             own = history.index[step.commit]
             for commit in (step.commit, *(history.commits[p] for p in history.parents[own])):
                 if commit not in known and commit not in skipped:
-                    return Ask(commit, "verify")
+                    return NextProbe(commit, "verify")
         return step
 
 
@@ -278,12 +278,12 @@ def _search(
         share = history.mass(belief.consistent / belief.consistent.sum())
         gain = _entropy(np.clip(share, 0, 1)) * builds
         if gain.max() > 1e-9:
-            return Ask(history.commits[int(gain.argmax())], "search")
+            return NextProbe(history.commits[int(gain.argmax())], "search")
     gain = information(np.clip(history.mass(belief.weights), 0, 1), belief.good_flips, belief.bad_flips) * builds
     if gain.max() <= 1e-9:
         return lost
     chosen = history.commits[int(gain.argmax())]
-    return Ask(chosen, "confirm" if chosen in known or belief.consistent.any() else "search")
+    return NextProbe(chosen, "confirm" if chosen in known or belief.consistent.any() else "search")
 
 
 def buildable(history: History, known: Mapping[str, Tally], skipped: Collection[str]) -> Floats:

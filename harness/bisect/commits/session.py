@@ -7,23 +7,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from harness.bisect.commits.executor import BrokenEnvironment, Prober
-from harness.bisect.commits.judge import Judgement, changes, judge
-from harness.bisect.commits.repo import Repository
-from harness.bisect.commits.search import (
-    Ask,
+from assay.harness.bisect.commits.executor import BrokenEnvironment, Prober
+from assay.harness.bisect.commits.outcome import ProbeOutcome, changes, judge
+from assay.harness.bisect.commits.repo import Repository
+from assay.harness.bisect.commits.search import (
     Belief,
     Found,
     Hidden,
     History,
     Lost,
+    NextProbe,
     Tally,
     believe,
     next_step,
     proof,
 )
-from harness.bisect.commits.state import Folder, Measurement, Probe, Purpose, Result, Spec, State
-from harness.errors import ExitCode, UsageError
+from assay.harness.bisect.commits.state import Folder, Measurement, Probe, Purpose, Result, Spec, State
+from assay.harness.errors import ExitCode, UsageError
 
 CANARY = 5
 """After so many commits in a row that cannot be tested the good revision is: if it cannot be either, the machine is at fault."""
@@ -85,7 +85,7 @@ class Session:
         if self.state.result is None:
             self._prove("good")
             self._prove("bad")
-            while isinstance(step := self._next(), Ask):
+            while isinstance(step := self._next(), NextProbe):
                 self._probe(step.commit, step.purpose)
             if isinstance(step, Found):
                 self._look_around()
@@ -93,7 +93,7 @@ class Session:
             self._set(self.state.model_copy(update={"result": result}))
         return self.state
 
-    def _next(self) -> Ask | Found | Hidden | Lost:
+    def _next(self) -> NextProbe | Found | Hidden | Lost:
         counted, good, skipped = tallies(self.state)
         return next_step(self._history, counted, skipped, good, self.state.spec.confidence)
 
@@ -167,7 +167,7 @@ class Session:
             )
         self._record(number, commit, "environment", measured, judged)
 
-    def _record(self, number: int, commit: str, purpose: Purpose, measured: Measurement, judged: Judgement) -> Probe:
+    def _record(self, number: int, commit: str, purpose: Purpose, measured: Measurement, judged: ProbeOutcome) -> Probe:
         self._folder.write_measurement(number, measured)
         probe = Probe(
             number=number, commit=commit, purpose=purpose, outcome=judged.outcome, reason=judged.reason, worst=judged.worst,

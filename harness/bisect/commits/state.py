@@ -12,9 +12,9 @@ from typing import Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from harness.errors import EvidenceError, UsageError
-from harness.evidence.records import Record
-from harness.verdict import Finding
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.records import Record
+from assay.harness.verdict import Finding
 
 SCHEMA: Literal["assay.bisect-commits/1"] = "assay.bisect-commits/1"
 STATE = "state.json"

@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.bisect.commits.search import believe
-from harness.bisect.commits.session import EVIDENCE, history_of, tallies
-from harness.bisect.commits.state import Probe, Result, State
-from harness.localize.diagnose import some
+from assay.harness.bisect.commits.search import believe
+from assay.harness.bisect.commits.session import EVIDENCE, history_of, tallies
+from assay.harness.bisect.commits.state import Probe, Result, State
+from assay.harness.localize.diagnose import some
 
 _SHOWN = 12
 _COLOURS = {"good": "green", "bad": "red", "skip": "yellow"}

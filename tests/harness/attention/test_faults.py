@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.attention.call import AttentionCall
-from harness.attention.faults import fault, rounded_oracle
-from harness.attention.hypotheses import FAMILY, Hypothesis
-from harness.attention.oracle import oracle
-from harness.attention.trial import call_of
-from harness.localize.causes import causes
-from harness.localize.diagnose import diagnose
-from harness.localize.examine import examine
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.hypotheses import FAMILY, Hypothesis
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.causes import causes
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.examine import examine
 
 LAYERS = range(4)
 LAYER, HEAD = 2, 1

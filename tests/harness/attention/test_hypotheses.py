@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.attention import bugs
-from harness.attention.call import AttentionCall, cumulative
-from harness.attention.hypotheses import BY_NAME, FAMILY, LEAK
-from harness.attention.oracle import attend, oracle, requests
-from harness.attention.trial import call_of
+from assay.harness.attention import bugs
+from assay.harness.attention.call import AttentionCall, cumulative
+from assay.harness.attention.hypotheses import BY_NAME, FAMILY, LEAK
+from assay.harness.attention.oracle import attend, oracle, requests
+from assay.harness.attention.sample_calls import call_of
 
 
 def output(name: str, call: AttentionCall) -> Tensor:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.attention import kernels
-from harness.attention.call import AttentionCall, KernelRefused
-from harness.attention.oracle import oracle
+from assay.harness.attention import kernels
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.oracle import oracle
 
 
 def test_published_kernels_can_be_loaded() -> None:
@@ -13,7 +13,7 @@ def test_published_kernels_can_be_loaded() -> None:
 
 
 def test_a_path_is_loaded_and_declares_every_phase() -> None:
-    found = kernels.load("harness.attention.oracle:oracle")
+    found = kernels.load("assay.harness.attention.oracle:oracle")
     assert found is oracle
     assert kernels.declaration(found).phases == ("extend", "decode")
 
@@ -23,8 +23,8 @@ def test_a_path_is_loaded_and_declares_every_phase() -> None:
     [
         ("no_such_kernel", "published are .*sage_attn"),
         ("no.such.module:kernel", "cannot be imported"),
-        ("harness.attention.oracle:no_such_function", "cannot be imported"),
-        ("harness.attention.kernels:GROUP", "expected a function"),
+        ("assay.harness.attention.oracle:no_such_function", "cannot be imported"),
+        ("assay.harness.attention.kernels:GROUP", "expected a function"),
     ],
 )
 def test_a_kernel_that_is_not_there_is_refused(name: str, says: str) -> None:

@@ -6,10 +6,10 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 
-from harness.attention import paging
-from harness.attention.call import AttentionCall
-from harness.attention.matrix import DTYPES, LONG, PAGES, Case, Size, axes, cases, from_pages
-from harness.attention.trial import call_of
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.matrix import DTYPES, LONG, PAGES, Case, Size, axes, cases, from_pages
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.server import paging
 
 SIZES: list[Size] = ["small", "full"]
 

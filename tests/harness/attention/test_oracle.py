@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from harness.attention.oracle import oracle, right_aligned
-from harness.attention.trial import call_of
+from assay.harness.attention.oracle import oracle, right_aligned
+from assay.harness.attention.sample_calls import call_of
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
@@ -28,7 +28,7 @@ def test_agrees_with_sdpa_on_each_sequence(lens: list[tuple[int, int]], heads: t
 def test_few_queries_at_a_time_give_the_same(lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     call = call_of(lens, (4, 2), 8, torch.float64, "cpu")
     whole = oracle(call)
-    monkeypatch.setattr("harness.attention.oracle.SCORES_BYTES", 8 * 4 * 7 * 3)
+    monkeypatch.setattr("assay.harness.attention.oracle.SCORES_BYTES", 8 * 4 * 7 * 3)
     torch.testing.assert_close(oracle(call), whole, rtol=1e-13, atol=1e-13)
 
 

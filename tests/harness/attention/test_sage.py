@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, Kernel, KernelRefused
-from harness.attention.oracle import oracle
-from harness.attention.sage import sage_attn, sage_attn_as_shipped
-from harness.attention.trial import call_of
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
+from assay.harness.attention.sample_calls import call_of
 
 pytestmark = pytest.mark.interpreter
 

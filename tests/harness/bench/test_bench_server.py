@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from harness.bench.evidence import BenchFolder
-from harness.compare.latency import blocks_of
-from reports import json_report
-from reports.latency_model import LatencyResult
+from assay.harness import cli
+from assay.harness.bench.evidence import BenchFolder
+from assay.harness.compare.blocks import blocks_of
+from assay.harness.judge.latency_result import LatencyResult
+from assay.reports import json_report
 
 pytestmark = pytest.mark.server
 

@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from harness.bench import drive
-from harness.bench.evidence import BenchFolder
-from harness.bench.plan import Turn, make_policy, plan_bench, timed_spec
-from harness.config import make_spec
-from harness.errors import EvidenceError
-from harness.evidence.records import ROLES
-from harness.evidence.timings import Timing
-from harness.progress import Watch
-from harness.run import prepare
-from harness.stats.ratio import FEWEST
+from assay.harness.bench import drive
+from assay.harness.bench.evidence import BenchFolder
+from assay.harness.bench.plan import Turn, make_policy, plan_bench, timed_spec
+from assay.harness.collect.interview import prepare
+from assay.harness.config import make_spec
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.records import ROLES
+from assay.harness.evidence.timings import Timing
+from assay.harness.progress import Watch
+from assay.harness.stats.ratio import FEWEST
 
 
 def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[int], float], chunks: int = 3) -> int:

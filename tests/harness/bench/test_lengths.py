@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from harness.bench.lengths import compare_lengths
-from harness.evidence.records import Role
-from harness.evidence.timings import AnswerLength
+from assay.harness.bench.lengths import compare_lengths
+from assay.harness.evidence.records import Role
+from assay.harness.evidence.timings import AnswerLength
 
 
 def lengths(reference: list[int], candidate: list[int], limit: int = 64) -> list[AnswerLength]:

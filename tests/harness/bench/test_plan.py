@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from evals.loads import prompts
-from harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec, turns
-from harness.config import make_spec
-from harness.errors import UsageError
-from harness.run import prepare
+from assay.evals.loads import prompts
+from assay.harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec, turns
+from assay.harness.collect.interview import prepare
+from assay.harness.config import make_spec
+from assay.harness.errors import UsageError
 
 
 def planned(policy: dict[str, Any] | None = None, graphs: bool | None = None, **flags: Any) -> BenchPlan:
@@ -57,8 +57,8 @@ def test_a_chunked_load_sets_the_chunk_length_unless_the_user_does() -> None:
 def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode() -> None:
     assert not planned().eager
     assert not planned(candidate="sage_attn").eager, "its decode is delegated"
-    assert planned(candidate="harness.timing:torch_sdpa").eager
-    assert not planned(graphs=True, candidate="harness.timing:torch_sdpa").eager
+    assert planned(candidate="assay.harness.offline.timing:torch_sdpa").eager
+    assert not planned(graphs=True, candidate="assay.harness.offline.timing:torch_sdpa").eager
     assert planned(graphs=False).eager
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.bench import suite
-from harness.bench.evidence import TIMINGS, BenchFolder
-from harness.bench.plan import BenchPlan
-from harness.bench.suite import bench_folder, plan_latency, time_servers
-from harness.config import make_spec
-from harness.errors import EngineError, UsageError
-from harness.evidence.folder import RunFolder
-from harness.evidence.manifest import Failure
-from harness.progress import Watch
-from harness.run import open_folder, prepare
+from assay.harness.bench import suite
+from assay.harness.bench.evidence import TIMINGS, BenchFolder
+from assay.harness.bench.plan import BenchPlan
+from assay.harness.bench.suite import bench_folder, plan_latency, time_servers
+from assay.harness.collect.interview import open_folder, prepare
+from assay.harness.config import make_spec
+from assay.harness.errors import EngineError, UsageError
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import Failure
+from assay.harness.progress import Watch
 
 FLAGS: dict[str, Any] = {
     "candidate": "torch_native", "suites": "mmlu,layers,latency", "questions": 4, "servers": "together",
@@ -28,7 +28,7 @@ FLAGS: dict[str, Any] = {
 
 
 class Benches:
-    """Stands for `harness.bench.drive.bench`: keeps what it was asked for, and plays as far as it is told to."""
+    """Stands for `assay.harness.bench.drive.bench`: keeps what it was asked for, and plays as far as it is told to."""
 
     def __init__(self, dies: bool = False) -> None:
         self.dies = dies

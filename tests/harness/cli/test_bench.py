@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from harness.cli.bench import again
+from assay.harness import cli
+from assay.harness.cli.bench import again
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

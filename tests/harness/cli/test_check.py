@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
+from assay.harness import cli
 
 KERNELS = """
-from harness.attention.call import KernelRefused
-from harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.call import KernelRefused
+from assay.harness.attention.faults import fault, rounded_oracle
 
 _top_left = fault("causal mask top-left")
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.compare.answers import flips, pair, tally
-from harness.errors import EvidenceError
-from harness.evidence.records import ROLES, Answer, Item, Role, Suite
+from assay.harness.compare.answers import flips, pair, tally
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.records import ROLES, Answer, Item, Role, Suite
 
 
 def item(name: str, expected: str | None = "A", suite: Suite = "mmlu") -> Item:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr, softmax
 from statsmodels.stats.proportion import proportion_confint
 
-from harness.compare.logits import clustered_stderr, compare_roles, merged_kl, share_interval
-from harness.errors import EvidenceError
-from harness.evidence.logits import CONDITIONS, Condition, Logits, LogitsHeader, Positions, ScoredSequence
-from harness.evidence.records import Role
+from assay.harness.compare.logits import clustered_stderr, compare_roles, merged_kl, share_interval
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.logit_files import CONDITIONS, Condition, Logits, LogitsHeader, Positions, ScoredSequence
+from assay.harness.evidence.records import Role
 
 VOCABULARY, K = 12, 4
 logit = st.floats(-6, 6)

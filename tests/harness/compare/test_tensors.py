@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from harness.compare.tensors import errors
+from assay.harness.compare.tensors import errors
 
 
 def test_known_figures() -> None:

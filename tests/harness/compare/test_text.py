@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.compare.text import Gap, compare_text, first_divergence, floor_between
-from harness.evidence.records import Token
+from assay.harness.compare.text import Gap, compare_text, first_divergence, floor_between
+from assay.harness.evidence.records import Token
 
 
 def token(text: str, logprob: float = -0.1, **top: float) -> Token:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness.compare.traces import compare, joined, split
-from harness.evidence.trace import Trace
+from assay.harness.compare.traces import compare, joined, split
+from assay.harness.evidence.trace import Trace
 
 LAYERS, HEADS, DIM = (0, 3), 2, 4
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.engines.base import Engine, start_together
-from harness.errors import EngineError
+from assay.harness.engines.base import Engine, start_together
+from assay.harness.errors import EngineError
 
 
 class FakeEngine(Engine):

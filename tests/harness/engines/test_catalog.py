@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.engines.catalog import delegate_of
+from assay.harness.engines.catalog import delegate_of
 
 
 @pytest.mark.parametrize(

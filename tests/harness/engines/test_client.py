@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness.engines import client as client_module
-from harness.engines.base import Ask, Reply
-from harness.engines.client import BadReply, Client, read_reply
-from harness.engines.remote import RemoteServer
-from harness.errors import EngineError
+from assay.harness.engines import client as client_module
+from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.client import BadReply, Client, read_reply
+from assay.harness.engines.remote import RemoteServer
+from assay.harness.errors import EngineError
 
 GOOD: dict[str, Any] = {
     "id": "request-1",
@@ -136,7 +136,7 @@ def make_client(mock: MockServer, timeout_s: float = 10.0, check: Callable[[], N
 
 def ask(client: Client, count: int = 1, concurrency: int = 1, top_logprobs: int = 0) -> dict[int, Reply]:
     replies: dict[int, Reply] = {}
-    asks = [Ask(f"question {number}", 8, top_logprobs) for number in range(count)]
+    asks = [ChatRequest(f"question {number}", 8, top_logprobs) for number in range(count)]
     client.ask("mock-model", asks, concurrency, replies.__setitem__)
     return replies
 
@@ -256,7 +256,7 @@ def test_replies_before_the_first_failure_are_handed_over(mock: MockServer) -> N
     mock.behaviours = [good, good, body("garbage")]
     replies: dict[int, Reply] = {}
     with pytest.raises(EngineError, match="garbage"):
-        make_client(mock).ask("mock-model", [Ask(str(n), 8) for n in range(10)], 1, replies.__setitem__)
+        make_client(mock).ask("mock-model", [ChatRequest(str(n), 8) for n in range(10)], 1, replies.__setitem__)
     assert sorted(replies) == [0, 1]
     assert len(mock.asked) == 3, "it went on after the failure"
 
@@ -297,7 +297,7 @@ def test_an_error_of_the_receiver_is_its_own(mock: MockServer) -> None:
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
-        make_client(mock).ask("mock-model", [Ask("a", 8), Ask("b", 8)], 1, full_disk)
+        make_client(mock).ask("mock-model", [ChatRequest("a", 8), ChatRequest("b", 8)], 1, full_disk)
     assert len(mock.asked) == 1
 
 
@@ -310,7 +310,7 @@ def test_log_probabilities_are_read_best_first_and_null_is_nan() -> None:
         {**entry("x", None), "top_logprobs": []},
     ]
     text = changed(choices=[{**GOOD["choices"][0], "logprobs": {"content": content}}])
-    first, second = read_reply(text, Ask("p", 8, 2), 0.1).tokens
+    first, second = read_reply(text, ChatRequest("p", 8, 2), 0.1).tokens
     assert (first.text, first.logprob) == (" A", -0.1)
     assert [token for token, _ in first.top] == [" A", " B", " C"]
     assert math.isnan(first.top[2][1])
@@ -319,15 +319,18 @@ def test_log_probabilities_are_read_best_first_and_null_is_nan() -> None:
 
 def test_a_server_that_does_not_count_cached_tokens_is_believed_to_know_nothing() -> None:
     usage = {"prompt_tokens": 20, "completion_tokens": 4}
-    assert read_reply(changed(usage=usage), Ask("p", 8), 0.1).cached_tokens is None
-    assert read_reply(changed(usage={**usage, "prompt_tokens_details": None}), Ask("p", 8), 0.1).cached_tokens is None
+    assert read_reply(changed(usage=usage), ChatRequest("p", 8), 0.1).cached_tokens is None
+    assert (
+        read_reply(changed(usage={**usage, "prompt_tokens_details": None}), ChatRequest("p", 8), 0.1).cached_tokens
+        is None
+    )
 
 
 def test_an_empty_text_is_an_answer() -> None:
     text = changed(choices=[{"message": {"content": ""}, "finish_reason": "length"}])
-    assert read_reply(text, Ask("p", 8), 0.1).text == ""
+    assert read_reply(text, ChatRequest("p", 8), 0.1).text == ""
     with pytest.raises(BadReply):
-        read_reply(text.replace('""', "null"), Ask("p", 8), 0.1)
+        read_reply(text.replace('""', "null"), ChatRequest("p", 8), 0.1)
 
 
 def test_get_names_what_was_answered(mock: MockServer) -> None:
@@ -382,7 +385,7 @@ def test_nobody_there() -> None:
 def test_a_remote_server_is_asked_for_its_only_model(mock: MockServer) -> None:
     with RemoteServer("reference", f"{mock.url}/v1/") as server:
         replies: dict[int, Reply] = {}
-        server.ask([Ask("p", 8)], 1, replies.__setitem__)
+        server.ask([ChatRequest("p", 8)], 1, replies.__setitem__)
         server.flush_cache()  # it has none, and that is fine
     assert replies[0].text == "Answer: A"
     assert json.loads(mock.bodies[0])["model"] == "mock-model"
@@ -404,5 +407,5 @@ def test_the_api_key_comes_from_the_environment(mock: MockServer, monkeypatch: p
     mock.behaviours = [lambda handler: (seen.append(handler.headers["Authorization"]), good(handler))[1]]
     monkeypatch.setenv("OPENAI_API_KEY", "the-key")
     server = RemoteServer("reference", mock.url, model="mock-model")
-    server.ask([Ask("p", 8)], 1, lambda index, reply: None)
+    server.ask([ChatRequest("p", 8)], 1, lambda index, reply: None)
     assert seen == ["Bearer the-key"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.engines.guardian import descendants
-from harness.engines.process import ServerProcess
+from assay.harness.engines.guardian import descendants
+from assay.harness.engines.process import ServerProcess
 
 ROOT = Path(__file__).parents[3]
 
@@ -90,7 +90,7 @@ def test_the_server_is_out_of_reach_of_the_terminal(tmp_path: Path) -> None:
 
 def test_killing_the_parent_with_sigkill_leaves_no_process_and_no_scratch(tmp_path: Path) -> None:
     parent_code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom harness.engines.process import ServerProcess\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom assay.harness.engines.process import ServerProcess\n"
         "folder = Path(sys.argv[1])\n"
         "ServerProcess([sys.executable, '-c', sys.argv[2]], os.environ, folder, folder / 'server.log')\n"
         "time.sleep(600)\n"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.engines.launch import STAND_INS, Launch, command, settings, shell_line
-from harness.errors import UsageError
+from assay.harness.engines.launch import STAND_INS, Launch, command, settings, shell_line
+from assay.harness.errors import UsageError
 
 
 def make(**changes: Any) -> Launch:

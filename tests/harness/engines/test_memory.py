@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines import memory
-from harness.engines.memory import GIB, hold_both, mem_fraction, model_bytes
-from harness.errors import UsageError
+from assay.harness.engines import memory
+from assay.harness.engines.memory import GIB, hold_both, mem_fraction, model_bytes
+from assay.harness.errors import UsageError
 
 TINY = 8 * 1024**2
 BYTES = st.integers(0, 2000 * GIB)

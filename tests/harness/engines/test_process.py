@@ -3,7 +3,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness.engines.process import LINE_WIDTH, TAIL_LINES, ServerProcess, telling_lines
+from assay.harness.engines.process import LINE_WIDTH, TAIL_LINES, ServerProcess, telling_lines
 
 
 def run_to_end(folder: Path, code: str) -> ServerProcess:

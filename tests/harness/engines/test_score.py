@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines.score import generate, score
-from harness.errors import EngineError
+from assay.harness.engines.score import generate, score
+from assay.harness.errors import EngineError
 
 IDS = (0, 2, 45, 46, 13, 916)
 META: dict[str, Any] = {

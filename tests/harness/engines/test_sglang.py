@@ -18,13 +18,13 @@ import httpx
 import psutil
 import pytest
 
-from harness.engines import sglang
-from harness.engines.arguments import differences
-from harness.engines.base import Ask, Reply, start_together
-from harness.engines.launch import Launch
-from harness.engines.model import TINY_MODEL
-from harness.engines.sglang import SGLangServer
-from harness.errors import EngineError
+from assay.harness.engines import sglang
+from assay.harness.engines.arguments import differences
+from assay.harness.engines.base import ChatRequest, Reply, start_together
+from assay.harness.engines.launch import Launch
+from assay.harness.engines.model import TINY_MODEL
+from assay.harness.engines.sglang import SGLangServer
+from assay.harness.errors import EngineError
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[3]
@@ -69,7 +69,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SGLangServe
         candidate.stop()
 
 
-def ask_all(server: SGLangServer, asks: list[Ask], concurrency: int = 4) -> list[Reply]:
+def ask_all(server: SGLangServer, asks: list[ChatRequest], concurrency: int = 4) -> list[Reply]:
     replies: dict[int, Reply] = {}
     server.ask(asks, concurrency, replies.__setitem__)
     return [replies[index] for index in range(len(asks))]
@@ -99,7 +99,7 @@ def test_a_pair_differs_in_nothing_but_its_backend(pair: tuple[SGLangServer, SGL
 
 def test_questions_are_answered_with_counts_and_log_probabilities(pair: tuple[SGLangServer, SGLangServer]) -> None:
     server = pair[0]
-    asks = [Ask(f"{HEADER}\nWhom does Koven trade with? {number}", 6, top_logprobs=3) for number in range(8)]
+    asks = [ChatRequest(f"{HEADER}\nWhom does Koven trade with? {number}", 6, top_logprobs=3) for number in range(8)]
     replies = ask_all(server, asks)
     assert len({reply.request_id for reply in replies}) == len(asks)
     for reply in replies:
@@ -115,7 +115,7 @@ def test_questions_are_answered_with_counts_and_log_probabilities(pair: tuple[SG
 
 def test_the_prefix_cache_is_reported_and_can_be_flushed(pair: tuple[SGLangServer, SGLangServer]) -> None:
     server = pair[0]
-    question = [Ask(f"{HEADER}\nIs this prompt cached?", 2)]
+    question = [ChatRequest(f"{HEADER}\nIs this prompt cached?", 2)]
     server.flush_cache()
     assert ask_all(server, question)[0].cached_tokens == 0
     again = ask_all(server, question)[0]
@@ -152,7 +152,7 @@ def test_a_running_server_that_hangs_and_then_dies(
 
     monkeypatch.setattr(server._client, "timeout_s", 3.0)
     with pytest.raises(EngineError, match=r"has not answered a question for 3 s") as hung:
-        ask_all(server, [Ask("hello", 4)] * 4)
+        ask_all(server, [ChatRequest("hello", 4)] * 4)
     assert "Its log" in str(hung.value)
 
     monkeypatch.setattr(server._client, "timeout_s", 120.0)
@@ -165,7 +165,7 @@ def test_a_running_server_that_hangs_and_then_dies(
     timer = threading.Timer(1.0, kill)
     timer.start()
     with pytest.raises(EngineError, match="after it had been ready") as died:
-        ask_all(server, [Ask("hello", 4)] * 4)
+        ask_all(server, [ChatRequest("hello", 4)] * 4)
     took = time.monotonic() - killed_at[0]
     assert took < 5, f"death was seen only after {took:.1f} s"
     assert "scheduler" in str(died.value)

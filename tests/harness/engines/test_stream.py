@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from harness.engines.client import BadReply
-from harness.engines.remote import RemoteServer
-from harness.engines.stream import Streamer, TokenAsk, read_stream
-from harness.errors import EngineError
+from assay.harness.engines.client import BadReply
+from assay.harness.engines.remote import RemoteServer
+from assay.harness.engines.stream import Streamer, TokenRequest, read_stream
+from assay.harness.errors import EngineError
 
-ASK = TokenAsk("", 3, tokens=(5, 6))
+ASK = TokenRequest("", 3, tokens=(5, 6))
 
 
 def chunk(tokens: int | None, text: str = "x", reason: str | None = None) -> str:
@@ -178,7 +178,7 @@ def test_times_are_those_at_which_the_server_sent(mock: Mock) -> None:
 def test_failures_are_engine_errors_and_nothing_is_asked_twice(
     mock: Mock, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, says: str
 ) -> None:
-    monkeypatch.setattr("harness.engines.client.DEATH_SHOWS_S", 0.1)  # nothing here can die
+    monkeypatch.setattr("assay.harness.engines.client.DEATH_SHOWS_S", 0.1)  # nothing here can die
     mock.behaviour = behaviour
     with pytest.raises(EngineError, match=says) as caught:
         streamer(mock, timeout_s=0.5).stream([(1, 2)], 3, 1)

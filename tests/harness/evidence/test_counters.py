@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.evidence.counters import MOST_LAYERS, CounterFile, CounterRow, read_counters, total_calls
+from assay.harness.evidence.counters import MOST_LAYERS, CounterFile, CounterRow, read_counters, total_calls
 
 
 def row(phase: str = "extend", cached: bool = False) -> CounterRow:
@@ -41,7 +41,7 @@ def test_a_layer_past_the_table_is_an_error(tmp_path: Path) -> None:
 
 def test_counts_survive_sigkill(tmp_path: Path) -> None:
     code = (
-        "import sys, os, signal; from pathlib import Path; from harness.evidence.counters import CounterFile, CounterRow\n"
+        "import sys, os, signal; from pathlib import Path; from assay.harness.evidence.counters import CounterFile, CounterRow\n"
         "f = CounterFile(Path(sys.argv[1]), 'p')\n"
         "i = f.row(CounterRow(backend='b', kernel='k', phase='extend', cached_prefix=True))\n"
         "[f.add(i, 2) for _ in range(1000)]; os.kill(os.getpid(), signal.SIGKILL)"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import EvidenceError, UsageError
-from harness.evidence import jsonl
-from harness.evidence.folder import RunFolder
-from harness.evidence.manifest import Failure, Manifest, Progress, git_state, hash_items, hash_model
-from harness.evidence.records import Answer, Item, Token
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence import jsonl
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import Failure, Manifest, Progress, git_state, hash_items, hash_model
+from assay.harness.evidence.records import Answer, Item, Token
 
 ITEMS = [Item(suite="mmlu", id=f"q{i}", prompt=f"prompt {i}", prompt_hash="h", expected="A") for i in range(3)]
 

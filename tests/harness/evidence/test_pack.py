@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.attention.call import AttentionCall
-from harness.attention.oracle import oracle
-from harness.attention.trial import call_of
-from harness.errors import EvidenceError, UsageError
-from harness.evidence.pack import PackEntry, Seen, Source, read_manifest, read_pack
-from harness.evidence.pack_writer import RESERVOIR, PackWriter
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.pack import PackEntry, Seen, Source, read_manifest, read_pack
+from assay.harness.evidence.pack_writer import RESERVOIR, PackWriter
 
 SOURCE = Source(engine="SGLang 0 on cpu", model="tiny", model_hash="abc", reference="torch_native", candidate="mine")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.errors import EvidenceError
-from harness.evidence.trace import TraceLegend, read_trace, write_pass, write_refusal
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.trace import TraceLegend, read_trace, write_pass, write_refusal
 
 
 def write(folder: Path, number: int, layers: tuple[int, ...] = (0, 2), first: int = 0, **legend: Any) -> None:

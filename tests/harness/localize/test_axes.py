@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from harness.localize.axes import by_axis, confining, holds, narrowing, words
+from assay.harness.localize.axes import by_axis, confining, holds, narrowing, words
 
 CALLS = [
     {"prefix": p, "head_dim": d, "data": w}

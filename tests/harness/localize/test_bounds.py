@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from harness.attention.call import AttentionCall
-from harness.attention.oracle import oracle, right_aligned, sequences
-from harness.attention.sage import sage_attn
-from harness.attention.trial import call_of
-from harness.localize import bounds
-from harness.localize.bounds import FLOORS, SAFETY, bound_of, least_bound, noise_of, quantised_noise
-from harness.localize.cells import cells_of, deviation
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import oracle, right_aligned, sequences
+from assay.harness.attention.sage import sage_attn
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize import bounds
+from assay.harness.localize.bounds import FLOORS, SAFETY, bound_of, least_bound, noise_of, quantised_noise
+from assay.harness.localize.cells import cells_of, deviation
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

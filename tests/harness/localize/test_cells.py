@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from harness.attention.trial import call_of
-from harness.localize.cells import cells_of, deviation
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.cells import cells_of, deviation
 
 
 def test_cells_are_sequence_by_query_position() -> None:

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, Kernel
-from harness.attention.faults import fault, rounded_oracle
-from harness.attention.hypotheses import LEAK
-from harness.attention.sage import sage_attn, sage_attn_as_shipped
-from harness.attention.trial import call_of
-from harness.localize.causes import causes
-from harness.localize.diagnose import NO_KNOWN_CAUSE, diagnose, percent, some
-from harness.localize.examine import examine
-from harness.verdict import Finding
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.hypotheses import LEAK
+from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.causes import causes
+from assay.harness.localize.diagnose import NO_KNOWN_CAUSE, diagnose, percent, some
+from assay.harness.localize.examine import examine
+from assay.harness.verdict import Finding
 
 MATRIX = [[(24, 0)], [(20, 1)], [(20, 77)], [(9, 64)], [(40, 30), (26, 60)], [(70, 0), (5, 3)]]
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, KernelRefused
-from harness.attention.faults import rounded_oracle
-from harness.attention.kernels import declares
-from harness.attention.trial import call_of
-from harness.errors import AssayError
-from harness.localize.diagnose import MUTATION, NONDETERMINISM, REFUSED, STATE, diagnose
-from harness.localize.examine import examine, observe
-from harness.verdict import Finding
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.errors import AssayError
+from assay.harness.localize.diagnose import MUTATION, NONDETERMINISM, REFUSED, STATE, diagnose
+from assay.harness.localize.examine import examine, observe
+from assay.harness.verdict import Finding
 
 CALLS = [
     call_of(lens, (4, 2), 16, torch.bfloat16, "cpu", seed=i) for i, lens in enumerate([[(5, 3)], [(7, 0)], [(2, 20)]])
@@ -36,7 +36,7 @@ def test_a_bound_is_simulated_only_where_it_decides(monkeypatch: pytest.MonkeyPa
     near, far = observe(CALLS[0], rounded_oracle(CALLS[0])), observe(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
     assert torch.equal(far.failing, far.own > far.bound)
     assert bool(far.failing.all())
-    monkeypatch.setattr("harness.localize.examine.bound_of", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr("assay.harness.localize.examine.bound_of", lambda *_: pytest.fail("simulated"))
     assert near.failing.shape == near.own.shape
     assert not bool(near.failing.any())
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, Kernel, KernelRefused
-from harness.attention.faults import rounded_oracle
-from harness.attention.kernels import Declaration
-from harness.attention.trial import call_of
-from harness.localize.guard import RUN_AGAIN, Guard, examine_some
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.guard import RUN_AGAIN, Guard, examine_some
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 

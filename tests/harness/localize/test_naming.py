@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, Kernel, KernelRefused
-from harness.attention.faults import fault, rounded_oracle
-from harness.attention.hypotheses import LEAK
-from harness.attention.trial import GRID, call_of, grid_of
-from harness.errors import AssayError
-from harness.localize.diagnose import MUTATION, NONDETERMINISM, STATE, diagnose
-from harness.localize.examine import examine
-from harness.localize.naming import name_cause, smallest_of_each
-from harness.verdict import Finding
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.hypotheses import LEAK
+from assay.harness.attention.sample_calls import GRID, call_of, grid_of
+from assay.harness.errors import AssayError
+from assay.harness.localize.diagnose import MUTATION, NONDETERMINISM, STATE, diagnose
+from assay.harness.localize.examine import examine
+from assay.harness.localize.naming import name_cause, smallest_of_each
+from assay.harness.verdict import Finding
 
 LAYERS = 3
 BATCHES = [[(5, 3), (9, 20)], [(30, 0), (12, 40)]]

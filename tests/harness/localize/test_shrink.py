@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.attention.call import AttentionCall, KernelRefused
-from harness.attention.faults import fault, rounded_oracle
-from harness.attention.sage import sage_attn_as_shipped
-from harness.attention.trial import call_of
-from harness.errors import AssayError
-from harness.localize.diagnose import diagnose
-from harness.localize.examine import examine
-from harness.localize.shrink import as_pytest, out_of_bounds, shrink
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.sage import sage_attn_as_shipped
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.errors import AssayError
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.examine import examine
+from assay.harness.localize.shrink import as_pytest, out_of_bounds, shrink
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
-SEED = "harness.attention.sage:sage_attn_as_shipped"
-ORACLE = "harness.attention.faults:rounded_oracle"
+SEED = "assay.harness.attention.sage:sage_attn_as_shipped"
+ORACLE = "assay.harness.attention.faults:rounded_oracle"
 
 
 def test_the_smallest_call_that_still_fails() -> None:
@@ -112,8 +112,8 @@ def test_the_printed_test_is_red_with_the_kernel_and_green_with_the_oracle(tmp_p
 
 
 FAULTY = """
-from harness.attention.faults import fault
-from harness.attention.kernels import declares
+from assay.harness.attention.faults import fault
+from assay.harness.attention.kernels import declares
 
 _faulty = fault("values saturate at fp8 e4m3")
 

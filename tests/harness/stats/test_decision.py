@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.stats.decision import MOST_NEEDED, decide_accuracy, decide_share
-from harness.stats.share import clopper_pearson
+from assay.harness.stats.decision import MOST_NEEDED, decide_accuracy, decide_share
+from assay.harness.stats.share import clopper_pearson
 
 MARGIN, ALPHA = 0.05, 0.05
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multinomial, norm
 
-from harness.stats.paired import mcnemar_exact, questions_needed, smallest_detectable, tango_interval
-from harness.stats.share import Interval
+from assay.harness.stats.paired import mcnemar_exact, questions_needed, smallest_detectable, tango_interval
+from assay.harness.stats.share import Interval
 
 N = st.integers(1, 300)
 

@@ -10,7 +10,16 @@ from scipy.signal import lfilter
 from scipy.stats import wilcoxon
 from statsmodels.stats.multitest import multipletests
 
-from harness.stats.ratio import FEWEST, decide_ratios, dependence, holm, p_at_most, ratio_of, ratios_needed, warm_up
+from assay.harness.stats.ratio import (
+    FEWEST,
+    decide_ratios,
+    dependence,
+    holm,
+    p_at_most,
+    ratio_of,
+    ratios_needed,
+    warm_up,
+)
 
 RNG = np.random.default_rng(5)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from harness.stats.share import clopper_pearson, p_not_above, wilson
+from assay.harness.stats.share import clopper_pearson, p_not_above, wilson
 
 COUNTS = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.bisect.commits import executor
-from harness.bisect.commits.executor import Accuracy
-from harness.bisect.commits.state import Measurement, Spec
-from harness.errors import UsageError
+from assay.harness.bisect.commits import executor
+from assay.harness.bisect.commits.executor import AccuracyProber
+from assay.harness.bisect.commits.state import Measurement, Spec
+from assay.harness.errors import UsageError
 
 
 def probed(
@@ -34,7 +34,7 @@ def probed(
     spec = Spec(repo="r", good="g", bad="b", kernel="attn:forward", judge="accuracy", run_args=("--questions=8",))
     imports = SimpleNamespace(probe=lambda *_: Measurement.model_validate({"status": imported, "origin": "attn.py"}))
     (tmp_path / "logs").mkdir()
-    found = Accuracy(spec, imports, tmp_path).probe("c", tmp_path / "logs" / "0001.log")  # type: ignore[arg-type]
+    found = AccuracyProber(spec, imports, tmp_path).probe("c", tmp_path / "logs" / "0001.log")  # type: ignore[arg-type]
     return found, ran
 
 

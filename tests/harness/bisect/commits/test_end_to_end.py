@@ -14,13 +14,13 @@ from types import ModuleType
 
 import pytest
 
-from harness import cli
-from harness.bisect.commits.state import Folder
+from assay.harness import cli
+from assay.harness.bisect.commits.state import Folder
 
 
 def assay(cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "harness", "bisect", *args], cwd=cwd, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "assay", "bisect", *args], cwd=cwd, capture_output=True, text=True, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}, timeout=300,
     )  # fmt: skip
 
@@ -53,7 +53,7 @@ def test_sixty_commits_some_unbuildable_killed_once(
         "--build", f"{sys.executable} {build.removeprefix('python ')}", "--calls", "12", "--scan", "2", "--out", str(out),
     ]  # fmt: skip
     with subprocess.Popen(
-        [sys.executable, "-m", "harness", "bisect", *command], stdout=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-m", "assay", "bisect", *command], stdout=subprocess.DEVNULL, start_new_session=True
     ) as first:
         deadline = time.monotonic() + 120
         while not (out / "probes" / "0008.json").exists():
@@ -98,7 +98,7 @@ def test_git_bisect_run(histories: ModuleType, tmp_path: Path) -> None:
         "main does not import"
     )
     histories.git(made.path, "bisect", "start", "main", made.commits[0])
-    words = f"run {sys.executable} -m harness bisect probe --kernel attn:forward --calls 6".split()
+    words = f"run {sys.executable} -m assay bisect probe --kernel attn:forward --calls 6".split()
     said = histories.git(made.path, "bisect", *words)
     assert f"{made.commits[2]} is the first bad commit" in said
 

@@ -11,12 +11,19 @@ from types import ModuleType
 import pytest
 import torch
 
-from harness.attention.trial import call_of
-from harness.bisect.commits.calls import Asked, choose_calls, matrix_calls, read_calls, recorded_calls, write_calls
-from harness.bisect.commits.executor import BrokenEnvironment, Forks, run_build
-from harness.bisect.commits.probe import Task
-from harness.bisect.commits.state import Measurement
-from harness.errors import UsageError
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.bisect.commits.calls import (
+    ProbeCall,
+    choose_calls,
+    matrix_calls,
+    read_calls,
+    recorded_calls,
+    write_calls,
+)
+from assay.harness.bisect.commits.executor import BrokenEnvironment, Forks, run_build
+from assay.harness.bisect.commits.probe import Task
+from assay.harness.bisect.commits.state import Measurement
+from assay.harness.errors import UsageError
 
 LENS = [[(9, 0)], [(5, 20)], [(3, 7), (4, 0)]]
 
@@ -172,7 +179,7 @@ def test_builds(tmp_path: Path) -> None:
 
 
 def test_calls_come_back_as_they_were(tmp_path: Path) -> None:
-    asked = [Asked(call_of([(3, 4)], (2, 1), 8, torch.bfloat16, "cpu"), {"phase": "extend"})]
+    asked = [ProbeCall(call_of([(3, 4)], (2, 1), 8, torch.bfloat16, "cpu"), {"phase": "extend"})]
     write_calls(tmp_path / "calls", asked)
     [back] = read_calls(tmp_path / "calls", "cpu")
     assert torch.equal(back.call.k, asked[0].call.k)

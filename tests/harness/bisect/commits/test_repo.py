@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from harness.bisect.commits.repo import GitFailed, Repository
-from harness.errors import UsageError
+from assay.harness.bisect.commits.repo import GitFailed, Repository
+from assay.harness.errors import UsageError
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -109,7 +109,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(
 ) -> None:
     path = made.path  # type: ignore[attr-defined]
     script = (
-        "import sys, time; from pathlib import Path; from harness.bisect.commits.repo import Repository\n"
+        "import sys, time; from pathlib import Path; from assay.harness.bisect.commits.repo import Repository\n"
         f"with Repository(Path({str(path)!r})).worktree() as tree:\n"
         "    print(tree.path, flush=True); time.sleep(600)\n"
     )

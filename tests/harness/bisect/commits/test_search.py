@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.bisect.commits.search import (
+from assay.harness.bisect.commits.search import (
     MOST_REPEATS,
-    Ask,
     Found,
     Hidden,
     History,
     Lost,
+    NextProbe,
     Step,
     Tally,
     believe,
@@ -58,7 +58,7 @@ class Run:
 
     def step(self) -> Step:
         step = next_step(self.history, self.tallies, self.skipped, self.good, 0.99)
-        if isinstance(step, Ask):
+        if isinstance(step, NextProbe):
             i = self.history.index[step.commit]
             self.asked.append((step.purpose, i))
             if i in self._broken:
@@ -68,7 +68,7 @@ class Run:
         return step
 
     def end(self) -> Step:
-        while isinstance(step := self.step(), Ask):
+        while isinstance(step := self.step(), NextProbe):
             pass
         return step
 
@@ -182,10 +182,10 @@ def test_contradicting_firm_verdicts_narrow_the_range() -> None:
     # 5 was judged bad and 8 good, both twice, with nothing flipping: there is a culprit among 0 to 5.
     tallies = {"19": Tally(0, 3), "5": Tally(0, 2), "8": Tally(2, 0)}
     step = next_step(chain(20), tallies, (), Tally(3, 0), 0.99)
-    assert isinstance(step, Ask)
+    assert isinstance(step, NextProbe)
     assert int(step.commit) < 5
     tallies["5"] = Tally(0, 1)
-    assert next_step(chain(20), tallies, (), Tally(3, 0), 0.99) == Ask("5", "verify")
+    assert next_step(chain(20), tallies, (), Tally(3, 0), 0.99) == NextProbe("5", "verify")
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from harness.bisect.commits.executor import BrokenEnvironment
-from harness.bisect.commits.repo import Repository
-from harness.bisect.commits.session import CANARY, Session, exit_code, new_state
-from harness.bisect.commits.state import Folder, Measurement, Row, Spec, State
-from harness.errors import UsageError
+from assay.harness.bisect.commits.executor import BrokenEnvironment
+from assay.harness.bisect.commits.repo import Repository
+from assay.harness.bisect.commits.session import CANARY, Session, exit_code, new_state
+from assay.harness.bisect.commits.state import Folder, Measurement, Row, Spec, State
+from assay.harness.errors import UsageError
 
 
 def row(error: float, number: int = 0, prefix: str = "16+") -> Row:

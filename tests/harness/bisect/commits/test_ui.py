@@ -6,8 +6,8 @@ import math
 import pytest
 from rich.console import Console
 
-from harness.bisect.commits.state import Listed, Probe, Result, Spec, State
-from harness.bisect.commits.ui import Board, progress, render, words
+from assay.harness.bisect.commits.state import Listed, Probe, Result, Spec, State
+from assay.harness.bisect.commits.ui import Board, progress, render, words
 
 HASHES = [f"{i:02x}" * 20 for i in range(9)]
 PROBES = (

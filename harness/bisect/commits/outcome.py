@@ -1,0 +1,118 @@
+"""What was measured of a commit -> good, bad, or not to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from assay.harness.bisect.commits.state import Change, Measurement, Outcome, Row, Spec
+from assay.harness.localize.diagnose import percent
+
+
+@dataclass(frozen=True)
+class ProbeOutcome:
+    """A verdict on one measurement.
+
+    Attributes:
+        outcome: good, bad or skip.
+        reason: why it is not to be told, or why it is bad without a layer error; else empty.
+        worst: largest own error, as a multiple of what it is held against; None where none was measured.
+        where: call and head of the largest own error, in words.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    worst: float | None = None
+    where: str = ""
+
+
+def judge(measurement: Measurement, spec: Spec, good: Sequence[Measurement]) -> ProbeOutcome:
+    """Judge what a probe measured.
+
+    Args:
+        measurement: what was measured.
+        spec: what it is held against.
+        good: measurements of the good revision, needed where `spec.against` is "good".
+    """
+    if measurement.status in ("raised", "died") and spec.raises == "bad":
+        return ProbeOutcome("bad", f"{measurement.status}: {measurement.reason}")
+    if measurement.status != "measured":
+        return ProbeOutcome("skip", f"{measurement.status}: {measurement.reason}")
+    if measurement.regression is not None:
+        return ProbeOutcome("bad" if measurement.regression else "good")
+    ratios = [
+        (ratio, row, head) for row, heads in multiples(measurement, spec, good) for head, ratio in enumerate(heads)
+    ]
+    if not ratios:
+        return ProbeOutcome("skip", "no call was computed")
+    worst, row, head = max(ratios, key=lambda found: found[0])
+    where = f"{row.call}, head {head}: own error {percent(row.own[head])}"
+    return ProbeOutcome("bad" if worst > 1 else "good", worst=worst, where=where)
+
+
+def multiples(measurement: Measurement, spec: Spec, good: Sequence[Measurement]) -> list[tuple[Row, tuple[float, ...]]]:
+    """Own error of each call and head, as a multiple of what it is held against; above 1 it is out of bounds.
+
+    Against the good revision, a limit is `spec.times` its largest own error of that call and head, and at least what
+    rounding explains: summing in another order is no regression.
+    """
+    known = _largest(good) if spec.against == "good" else {}
+    found = []
+    for row in measurement.rows:
+        before = known.get(row.number)
+        limits = [row.bound] * len(row.own) if before is None else [max(spec.times * e, row.rounding) for e in before]
+        found.append((row, tuple(own / limit for own, limit in zip(row.own, limits, strict=True))))
+    return found
+
+
+def _largest(measurements: Sequence[Measurement]) -> Mapping[int, list[float]]:
+    largest: dict[int, list[float]] = {}
+    for row in (row for one in measurements for row in one.rows):
+        before = largest.get(row.number, list(row.own))
+        largest[row.number] = [max(pair) for pair in zip(before, row.own, strict=True)]
+    return largest
+
+
+def changes(
+    commit: Measurement, before: Measurement | None, spec: Spec, good: Sequence[Measurement]
+) -> tuple[Change, ...]:
+    """What fails at a commit and did not before it, by layer, head and each axis of the conditions.
+
+    Args:
+        commit: measured at the commit.
+        before: measured at its parent; None if it was not.
+        spec: what errors are held against.
+        good: measurements of the good revision.
+    """
+    failing, values = _failing(commit, spec, good)
+    earlier = _failing(before, spec, good)[0] if before is not None else {}
+    return tuple(
+        Change(
+            axis=axis,
+            failing=tuple(v for v in all_values if v in failing.get(axis, ())),
+            values=all_values,
+            new=tuple(v for v in all_values if v in failing.get(axis, ()) and v not in earlier.get(axis, ())),
+        )
+        for axis, all_values in values.items()
+    )
+
+
+def _failing(
+    measurement: Measurement, spec: Spec, good: Sequence[Measurement]
+) -> tuple[dict[str, set[str]], dict[str, tuple[str, ...]]]:
+    """Values with a failing call, and all values, by axis."""
+    failing: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
+    for row, heads in multiples(measurement, spec, good):
+        out = [head for head, ratio in enumerate(heads) if ratio > 1]
+        axes = {"layer": [str(row.layer)], **{axis: [value] for axis, value in row.condition.items()}}
+        for axis, named in {**axes, "head": [str(h) for h in range(len(heads))]}.items():
+            values.setdefault(axis, set()).update(named)
+        for axis, named in {**axes, "head": [str(h) for h in out]}.items():
+            if out:
+                failing.setdefault(axis, set()).update(named)
+    return failing, {axis: tuple(sorted(found, key=_natural)) for axis, found in values.items()}
+
+
+def _natural(value: str) -> tuple[int, str]:
+    return (int(value), "") if value.isdigit() else (-1, value)

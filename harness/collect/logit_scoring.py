@@ -1,0 +1,210 @@
+"""Both roles' log-probabilities over the reference's own tokens, teacher-forced.
+
+A free-running answer says little once it has parted from the reference's. Here both roles read the same tokens, prompt and the
+reference's greedy answer, and say what they would have expected at each. All of it is computed in the extend phase (SGLang scores
+a prompt in one go), so a kernel of the decode phase is not seen by it.
+
+Sequences are scored one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied cache, and
+*cached*, right after that, when all but the scored positions come from the prefix cache. The two conditions score the same
+positions: the last `PROMPT_TAIL` tokens of the prompt and the answer, but for the first `CACHED_LEAST` + 1 tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from assay.harness.compare.logits import LogitsComparison, compare_roles
+from assay.harness.engines.score import Generation, Score, Scorer, generate, score
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.logit_files import (
+    CACHED_LEAST,
+    CONDITIONS,
+    Condition,
+    Logits,
+    LogitsHeader,
+    Positions,
+    ScoredSequence,
+    logits_path,
+    read_logits,
+    write_logits,
+)
+from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.progress import Watch
+
+PROMPT_TAIL = 16
+"""Tokens at the end of a prompt that are scored too: answers may be a few tokens long."""
+TOP_K = 20
+"""Tokens of the reference's distribution that are told apart; as many as OpenAI-compatible servers give at most."""
+MAX_TOKENS = 48
+"""Token limit of an answer that was not recorded."""
+FLOOR_REPEAT = 1
+
+
+class ScoringServer(Scorer, Protocol):
+    """A running `assay.harness.engines.sglang.SGLangServer`."""
+
+    role: Role
+    backend: str
+    label: str
+
+
+def score_role(
+    server: ScoringServer,
+    items: Sequence[Item],
+    answers: Sequence[Answer],
+    folder: Path,
+    watch: Watch,
+    role: Role | None = None,
+) -> None:
+    """Score the reference's tokens on a server, and leave the result in a run's folder. What is there is not scored again.
+
+    The reference comes first: its tokens and its most probable ones are what the candidate is asked for. It is scored a second
+    time, in the opposite order, for the floor.
+
+    Args:
+        server: a running SGLang server; its cache is flushed.
+        items: the prompts.
+        answers: recorded answers; the reference's greedy ones (repeat 0) are held against what it answers now, by token.
+        folder: the run's folder.
+        watch: is told how far it is.
+        role: the role to score; None for the server's. One server can be both, with and without layers of the candidate.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: the reference was not scored before the candidate, an answer was recorded to another prompt, or the folder
+            cannot be written.
+    """
+    role = role or server.role
+    if not items:
+        raise EvidenceError("There is no prompt to score.", "at least one item", "ask for at least one greedy prompt")
+    for repeat in (0, FLOOR_REPEAT) if role == "reference" else (0,):
+        path = logits_path(folder, role, repeat)
+        if path.exists():
+            continue
+        first = role == "reference" and repeat == 0
+        reference = None if first else _scored_reference(folder, role)
+        sequences = _draw(server, items, answers) if reference is None else _again(reference)
+        title = f"{role}: logits{' again' if repeat else ''}"
+        scored = _score_all(server, sequences, reference, bool(repeat), watch, title)
+        header = LogitsHeader(
+            role=role,
+            repeat=repeat,
+            backend=server.backend,
+            engine=server.label,
+            top_k=TOP_K,
+            sequences=tuple(
+                sequence.model_copy(update={"cached": {c: s.cached_tokens for c, s in by_condition.items()}})
+                for (sequence, _), by_condition in zip(sequences, scored, strict=True)
+            ),
+        )
+        ids = np.concatenate([np.array(ids, dtype=np.int32) for _, ids in sequences])
+        positions = {c: _positions(c, [one[c] for one in scored], reference) for c in CONDITIONS}
+        write_logits(folder, Logits(header, ids, positions))
+
+
+def compare_logits(folder: Path) -> LogitsComparison:
+    """What `score_role` left of both roles, compared by condition, with the floor.
+
+    Raises:
+        EvidenceError: a role was not scored, a file is damaged, or the roles were scored on different tokens.
+    """
+    reference, candidate = (read_logits(logits_path(folder, role, 0)) for role in ("reference", "candidate"))
+    again = logits_path(folder, "reference", FLOOR_REPEAT)
+    return compare_roles(reference, candidate, read_logits(again) if again.exists() else None)
+
+
+def _scored_reference(folder: Path, role: Role) -> Logits:
+    path = logits_path(folder, "reference", 0)
+    if not path.exists():
+        raise EvidenceError(
+            f"The {role} cannot be scored: {path} is not there.",
+            "the reference's own tokens, scored first",
+            "score the reference before the candidate",
+        )
+    return read_logits(path)
+
+
+_Sequence = tuple[ScoredSequence, tuple[int, ...]]
+
+
+def _again(reference: Logits) -> list[_Sequence]:
+    return [(sequence, reference.ids_of(index)) for index, sequence in enumerate(reference.header.sequences)]
+
+
+def _draw(server: ScoringServer, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
+    """The sequences: each prompt with the reference's greedy answer.
+
+    A record has texts and no ids, so the answer is drawn once more. It is cut where it parts from the recorded one, which a
+    server does that rounds differently in another batch.
+    """
+    recorded = {a.item: a for a in answers if (a.suite, a.role, a.repeat) == ("greedy", "reference", 0)}
+    sequences = []
+    for item in items:
+        answer = recorded.get(item.id)
+        drawn = generate(server, item.prompt, answer.completion_tokens if answer else MAX_TOKENS)
+        prompt = len(drawn.prompt_ids)
+        if answer and answer.prompt_tokens != prompt:
+            raise EvidenceError(
+                f"The answer to {item.id} was recorded to a prompt of {answer.prompt_tokens} tokens; it has {prompt} now.",
+                "the same prompt, template and tokenizer",
+                "give the run a folder of its own with --out",
+            )
+        ids = (*drawn.prompt_ids, *drawn.ids[: _shared(answer, drawn)])
+        start = max(0, min(max(prompt - 1 - PROMPT_TAIL, CACHED_LEAST), len(ids) - 2))
+        sequence = ScoredSequence(item=item.id, prompt_tokens=prompt, length=len(ids), start=start, cached={})
+        sequences.append((sequence, ids))
+    return sequences
+
+
+def _shared(answer: Answer | None, drawn: Generation) -> int:
+    """How many tokens of the answer are the recorded ones."""
+    if answer is None:
+        return len(drawn.ids)
+    texts = [token.text for token in answer.tokens]
+    parting = [i for i, (one, other) in enumerate(zip(texts, drawn.texts, strict=False)) if one != other]
+    return parting[0] if parting else min(len(texts), len(drawn.texts))
+
+
+def _score_all(
+    server: ScoringServer,
+    sequences: Sequence[_Sequence],
+    reference: Logits | None,
+    backwards: bool,
+    watch: Watch,
+    title: str,
+) -> list[dict[Condition, Score]]:
+    order = range(len(sequences))
+    scored: dict[int, dict[Condition, Score]] = {}
+    for done, index in enumerate(reversed(order) if backwards else order, 1):
+        sequence, ids = sequences[index]
+        server.flush_cache()
+        scored[index] = {c: score(server, ids, sequence.start, TOP_K, _wanted(reference, c, index)) for c in CONDITIONS}
+        watch.count(title, done, len(sequences))
+    return [scored[index] for index in order]
+
+
+def _wanted(reference: Logits | None, condition: Condition, index: int) -> tuple[int, ...]:
+    """Ids to ask for: SGLang takes one list for a whole sequence, so it is all that the reference had anywhere in it."""
+    if reference is None:
+        return ()
+    top_ids = reference.by_condition[condition].top_ids[reference.rows_of(index)]
+    return tuple(np.unique(top_ids).tolist())
+
+
+def _positions(condition: Condition, scores: Sequence[Score], reference: Logits | None) -> Positions:
+    """Log-probabilities at the reference's most probable tokens, of all sequences."""
+    own_ids = np.concatenate([one.top_ids for one in scores])
+    token = np.concatenate([one.token for one in scores])
+    if reference is None:
+        return Positions(token, own_ids[:, 0], own_ids, np.concatenate([one.top for one in scores]))
+    top_ids = reference.by_condition[condition].top_ids
+    at = []
+    for index, one in enumerate(scores):
+        rows = top_ids[reference.rows_of(index)]
+        # The ids were asked for in ascending order.
+        at.append(np.take_along_axis(one.at, np.searchsorted(np.unique(rows), rows), axis=1))
+    return Positions(token, own_ids[:, 0], top_ids, np.concatenate(at))

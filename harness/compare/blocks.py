@@ -1,0 +1,184 @@
+"""Timed requests -> the times of each block, and ratios of blocks that were played side by side.
+
+A *block* is one load on one server: some requests of one shape at one concurrency. A *cell* is a shape at a concurrency. In each
+round every cell is played twice by either role, in random order. Every ratio is one of times (of a throughput, the seconds a
+token), so that above 1 is always slower.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Literal
+
+from assay.harness.evidence.records import Role
+from assay.harness.evidence.timings import Timing
+from assay.harness.stats.ratio import warm_up
+
+Metric = Literal["ttft", "itl", "e2e", "throughput"]
+METRICS: dict[Metric, str] = {
+    "ttft": "time to first token",
+    "itl": "inter-token latency",
+    "e2e": "end-to-end latency",
+    "throughput": "seconds a token",
+}
+"""What is compared. Input and output throughput are one metric: lengths are fixed, so both are the block's seconds."""
+Cell = tuple[str, int]
+"""Shape and concurrency."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The times of one block; medians are over its requests.
+
+    Attributes:
+        role: server that was loaded.
+        again: whether it is the role's second block of the round.
+        round: number of the round.
+        order: place in the order of playing.
+        cell: shape and concurrency.
+        ttft_s: median time to first token.
+        itl_s: median of the requests' mean inter-token latencies. (A median of the single gaps would be off by any factor where a
+            busy client reads several chunks at once: most gaps are nearly 0 then.)
+        itl_p99_s: 99th percentile (nearest rank) of the single gaps of all requests.
+        e2e_s: median latency of a whole answer.
+        seconds: from the first request's sending to the last one's end.
+        input_tokens: tokens of all prompts.
+        output_tokens: tokens of all answers.
+        cached_tokens: prompt tokens from the prefix cache; None where the server does not say.
+    """
+
+    role: Role
+    again: bool
+    round: int
+    order: int
+    cell: Cell
+    ttft_s: float
+    itl_s: float
+    itl_p99_s: float
+    e2e_s: float
+    seconds: float
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+
+    @property
+    def input_throughput(self) -> float:
+        """Prompt tokens a second."""
+        return self.input_tokens / self.seconds
+
+    @property
+    def output_throughput(self) -> float:
+        """Answer tokens a second."""
+        return self.output_tokens / self.seconds
+
+    def time(self, metric: Metric) -> float:
+        """Seconds of a metric; of throughput the seconds a token of the answer."""
+        times = {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s, "throughput": 1 / self.output_throughput}
+        return times[metric]
+
+
+def gaps(timing: Timing) -> list[float]:
+    """Inter-token latencies of a request: each gap between chunks, shared out among the tokens of the later chunk."""
+    chunks = list(zip(timing.chunk_s, timing.chunk_tokens, strict=True))
+    return [
+        (later - earlier) / (tokens - before)
+        for (earlier, before), (later, tokens) in pairwise(chunks)
+        for _ in range(tokens - before)
+    ]
+
+
+def blocks_of(timings: Iterable[Timing]) -> list[Block]:
+    """The blocks in the order of playing.
+
+    Raises:
+        ValueError: a block without a single gap between chunks: its answers came whole, so no inter-token latency was seen.
+    """
+    ordered = sorted(timings, key=lambda timing: (timing.block, timing.index))
+    return [_block(list(group)) for _, group in groupby(ordered, key=lambda timing: timing.block)]
+
+
+def _block(timings: Sequence[Timing]) -> Block:
+    first = timings[0]
+    all_gaps = sorted(gap for timing in timings for gap in gaps(timing))
+    if not all_gaps:
+        raise ValueError(f"block {first.block}: every answer came in one chunk, so no inter-token latency was seen")
+    cached = [timing.cached_tokens for timing in timings]
+    return Block(
+        role=first.role,
+        again=first.again,
+        round=first.round,
+        order=first.block,
+        cell=(first.shape, first.concurrency),
+        ttft_s=statistics.median(timing.chunk_s[0] for timing in timings),
+        itl_s=statistics.median(statistics.fmean(gaps(timing)) for timing in timings if gaps(timing)),
+        itl_p99_s=all_gaps[math.ceil(0.99 * len(all_gaps)) - 1],
+        e2e_s=statistics.median(timing.latency_s for timing in timings),
+        seconds=max(t.sent_s + t.latency_s for t in timings) - min(t.sent_s for t in timings),
+        input_tokens=sum(timing.prompt_tokens for timing in timings),
+        output_tokens=sum(timing.completion_tokens for timing in timings),
+        cached_tokens=sum(c or 0 for c in cached) if any(c is not None for c in cached) else None,
+    )
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """One cell of one round: two blocks of each role, played one after the other in random order."""
+
+    reference: tuple[Block, Block]
+    candidate: tuple[Block, Block]
+
+    @property
+    def round(self) -> int:
+        """Number of the round."""
+        return self.reference[0].round
+
+    def slowdowns(self, metric: Metric) -> list[float]:
+        """log(candidate / reference) of both pairs. Either block of a pair may have come first, so that what disturbs one of them
+        is as likely to raise the ratio as to lower it."""
+        pairs = zip(self.candidate, self.reference, strict=True)
+        return [math.log(theirs.time(metric) / ours.time(metric)) for theirs, ours in pairs]
+
+    def floor(self, metric: Metric) -> float:
+        """log(reference again / reference)."""
+        first, again = self.reference
+        return math.log(again.time(metric) / first.time(metric))
+
+
+def side_by_side(blocks: Iterable[Block]) -> dict[Cell, list[SideBySide]]:
+    """Blocks played side by side by cell, in the order of rounds; what was cut off is left out."""
+    found: dict[Cell, dict[int, dict[tuple[Role, bool], Block]]] = {}
+    for block in blocks:
+        found.setdefault(block.cell, {}).setdefault(block.round, {})[block.role, block.again] = block
+    whole: dict[Cell, list[SideBySide]] = {}
+    for cell, rounds in found.items():
+        whole[cell] = [
+            SideBySide(
+                (parts["reference", False], parts["reference", True]),
+                (parts["candidate", False], parts["candidate", True]),
+            )
+            for _, parts in sorted(rounds.items())
+            if len(parts) == 4
+        ]
+    return whole
+
+
+def first_warm(played: Mapping[Cell, Sequence[SideBySide]]) -> int:
+    """The first round that counts: the number of rounds at the start that are warm-up, by either role's seconds in all cells."""
+    return warm_up(
+        [
+            [[one.reference[0].seconds + one.reference[1].seconds for one in found] for found in played.values()],
+            [[one.candidate[0].seconds + one.candidate[1].seconds for one in found] for found in played.values()],
+        ]
+    )
+
+
+def throughputs(blocks: Sequence[Block]) -> tuple[float, float]:
+    """Input and output tokens a second over blocks played one after the other; 0 where there are none."""
+    seconds = sum(block.seconds for block in blocks)
+    if not seconds:
+        return 0.0, 0.0
+    return sum(b.input_tokens for b in blocks) / seconds, sum(b.output_tokens for b in blocks) / seconds

@@ -1,0 +1,54 @@
+"""Counted attention calls -> what a report says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from assay.harness.evidence.counters import CallCount
+from assay.harness.verdict import Part
+
+
+class CallSummary(Part):
+    """Attention calls that were counted in a server, by kernel and phase."""
+
+    phase: str
+    kernel: str
+    backend: str
+    delegated_by: str = Field(
+        "", description="the backend that handed these calls on; empty if it was called by the engine"
+    )
+    calls: int
+    calls_with_cached_prefix: int
+    calls_in_graphs: int = Field(0, description="calls inside CUDA graphs, counted at each replay on the device")
+    calls_compiled: int = Field(0, description="calls that code of torch.compile made")
+    layers: int = Field(description="number of layers in which it was called")
+
+    @property
+    def sentence(self) -> str:
+        """Such as "decode: torch_native 1,020 calls, delegated"."""
+        text = f"{self.phase}: {self.kernel} {self.calls:,} calls" + (", delegated" if self.delegated_by else "")
+        kinds = {"in CUDA graphs": self.calls_in_graphs, "compiled": self.calls_compiled}
+        return text + "".join(f", {calls:,} of them {kind}" for kind, calls in kinds.items() if calls)
+
+
+def call_summaries(counts: Sequence[CallCount]) -> tuple[CallSummary, ...]:
+    """Counts by phase and kernel, those with and without a cached prefix added up."""
+    groups: dict[tuple[str, str, str, str], list[CallCount]] = {}
+    for count in counts:
+        groups.setdefault((count.phase, count.kernel, count.backend, count.delegated_by), []).append(count)
+    return tuple(
+        CallSummary(
+            phase=phase,
+            kernel=kernel,
+            backend=backend,
+            delegated_by=delegated_by,
+            calls=sum(c.calls for c in group),
+            calls_with_cached_prefix=sum(c.calls for c in group if c.cached_prefix),
+            calls_in_graphs=sum(c.calls for c in group if c.captured),
+            calls_compiled=sum(c.calls for c in group if c.compiled),
+            layers=len({layer for c in group for layer in c.calls_by_layer}),
+        )
+        for (phase, kernel, backend, delegated_by), group in sorted(groups.items(), reverse=True)
+    )

@@ -1,0 +1,217 @@
+"""What a shadow run observed -> the parts of a report that show it: heat maps, the profile along depth, the worst calls.
+
+A value of a heat map is the worst of the finest cells (head, cached prefix, position, place in the batch) that it covers, never
+their average: a bound from noise holds at the worst cell, and an average hides a bug that only few positions have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from assay.harness.evidence.shadow_sums import BATCH, PHASES, POSITIONS, PREFIXES, Floats, ShadowError, ShadowSums
+from assay.harness.judge.report import (
+    NOT_FINITE,
+    DepthRow,
+    ErrorGrid,
+    LayersResult,
+    LogitsRow,
+    OwnError,
+    WorstCall,
+    excess,
+    out_of_bounds,
+)
+from assay.harness.localize.diagnose import some
+from assay.harness.text import one_line
+
+Bounds = Mapping[tuple[int, str], float]
+"""By layer and phase: the relative L1 that noise explains at the worst cell."""
+SLICES = {"no cached prefix": PREFIXES[:1], "cached prefix": PREFIXES[1:]}
+"""The two conditions that a heat map by head or position is drawn for: a mask can only be misaligned behind a prefix."""
+DIGITS = 4
+"""Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
+
+
+def own_errors(cells: ShadowSums) -> dict[tuple[str, str], Floats]:
+    """Own error of the finest cells, by phase and cached prefix, for those that were observed.
+
+    Returns:
+        (phase, prefix bucket) -> float64 [layers, heads, positions, places in the batch], relative L1: NaN where
+        nothing was observed, infinite where an output is not finite.
+    """
+    found = {}
+    for phase in cells.observed("phase"):
+        for prefix in cells.observed("prefix"):
+            table = cells.table(("layer", "head", "position", "batch"), {"phase": phase, "prefix": prefix})
+            seen = table.elements > 0
+            if seen.any():
+                finite = (table.nonfinite_share == 0) & np.isfinite(table.relative_l1)
+                found[phase, prefix] = np.where(seen, np.where(finite, table.relative_l1, np.inf), np.nan)
+    return found
+
+
+def layers_result(
+    cells: ShadowSums,
+    bounds: Bounds,
+    *,
+    depth: Sequence[DepthRow] = (),
+    logits: Sequence[LogitsRow] = (),
+    pack: str = "",
+) -> LayersResult:
+    """What a shadow run observed, as a part of a report.
+
+    Args:
+        cells: what was observed.
+        bounds: by layer and phase, the own error that noise explains; a layer that is not there is held against nothing.
+        depth: the profile along depth where the candidate also ran free; by default own errors alone, from `cells`.
+        logits: divergence of the logits, by condition.
+        pack: folder of the replay pack.
+    """
+    errors = own_errors(cells)
+    legend = cells.legends[0]
+    layers = sorted({*map(int, cells.observed("layer"))})
+    profile = tuple(depth) or depth_rows(cells, bounds)
+    sources = [row.layer for row in profile if row.out_of_bounds]
+    return LayersResult(
+        reference=legend.reference,
+        candidate=legend.candidate,
+        phases=legend.phases,
+        layers=len(layers),
+        heads=len(cells.observed("head")),
+        # Each process of a tensor-parallel server sees every pass.
+        passes=max(one.passes for one in cells.legends),
+        sources=some("layer", sources, layers) if sources else "",
+        grids=tuple(_grids(errors, bounds)),
+        depth=profile,
+        worst=tuple(
+            WorstCall(
+                **case.model_dump(exclude={"relative_l1"}),
+                relative_l1=own_error(case.relative_l1),
+                bound=_bound(bounds, case.layer, case.phase),
+            )
+            for case in cells.worst
+        ),
+        logits=tuple(logits),
+        not_observed=tuple(_not_observed(cells, errors, layers)),
+        pack=pack,
+        candidate_errors=tuple(_failed(error) for error in cells.errors),
+    )
+
+
+def depth_rows(
+    cells: ShadowSums,
+    bounds: Bounds,
+    total: Mapping[int, float] | None = None,
+    inherited: Mapping[int, float] | None = None,
+) -> tuple[DepthRow, ...]:
+    """The error profile along depth.
+
+    Args:
+        cells: what was observed; a layer's own error is its worst finest cell, in the phase that is most beyond its bound.
+        bounds: by layer and phase.
+        total: by layer, relative L1 of its output in a free-running candidate against the reference's.
+        inherited: by layer, what of that comes from the layers before.
+    """
+    errors = own_errors(cells)
+    rows = []
+    for layer in map(int, cells.observed("layer")):
+        own: list[tuple[OwnError, float | None]] = []
+        for phase in cells.observed("phase"):
+            worst = np.concatenate([found[layer].ravel() for (p, _), found in errors.items() if p == phase])
+            own.append((own_error(float(_worst(worst))), _bound(bounds, layer, phase)))
+        error, bound = max(own, key=lambda pair: excess(*pair))
+        rows.append(
+            DepthRow(
+                layer=layer,
+                own=error,
+                total=own_error((total or {}).get(layer, math.nan)),
+                inherited=own_error((inherited or {}).get(layer, math.nan)),
+                bound=bound,
+                out_of_bounds=any(out_of_bounds(*pair) for pair in own),
+            )
+        )
+    return tuple(rows)
+
+
+def own_error(value: float) -> OwnError:
+    """An error as JSON holds it, to `DIGITS` significant digits; NaN is "not observed", infinity "not finite"."""
+    if math.isnan(value):
+        return None
+    return NOT_FINITE if math.isinf(value) else float(f"{value:.{DIGITS}g}")
+
+
+def _bound(bounds: Bounds, layer: int, phase: str) -> float | None:
+    return float(f"{bounds[layer, phase]:.{DIGITS}g}") if (layer, phase) in bounds else None
+
+
+def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
+    """The largest along some axes; NaN only where all are."""
+    worst: Floats = np.fmax.reduce(errors, axis=axis)
+    return worst
+
+
+def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[ErrorGrid]:
+    phases = [phase for phase in PHASES if any(p == phase for p, _ in errors)]
+
+    def grid(phase: str, of: str, columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
+        names = {"prefix": "cached prefix", "position": "position", "batch": "place in the batch"}
+        return ErrorGrid.model_validate(
+            {
+                "title": f"layer x {names.get(columns, columns)}",
+                "where": f"{phase}, {of}" if of else phase,
+                "columns": columns,
+                "row_labels": [str(layer) for layer in range(len(values))],
+                "column_labels": labels,
+                "values": [[own_error(value) for value in row] for row in values.tolist()],
+                "bounds": [_bound(bounds, layer, phase) for layer in range(len(values))],
+            }
+        )
+
+    # [layers, heads, positions, places] are the axes of an array.
+    for phase in phases:
+        for name, array in _slices(errors, phase):
+            heads = [str(head) for head in range(array.shape[1])]
+            yield grid(phase, name, "head", heads, _worst(array, (2, 3)))
+    for phase in phases:
+        seen = {prefix: array for (p, prefix), array in errors.items() if p == phase}
+        unseen = np.full(len(next(iter(seen.values()))), np.nan)
+        by_prefix = [_worst(seen[prefix], (1, 2, 3)) if prefix in seen else unseen for prefix in PREFIXES]
+        yield grid(phase, "", "prefix", PREFIXES, np.stack(by_prefix, axis=1))
+        # A decode call has one new token a sequence, so it has one position.
+        for name, array in _slices(errors, phase) if phase != "decode" else ():
+            yield grid(phase, name, "position", POSITIONS, _worst(array, (1, 3)))
+        yield grid(phase, "", "batch", BATCH, _worst(np.stack([*seen.values()]), (0, 2, 3)))
+
+
+def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[str, Floats]]:
+    for name, prefixes in SLICES.items():
+        if found := [errors[phase, prefix] for prefix in prefixes if (phase, prefix) in errors]:
+            yield name, _worst(np.stack(found), (0,))
+
+
+def _not_observed(cells: ShadowSums, errors: dict[tuple[str, str], Floats], layers: Sequence[int]) -> Iterable[str]:
+    legend = cells.legends[0]
+    for phase in PHASES:
+        seen = {prefix: array for (p, prefix), array in errors.items() if p == phase}
+        if phase not in legend.phases:
+            yield f"{phase}: {legend.candidate} does not compute it"
+        elif not seen:
+            yield f"{phase}: no call of it was seen; calls inside a replayed CUDA graph are not"
+        else:
+            for name, prefixes in SLICES.items():
+                # A decode call always has a prefix.
+                if not seen.keys() & set(prefixes) and not (phase == "decode" and "0" in prefixes):
+                    yield f"{phase}, {name}: no such call was seen"
+            array = _worst(np.stack([*seen.values()]), (0, 2, 3, 4))
+            missing = [layer for layer in layers if np.isnan(array[layer])]
+            if missing:
+                yield f"{phase}: no call of {some('layer', missing, layers)} was seen"
+    for one in cells.legends:
+        for layer, why in sorted(one.unrecorded.items()):
+            yield f"replay pack, layer {layer}: its calls could not be recorded: {one_line(why)}"
+
+
+def _failed(error: ShadowError) -> str:
+    return f"layer {error.layer}, {error.phase}, {error.calls:,} calls: {one_line(error.text)}"

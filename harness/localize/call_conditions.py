@@ -1,0 +1,113 @@
+"""Under which conditions something fails, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import combinations
+
+from assay.harness.attention.call import AttentionCall
+
+
+@dataclass(frozen=True)
+class SequenceShape:
+    """What a sequence of a call is like.
+
+    Attributes:
+        phase: "extend" or "decode".
+        new: new tokens.
+        prefix: cached prefix, in tokens.
+        batch: number of sequences in the call.
+        index: which of them this is.
+    """
+
+    phase: str
+    new: int
+    prefix: int
+    batch: int
+    index: int
+
+    @property
+    def length(self) -> int:
+        """All tokens: cached prefix and new ones."""
+        return self.new + self.prefix
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that holds of some situations.
+
+    Attributes:
+        words: how findings say it.
+        holds: whether it holds of a situation.
+        otherwise: how findings say that it does not; empty for "elsewhere".
+    """
+
+    words: str
+    holds: Callable[[SequenceShape], bool]
+    otherwise: str = ""
+
+
+def sequence_shapes(call: AttentionCall) -> list[SequenceShape]:
+    """The situation of each sequence of a call."""
+    lens = list(zip(call.lens_q, call.prefixes, strict=True))
+    return [SequenceShape(call.phase, new, prefix, len(lens), b) for b, (new, prefix) in enumerate(lens)]
+
+
+def separating(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> list[Condition]:
+    """Conditions, or failing that pairs of them, that hold of all that fails and of nothing that passes; simplest first."""
+    for candidates in (_SINGLES, _pairs(failing)):
+        found = [c for c in candidates if all(map(c.holds, failing)) and not any(map(c.holds, passing))]
+        if found:
+            return found
+    return []
+
+
+def _pairs(failing: Collection[SequenceShape]) -> Iterable[Condition]:
+    for a, b in combinations([c for c in _SINGLES if all(map(c.holds, failing))], 2):
+        yield Condition(f"{a.words} and {b.words}", lambda s, a=a, b=b: a.holds(s) and b.holds(s))  # type: ignore[misc]
+
+
+def _multiples(what: str, of: Callable[[SequenceShape], int]) -> tuple[Condition, ...]:
+    return tuple(
+        condition
+        for n in (128, 64, 16)
+        for condition in (
+            Condition(f"{what} % {n} == 0", lambda s, n=n: of(s) % n == 0),  # type: ignore[misc]
+            Condition(f"{what} % {n} != 0", lambda s, n=n: of(s) % n != 0),  # type: ignore[misc]
+        )
+    )
+
+
+def _beyond(what: str, of: Callable[[SequenceShape], int], *limits: int) -> tuple[Condition, ...]:
+    return tuple(
+        condition
+        for n in limits
+        for condition in (
+            Condition(f"{what} > {n}", lambda s, n=n: of(s) > n, f"{what} <= {n}"),  # type: ignore[misc]
+            Condition(f"{what} <= {n}", lambda s, n=n: of(s) <= n, f"{what} > {n}"),  # type: ignore[misc]
+        )
+    )
+
+
+_SINGLES: tuple[Condition, ...] = (
+    Condition("cached prefix > 0", lambda s: s.prefix > 0, "prefix 0"),
+    Condition("no cached prefix", lambda s: s.prefix == 0, "a cached prefix"),
+    Condition("extend only", lambda s: s.phase == "extend", "decode"),
+    Condition("decode only", lambda s: s.phase == "decode", "extend"),
+    Condition("batch > 1", lambda s: s.batch > 1, "batch 1"),
+    Condition("batch 1", lambda s: s.batch == 1, "batch > 1"),
+    Condition("not the first of its batch", lambda s: s.index > 0, "the first of a batch"),
+    Condition("not the last of its batch", lambda s: s.index < s.batch - 1, "the last of a batch"),
+    Condition("cached prefix 1", lambda s: s.prefix == 1),
+    Condition("cached prefix 2-15", lambda s: 2 <= s.prefix < 16),
+    Condition("cached prefix >= 16", lambda s: s.prefix >= 16, "prefix < 16"),
+    Condition("cached prefix < 16", lambda s: s.prefix < 16, "prefix >= 16"),
+    *_multiples("cached prefix", lambda s: s.prefix),
+    Condition("one new token", lambda s: s.new == 1, "more new tokens"),
+    Condition("new tokens > 1", lambda s: s.new > 1, "one new token"),
+    *_multiples("length", lambda s: s.length),
+    *_multiples("new tokens", lambda s: s.new),
+    *_beyond("length", lambda s: s.length, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+    *_beyond("new tokens", lambda s: s.new, 16, 64, 128, 256, 1024),
+)

@@ -1,0 +1,322 @@
+"""A kernel on the op-level matrix: under which conditions it is wrong, and the name of the bug. No server, no model.
+
+What `assay check`, the pytest plugin and a kernel repo's own tests run.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from assay.harness.attention import kernels
+from assay.harness.attention.call import PHASES, AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size, cases
+from assay.harness.errors import ExitCode, UsageError
+from assay.harness.localize import axes
+from assay.harness.localize.bounds import SCHEMES
+from assay.harness.localize.diagnose import NO_KNOWN_CAUSE, REFUSED, describe, diagnose
+from assay.harness.localize.examine import Examination
+from assay.harness.localize.guard import Guard, examine_some
+from assay.harness.localize.smallest import smallest_call
+from assay.harness.verdict import Finding
+
+BROKEN = "contract broken"
+_UNEXPLAINED = ("cached", "heads", "head_dim", "dtype", "data", "page")
+"""Axes that a diagnosis does not look at: it explains sequences by their lengths and their place in the batch."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A case that the kernel computed.
+
+    Attributes:
+        case: the case.
+        own: worst own error over cells and heads, relative L1.
+        bound: the bound of its call, relative L1.
+    """
+
+    case: Case
+    own: float
+    bound: float
+
+    @property
+    def ratio(self) -> float:
+        """The worst own error as a multiple of its bound; above 1 it is wrong."""
+        return self.own / self.bound
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a kernel came to on a matrix.
+
+    Attributes:
+        kernel: its name, as it was asked for.
+        computed: cases that it computed.
+        refused: cases that it refused, with its words: not covered, which is not a pass.
+        broken: cases on which it raised, or gave another shape or dtype than the contract's.
+        missing: what a pass needs and was not shown.
+        findings: what is wrong, named where a hypothesis fits.
+        smallest: the smallest failing call that was found, in words; empty if none is out of bounds.
+        test: the source of a pytest file that shows it; empty if there is none.
+        again: a command that runs the same; empty for a kernel that no command can name.
+        seconds: time that it took.
+    """
+
+    kernel: str
+    computed: tuple[Computed, ...]
+    refused: tuple[tuple[Case, str], ...]
+    broken: tuple[tuple[Case, str], ...]
+    missing: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    smallest: str
+    test: str
+    again: str
+    seconds: float
+
+    @property
+    def failing(self) -> list[Case]:
+        """Cases that are out of bounds or broken."""
+        return [*(c.case for c in self.computed if c.ratio > 1), *(case for case, _ in self.broken)]
+
+    @property
+    def right(self) -> list[Case]:
+        """Cases within their bounds."""
+        return [c.case for c in self.computed if c.ratio <= 1]
+
+    @property
+    def worst(self) -> Computed | None:
+        """The case with the largest own error over its bound; None if none was computed."""
+        return max(self.computed, key=lambda c: c.ratio, default=None)
+
+    @property
+    def axes(self) -> list[axes.Axis]:
+        """What became of the cases, by each axis of the matrix."""
+        return axes.by_axis(_conditions(self.failing), _conditions(self.right))
+
+    @property
+    def where(self) -> str:
+        """Values of at most two axes under which all fails and nothing is right; empty if there are none."""
+        return axes.words(axes.confining(_conditions(self.failing), _conditions(self.right)))
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """REGRESSION if a finding is more than information, else NO_VERDICT if something is missing, else PASS."""
+        if any(finding.severity != "info" for finding in self.findings):
+            return ExitCode.REGRESSION
+        return ExitCode.NO_VERDICT if self.missing else ExitCode.PASS
+
+
+def check(
+    kernel: str | Kernel,
+    *,
+    phases: Sequence[str] | None = None,
+    dtypes: Sequence[torch.dtype | str] | None = None,
+    noise: str | None = None,
+    size: Size = "small",
+    device: str | None = None,
+    head_dims: Sequence[int] = HEAD_DIMS,
+    seed: int = 0,
+    chosen: Sequence[Case] | None = None,
+    again: str = "",
+) -> Result:
+    """Run a kernel on the op-level matrix and hold every call against the oracle and the bound of its call.
+
+    Args:
+        kernel: a published name, ``module:function``, or the kernel itself.
+        phases: phases to run; None for those that the kernel declares.
+        dtypes: such as "bfloat16"; None for float16, bfloat16 and float32.
+        noise: quantisation whose noise is excused, such as "int8_qk"; None for what the kernel declares.
+        size: of the matrix, "small" or "full".
+        device: where it runs; None for "cuda" where there is a GPU, else "cpu".
+        head_dims: head dims of the matrix.
+        seed: of the matrix.
+        chosen: these cases instead of the matrix.
+        again: a command that runs the same, for the findings; made up of the arguments if there are no chosen cases.
+
+    Raises:
+        UsageError: no such kernel, phase, dtype, noise, size or device, or no case.
+    """
+    begun = time.monotonic()
+    name, loaded = find(kernel)
+    declared = kernels.declaration(loaded)
+    if noise:
+        _one_of("noise", noise, SCHEMES)
+    asked = tuple(phases) if phases is not None else declared.phases
+    path = name if isinstance(kernel, str) or kernels.is_path(name) else ""
+    if path and chosen is None and not again:
+        again = _command(path, phases or (), dtypes or (), noise, size, device, head_dims, seed)
+    if chosen is None:
+        chosen = matrix(asked, dtypes=dtypes, size=size, device=device, head_dims=head_dims, seed=seed)
+    made = [(case, case.make()) for case in chosen]
+    made = [(case, call) for case, call in made if call.phase in asked]
+    if not made:
+        raise UsageError(f"There is no case of {' or '.join(asked)} for {name}.", "at least one", "choose other cases")
+
+    guard = Guard(loaded, replace(declared, noise=declared.noise if noise is None else noise))
+    examination = examine_some(guard, [call for _, call in made])
+    case_of = {id(call): case for case, call in made}
+    computed = tuple(Computed(case_of[id(o.call)], float(o.own.max()), o.bound) for o in examination.observations)
+    unable = tuple((case_of[id(call)], why) for call, why in examination.refused)
+    broken = tuple((case, why) for case, why in unable if why in guard.broken)
+    findings = _named(examination, case_of, again) + _breaks(broken, case_of, made, again)
+    if guard.unsteady:
+        call, why = guard.unsteady[0]
+        where = f"{len(guard.unsteady)} calls, when run again"
+        findings.append(_broken(why, where, (f"for instance {describe(call)}",), again))
+    smallest, test = smallest_call(guard, examination, findings, path)
+    return Result(
+        kernel=name,
+        computed=computed,
+        refused=tuple((case, why) for case, why in unable if why not in guard.broken),
+        broken=broken,
+        missing=tuple(_missing(asked, declared.phases, examination)),
+        findings=tuple(findings),
+        smallest=smallest,
+        test=test,
+        again=again,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def find(kernel: str | Kernel) -> tuple[str, Kernel]:
+    """A kernel and what to call it: ``module:function`` if that finds it, else the name that it has.
+
+    Raises:
+        UsageError: no such kernel.
+    """
+    if isinstance(kernel, str):
+        try:
+            return kernel, kernels.load(kernel)
+        except KernelRefused as error:
+            raise UsageError(
+                f"{error}.", "a kernel: a published name or module:function", "see assay backends"
+            ) from None
+    module, name = getattr(kernel, "__module__", ""), getattr(kernel, "__qualname__", type(kernel).__name__)
+    path = f"{module}:{name}"
+    try:
+        importable = bool(module) and module != "__main__" and kernels.load(path) is kernel
+    except KernelRefused:
+        importable = False
+    return (path if importable else name), kernel
+
+
+def matrix(
+    phases: Sequence[str],
+    *,
+    dtypes: Sequence[torch.dtype | str] | None = None,
+    size: Size = "small",
+    device: str | None = None,
+    head_dims: Sequence[int] = HEAD_DIMS,
+    seed: int = 0,
+) -> list[Case]:
+    """The cases of `check`, with the same arguments.
+
+    Raises:
+        UsageError: no such phase, dtype, size or device.
+    """
+    known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+    named = [str(dtype).removeprefix("torch.") for dtype in (known if dtypes is None else dtypes)]
+    for what, values, of in (("phase", phases, PHASES), ("dtype", named, known), ("size", [size], ("small", "full"))):
+        for value in values:
+            _one_of(what, value, of)
+    gpu = torch.cuda.is_available()
+    if device and device.startswith("cuda") and not gpu:
+        raise UsageError(f"The device is {device}, and there is no GPU.", "cpu", "leave the device out")
+    on = device or ("cuda" if gpu else "cpu")
+    return cases(tuple(phases), on, [known[one] for one in named], seed, size, tuple(head_dims))
+
+
+def _one_of(what: str, value: str, known: Sequence[str] | Mapping[str, object]) -> None:
+    if value not in known:
+        raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(known)}", f"name another {what}")
+
+
+def _command(
+    path: str, phases: Sequence[str], dtypes: Sequence[torch.dtype | str], noise: str | None, size: str,
+    device: str | None, head_dims: Sequence[int], seed: int,
+) -> str:  # fmt: skip
+    words = ["assay", "check", path]
+    words += [word for phase in phases for word in ("--phase", phase)]
+    words += [word for dtype in dtypes for word in ("--dtype", str(dtype).removeprefix("torch."))]
+    words += [word for dim in head_dims if tuple(head_dims) != HEAD_DIMS for word in ("--head-dim", str(dim))]
+    for flag, value, usual in (
+        ("noise", noise, None),
+        ("size", size, "small"),
+        ("device", device, None),
+        ("seed", seed, 0),
+    ):
+        words += [f"--{flag}", str(value)] * (value != usual)
+    return shlex.join(words)
+
+
+def _conditions(chosen: Sequence[Case]) -> list[dict[str, str]]:
+    return [case.condition for case in chosen]
+
+
+def _named(examination: Examination, case_of: Mapping[int, Case], again: str) -> list[Finding]:
+    """The findings on what was computed. A bug that shows under some values of an axis only is named among the calls with those."""
+    findings = [f for f in diagnose(examination, again) if f.kind != REFUSED]
+    if not any(f.kind == NO_KNOWN_CAUSE for f in findings):
+        return findings
+    conditions = [(o, case_of[id(o.call)].condition) for o in examination.observations]
+    failing = [condition for o, condition in conditions if bool(o.failing.any())]
+    right = [condition for o, condition in conditions if not bool(o.failing.any())]
+    for only in (axes.confining(failing, right), axes.narrowing(failing, right, _UNEXPLAINED)):
+        if not only:
+            continue
+        there = Examination(tuple(o for o, condition in conditions if axes.holds(only, condition)))
+        named = [f for f in diagnose(there, again) if f.kind != REFUSED]
+        if not any(f.kind == NO_KNOWN_CAUSE for f in named):
+            return [f.model_copy(update={"where": f"only where {axes.words(only)}: {f.where}"}) for f in named]
+    return findings
+
+
+def _breaks(
+    broken: Sequence[tuple[Case, str]],
+    case_of: Mapping[int, Case],
+    made: Sequence[tuple[Case, AttentionCall]],
+    again: str,
+) -> list[Finding]:
+    """One finding for each kind of exception, and one for outputs that are not the contract's."""
+    kinds: dict[str, list[tuple[Case, str]]] = {}
+    for case, why in broken:
+        kinds.setdefault(why.partition(":")[0], []).append((case, why))
+    call_of = {case.name: call for case, call in made}
+    found = []
+    for some in kinds.values():
+        names = {case.name for case, _ in some}
+        others = [case.condition for case in case_of.values() if case.name not in names]
+        only = axes.words(axes.confining(_conditions([case for case, _ in some]), others))
+        where = f"{len(some)} of {len(made)} calls" + (f", only where {only}" if only else "")
+        smallest = min((call_of[name] for name in names), key=lambda call: (call.k.numel(), call.q.numel()))
+        found.append(_broken(some[0][1], where, (f"smallest such call: {describe(smallest)}",), again))
+    return found
+
+
+def _broken(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:
+    return Finding(
+        kind=BROKEN, severity="serious", where=where, diagnosis=f"the kernel {how}", evidence=evidence,
+        reproduce=again,
+    )  # fmt: skip
+
+
+def _missing(asked: Sequence[str], declared: Sequence[str], examination: Examination) -> list[str]:
+    """What was not shown: every phase, with a cached prefix and, where there can be none, without."""
+    calls = [o.call for o in examination.observations]
+    found = []
+    for phase in asked:
+        cached = [all(call.prefixes) for call in calls if call.phase == phase]
+        seen = {any(call.prefixes) for call in calls if call.phase == phase}
+        if not cached:
+            why = "" if phase in declared else f" (the kernel declares {' and '.join(declared)} only)"
+            found.append(f"no {phase} call was computed{why}")
+            continue
+        if True not in seen:
+            found.append(f"no {phase} call with a cached prefix was computed")
+        if phase == "extend" and all(cached):
+            found.append("no extend call without a cached prefix was computed")
+    return found

@@ -1,0 +1,72 @@
+"""What an attention call costs at least: operations, bytes, and the time that a device's limits allow for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from assay.harness.attention.call import AttentionCall
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a right kernel has to do for a call.
+
+    Attributes:
+        qk_flops: of scores: 2 a multiply-add, visible (query, key) pairs only.
+        pv_flops: of weighted values.
+        bytes: q, k, v read once and the output written once.
+    """
+
+    qk_flops: int
+    pv_flops: int
+    bytes: int
+
+    @property
+    def flops(self) -> int:
+        """Both products."""
+        return self.qk_flops + self.pv_flops
+
+
+def work_of(call: AttentionCall) -> Work:
+    """The work of a call, by the mask that is right: a query sees its prefix and the new tokens up to itself."""
+    heads = call.q.shape[1]
+    pairs = sum(
+        new * prefix + new * (new + 1) // 2 if call.causal else new * (new + prefix)
+        for new, prefix in zip(call.lens_q, call.prefixes, strict=True)
+    )
+    out = call.q.shape[0] * heads * call.v.shape[2] * call.q.element_size()
+    size = sum(t.numel() * t.element_size() for t in (call.q, call.k, call.v)) + out
+    return Work(2 * pairs * heads * call.q.shape[2], 2 * pairs * heads * call.v.shape[2], size)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device can do at most: dense operations a second by kind of number, and bytes a second."""
+
+    flops: dict[str, float]
+    bytes: float
+
+
+LIMITS: dict[str, Limits] = {
+    "H200": Limits(
+        {"torch.bfloat16": 989.5e12, "torch.float16": 989.5e12, "torch.float32": 67e12, "int8": 1979e12}, 4.8e12
+    )
+}
+"""By a part of the device's name. NVIDIA's H200 data sheet (SXM): BF16/FP16 1,979 and INT8 3,958 trillion operations a second, both
+with sparsity, so half of it dense; FP32 67 (no tensor cores); 4.8 TB/s. Of other devices no limit is stated."""
+
+
+def limit_s(call: AttentionCall, device: str, scheme: str = "") -> float | None:
+    """Least seconds that the device's arithmetic and memory allow for a call; None for a device or dtype without a known limit.
+
+    Args:
+        call: the call.
+        device: the device's name.
+        scheme: quantisation that the kernel declares; under "int8_qk" scores count as int8 operations.
+    """
+    limits = next((limits for part, limits in LIMITS.items() if part in device), None)
+    if limits is None or str(call.q.dtype) not in limits.flops:
+        return None
+    work, plain = work_of(call), limits.flops[str(call.q.dtype)]
+    scores = limits.flops["int8"] if scheme == "int8_qk" else plain
+    return max(work.qk_flops / scores + work.pv_flops / plain, work.bytes / limits.bytes)

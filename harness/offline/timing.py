@@ -1,0 +1,364 @@
+"""Timing a kernel on recorded calls beside a reference kernel, with no server; and, on the same calls, whether it is right.
+
+Speed without correctness is not reported: a kernel whose mask is wrong may be fast because it reads fewer keys.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.kernels import declaration, declares
+from assay.harness.errors import UsageError
+from assay.harness.evidence.pack import read_pack
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.examine import examine, observe
+from assay.harness.offline.roofline import limit_s, work_of
+from assay.harness.stats.decision import StatOutcome
+from assay.harness.stats.ratio import FEWEST, RatioDecision, decide_ratios
+from assay.harness.verdict import Finding
+
+WARM_UP = 3
+"""Untimed runs of each kernel on each shape: Triton compiles and tunes in them."""
+MOST_REPEATS = 200
+_L2_BYTES = 256 * 2**20
+_INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+
+
+@declares(about="PyTorch's scaled_dot_product_attention, one sequence at a time")
+def torch_sdpa(call: AttentionCall) -> Tensor:
+    """Attention by PyTorch's own kernels, a sequence at a time; on a GPU that is FlashAttention for half precision.
+
+    For batches of many short sequences it is slower than one packed kernel would be.
+    """
+    return _sdpa(call, call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist())
+
+
+def _sdpa(call: AttentionCall, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
+    outs = []
+    for (q0, q1), (k0, k1) in zip(pairwise(queries), pairwise(keys), strict=True):
+        q, k, v = (t.transpose(0, 1)[None] for t in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
+        masked = call.causal and q1 - q0 > 1
+        whole = q1 - q0 == k1 - k0
+        mask = causal_lower_right(q1 - q0, k1 - k0) if masked and not whole else None
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=masked and whole, scale=call.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        outs.append(out[0].transpose(0, 1))
+    return torch.cat(outs)
+
+
+@dataclass(frozen=True)
+class ShapeTiming:
+    """What two kernels took for calls of one shape, and whether the candidate was right on them.
+
+    Attributes:
+        phase: "extend" or "decode".
+        new: new tokens of each sequence.
+        prefix: cached prefix of each sequence.
+        heads: q heads and kv heads.
+        head_dim: of q and k.
+        dtype: of q.
+        layers: layers whose calls had this shape; all were held against the oracle, the first was timed.
+        reference_s: median.
+        candidate_s: median.
+        repeats: each runs both kernels twice.
+        decision: on the ratio candidate over reference.
+        tflops: achieved by reference and candidate, of the work that the right mask needs, in 1e12 a second.
+        share: of the device's limit, of reference and candidate; None where no limit is stated.
+        worst: the candidate's largest own error as a multiple of its bound; above 1 it is wrong.
+    """
+
+    phase: str
+    new: tuple[int, ...]
+    prefix: tuple[int, ...]
+    heads: tuple[int, int]
+    head_dim: int
+    dtype: str
+    layers: tuple[int, ...]
+    reference_s: float
+    candidate_s: float
+    repeats: int
+    decision: RatioDecision
+    tflops: tuple[float, float]
+    share: tuple[float | None, float | None]
+    worst: float
+
+    @property
+    def right(self) -> bool:
+        """Whether every own error was within its bound."""
+        return self.worst <= 1
+
+
+@dataclass(frozen=True)
+class KernelTiming:
+    """What timing a kernel came to.
+
+    Attributes:
+        device: name of the device.
+        shapes: by shape.
+        refused: calls that the candidate or the reference refused, with its words.
+        findings: a wrong kernel, with the name of its bug where one fits; or a speed that cannot be.
+        verdict: regression if anything is wrong or slower than the bound; pass if every ratio is below it.
+    """
+
+    device: str
+    shapes: tuple[ShapeTiming, ...]
+    refused: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    verdict: StatOutcome
+
+
+def time_kernels(
+    candidate: Kernel,
+    reference: Kernel,
+    calls: Sequence[AttentionCall],
+    bound: float,
+    alpha: float,
+    seconds: float,
+    reproduce: str,
+    seed: int = 0,
+) -> KernelTiming:
+    """Time a kernel beside a reference kernel on recorded calls, and hold it against the oracle on the same ones.
+
+    For each shape the reference, the candidate, and both again are run in random order, over and over; the ratios are
+    those of paired runs. On a GPU, CUDA events time the kernels' own work, with the L2 cache overwritten before each run as
+    Triton's ``do_bench`` does; on a CPU the wall clock does.
+
+    Args:
+        candidate: kernel under test.
+        reference: kernel to compare with.
+        calls: on the device to time on.
+        bound: largest ratio that passes.
+        alpha: error rate, see `assay.harness.stats.ratio.decide_ratios`.
+        seconds: of timing, shared out evenly among the shapes; each is timed at least `FEWEST` times.
+        reproduce: the command that shows it again.
+        seed: of the order of runs.
+
+    Raises:
+        UsageError: there is no call of a phase that the candidate declares, or every one was refused.
+    """
+    phases = declaration(candidate).phases
+    groups = _by_shape([call for call in calls if call.phase in phases])
+    if not groups:
+        raise UsageError(f"there is no {' or '.join(phases)} call.", "calls that the candidate computes", "record some")
+    device = calls[0].q.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    refused: list[str] = []
+    timed: list[tuple[list[AttentionCall], list[Times], float]] = []
+    rng, run = random.Random(seed), _clock(device)
+    for group in groups:
+        try:
+            worst = max(_own_error(candidate, call) for call in group)
+            timed.append((group, _time(candidate, reference, group[0], run, rng, seconds / len(groups)), worst))
+        except KernelRefused as error:
+            refused.append(f"{_where(group[0])}: {error}")
+    if not timed:
+        raise UsageError(f"every call was refused: {refused[0]}.", "calls that both kernels take", "record others")
+    decisions = decide_ratios([_logs(times) for _, times, _ in timed], bound, alpha)
+    scheme = declaration(candidate).noise
+    shapes = tuple(
+        _shape(group, times, worst, decision, name, scheme)
+        for (group, times, worst), decision in zip(timed, decisions, strict=True)
+    )
+    findings = _findings(candidate, shapes, [group for group, _, _ in timed], reproduce)
+    verdicts = {shape.decision.verdict for shape in shapes}
+    verdict: StatOutcome = "pass" if verdicts == {"pass"} and not refused else "inconclusive"
+    if findings or "regression" in verdicts:
+        verdict = "regression"
+    return KernelTiming(name, shapes, tuple(refused), tuple(findings), verdict)
+
+
+def calls_of(pack: Path) -> list[AttentionCall]:
+    """The calls of a replay pack, on the GPU if there is one.
+
+    Raises:
+        UsageError: `pack` is no pack.
+        EvidenceError: it is damaged.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [
+        replace(one.call, **{name: getattr(one.call, name).to(device) for name in _INPUTS}) for one in read_pack(pack)
+    ]
+
+
+def _by_shape(calls: Sequence[AttentionCall]) -> list[list[AttentionCall]]:
+    groups: dict[object, list[AttentionCall]] = {}
+    for call in calls:
+        key = (
+            call.phase,
+            *call.lens_q,
+            -1,
+            *call.lens_k,
+            call.q.shape[1:],
+            call.k.shape[1:],
+            call.q.dtype,
+            call.causal,
+        )
+        groups.setdefault(key, []).append(call)
+    return list(groups.values())
+
+
+def _own_error(kernel: Kernel, call: AttentionCall) -> float:
+    seen = observe(call, kernel(_copy(call)), declaration(kernel).noise)
+    return float(seen.own.max()) / seen.bound
+
+
+def _copy(call: AttentionCall) -> AttentionCall:
+    return replace(call, **{name: getattr(call, name).clone() for name in _INPUTS})
+
+
+Times = tuple[float, float, float, float]
+"""Seconds of one repeat: reference, candidate, reference again, candidate again."""
+Run = Callable[[], Tensor]
+Clock = Callable[[Run], float]
+
+
+def _clock(device: torch.device) -> Clock:
+    """A function that runs something once and returns the seconds it took."""
+
+    def on_cpu(run: Run) -> float:
+        begun = time.perf_counter()
+        run()
+        return time.perf_counter() - begun
+
+    if device.type != "cuda":
+        return on_cpu
+    scratch = torch.empty(_L2_BYTES, dtype=torch.int8, device=device)
+
+    def on_gpu(run: Run) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        scratch.zero_()
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    return on_gpu
+
+
+def _time(
+    candidate: Kernel, reference: Kernel, call: AttentionCall, run: Clock, rng: random.Random, seconds: float
+) -> list[Times]:
+    """Seconds by repeat."""
+    # A copy for each: a kernel that writes into its inputs would change the other's work.
+    turns = [_run(reference, _copy(call)), _run(candidate, _copy(call))]
+    for turn in turns:
+        for _ in range(WARM_UP):
+            run(turn)
+    found: list[Times] = []
+    begun = time.monotonic()
+    while len(found) < FEWEST or (len(found) < MOST_REPEATS and time.monotonic() - begun < seconds):
+        taken = [0.0, 0.0, 0.0, 0.0]
+        for at in rng.sample(range(4), 4):
+            taken[at] = run(turns[at % 2])
+        found.append((taken[0], taken[1], taken[2], taken[3]))
+    return found
+
+
+def _run(kernel: Kernel, call: AttentionCall) -> Run:
+    if kernel is not torch_sdpa:
+        return lambda: kernel(call)
+    # Reading lengths off a GPU waits for it, which is no part of the work that a reference stands for.
+    edges = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
+    return lambda: _sdpa(call, *edges)
+
+
+def _logs(times: Sequence[Times]) -> tuple[list[float], list[float]]:
+    logs = torch.tensor(times, dtype=torch.float64).log()
+    slower = torch.stack(
+        [logs[:, 1] - logs[:, 0], logs[:, 3] - logs[:, 2]], dim=1
+    ).flatten()  # in the order of measuring
+    return slower.tolist(), (logs[:, 2] - logs[:, 0]).tolist()
+
+
+def _shape(
+    group: Sequence[AttentionCall],
+    times: Sequence[Times],
+    worst: float,
+    decision: RatioDecision,
+    device: str,
+    scheme: str,
+) -> ShapeTiming:
+    call, work = group[0], work_of(group[0])
+    ours = statistics.median(one for first, _, again, _ in times for one in (first, again))
+    theirs = statistics.median(one for _, first, _, again in times for one in (first, again))
+    limits = limit_s(call, device), limit_s(call, device, scheme)
+    return ShapeTiming(
+        phase=call.phase,
+        new=tuple(call.lens_q),
+        prefix=tuple(call.prefixes),
+        heads=(call.q.shape[1], call.k.shape[1]),
+        head_dim=call.q.shape[2],
+        dtype=str(call.q.dtype).removeprefix("torch."),
+        layers=tuple(sorted({one.layer for one in group})),
+        reference_s=ours,
+        candidate_s=theirs,
+        repeats=len(times),
+        decision=decision,
+        tflops=(work.flops / ours / 1e12, work.flops / theirs / 1e12),
+        share=(limits[0] and limits[0] / ours, limits[1] and limits[1] / theirs),
+        worst=worst,
+    )
+
+
+def _where(call: AttentionCall) -> str:
+    return f"{call.phase}, new {call.lens_q}, prefix {call.prefixes}"
+
+
+def _findings(
+    candidate: Kernel, shapes: Sequence[ShapeTiming], groups: Sequence[Sequence[AttentionCall]], reproduce: str
+) -> list[Finding]:
+    found: list[Finding] = []
+    for shape in shapes:
+        share = shape.share[1]
+        if share is not None and share > 1:
+            found.append(
+                Finding(
+                    kind="impossible speed",
+                    severity="serious",
+                    where=f"{shape.phase}, new {list(shape.new)}, prefix {list(shape.prefix)}",
+                    diagnosis=f"The candidate took {share:.2f} times less than the device's limits allow for this work: it "
+                    "did not do all of it.",
+                    evidence=(f"{1e6 * shape.candidate_s:.1f} us, {shape.tflops[1]:.0f} TFLOP/s",),
+                    reproduce=reproduce,
+                )
+            )
+    wrong = [(shape, group) for shape, group in zip(shapes, groups, strict=True) if not shape.right]
+    if not wrong:
+        return found
+    faster = [shape for shape, _ in wrong if shape.decision.ratio.interval.high < 1]
+    # The two cheapest shapes name a bug as well as all do.
+    cheap = sorted((group for _, group in wrong), key=lambda group: work_of(group[0]).flops)[:2]
+    named = diagnose(examine(candidate, [group[0] for group in cheap]), reproduce)
+    best = min((shape.decision.ratio.value for shape in faster), default=1.0)
+    speed = (
+        f"On {len(faster)} of these shapes the candidate takes less time, down to {best:.2f} of the reference's: this is no "
+        "speed-up, since it did other work."
+        if faster
+        else "Its times are of other work than the reference's."
+    )
+    evidence = [f"own error up to {max(shape.worst for shape, _ in wrong):.3g} times its bound"]
+    found.append(
+        Finding(
+            kind="speed of a wrong kernel",
+            severity="serious",
+            where=f"{len(wrong)} of {len(shapes)} shapes",
+            diagnosis=f"The candidate is wrong on the very calls that were timed. {speed}",
+            evidence=(*evidence, *(finding.diagnosis for finding in named)),
+            reproduce=reproduce,
+        )
+    )
+    return found

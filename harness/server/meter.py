@@ -1,0 +1,120 @@
+"""Counting attention calls inside a server, by backend, kernel, phase and layer, and noting each prefill batch.
+
+A backend is metered by wrapping its ``forward_extend`` and ``forward_decode``. Calls that a backend hands on to another one are
+counted by the one that computes, with the name of the one that handed them on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.server.graph_counts import GraphCounts, capturing, compilable, count_call
+
+ADMISSIONS = "admissions.jsonl"
+
+
+@cache
+def _counters(folder: Path) -> CounterFile:
+    return CounterFile(folder / "counters", str(os.getpid()))
+
+
+@cache
+def _graph_counts(folder: Path) -> GraphCounts:
+    return GraphCounts(_counters(folder))
+
+
+class Admissions:
+    """Notes every prefill batch once, by its lowest layer: request ids, new tokens and cached prefix of each."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / ADMISSIONS).open("a", buffering=1)
+        self._layer: int | None = None
+
+    def note(self, layer: int, batch: Any) -> None:
+        """Note the batch if this is the first layer that attends to it."""
+        if self._layer is None or layer < self._layer:
+            self._layer = layer
+        if layer != self._layer:
+            return
+        line = {"rids": batch.rids or [], "new": batch.extend_seq_lens_cpu, "prefix": batch.extend_prefix_lens_cpu}
+        self._file.write(
+            json.dumps({key: [v if isinstance(v, str) else int(v) for v in line[key]] for key in line}) + "\n"
+        )
+
+
+@cache
+def _admissions(folder: Path) -> Admissions:
+    return Admissions(folder)
+
+
+def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
+    """Count every attention call of an SGLang backend object from now on, and return it.
+
+    The kernel's title and the phases that are delegated are read from `backend.assay_titles` (set by ``serve_kernel``); a backend
+    of SGLang's own is its own kernel.
+
+    Args:
+        backend: the object.
+        name: what the engine calls it.
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        device: that it computes on, as torch calls it.
+    """
+    counters, graphs, admissions = _counters(folder), _graph_counts(folder), _admissions(folder)
+    titles: dict[str, str] = getattr(backend, "assay_titles", {"extend": name, "decode": name})
+    delegates: dict[str, str] = getattr(backend, "assay_delegates", {})
+
+    tally = torch.zeros(1, dtype=torch.int64, device=device)
+    if tally.is_cuda:
+        graphs.prepare(tally.device)
+
+    def counted(phase: str, forward: Any) -> Any:
+        rows: dict[tuple[bool, bool, bool], int] = {}
+
+        def row(cached: bool, captured: bool, compiled: bool) -> int:
+            key = cached, captured, compiled
+            if key not in rows:
+                to = delegates.get(phase, "")
+                kind = CounterRow(
+                    backend=to or name,
+                    kernel=titles[phase],
+                    phase=phase,
+                    cached_prefix=cached,
+                    delegated_by=name if to else "",
+                    captured=captured,
+                    compiled=compiled,
+                )
+                rows[key] = counters.row(kind)
+            return rows[key]
+
+        def count(layer: int, cached: bool, compiled: bool) -> None:
+            if capturing():
+                graphs.capture(row(phase == "decode", True, compiled), layer)
+            else:
+                counters.add(row(cached, False, compiled), layer)
+
+        index = compilable(lambda layer: count(layer, phase == "decode", True))
+
+        def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
+            if torch.compiler.is_compiling():
+                count_call(tally, index, layer.layer_id)
+                return out
+            cached = phase == "decode" or any(forward_batch.extend_prefix_lens_cpu or ())
+            count(layer.layer_id, cached, False)
+            if phase == "extend" and not capturing():
+                admissions.note(layer.layer_id, forward_batch)
+            return out
+
+        return call
+
+    backend.forward_extend = counted("extend", backend.forward_extend)
+    backend.forward_decode = counted("decode", backend.forward_decode)
+    return backend

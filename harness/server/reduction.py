@@ -1,0 +1,102 @@
+"""Reducing a candidate's errors on the device, into small accumulators: nothing of the size of an output leaves a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.harness.evidence.shadow_sums import CONDITION_COUNT, CONDITIONS, SUMS, Floats, Integers
+
+
+@dataclass(frozen=True)
+class RowErrors:
+    """Errors of one call by query and head.
+
+    Attributes:
+        sums: [rows, heads, 9], the columns of `SUMS`, summed over the head's dimension.
+        max_abs: [rows, heads], largest difference.
+        relative_l1: [rows, heads]; infinite where the candidate is not finite but the reference is.
+    """
+
+    sums: Tensor
+    max_abs: Tensor
+    relative_l1: Tensor
+
+
+def row_errors(out: Tensor, reference: Tensor) -> RowErrors:
+    """Errors of a candidate's output against the reference's, by query and head.
+
+    Products of two 16-bit floats are exact in float32, so these are reduced in float32; float32 is reduced in float64.
+
+    Args:
+        out: [rows, heads, head_dim].
+        reference: the same shape and dtype.
+    """
+    wide = torch.float64 if reference.dtype in (torch.float32, torch.float64) else torch.float32
+    defined = reference.isfinite()
+    compared = defined & out.isfinite()
+    a = torch.where(compared, out, 0).to(wide)
+    b = torch.where(compared, reference, 0).to(wide)
+    apart = (a - b).abs()
+    difference, size = apart.sum(-1), b.abs().sum(-1)
+    count, known = compared.sum(-1), defined.sum(-1)
+    sums = [
+        (a * b).sum(-1), (a * a).sum(-1), (b * b).sum(-1), difference, size, (apart * apart).sum(-1),
+        count, known - count, reference.shape[-1] - known,
+    ]  # fmt: skip
+    assert len(sums) == len(SUMS)
+    relative = torch.where(difference == 0, 0.0, difference / size).nan_to_num(nan=float("inf"), posinf=float("inf"))
+    relative = relative.masked_fill(known > count, float("inf"))
+    return RowErrors(torch.stack([one.double() for one in sums], -1), apart.amax(-1), relative)
+
+
+class LayerSums:
+    """The accumulators of one layer: a row for each condition, a column for each head."""
+
+    def __init__(self, heads: int, device: torch.device) -> None:
+        self.heads = heads
+        self._sums = torch.zeros(CONDITION_COUNT, heads, len(SUMS), dtype=torch.float64, device=device)
+        self._max_abs = torch.zeros(CONDITION_COUNT, heads, dtype=torch.float64, device=device)
+
+    def measure(self, out: Tensor, reference: Tensor, conditions: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the errors of a call: on a GPU in one kernel, else as `row_errors` and `add` do.
+
+        Args:
+            out: the candidate's output, [rows, heads, head_dim], at least one row.
+            reference: the same shape and dtype.
+            conditions: int64 [rows], the condition of each query.
+
+        Returns:
+            Relative L1 of the worst query and head (float64 []; of its bits a GPU keeps float32's), and its index into
+            [rows, heads] (int64 []), both on the device.
+        """
+        if out.is_cuda:
+            from assay.harness.server.reduction_kernel import reduce, unpack
+
+            return unpack(reduce(out, reference, conditions, self._sums, self._max_abs))
+        errors = row_errors(out, reference)
+        self.add(errors, conditions)
+        value, at = errors.relative_l1.flatten().max(0)
+        return value.double(), at
+
+    def add(self, errors: RowErrors, conditions: Tensor) -> None:
+        """Add the errors of a call; `conditions` is int64 [rows], the condition of each query."""
+        self._sums.index_add_(0, conditions, errors.sums)
+        where = conditions[:, None].expand(-1, errors.max_abs.shape[1])
+        self._max_abs.scatter_reduce_(0, where, errors.max_abs.double(), "amax")
+
+    def cells(self, layer: int, first_head: int) -> tuple[Integers, Floats, Floats]:
+        """The cells that were observed, as `Cells.index`, `Cells.sums` and `Cells.max_abs`.
+
+        Args:
+            layer: number of the layer.
+            first_head: number of its first head that this process computes.
+        """
+        sums, max_abs = self._sums.cpu().numpy(), self._max_abs.cpu().numpy()
+        number, head = np.nonzero(sums[..., -3:].sum(-1))
+        parts = np.unravel_index(number, tuple(len(labels) for labels in CONDITIONS.values()))
+        index = np.stack([np.full(len(head), layer), head + first_head, *parts], axis=1).astype(np.int64)
+        return index, sums[number, head], max_abs[number, head]

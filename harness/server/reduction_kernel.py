@@ -1,0 +1,131 @@
+"""The error reduction as one Triton kernel: both outputs are read once, and nothing of their size is written.
+
+A program takes a block of queries of one head. Sums over the head's dimension are float32 for 16-bit outputs, whose products are
+exact in it, and float64 for wider ones, as in `assay.harness.server.reduction.row_errors`; everything beyond is float64. The
+order of the atomic additions is not fixed, so sums may differ between runs by float64's rounding (1e-16 of the sum of
+magnitudes); counts, the largest difference and the worst query do not.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.harness.evidence.shadow_sums import CONDITION_COUNT, SUMS
+
+TILE = 1024
+"""Elements of each output that a program reads at once; half of it where they are reduced in float64."""
+WARPS = 1
+"""With `TILE`, the fastest of nine on an H200 over both dtypes and sizes (``benchmarks/shadow.py --sweep``)."""
+_LAST = 2**31 - 1
+
+
+@triton.jit
+def _add(sums, chosen, values):  # type: ignore[no-untyped-def]
+    tl.atomic_add(sums, tl.sum(tl.where(chosen, values, 0).to(tl.float64), 0), sem="relaxed")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _reduce(  # type: ignore[no-untyped-def]
+    out, reference, conditions, sums, max_abs, worst, rows, heads, out_row, out_head, reference_row, reference_head,
+    dim: tl.constexpr, block_dim: tl.constexpr, block_rows: tl.constexpr, wide: tl.constexpr,
+    none: tl.constexpr, sum_count: tl.constexpr, last: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    there = row < rows
+    column = tl.arange(0, block_dim)
+    inside = there[:, None] & (column < dim)[None, :]
+    row_wide = row.to(tl.int64)[:, None]
+    a = tl.load(out + row_wide * out_row + head * out_head + column[None, :], mask=inside, other=0.0).to(wide)
+    b = tl.load(
+        reference + row_wide * reference_row + head * reference_head + column[None, :], mask=inside, other=0.0
+    ).to(wide)
+
+    defined = inside & (tl.abs(b) < float("inf"))  # false for NaN as well
+    compared = defined & (tl.abs(a) < float("inf"))
+    a = tl.where(compared, a, 0.0)
+    b = tl.where(compared, b, 0.0)
+    apart = tl.abs(a - b)
+    dot = tl.sum(a * b, 1)
+    a_squared = tl.sum(a * a, 1)
+    b_squared = tl.sum(b * b, 1)
+    difference = tl.sum(apart, 1)
+    size = tl.sum(tl.abs(b), 1)
+    apart_squared = tl.sum(apart * apart, 1)
+    counts = tl.sum(tl.where(compared, 65537, tl.where(defined, 1, 0)), 1)  # two numbers, one reduction
+    count, known = counts >> 16, counts & 65535
+    largest = tl.max(apart, 1)
+
+    relative = (difference / tl.where(size == 0.0, 1.0, size)).to(tl.float32)
+    unbounded = (known > count) | ((size == 0.0) & (difference > 0.0)) | (relative != relative)
+    relative = tl.where(unbounded, float("inf"), relative)
+    # Bits of floats that are not negative are in their order; of equal ones the first query and head counts.
+    bits = relative.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    packed = tl.where(there, bits + (last - (row * heads + head)).to(tl.int64), 0)
+    tl.atomic_max(worst, tl.max(packed, 0), sem="relaxed")
+
+    # Queries of a sequence lie together, so a block holds few conditions, and mostly one.
+    condition = tl.load(conditions + row, mask=there, other=none).to(tl.int32)
+    now = tl.min(condition, 0)
+    while now < none:
+        chosen = condition == now
+        cell = now * heads + head
+        mine = sums + cell * sum_count
+        _add(mine, chosen, dot)
+        _add(mine + 1, chosen, a_squared)
+        _add(mine + 2, chosen, b_squared)
+        _add(mine + 3, chosen, difference)
+        _add(mine + 4, chosen, size)
+        _add(mine + 5, chosen, apart_squared)
+        _add(mine + 6, chosen, count)
+        _add(mine + 7, chosen, known - count)
+        _add(mine + 8, chosen, tl.where(chosen, dim - known, 0))
+        most = tl.max(tl.where(chosen, largest, 0.0), 0).to(tl.float64)
+        tl.atomic_max(max_abs + cell, most.to(tl.int64, bitcast=True), sem="relaxed")
+        now = tl.min(tl.where(condition > now, condition, none), 0)
+
+
+def reduce(
+    out: Tensor,
+    reference: Tensor,
+    conditions: Tensor,
+    sums: Tensor,
+    max_abs: Tensor,
+    tile: int = TILE,
+    warps: int = WARPS,
+) -> Tensor:
+    """Add the errors of a call to the accumulators of its layer.
+
+    Args:
+        out: [rows, heads, head_dim], at least one row, fewer than 2**31 rows times heads, head_dim up to 8192.
+        reference: the same shape and dtype.
+        conditions: int64 [rows], the condition of each query.
+        sums: contiguous float64 [conditions, heads, 9], the columns of `SUMS`; added to.
+        max_abs: contiguous float64 [conditions, heads]; raised.
+        tile: elements of each output that a program reads at once.
+        warps: warps of a program.
+
+    Returns:
+        int64 [1] on the device: the worst query and head of the call, for `unpack`.
+    """
+    out, reference = (t if t.stride(-1) == 1 else t.contiguous() for t in (out, reference))
+    rows, heads, dim = reference.shape
+    double = reference.dtype in (torch.float32, torch.float64)
+    block_dim = triton.next_power_of_2(dim)
+    block_rows = max(1, (tile // 2 if double else tile) // block_dim)
+    worst = torch.zeros(1, dtype=torch.int64, device=out.device)
+    _reduce[(heads, triton.cdiv(rows, block_rows))](
+        out, reference, conditions, sums, max_abs.view(torch.int64), worst, rows, heads,
+        out.stride(0), out.stride(1), reference.stride(0), reference.stride(1),
+        dim=dim, block_dim=block_dim, block_rows=block_rows, wide=tl.float64 if double else tl.float32,
+        none=CONDITION_COUNT, sum_count=len(SUMS), last=_LAST, num_warps=warps,
+    )  # fmt: skip
+    return worst
+
+
+def unpack(worst: Tensor) -> tuple[Tensor, Tensor]:
+    """Relative L1 of the worst query and head (float32's precision) and its index into [rows, heads], float64 and int64 []."""
+    return (worst >> 32).to(torch.int32).view(torch.float32).double()[0], (_LAST - (worst & 0xFFFFFFFF))[0]

@@ -1,0 +1,89 @@
+"""Serving a kernel of the contract as an SGLang attention backend.
+
+The reference backend is built as it is, and the phases that the kernel declares are taken over: this writes K and V to the
+pool, resolves the paging into one packed `AttentionCall`, and runs the kernel. Everything else (metadata, the other phase)
+stays the reference backend's, which is what "delegated" means in a report. What the kernel contract cannot express (sliding
+windows, logit caps, cross attention, speculative trees) raises: nothing is computed by something else in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import Tensor
+
+from assay.harness.attention.call import Kernel, KernelRefused
+from assay.harness.attention.kernels import declaration, title
+from assay.harness.server.paging import Pages, compute, lengths, refuse
+
+
+def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
+    """An SGLang attention backend that runs `kernel` in the phases that it declares, and `delegate` in the others.
+
+    Args:
+        name: the backend's name.
+        kernel: the kernel.
+        runner: SGLang's ModelRunner.
+        delegate: name of an SGLang backend; empty for SGLang's default of the device.
+
+    Raises:
+        KernelRefused: the model needs what the contract cannot express, or the delegate is unknown.
+    """
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    delegate = delegate or ("torch_native" if str(runner.device) == "cpu" else "triton")
+    if delegate not in ATTENTION_BACKENDS or delegate == name:
+        raise KernelRefused(
+            f"{name} cannot delegate to {delegate!r}; expected one of {', '.join(sorted(ATTENTION_BACKENDS))}"
+        )
+    if getattr(runner, "use_mla_backend", False):
+        raise KernelRefused(
+            f"{name} cannot serve a model with multi-head latent attention: the kernel contract has no latent KV"
+        )
+    backend = unmetered(ATTENTION_BACKENDS[delegate])(runner)
+    declared = declaration(kernel)
+    served = _ServedKernel(name, kernel, runner)
+    for phase in declared.phases:
+        setattr(backend, f"forward_{phase}", getattr(served, f"forward_{phase}"))
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and str(runner.device) == "cpu"
+    own = title(name, kernel, interpreted)
+    backend.assay_titles = {phase: own if phase in declared.phases else delegate for phase in ("extend", "decode")}
+    backend.assay_delegates = {phase: delegate for phase in ("extend", "decode") if phase not in declared.phases}
+    return backend
+
+
+def unmetered(create: Any) -> Any:
+    """The factory below the meter and the shadow: delegated calls are counted once, by the backend that delegates."""
+    return getattr(create, "assay_unmetered", create)
+
+
+class _ServedKernel:
+    """The two forward methods of an SGLang backend, on a kernel."""
+
+    def __init__(self, name: str, kernel: Kernel, runner: Any) -> None:
+        self._name = name
+        self._kernel = kernel
+        self._pages = Pages(runner)
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
+    ) -> Tensor:
+        """SGLang's signature: q [tokens, heads * head_dim]; k, v [tokens, kv heads, head_dim]; returns the shape of q."""
+        return self._run("extend", q, k, v, layer, forward_batch, save_kv_cache)
+
+    def forward_decode(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
+    ) -> Tensor:
+        """As `forward_extend`, with one new token for each sequence."""
+        return self._run("decode", q, k, v, layer, forward_batch, save_kv_cache)
+
+    def _run(
+        self, phase: str, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool
+    ) -> Tensor:
+        new, prefix = lengths(phase, batch, self._name)
+        refuse(layer, self._name)
+        if save and k is not None:
+            self._pages.write(layer, batch, k, v)
+        call = self._pages.resolve(phase, q, layer, batch, new, prefix)
+        return compute(self._name, self._kernel, call).reshape(q.shape[0], -1)

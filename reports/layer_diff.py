@@ -1,0 +1,112 @@
+"""The section "Inside: layers" of the page: what its template and its script are given."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
+
+from assay.harness.judge.report import ErrorGrid, LayersResult, LogitsRow, WorstCall, excess, out_of_bounds
+from assay.harness.text import one_line
+from assay.reports import charts
+from assay.reports.summary import WorstCell, layers_lines, worst_cells
+
+CELLS_SHOWN = CALLS_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class GridView:
+    """A heat map: its number in the page's data, and how many of its cells are out of bounds, in words."""
+
+    number: int
+    grid: ErrorGrid
+    says: str
+
+
+@dataclass(frozen=True)
+class InsideView:
+    """What is inside, with everything that the template would otherwise have to compute.
+
+    Attributes:
+        heads: the large heat maps, between which the reader chooses.
+        worst_heads: that of them which holds the worst cell; None where there is no heat map.
+        others: the small ones.
+        data: all grids as JSON that is safe within a script element.
+        lines: the same in sentences.
+        judged: whether any layer was held against a bound.
+        replay: command that runs another kernel over the pack.
+        masses: restriction of the logits to the tokens that the engine returned, a sentence each.
+    """
+
+    layers: LayersResult
+    heads: tuple[GridView, ...]
+    worst_heads: GridView | None
+    others: tuple[GridView, ...]
+    data: Markup
+    profile: Markup
+    lines: tuple[str, ...]
+    cells: tuple[WorstCell, ...]
+    calls: tuple[WorstCall, ...]
+    masses: tuple[str, ...]
+    replay: str
+    judged: bool
+
+
+def inside_view(layers: LayersResult) -> InsideView:
+    """The view of what is inside."""
+    views = [GridView(number, grid, _says(grid)) for number, grid in enumerate(layers.grids)]
+    heads = tuple(view for view in views if view.grid.columns == "head")
+    return InsideView(
+        layers=layers,
+        heads=heads,
+        worst_heads=max(heads, key=lambda view: _worst(view.grid), default=None),
+        others=tuple(view for view in views if view.grid.columns != "head"),
+        data=htmlsafe_json_dumps([_payload(grid) for grid in layers.grids], separators=(",", ":")),
+        profile=Markup(charts.profile_chart(layers.depth)),
+        lines=tuple(layers_lines(layers)),
+        cells=tuple(worst_cells(layers, CELLS_SHOWN)),
+        calls=layers.worst[:CALLS_SHOWN],
+        judged=any(row.bound is not None for row in layers.depth),
+        masses=_masses(layers.logits),
+        replay=f"assay replay {shlex.quote(layers.pack)} --candidate module:function" if layers.pack else "",
+    )
+
+
+def _payload(grid: ErrorGrid) -> dict[str, object]:
+    return {
+        "title": one_line(f"{grid.title}: {grid.where}"),
+        "column": grid.columns,
+        "rows": [one_line(label, 40) for label in grid.row_labels],
+        "columns": [one_line(label, 40) for label in grid.column_labels],
+        "bounds": grid.bounds,
+        "values": grid.values,
+    }
+
+
+def _worst(grid: ErrorGrid) -> float:
+    rows = zip(grid.values, grid.bounds, strict=True)
+    return max((excess(error, bound) for row, bound in rows for error in row), default=-1.0)
+
+
+def _says(grid: ErrorGrid) -> str:
+    if all(bound is None for bound in grid.bounds):
+        return "no bound"
+    rows = zip(grid.values, grid.bounds, strict=True)
+    count = sum(out_of_bounds(error, bound) for row, bound in rows for error in row)
+    return f"{count:,} out of bounds" if count else "within bounds"
+
+
+def _masses(rows: Sequence[LogitsRow]) -> tuple[str, ...]:
+    """What of each distribution is compared: one sentence, or one a condition where they differ."""
+    said = {row.condition: _mass(row) for row in rows}
+    if len(set(said.values())) == 1:
+        return (said.popitem()[1],)
+    return tuple(f"{condition}: {text}" for condition, text in said.items())
+
+
+def _mass(row: LogitsRow) -> str:
+    share = "" if row.mass is None else f", which hold {100 * row.mass:.4g} % of its probability"
+    return f"The reference's {row.top_k:,} most probable tokens are told apart{share}; all others count as one."

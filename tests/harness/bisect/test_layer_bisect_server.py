@@ -1,0 +1,45 @@
+"""``assay bisect layers`` in a real CPU server: a fault that was seeded in one layer of the tiny model is found there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.harness import cli
+from assay.harness.bisect.layer_task import LayerBisect
+from assay.harness.errors import ExitCode
+
+pytestmark = [pytest.mark.server, pytest.mark.interpreter]
+KERNELS = """
+from assay.harness.attention.faults import fault
+kernel = fault("causal mask top-left", layers=[1])
+"""
+
+
+def test_the_seeded_layer_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "seeded_in_one_layer.py").write_text(KERNELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    flags = ["--candidate", "seeded_in_one_layer:kernel", "--questions", "24", "--out", "out"]
+    monkeypatch.setattr(sys, "argv", ["assay", "bisect", "layers", *flags])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == ExitCode.REGRESSION
+    text = (tmp_path / "out" / "bisect.json").read_text()
+    result = LayerBisect.model_validate_json(text)
+    assert [(one.layer, one.alone) for one in result.restored] == [(1, True)]
+    assert result.layers == (0, 1, 2, 3)
+    assert (result.by, result.floor, result.candidate_floor, result.monotone) == ("answers", 0, 0, True)
+    assert len({probe.candidate for probe in result.probes}) == len(result.probes) <= 7
+    for probe in result.probes:
+        assert probe.with_prefix == result.prompts, "the fault is where a prefix is cached"
+        assert probe.outcome == ("wrong" if 1 in probe.candidate else "right")
+    assert json.loads(text)["schema"] == "assay.bisect-layers/1"
+    assert "layer 1 of 0-3: must run torch_native" in capsys.readouterr().out

@@ -1,0 +1,193 @@
+"""The bisect on a stand-in for a server, whose model is wrong in the layers that are said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from assay.evals.questions import PROMPT_HEADER
+from assay.evals.synthetic import questions
+from assay.harness.bisect.layer_probes import ProbeServer, bisect_layers, search
+from assay.harness.bisect.layer_task import LayerBisect
+from assay.harness.config import RunSpec
+from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.errors import EvidenceError, ExitCode, UsageError
+from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.records import Item
+from assay.harness.progress import Watch
+from assay.harness.server.control import ControlReader, read_control, substituted, substitution_folder
+
+LAYERS = frozenset(range(4))
+ITEMS = [
+    Item(suite="mmlu", id=q.id, prompt=q.prompt, prompt_hash=q.prompt_hash, expected=q.answer)
+    for q in islice(questions(), 16)
+]
+Says = Callable[[frozenset[int], Item, int], str]
+"""Layers that run the candidate, question, how often it was asked before -> text."""
+
+
+class Server(Engine):
+    """Answers as `says` says, and counts the layers that it substitutes."""
+
+    role, backend, url, label, startup_s, launch_command = "reference", "torch_native", "", "a stand-in", None, ""
+
+    def __init__(
+        self, folder: Path, says: Says, cached_tokens: int = 40, ignores: frozenset[int] = frozenset()
+    ) -> None:
+        self.evidence = folder
+        self.says, self.cached_tokens, self.ignores = says, cached_tokens, ignores
+        self.asked: list[frozenset[int]] = []
+        self.flushed = self.primed = False
+        self.tokens: set[int] = set()
+        self.by_prompt = {item.prompt: item for item in ITEMS}
+        count(folder / "counters", LAYERS)
+
+    def start(self) -> None:
+        raise AssertionError("it runs already")
+
+    def stop(self) -> None:
+        raise AssertionError("who started it stops it")
+
+    def check(self) -> None:
+        raise AssertionError("no answer was missing")
+
+    def arguments(self) -> dict[str, object]:
+        return {}
+
+    def flush_cache(self) -> None:
+        self.flushed, self.primed = True, False
+
+    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
+        substitute = frozenset(read_control(self.evidence).substitute)
+        if [one.prompt for one in asks] == [PROMPT_HEADER]:
+            self.primed = True
+            return
+        assert self.flushed, "what is cached was computed under another control"
+        self.flushed = False
+        token = ControlReader(self.evidence).latest().token
+        count(substitution_folder(self.evidence, token), substitute - self.ignores)
+        before = self.asked.count(substitute)
+        self.asked.append(substitute)
+        self.tokens.update(one.max_tokens for one in asks)
+        for index, one in enumerate(asks):
+            text = self.says(substitute, self.by_prompt[one.prompt], before)
+            cached = self.cached_tokens if self.primed else 1
+            on_reply(index, Reply(str(index), text, "stop", 100, 5, cached, 0.1))
+
+
+def count(folder: Path, layers: frozenset[int]) -> None:
+    file = CounterFile(folder, str(os.getpid()))
+    row = file.row(CounterRow(backend="torch_native", kernel="k", phase="extend", cached_prefix=True))
+    for layer in layers:
+        file.add(row, layer)
+
+
+def knows(wrong: Callable[[frozenset[int]], bool]) -> Says:
+    return lambda candidate, item, before: "Answer: none" if wrong(candidate) else f"Answer: {item.expected}"
+
+
+def spec(**changes: object) -> RunSpec:
+    return RunSpec(**{"reference": "torch_native", "candidate": "triton", "questions": 16, **changes})
+
+
+def bisect(server: Server, by: str | None = None, **changes: object) -> LayerBisect:
+    bench = ProbeServer(server, server.evidence, ITEMS, 32, 8)
+    with Watch(Console(quiet=True)) as watch:
+        return search(bench, spec(**changes), by, watch)  # type: ignore[arg-type]
+
+
+def test_the_layer_that_is_wrong_is_found(tmp_path: Path) -> None:
+    server = Server(tmp_path, knows(lambda candidate: 2 in candidate))
+    result = bisect(server)
+    assert (result.verdict, result.exit_code) == ("found", ExitCode.REGRESSION)
+    assert [(one.layer, one.alone) for one in result.restored] == [(2, True)]
+    assert (result.by, result.noise, result.floor, result.candidate_floor) == ("answers", 0.0, 0, 0)
+    assert result.layers == (0, 1, 2, 3)
+    assert result.findings[0].where == "layer 2 of 0-3"
+    assert result.reproduce.startswith("assay bisect layers --device=cpu --reference=torch_native --candidate=triton")
+    assert LayerBisect.model_validate_json(result.model_dump_json()) == result
+    assert '"schema":"assay.bisect-layers/1"' in result.model_dump_json()
+
+
+def test_each_set_is_asked_once_but_for_the_floors(tmp_path: Path) -> None:
+    server = Server(tmp_path, knows(lambda candidate: bool(candidate & {1, 3})))
+    result = bisect(server)
+    assert [one.layer for one in result.restored] == [1, 3]
+    often = {candidate: server.asked.count(candidate) for candidate in set(server.asked)}
+    assert often.pop(LAYERS) == 2, "the floor of the candidate, whose first answer is the probe"
+    assert often.pop(frozenset()) == 3, "the floor of the reference, and the re-check"
+    assert set(often.values()) == {1}
+
+
+def test_no_layer_needs_the_reference(tmp_path: Path) -> None:
+    result = bisect(Server(tmp_path, knows(lambda candidate: False)))
+    assert (result.verdict, result.exit_code, result.findings) == ("nothing", ExitCode.PASS, ())
+
+
+def test_nothing_found_without_a_cached_prefix_is_no_pass(tmp_path: Path) -> None:
+    result = bisect(Server(tmp_path, knows(lambda candidate: False), cached_tokens=1))
+    assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
+    assert "only 0 of 16 prompts met a cached prefix" in result.why
+
+
+def test_a_reference_that_cannot_answer_is_judged_by_its_text(tmp_path: Path) -> None:
+    server = Server(tmp_path, lambda candidate, item, before: f"{item.id} {'x' if 1 in candidate else 'y'}")
+    result = bisect(server, max_tokens=2048)
+    assert (result.by, result.reference_right) == ("text", 16)
+    assert "right on 0 of 16" in result.by_why
+    assert [one.layer for one in result.restored] == [1]
+    assert server.tokens == {32, 48}, "texts are short, whatever the limit of an answer"
+
+
+def test_a_reference_that_cannot_answer_has_no_verdict_by_answers(tmp_path: Path) -> None:
+    result = bisect(Server(tmp_path, lambda candidate, item, before: "Answer: B"), by="answers")
+    assert (result.verdict, result.probes) == ("inconclusive", ())
+    assert "a broken candidate would look as good" in result.why
+
+
+def test_a_floor_that_is_not_identical_asks_for_repeats(tmp_path: Path) -> None:
+    # Every third time that a set is asked, two of sixteen answers are others.
+    def says(candidate: frozenset[int], item: Item, before: int) -> str:
+        flips = before % 3 == 1 and item.id in {ITEMS[0].id, ITEMS[1].id}
+        return "Answer: none" if 2 in candidate or flips else f"Answer: {item.expected}"
+
+    server = Server(tmp_path, says)
+    result = bisect(server)
+    assert (result.floor, result.candidate_floor, result.flips) == (2, 0, 2)
+    assert 0.01 < result.noise <= result.alpha
+    assert [one.layer for one in result.restored] == [2]
+    assert min(server.asked.count(candidate) for candidate in set(server.asked)) >= 2
+
+
+def test_a_candidate_that_is_not_the_same_twice_asks_for_repeats(tmp_path: Path) -> None:
+    def says(candidate: frozenset[int], item: Item, before: int) -> str:
+        return f"Answer: {'none' if 2 in candidate else item.expected} {before if candidate else ''}"
+
+    server = Server(tmp_path, says)
+    result = bisect(server)
+    assert (result.floor, result.candidate_floor, result.flips) == (0, 16, 0)
+    assert 0 < result.noise <= result.alpha
+    assert [one.layer for one in result.restored] == [2]
+    assert len(result.probes) > len({probe.candidate for probe in result.probes})
+
+
+def test_a_substitution_that_did_not_happen_is_no_answer(tmp_path: Path) -> None:
+    server = Server(tmp_path, knows(lambda candidate: 2 in candidate), ignores=frozenset({3}))
+    with pytest.raises(EvidenceError, match=r"was to run in the layers 0-3; it ran in 0-2"):
+        bisect(server)
+    assert set(substituted(tmp_path)) == {0, 1, 2}
+
+
+def test_too_few_questions_and_foreign_folders_are_wrong_use(tmp_path: Path) -> None:
+    with Watch(Console(quiet=True)) as watch:
+        with pytest.raises(UsageError, match="at least 5"):
+            bisect_layers(spec(), tmp_path, ITEMS[:4], None, tmp_path / "new", None, watch)
+        (tmp_path / "thesis.tex").write_text("x")
+        with pytest.raises(UsageError, match="not empty"):
+            bisect_layers(spec(), tmp_path, ITEMS, None, tmp_path, None, watch)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

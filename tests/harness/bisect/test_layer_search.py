@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.harness.bisect.layer_search import Search, ddmin, find_layers, lead_needed, most_answers, spans
+
+LAYERS = tuple(range(32))
+guilty_sets = st.frozensets(st.sampled_from(LAYERS), min_size=1)
+Task = Callable[[frozenset[int]], bool]
+
+
+def alone(guilty: frozenset[int]) -> Task:
+    """Right unless one of the guilty layers runs the candidate."""
+    return lambda candidate: not candidate & guilty
+
+
+def asked_once(task: Task) -> Task:
+    """A task that must not be asked the same twice."""
+    seen = set()
+
+    def probe(candidate: frozenset[int]) -> bool:
+        assert candidate not in seen
+        seen.add(candidate)
+        return task(candidate)
+
+    return probe
+
+
+def found(search: Search) -> frozenset[int]:
+    assert search.verdict == "found", search.why
+    return frozenset(one.layer for one in search.restored)
+
+
+def check_needed(task: Task, restored: frozenset[int], layers: tuple[int, ...] = LAYERS) -> None:
+    kept = frozenset(layers) - restored
+    assert task(kept)
+    assert not any(task(kept | {layer}) for layer in restored)
+
+
+@given(guilty_sets)
+def test_guilty_layers_are_found_exactly(guilty: frozenset[int]) -> None:
+    search = find_layers(LAYERS, asked_once(alone(guilty)))
+    assert found(search) == guilty
+    assert search.monotone
+    assert all(one.alone in (True, None if len(guilty) > 4 else True) for one in search.restored)
+    assert search.probes == len(search.asked)
+
+
+@given(st.frozensets(st.sampled_from(LAYERS), min_size=2, max_size=2))
+def test_two_layers_that_fail_only_together(pair: frozenset[int]) -> None:
+    task: Task = lambda candidate: not pair <= candidate  # noqa: E731
+    search = find_layers(LAYERS, asked_once(task))
+    (one,) = search.restored
+    check_needed(task, found(search))
+    assert not one.alone
+    assert {one.layer, *one.partners} == pair
+    assert search.probes <= 20
+
+
+@given(st.lists(st.frozensets(st.sampled_from(LAYERS), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_every_set_of_layers_that_fails_together_is_hit_by_what_is_restored(groups: list[frozenset[int]]) -> None:
+    task: Task = lambda candidate: not any(group <= candidate for group in groups)  # noqa: E731
+    search = find_layers(LAYERS, asked_once(task))
+    check_needed(task, found(search))
+    assert search.monotone
+    for one in search.restored:
+        assert one.alone in (None, frozenset({one.layer}) in groups)
+        if one.partners:
+            assert not task(frozenset({one.layer, *one.partners}))
+            assert task(frozenset(one.partners))
+
+
+def test_small_errors_that_add_up_are_not_blamed_on_a_few() -> None:
+    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 10))
+    assert len(search.restored) == 23
+    assert not any(one.alone or one.partners for one in search.restored)
+
+
+def test_more_partners_than_are_looked_for() -> None:
+    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 31))
+    assert len(search.restored) == 2
+    assert not any(one.alone or one.partners for one in search.restored)
+
+
+def test_a_layer_that_is_healed_by_another_is_not_restored() -> None:
+    # 1 is wrong without 5, 7 is wrong whatever else. The search meets 1 first, and finds at the end that it is not needed.
+    def task(candidate: frozenset[int]) -> bool:
+        return 7 not in candidate and (1 not in candidate or 5 in candidate)
+
+    search = find_layers(range(8), asked_once(task))
+    assert found(search) == {7}
+    assert not search.monotone
+
+
+@given(st.permutations(range(8)))
+def test_errors_that_cancel_end_in_layers_that_are_all_needed(layers: list[int]) -> None:
+    def task(candidate: frozenset[int]) -> bool:
+        return 7 not in candidate and len(candidate & {2, 5}) != 1
+
+    search = find_layers(layers, asked_once(task))
+    check_needed(task, found(search), tuple(layers))
+    assert 7 in found(search)
+
+
+@given(st.randoms(use_true_random=False))
+def test_whatever_the_answers_are_each_restored_layer_is_needed(draw: random.Random) -> None:
+    layers = tuple(range(7))
+    right = {frozenset(some): draw.random() < 0.5 for size in range(8) for some in combinations(layers, size)}
+    right[frozenset()], right[frozenset(layers)] = True, False
+    search = find_layers(layers, asked_once(right.__getitem__))
+    check_needed(right.__getitem__, found(search), layers)
+    if search.monotone:
+        asked = {one.candidate: bool(one.right) for one in search.asked}
+        assert not any(asked[big] for small in asked if not asked[small] for big in asked if small < big)
+
+
+@pytest.mark.parametrize(
+    ("name", "guilty", "most"),
+    [
+        ("first", {0}, 9),
+        ("last", {31}, 9),
+        ("two", {7, 22}, 20),
+        ("four", {3, 10, 17, 28}, 35),
+        ("two at once, one far behind", {0, 1, 2, 31}, 23),
+        ("every eighth", set(range(7, 32, 8)), 27),
+        ("half", set(range(16)), 43),
+        ("every second", set(LAYERS[::2]), 72),
+        ("all but one", set(LAYERS) - {20}, 74),
+        ("all", set(LAYERS), 43),
+    ],
+)
+def test_probes_over_32_layers(name: str, guilty: set[int], most: int) -> None:
+    assert find_layers(LAYERS, alone(frozenset(guilty))).probes <= most, name
+
+
+def test_nothing_is_found_where_all_layers_are_right() -> None:
+    search = find_layers(LAYERS, lambda candidate: True)
+    assert (search.verdict, search.restored, search.probes) == ("nothing", (), 2)
+    assert "does not fail even with the candidate in all 32 layers" in search.why
+
+
+def test_there_is_no_verdict_where_the_reference_fails() -> None:
+    search = find_layers(LAYERS, lambda candidate: False)
+    assert (search.verdict, search.restored, search.probes) == ("inconclusive", (), 1)
+    assert "too noisy" in search.why
+
+
+def noisy(task: Task, noise: float, seed: int) -> Task:
+    draw = random.Random(seed)
+    return lambda candidate: task(candidate) != (draw.random() < noise)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_noisy_answers_are_repeated_until_the_error_is_below_alpha(noise: float) -> None:
+    wrong = undecided = 0
+    for seed in range(200):
+        guilty = frozenset(random.Random(seed).sample(LAYERS, 1 + seed % 4))
+        search = find_layers(LAYERS, noisy(alone(guilty), noise, seed), noise=noise, alpha=0.05)
+        undecided += search.verdict == "inconclusive"
+        wrong += search.verdict != "inconclusive" and frozenset(one.layer for one in search.restored) != guilty
+    assert wrong <= 10, "5 % of 200"
+    assert undecided <= 10, "5 % of 200"
+
+
+def test_one_answer_is_not_enough_where_there_is_noise() -> None:
+    searches = [find_layers(LAYERS, noisy(alone(frozenset({9})), 0.2, seed)) for seed in range(50)]
+    right = [[one.layer for one in search.restored] == [9] for search in searches]
+    assert sum(right) < 25, "else the test of noisy answers shows nothing"
+
+
+def test_more_noise_than_stated_is_no_verdict() -> None:
+    draw = random.Random(1)
+    search = find_layers(LAYERS, lambda candidate: draw.random() < 0.5 if candidate else True, noise=0.01)
+    assert search.verdict == "inconclusive"
+    assert "more noise than the 1% that the floor explains" in search.why
+
+
+def ruin(noise: float, lead: int) -> float:
+    """Probability that a walk with steps +1 (1 - noise) and -1 (noise) meets -lead before +lead, by iteration."""
+    at = {0: 1.0}
+    lost = 0.0
+    for _ in range(5000):
+        then: dict[int, float] = {}
+        for place, mass in at.items():
+            for step, share in ((1, 1 - noise), (-1, noise)):
+                then[place + step] = then.get(place + step, 0.0) + mass * share
+        lost += then.pop(-lead, 0.0)
+        then.pop(lead, None)
+        at = then
+    return lost
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("error", [0.2, 0.01, 1e-4])
+def test_the_lead_is_the_smallest_that_keeps_the_error(noise: float, error: float) -> None:
+    lead = lead_needed(noise, error)
+    assert ruin(noise, lead) <= error
+    assert lead == 1 or ruin(noise, lead - 1) > error
+
+
+def test_a_deterministic_floor_asks_once() -> None:
+    assert lead_needed(0.0, 1e-9) == most_answers(0.0, 1e-9) == 1
+
+
+@pytest.mark.parametrize("noise", [0.5, 0.9, -0.1])
+def test_noise_that_no_repeats_help_against_is_refused(noise: float) -> None:
+    with pytest.raises(ValueError, match="noise"):
+        find_layers(LAYERS, lambda candidate: True, noise=noise)
+
+
+@pytest.mark.parametrize("layers", [(), (1, 1)])
+def test_layers_that_are_none_or_double_are_refused(layers: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="expected at least one, and none twice"):
+        find_layers(layers, lambda candidate: True)
+
+
+def test_ddmin_finds_what_is_needed_among_many() -> None:
+    assert ddmin(range(100), lambda some: {17, 60, 61} <= set(some)) == [17, 60, 61]
+    assert ddmin([5], lambda some: True) == [5]
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [((), "none"), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((12, 0, 1, 7, 6), "0-1, 6-7, 12")],
+)
+def test_spans(layers: tuple[int, ...], text: str) -> None:
+    assert spans(layers) == text

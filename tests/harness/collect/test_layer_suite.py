@@ -1,0 +1,117 @@
+"""The layer suite's order of work, with a server that only takes notes; real ones are in test_end_to_end.py."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from assay.evals.questions import PROMPT_HEADER
+from assay.harness.collect import layer_suite
+from assay.harness.config import make_spec
+from assay.harness.engines.base import ChatRequest, Engine
+from assay.harness.errors import UsageError
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.progress import Watch
+from assay.harness.verdict import Finding
+
+PROMPTS = [f"question {number}" for number in range(layer_suite.COLD + layer_suite.WARM)]
+FOUND = Finding(
+    kind="causal mask top-left", severity="serious", where="extend, all 4 layers", diagnosis="agrees with it",
+    evidence=(), reproduce="",
+)  # fmt: skip
+
+
+class Server:
+    """Notes what it is asked, one list of prompts a call, and when its cache is emptied."""
+
+    role = "reference"
+
+    def __init__(self) -> None:
+        self.notes: list[list[str] | str] = []
+
+    def flush_cache(self) -> None:
+        self.notes.append("flush")
+
+    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Any) -> None:
+        self.notes.append([one.prompt for one in asks])
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+
+    def written(place: Path, poke: Callable[[], None]) -> None:
+        poke()
+        made.notes.append("written")
+
+    monkeypatch.setattr(layer_suite, "bring_up_to_date", written)
+    return made
+
+
+def look(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: list[Finding] | UsageError) -> str:
+    """Look, with these findings in what was recorded early; what the watch was told."""
+
+    def name(*_: object, **__: object) -> list[Finding]:
+        server.notes.append("named")
+        if isinstance(found, UsageError):
+            raise found
+        return found
+
+    monkeypatch.setattr(layer_suite, "name_recorded", name)
+    monkeypatch.setattr(layer_suite, "layers_seen", lambda place: (0, 1))
+    said = io.StringIO()
+    spec = make_spec({"candidate": "sage_attn_as_shipped", "suites": "layers", "device": "cpu"})
+    layer_suite.look(cast(Engine, server), RunFolder(folder), PROMPTS, spec, Watch(Console(file=said, width=200)))
+    return said.getvalue()
+
+
+def test_a_cold_and_a_warm_question_come_before_the_name_and_all_others_after_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = look(server, tmp_path, monkeypatch, [FOUND])
+    cold, warm = PROMPTS[: layer_suite.COLD], PROMPTS[layer_suite.COLD :]
+    assert server.notes[:5] == ["flush", [cold[0]], [warm[0]], "written", "named"]
+    assert server.notes[5:14] == [
+        "flush",
+        [cold[1]],
+        "flush",
+        [cold[2]],
+        "flush",
+        [cold[3]],
+        "flush",
+        [PROMPT_HEADER],
+        warm[1:],
+    ]
+    assert "s: extend, all 4 layers: agrees with it." in said
+    done = layer_suite.looked(RunFolder(tmp_path), "reference")
+    assert done is not None
+    assert done.named_s is not None
+    assert 0 <= done.named_s <= done.seconds
+
+
+def test_what_is_right_is_not_named(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = look(server, tmp_path, monkeypatch, [])
+    done = layer_suite.looked(RunFolder(tmp_path), "reference")
+    assert done is not None
+    assert done.named_s is None
+    assert "After" not in said
+
+
+def test_a_candidate_that_computed_nothing_does_not_end_the_look(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "After" not in look(server, tmp_path, monkeypatch, UsageError("no output", "one", "look"))
+    assert server.notes[13] == PROMPTS[layer_suite.COLD + 1 :]
+    assert layer_suite.looked(RunFolder(tmp_path), "reference") is not None
+
+
+def test_a_pack_that_is_recorded_by_itself_has_the_same_questions(server: Server, tmp_path: Path) -> None:
+    spec = make_spec({"candidate": "sage_attn", "suites": "layers", "device": "cpu"})
+    layer_suite.shadow(cast(Engine, server), tmp_path, PROMPTS, spec)
+    asked = [prompt for note in server.notes if isinstance(note, list) for prompt in note]
+    assert sorted(asked) == sorted([*PROMPTS, PROMPT_HEADER, PROMPT_HEADER])

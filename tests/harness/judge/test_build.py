@@ -1,0 +1,154 @@
+"""Reports from made-up evidence on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness.collect.interview import Plan, open_folder, prepare
+from assay.harness.config import RunSpec
+from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import Failure, ServerManifest
+from assay.harness.evidence.records import ROLES, Answer, Role, Token
+from assay.harness.judge.build import build
+
+QUESTIONS, GREEDY, COLD = 160, 30, 16
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    suites = ("mmlu", "greedy")
+    return prepare(
+        RunSpec(
+            reference="torch_native", candidate="sage_attn", questions=QUESTIONS, greedy_prompts=GREEDY, suites=suites
+        )
+    )
+
+
+def evidence(plan: Plan, path: Path, *, broken: bool = False, cached: int = 54, counted: bool = True) -> RunFolder:
+    """A whole run; a broken candidate answers only questions without a cached prefix."""
+    folder = open_folder(plan, path)
+    servers = tuple(
+        ServerManifest(
+            role=role,
+            backend=plan.spec.reference if role == "reference" else plan.spec.candidate,
+            engine="SGLang 0.5.23 on cpu",
+            claimed_phases=("extend", "decode") if role == "reference" else ("extend",),
+            arguments={"dtype": "float32", "attention_backend": role},
+        )
+        for role in ROLES
+    )
+    folder.update(folder.progress().model_copy(update={"servers": servers, "seconds": 12.0}))
+    if counted:
+        count(folder, "reference", "torch_native", "extend")
+        count(folder, "candidate", "sage_attn", "extend")
+    for role in ROLES:
+        for number, item in enumerate(plan.of("mmlu")):
+            tokens = 0 if number < COLD else cached
+            right = not (broken and role == "candidate" and tokens)
+            folder.append(
+                answer(
+                    role, item.id, item.prompt_hash, "mmlu", tokens, text=f"Answer: {item.expected}" if right else ""
+                )
+            )
+        for item in plan.of("greedy"):
+            text = "no" if broken and role == "candidate" else "yes"
+            folder.append(answer(role, item.id, item.prompt_hash, "greedy", cached, text=text))
+    return folder
+
+
+def count(folder: RunFolder, role: Role, backend: str, phase: str) -> None:
+    file = CounterFile(folder.server_folder(role) / "counters", "1")
+    row = file.row(CounterRow(backend=backend, kernel=backend, phase=phase, cached_prefix=True))
+    for layer in range(4):
+        file.add(row, layer)
+
+
+def answer(role: Role, item: str, prompt_hash: str, suite: Any, cached: int, text: str) -> Answer:
+    other = "no" if text == "yes" else "maybe"
+    return Answer(
+        suite=suite,
+        role=role,
+        item=item,
+        prompt_hash=prompt_hash,
+        text=text,
+        parsed=text[-1:] or None if suite == "mmlu" else None,
+        finish_reason="stop",
+        prompt_tokens=100,
+        completion_tokens=3,
+        cached_tokens=cached,
+        latency_s=0.1,
+        tokens=(Token(text=text, logprob=-0.1, top=((text, -0.1), (other, -3.0))),) if suite == "greedy" else (),
+    )
+
+
+def test_a_sound_run_passes(plan: Plan, tmp_path: Path) -> None:
+    report = build(evidence(plan, tmp_path / "run"))
+    assert (report.verdict, report.exit_code, report.findings) == ("pass", 0, ())
+    assert {check.status for check in report.checks} == {"ok", "not checked"}
+    assert all(suite.synthetic for suite in report.suites)
+
+
+def test_the_seed_case_is_found_by_its_condition(plan: Plan, tmp_path: Path) -> None:
+    report = build(evidence(plan, tmp_path / "run", broken=True))
+    assert (report.verdict, report.exit_code) == ("regression", 1)
+    (finding,) = report.findings
+    assert finding.where == "cached prefix >= 16"
+    assert "16/16 at 0" in finding.diagnosis
+    assert "0/144 at >= 16" in finding.diagnosis
+    assert report.suites[0].tallies[1].unparsed == QUESTIONS - COLD
+    assert len(report.suites[1].divergences) == GREEDY
+
+
+def test_no_cached_prefix_is_no_pass(plan: Plan, tmp_path: Path) -> None:
+    report = build(evidence(plan, tmp_path / "run", cached=1))
+    assert (report.verdict, report.exit_code) == ("inconclusive", 3)
+    assert report.reasons[0].startswith("the cached-prefix condition was exercised: 0 of 160")
+
+
+def test_a_kernel_that_was_not_counted_is_no_pass(plan: Plan, tmp_path: Path) -> None:
+    report = build(evidence(plan, tmp_path / "run", counted=False))
+    assert (report.verdict, report.exit_code) == ("inconclusive", 3)
+
+
+def test_a_missing_answer_is_no_pass(plan: Plan, tmp_path: Path) -> None:
+    folder = evidence(plan, tmp_path / "run")
+    records = tmp_path / "run" / "records.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    records.write_text("".join(lines[:-1]))
+    assert build(folder).verdict == "inconclusive"
+
+
+def test_a_failure_is_an_error_with_its_message(plan: Plan, tmp_path: Path) -> None:
+    folder = evidence(plan, tmp_path / "run")
+    folder.update(folder.progress().model_copy(update={"failure": Failure(kind="engine", message="it died")}))
+    report = build(folder)
+    assert (report.verdict, report.exit_code, report.reasons) == ("error", 3, ("it died",))
+
+
+def test_a_run_in_which_nothing_happened_is_no_pass(plan: Plan, tmp_path: Path) -> None:
+    report = build(open_folder(plan, tmp_path / "run"))
+    assert (report.verdict, report.exit_code, report.suites) == ("inconclusive", 3, ())
+    assert report.candidate.engine == "never ready"
+
+
+def test_arguments_that_differ_forbid_a_verdict(plan: Plan, tmp_path: Path) -> None:
+    folder = evidence(plan, tmp_path / "run", broken=True)
+    progress = folder.progress()
+    reference, candidate = progress.servers
+    other = candidate.model_copy(update={"arguments": {**candidate.arguments, "dtype": "bfloat16"}})
+    folder.update(progress.model_copy(update={"servers": (reference, other)}))
+    report = build(folder)
+    assert report.verdict == "inconclusive"
+    assert report.environment.argument_differences == {"dtype": ("float32", "bfloat16")}
+
+
+def test_a_report_needs_no_kernel(plan: Plan, tmp_path: Path) -> None:
+    folder = evidence(plan, tmp_path / "run")
+    manifest = folder.manifest()
+    elsewhere = manifest.model_copy(update={"spec": {**manifest.spec, "candidate": "no.such:kernel"}})
+    (folder.path / "manifest.json").write_text(elsewhere.model_dump_json())
+    assert build(folder).verdict == "pass", "what it claims to compute stands in the evidence"

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from typing import Any
+
+from assay.harness.evidence.counters import CallCount
+from assay.harness.judge.calls import call_summaries
+
+
+def count(calls: int, **kind: Any) -> CallCount:
+    fields = {"backend": "triton", "kernel": "triton", "phase": "decode", "cached_prefix": True} | kind
+    return CallCount(**fields, calls_by_layer={0: calls, 1: calls})
+
+
+def test_ways_of_calling_one_kernel_are_added_up_and_told() -> None:
+    counts = [
+        count(3, captured=True, compiled=True),
+        count(4, compiled=True),
+        count(5),
+        count(6, phase="extend", cached_prefix=False),
+    ]
+    extend, decode = call_summaries(counts)
+    assert (extend.calls, extend.calls_with_cached_prefix, extend.layers) == (12, 0, 2)
+    assert (decode.calls, decode.calls_in_graphs, decode.calls_compiled) == (24, 6, 14)
+    assert decode.sentence == "decode: triton 24 calls, 6 of them in CUDA graphs, 14 of them compiled"
+    assert extend.sentence == "extend: triton 12 calls"
+
+
+def test_kernels_and_who_hands_on_stay_apart() -> None:
+    counts = [count(1), count(2, kernel="sage"), count(3, delegated_by="mine")]
+    assert {(one.kernel, one.delegated_by): one.calls for one in call_summaries(counts)} == {
+        ("triton", ""): 2, ("sage", ""): 4, ("triton", "mine"): 6,
+    }  # fmt: skip

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import pytest
+
+from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.manifest import Failure, ServerManifest
+from assay.harness.evidence.records import ROLES, Answer, Role
+from assay.harness.judge import checks as rules
+from assay.harness.verdict import Check, Verdict
+
+
+def count(backend: str, phase: str = "extend", layers: int = 4, delegated_by: str = "", calls: int = 5) -> CallCount:
+    return CallCount(
+        backend=backend,
+        kernel=f"{backend} kernel",
+        phase=phase,
+        cached_prefix=True,
+        delegated_by=delegated_by,
+        calls_by_layer=dict.fromkeys(range(layers), calls),
+    )
+
+
+def server(backend: str = "mine", phases: tuple[str, ...] = ("extend",), role: str = "candidate") -> ServerManifest:
+    return ServerManifest(role=role, backend=backend, engine="e", claimed_phases=phases, arguments={"dtype": "float32"})
+
+
+def answer(cached: int | None) -> Answer:
+    return Answer(
+        suite="mmlu", role="candidate", item="i", prompt_hash="h", text="", finish_reason="stop", prompt_tokens=100,
+        completion_tokens=5, cached_tokens=cached, latency_s=1.0,
+    )  # fmt: skip
+
+
+REFERENCE = [count("triton"), count("triton", "decode")]
+OK = Check(name="c", status="ok", found="f")
+PASS = rules.SuiteVerdict("S", "pass", "why")
+
+
+def statuses(checks: list[Check]) -> list[str]:
+    return [check.status for check in checks]
+
+
+def test_own_kernel_in_every_layer_is_ok() -> None:
+    counts = [count("mine"), count("triton", "decode", delegated_by="mine")]
+    (check,) = rules.check_kernel_ran(server(), counts, REFERENCE)
+    assert (check.status, check.found) == ("ok", "mine kernel 20 calls in 4 layers")
+
+
+def test_a_kernel_that_was_never_called_is_missing() -> None:
+    assert statuses(rules.check_kernel_ran(server(), [], REFERENCE)) == ["missing"]
+
+
+def test_a_fallback_beside_the_kernel_fails() -> None:
+    (check,) = rules.check_kernel_ran(server(), [count("mine"), count("triton", calls=1)], REFERENCE)
+    assert check.status == "failed"
+    assert "also triton kernel 4 calls" in check.found
+
+
+def test_delegating_a_claimed_phase_is_no_own_kernel() -> None:
+    both = server(phases=("extend", "decode"))
+    counts = [count("mine"), count("triton", "decode", delegated_by="mine")]
+    assert statuses(rules.check_kernel_ran(both, counts, REFERENCE)) == ["ok", "missing"]
+
+
+def test_a_layer_without_the_kernel_fails() -> None:
+    (check,) = rules.check_kernel_ran(server(), [count("mine", layers=3)], REFERENCE)
+    assert (check.status, "not in [3]" in check.found) == ("failed", True)
+
+
+def test_a_server_that_assay_did_not_start_proves_nothing() -> None:
+    assert statuses(rules.check_kernel_ran(server("http://x", ()), [], [])) == ["missing"]
+    assert statuses(rules.check_kernel_ran(None, [], [])) == ["missing"]
+
+
+def test_same_servers() -> None:
+    pair = {"reference": server("triton", role="reference"), "candidate": server()}
+    assert rules.check_same_servers(pair, {}, started=True).status == "ok"  # type: ignore[arg-type]
+    differing = rules.check_same_servers(pair, {"dtype": ("float32", "bfloat16")}, started=True)  # type: ignore[arg-type]
+    assert (differing.status, differing.found) == ("failed", "dtype: float32 against bfloat16")
+    assert rules.check_same_servers(pair, {}, started=False).status == "missing"  # type: ignore[arg-type]
+    assert rules.check_same_servers({}, {}, started=True).status == "missing"
+
+
+def decode_calls(calls: int, compiled: bool) -> CallCount:
+    return CallCount(
+        backend="triton",
+        kernel="triton",
+        phase="decode",
+        cached_prefix=True,
+        compiled=compiled,
+        calls_by_layer={0: calls},
+    )
+
+
+def test_compiled_only_where_it_was_asked_for() -> None:
+    counts: dict[Role, list[CallCount]] = {role: [decode_calls(9, False)] for role in ROLES}
+    plain = {role: server("triton", role=role) for role in ROLES}
+    assert rules.check_compiled(plain, counts) == []
+    asked = {role: one.model_copy(update={"arguments": {"enable_torch_compile": True}}) for role, one in plain.items()}
+    (check,) = rules.check_compiled(asked, counts)
+    assert check.status == "missing"
+    counts["reference"].append(decode_calls(10, True))
+    (check,) = rules.check_compiled(asked, counts)
+    assert check.status == "missing", "the candidate's were not compiled"
+    counts["candidate"].append(decode_calls(9, True))
+    (check,) = rules.check_compiled(asked, counts)
+    assert check.status == "missing", "half of the candidate's were not: as many as capturing alone may leave"
+    counts["candidate"].append(decode_calls(82, True))
+    (check,) = rules.check_compiled(asked, counts)
+    assert (check.status, check.found) == (
+        "ok", "10 of 19 decode calls of the reference, 91 of 100 decode calls of the candidate",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cached", "status"),
+    [
+        ([54] * 10, "ok"),
+        ([1] * 4 + [16] * 4, "ok"),
+        ([1] * 5 + [54] * 4, "missing"),
+        ([15] * 10, "missing"),
+        ([1] * 10, "missing"),
+        ([None] * 10, "missing"),
+        ([], "missing"),
+    ],
+)
+def test_cached_prefix(cached: list[int | None], status: str) -> None:
+    assert rules.check_cached_prefix([answer(tokens) for tokens in cached]).status == status
+
+
+def test_all_asked() -> None:
+    assert rules.check_all_asked(8, 8).status == "ok"
+    assert rules.check_all_asked(8, 7).status == "missing"
+    assert rules.check_all_asked(0, 0).status == "missing"
+
+
+def verdict(suites: list[Verdict], *statuses: str, failure: Failure | None = None) -> tuple[str, int]:
+    checks = [Check(name="c", status=status, found="f") for status in statuses]  # type: ignore[arg-type]
+    judged = rules.judge("mine", [rules.SuiteVerdict("S", v, "why") for v in suites], checks, failure)
+    assert judged.reasons
+    return judged.verdict, int(judged.exit_code)
+
+
+def test_a_pass_needs_every_suite_and_every_check() -> None:
+    assert verdict(["pass", "pass"], "ok", "not checked") == ("pass", 0)
+    assert verdict(["pass", "inconclusive"], "ok") == ("inconclusive", 3)
+    assert verdict(["pass"], "ok", "missing") == ("inconclusive", 3)
+    assert verdict(["pass"], "ok", "failed") == ("inconclusive", 3)
+    assert verdict([], "ok") == ("inconclusive", 3)
+
+
+def test_a_regression_stands_unless_something_else_differed() -> None:
+    assert verdict(["regression", "inconclusive"], "ok") == ("regression", 1)
+    assert verdict(["regression"], "missing") == ("regression", 1)
+    assert verdict(["regression"], "failed") == ("inconclusive", 3)
+
+
+def test_a_failed_engine_is_an_error_whatever_was_measured() -> None:
+    died = Failure(kind="engine", message="died")
+    assert verdict(["pass"], "ok", failure=died) == ("error", 3)
+    assert verdict(["regression"], "ok", failure=died) == ("error", 3)
+
+
+def test_worse_than_what_was_accepted_is_not_worse_than_the_reference() -> None:
+    baseline = rules.SuiteVerdict(rules.BASELINE, "regression", "it grew")
+    other = rules.SuiteVerdict("S", "regression", "it lost")
+    assert rules.judge("mine", [PASS, baseline], [OK], None).headline.endswith("worse than what was accepted of it.")
+    assert rules.judge("mine", [other, baseline], [OK], None).headline.endswith("worse than the reference.")
+
+
+def test_a_pass_does_not_speak_of_answers_that_nobody_asked_for() -> None:
+    assert rules.check_answers(["mmlu", "layers"]) == []
+    checks = [OK, *rules.check_answers(["layers"])]
+    judged = rules.judge("mine", [PASS], checks, None)
+    assert (judged.verdict, "no worse" in judged.headline, "not asked" in judged.headline) == ("pass", False, True)
+    assert "no worse" in rules.judge("mine", [PASS], [OK], None).headline

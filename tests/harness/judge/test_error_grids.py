@@ -1,0 +1,202 @@
+"""Cells of a shadow run -> the parts of a report."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from assay.harness.evidence.shadow_sums import ShadowSums
+from assay.harness.judge.error_grids import depth_rows, layers_result, own_error, own_errors
+from assay.harness.judge.report import NOT_FINITE, ErrorGrid, LayersResult, excess, out_of_bounds
+from assay.reports.json_report import load, to_json
+
+INFINITE = float("inf")
+
+
+def _grid(result: LayersResult, columns: str, where: str) -> ErrorGrid:
+    [grid] = [grid for grid in result.grids if (grid.columns, grid.where) == (columns, where)]
+    return grid
+
+
+def _only(found: dict[tuple[int, int, str, str, str, str], float]) -> Any:
+    return lambda *cell: found.get(cell)
+
+
+def test_a_cell_is_the_worst_of_what_it_covers_and_not_the_average(inside: ModuleType) -> None:
+    run = inside.cells(
+        1, 2, _only({
+            (0, 0, "extend", "16+", "0", "only"): 0.9, (0, 0, "extend", "16+", "1-15", "only"): 0.01,
+            (0, 1, "extend", "16+", "1-15", "only"): 0.02, (0, 1, "extend", "1", "1-15", "first"): 0.03,
+            (0, 0, "extend", "0", "1-15", "only"): 0.004,
+        }),
+    )  # fmt: skip
+    result = layers_result(run, {(0, "extend"): 0.5})
+    assert _grid(result, "head", "extend, cached prefix").values == ((0.9, 0.03),)
+    assert _grid(result, "head", "extend, no cached prefix").values == ((0.004, None),)
+    assert _grid(result, "prefix", "extend").values == ((0.004, 0.03, None, 0.9),)
+    assert _grid(result, "position", "extend, cached prefix").values == ((0.9, 0.03, None, None, None),)
+    assert _grid(result, "batch", "extend").values == ((0.9, 0.03, None, None),)
+    averaged = run.table(("layer",), {"prefix": ("1", "16+")}).relative_l1[0]
+    assert averaged < 0.5 < 0.9
+    assert result.depth[0].out_of_bounds
+    assert result.sources == "layer 0"
+
+
+def test_not_observed_zero_and_not_finite_are_three_things_in_json_too(
+    examples: ModuleType, inside: ModuleType, tmp_path: Path
+) -> None:
+    run = inside.cells(
+        2, 2, _only({
+            (0, 0, "extend", "0", "0", "only"): 0.0, (0, 1, "extend", "0", "0", "only"): INFINITE,
+            (1, 1, "extend", "0", "0", "only"): 0.123456,
+        }),
+    )  # fmt: skip
+    result = layers_result(run, {})
+    expected = ((0.0, "not finite"), (None, 0.1235))
+    assert _grid(result, "head", "extend, no cached prefix").values == expected
+    path = tmp_path / "report.json"
+    path.write_text(to_json(examples.passing().model_copy(update={"layers": result})), encoding="utf-8")
+    read = load(path)
+    assert read.layers == result
+    written = json.loads(path.read_text())["layers"]["grids"][0]["values"]
+    assert written == [[0.0, "not finite"], [None, 0.1235]]
+
+
+def test_a_row_of_a_heat_map_is_one_line_of_the_json(examples: ModuleType, inside: ModuleType) -> None:
+    report = examples.regression().model_copy(update={"layers": inside.one_head(8, 8)})
+    lines = [line.strip() for line in to_json(report).splitlines()]
+    row = report.layers.grids[1].values[5]
+    assert "[" + ", ".join(json.dumps(value) for value in row) + "]," in lines
+    assert any('"not finite"' in line and line.count(",") == 8 for line in lines)
+
+
+def test_text_that_looks_like_numbers_is_not_touched(examples: ModuleType) -> None:
+    text = '[\n  1,\n  "not finite"\n]'
+    report = examples.passing().model_copy(update={"headline": text})
+    assert json.loads(to_json(report))["headline"] == text
+
+
+def test_an_output_that_is_partly_not_finite_is_not_finite(inside: ModuleType) -> None:
+    run = inside.cells(1, 1, _only({(0, 0, "extend", "0", "0", "only"): INFINITE}))
+    assert np.isfinite(run.table(("layer",)).relative_l1).all(), "the other elements are finite, so the table is"
+    [errors] = own_errors(run).values()
+    assert errors[0, 0, 0, 0] == INFINITE
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.dictionaries(
+        st.tuples(
+            st.integers(0, 2), st.integers(0, 2), st.sampled_from(["extend", "decode"]),
+            st.sampled_from(["0", "1", "16+"]), st.sampled_from(["0", "1-15"]), st.sampled_from(["only", "last"]),
+        ),
+        st.sampled_from([0.0, 1e-5, 0.01, 0.2, 3.0, INFINITE]),
+        min_size=1,
+        max_size=12,
+    )
+)  # fmt: skip
+def test_every_picture_shows_the_same_worst(inside: ModuleType, found: dict[Any, float]) -> None:
+    run = inside.cells(3, 3, _only(found), phases=("extend", "decode"))
+    result = layers_result(run, {})
+    for phase in ("extend", "decode"):
+        for layer in range(3):
+            seen = [value for (at, _, p, *_), value in found.items() if (at, p) == (layer, phase)]
+            worst = own_error(max(seen)) if seen else None
+            for columns in ("head", "prefix", "batch"):
+                grids = [g for g in result.grids if g.columns == columns and g.where.split(",")[0] == phase]
+                values = [value for grid in grids if layer < len(grid.values) for value in grid.values[layer]]
+                assert max(values, key=lambda value: excess(value, None), default=None) == worst
+    for row in result.depth:
+        assert row.own == own_error(max(value for (layer, *_), value in found.items() if layer == row.layer))
+
+
+def test_depth_takes_the_phase_that_is_most_beyond_its_bound(inside: ModuleType) -> None:
+    run = inside.cells(
+        2, 1, _only({
+            (0, 0, "extend", "0", "0", "only"): 0.04, (0, 0, "decode", "16+", "0", "only"): 0.02,
+            (1, 0, "extend", "0", "0", "only"): 0.04,
+        }), phases=("extend", "decode"),
+    )  # fmt: skip
+    bounds = {(0, "extend"): 0.05, (1, "extend"): 0.05, (0, "decode"): 0.01}
+    first, second = depth_rows(run, bounds, {0: 0.7, 1: INFINITE}, {1: 0.6})
+    assert (first.own, first.bound, first.out_of_bounds) == (0.02, 0.01, True)
+    assert (second.own, second.bound, second.out_of_bounds) == (0.04, 0.05, False)
+    assert (first.total, first.inherited, second.total, second.inherited) == (0.7, None, NOT_FINITE, 0.6)
+    result = layers_result(run, bounds)
+    assert result.sources == "layer 0 of 2"
+    assert layers_result(run, bounds, depth=(second,)).sources == ""
+
+
+def test_a_layer_without_a_bound_is_held_against_none(inside: ModuleType) -> None:
+    run = inside.cells(2, 1, _only({(layer, 0, "extend", "0", "0", "only"): 9.0 for layer in (0, 1)}))
+    result = layers_result(run, {(1, "extend"): 0.047123})
+    assert result.grids[0].bounds == (None, 0.04712)
+    assert [row.out_of_bounds for row in result.depth] == [False, True]
+    assert [out_of_bounds(x, 0.1) for x in (None, 0.1, 0.2, NOT_FINITE)] == [False, False, True, True]
+
+
+def test_what_was_not_observed_is_said(inside: ModuleType) -> None:
+    def says(found: dict[Any, float], phases: tuple[str, ...]) -> tuple[str, ...]:
+        run = inside.cells(2, 1, _only(found), phases=phases, unrecorded={1: "too\nlarge"})
+        result: LayersResult = layers_result(run, {})
+        return result.not_observed
+
+    at = {(0, 0, "extend", "0", "0", "only"): 0.1, (1, 0, "extend", "0", "0", "only"): 0.1}
+    pack = "replay pack, layer 1: its calls could not be recorded: too large"
+    assert says(at, ("extend",)) == (
+        "extend, cached prefix: no such call was seen",
+        "decode: sage_attn_as_shipped does not compute it",
+        pack,
+    )
+    both = at | {(0, 0, "extend", "16+", "0", "only"): 0.1, (0, 0, "decode", "16+", "0", "only"): 0.1}
+    assert says(both, ("extend", "decode")) == ("decode: no call of layer 1 of 2 was seen", pack)
+    assert "decode: no call of it was seen" in says(at, ("extend", "decode"))[1]
+
+
+def test_worst_calls_and_failed_calls_come_from_the_legends(inside: ModuleType) -> None:
+    result = inside.one_head(12, 12)
+    first, second = result.worst
+    assert (first.relative_l1, first.layer, first.request) == (NOT_FINITE, 9, "req-1")
+    assert (second.relative_l1, second.position, second.prefix, second.new) == (0.8812, 400, 400, 20)
+    assert second.bound == _grid(result, "head", "extend, cached prefix").bounds[second.layer]
+    assert result.candidate_errors == ("layer 2, extend, 3 calls: RuntimeError: no kernel image for this device",)
+    assert (result.layers, result.heads, result.passes) == (12, 12, 62)
+
+
+def test_a_run_that_observed_nothing_has_no_pictures(inside: ModuleType) -> None:
+    result = layers_result(inside.cells(1, 1, lambda *_: None), {})
+    assert (result.grids, result.depth, result.sources, result.layers) == ((), (), "", 0)
+    assert result.not_observed[0].startswith("extend: no call of it was seen")
+
+
+def test_a_grid_whose_values_do_not_fit_its_labels_is_refused(inside: ModuleType) -> None:
+    grid = inside.seed_case().grids[0].model_dump()
+    with pytest.raises(ValidationError, match="do not fit 4 row and 3 column"):
+        ErrorGrid.model_validate(grid | {"column_labels": ("0", "1", "2")})
+    with pytest.raises(ValidationError):
+        ErrorGrid.model_validate(grid | {"values": ((INFINITE,) * 4,) * 4})
+
+
+def test_128_layers_of_128_heads_are_quick_and_small(examples: ModuleType, inside: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    axes = np.meshgrid(range(128), range(128), range(2), (0, 3), range(2), [0], indexing="ij")
+    index = np.stack([axis.ravel() for axis in axes], axis=1)
+    sums = np.ones((len(index), 9))
+    sums[:, 3] = rng.uniform(0, 0.1, len(index))
+    sums[:, 7:] = 0
+    legends = inside.cells(1, 1, lambda *_: 0.1, phases=("extend", "decode")).legends
+    begun = time.monotonic()
+    result = layers_result(ShadowSums(index, sums, np.ones(len(index)), legends), {})
+    assert sum(grid.columns == "head" for grid in result.grids) == 4
+    text = to_json(examples.passing().model_copy(update={"layers": result}))
+    assert time.monotonic() - begun < 8
+    assert len(text) < 1_500_000

@@ -1,0 +1,176 @@
+"""The latency suite of a run, from made-up evidence on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.harness.bench.evidence import COUNTERS, TIMINGS
+from assay.harness.bench.suite import bench_folder
+from assay.harness.collect.interview import open_folder, prepare
+from assay.harness.config import make_spec
+from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import ROLES, Answer
+from assay.harness.judge.build import build
+from assay.harness.judge.report import Report
+from assay.reports import json_report
+
+QUESTIONS, COLD = 160, 16
+BOUND = "latency_bound = 1.1 (default)"
+
+MakeRun = Callable[..., Report]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., RunFolder]:
+    """A function that writes a whole run which asked for questions and latency; nothing is timed yet."""
+
+    def make(broken: bool = False, **flags: Any) -> RunFolder:
+        suites = {"suites": "mmlu,latency", "candidate": "torch_native", "questions": QUESTIONS}
+        plan = prepare(make_spec(suites | flags))
+        folder = open_folder(plan, tmp_path / "run")
+        servers = tuple(
+            ServerManifest(
+                role=role, backend="torch_native", engine="SGLang 0 on cpu", claimed_phases=("extend",), launch_command="sglang"
+            )
+            for role in ROLES
+        )  # fmt: skip
+        folder.update(folder.progress().model_copy(update={"servers": servers if plan.of("mmlu") else ()}))
+        for role in ROLES if plan.of("mmlu") else ():
+            file = CounterFile(folder.server_folder(role) / "counters", "1")
+            row = CounterRow(backend="torch_native", kernel="torch_native", phase="extend", cached_prefix=True)
+            file.add(file.row(row), 0)
+            for number, item in enumerate(plan.of("mmlu")):
+                wrong = broken and role == "candidate" and number >= COLD
+                folder.append(
+                    Answer(
+                        suite="mmlu", role=role, item=item.id, repeat=0, prompt_hash=item.prompt_hash, request_id="r",
+                        text="", parsed=None if wrong else item.expected, finish_reason="stop", prompt_tokens=60,
+                        completion_tokens=3, cached_tokens=0 if number < COLD else 54, latency_s=0.1, tokens=(),
+                    )
+                )  # fmt: skip
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def report(run: Callable[..., RunFolder], made_up_bench: ModuleType) -> MakeRun:
+    """A function that makes the report of a whole run with a whole bench; `bench` says what is wrong in it."""
+
+    def make(broken: bool = False, bench: dict[str, Any] | None = None, **flags: Any) -> Report:
+        folder = run(broken, **flags)
+        made_up_bench.write_bench(bench_folder(folder).path, **(bench or {}))
+        return build(folder)
+
+    return make
+
+
+def suite_of(report: Report) -> Any:
+    (found,) = [suite for suite in report.suites if suite.name == "latency"]
+    return found
+
+
+def test_a_candidate_as_fast_as_the_reference_passes(report: MakeRun) -> None:
+    made = report()
+    assert (made.verdict, made.exit_code) == ("pass", 0), made.reasons
+    suite = suite_of(made)
+    assert suite.verdict == "pass"
+    assert suite.why.endswith(f"Held against {BOUND}.")
+    worst = suite.metrics[0]
+    assert (worst.bound, worst.bound_is, worst.policy) == (1.1, "most", BOUND)
+    assert made.latency is not None
+    assert worst.high == max(row.high or 0 for row in made.latency.rows)
+    assert made.latency.note == ""
+
+
+def test_a_slower_candidate_alone_makes_the_run_a_regression(report: MakeRun) -> None:
+    made = report(bench={"slow": {"shared": 1.5}})
+    assert (made.verdict, made.exit_code) == ("regression", 1)
+    assert [suite.verdict for suite in made.suites] == ["pass", "regression"]
+    assert "shared" in made.reasons[0]
+    assert BOUND in made.reasons[0]
+    assert {finding.kind for finding in made.findings} == {"latency"}
+    assert suite_of(made).metrics[0].low > 1.1
+
+
+def test_the_policys_bound_decides(report: MakeRun) -> None:
+    made = report(bench={"slow": {"shared": 1.5}, "flags": {"latency_bound": 2.0}}, latency_bound=2.0)
+    assert made.verdict == "pass"
+    assert suite_of(made).metrics[0].policy == "latency_bound = 2.0 (--latency-bound)"
+
+
+def test_wrong_answers_are_no_speed_up(report: MakeRun) -> None:
+    made = report(broken=True, bench={"slow": {"short": 0.5, "shared": 0.5, "chunked": 0.5}})
+    assert (made.verdict, made.exit_code) == ("regression", 1)
+    suite = suite_of(made)
+    assert suite.verdict == "inconclusive"
+    assert suite.why.startswith("No speed-up: wrong answers (Synthetic multiple-choice questions).")
+    assert suite.metrics[0].explain.startswith("No speed-up: wrong answers")
+    assert made.latency is not None
+    assert made.latency.verdict == "inconclusive"
+    assert made.latency.note.startswith("No speed-up")
+
+
+def test_wrong_answers_at_the_same_speed_prove_nothing_either(report: MakeRun) -> None:
+    suite = suite_of(report(broken=True))
+    assert suite.verdict == "inconclusive"
+    assert suite.why.startswith("Wrong answers (Synthetic multiple-choice questions): their times prove nothing.")
+
+
+def test_a_condition_of_the_bench_does_not_excuse_wrong_answers(report: MakeRun) -> None:
+    bench = {"kernel": "torch_native (Triton interpreter)"}
+    made = report(broken=True, bench=bench)
+    assert made.verdict == "regression", "what the times stand on says nothing of the answers"
+
+
+def test_times_of_an_interpreter_are_no_pass(report: MakeRun) -> None:
+    made = report(bench={"kernel": "torch_native (Triton interpreter)"})
+    assert made.verdict == "inconclusive"
+    assert "its time is the interpreter's" in suite_of(made).why
+
+
+@pytest.mark.parametrize("how", ["never began", "was cut off", "is damaged"])
+def test_what_was_asked_for_and_not_timed_is_no_pass(
+    run: Callable[..., RunFolder], made_up_bench: ModuleType, how: str
+) -> None:
+    folder = run(require="latency")
+    if how != "never began":
+        bench = made_up_bench.write_bench(bench_folder(folder).path)
+        (bench.path / (COUNTERS if how == "was cut off" else TIMINGS)).unlink()
+    made = build(folder)
+    assert made.verdict == "inconclusive"
+    assert made.latency is None
+    missing = {check.name for check in made.checks if check.status == "missing"}
+    assert missing == {"both servers were timed", "the required suite latency ran"}
+
+
+def test_a_run_that_was_not_asked_for_latency_lists_nothing(run: Callable[..., RunFolder]) -> None:
+    made = build(run(suites="mmlu"))
+    assert made.verdict == "pass"
+    assert made.latency is None
+    assert not [check for check in made.checks if "timed" in check.name or "latency" in check.name]
+
+
+def test_a_run_of_latency_alone_names_the_servers_that_were_timed(report: MakeRun) -> None:
+    made = report(suites="latency", bench={"slow": {"short": 2.0}})
+    assert (made.verdict, made.exit_code) == ("regression", 1)
+    assert made.candidate.engine == "SGLang 0 on cpu"
+    assert {call.phase for call in made.candidate.calls} == {"extend", "decode"}
+
+
+def test_it_is_written_and_comes_back(report: MakeRun, tmp_path: Path) -> None:
+    made = report(bench={"rounds": 2})
+    path = tmp_path / "report.json"
+    path.write_text(json_report.to_json(made))
+    assert json_report.load(path) == made
+    document = json.loads(path.read_text())
+    assert document["latency"]["schema"] == "assay.bench/1"
+    assert document["latency"]["policy"] == BOUND

@@ -1,0 +1,46 @@
+"""What a pass asks of the layer suite: every layer, with a cached prefix, and no call that the candidate did not compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from assay.harness.evidence.shadow_sums import PHASES, PREFIXES, SUMS, Legend, ShadowError, ShadowSums
+from assay.harness.judge import checks
+
+ASKED = ("mmlu", "layers")
+
+
+def cells(layers: list[int], prefix: str = "16+", phase: str = "extend", failed: bool = False) -> ShadowSums:
+    index = np.array([[n, 0, PHASES.index(phase), PREFIXES.index(prefix), 0, 0] for n in layers], np.int64)
+    error = (ShadowError(layer=0, phase="extend", calls=2, text="it raised"),) if failed else ()
+    legend = Legend(reference="r", candidate="c", phases=("extend",), errors=error)
+    return ShadowSums(index.reshape(-1, 6), np.ones((len(layers), len(SUMS))), np.ones(len(layers)), (legend,))
+
+
+@pytest.mark.parametrize(
+    ("seen", "status"),
+    [
+        (cells([0, 1, 2, 3]), "ok"),
+        (cells([0, 1, 3]), "missing"),
+        (cells([]), "missing"),
+        (cells([0, 1, 2, 3], phase="decode"), "missing"),
+        (cells([0, 1, 2, 3], failed=True), "failed"),
+        (None, "missing"),
+    ],
+)
+def test_every_layer_in_a_phase_that_the_candidate_claims(seen: ShadowSums | None, status: str) -> None:
+    assert checks.check_layers(ASKED, seen, ("extend",), range(4)).status == status
+
+
+def test_layers_that_nobody_asked_for_are_not_checked() -> None:
+    assert checks.check_layers(("mmlu",), None, ("extend",), range(4)).status == "not checked"
+
+
+@pytest.mark.parametrize(("prefix", "status"), [("16+", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")])
+def test_a_cached_prefix_was_met_inside(prefix: str, status: str) -> None:
+    assert checks.check_cached_prefix_inside(cells([0], prefix)).status == status
+
+
+def test_no_cell_is_no_cached_prefix() -> None:
+    assert checks.check_cached_prefix_inside(cells([])).status == "missing"

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.call_conditions import SequenceShape, separating, sequence_shapes
+
+
+def extend(new: int, prefix: int, batch: int = 1, index: int = 0) -> SequenceShape:
+    return SequenceShape("extend", new, prefix, batch, index)
+
+
+def test_situations_of_a_call() -> None:
+    found = sequence_shapes(call_of([(5, 3), (1, 9)], (2, 1), 8, torch.float32, "cpu"))
+    assert found == [extend(5, 3, 2, 0), extend(1, 9, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("failing", "passing", "words"),
+    [
+        ([extend(9, 1), extend(9, 77)], [extend(9, 0), extend(80, 0)], "cached prefix > 0"),
+        ([extend(9, 0), extend(80, 0)], [extend(9, 1), extend(9, 77)], "no cached prefix"),
+        ([extend(9, 1)], [extend(9, 0), extend(9, 2), extend(9, 30)], "cached prefix 1"),
+        ([extend(9, 2), extend(7, 15)], [extend(9, 0), extend(9, 1), extend(9, 30)], "cached prefix 2-15"),
+        ([extend(9, 16), extend(7, 99)], [extend(9, 0), extend(9, 15)], "cached prefix >= 16"),
+        ([extend(9, 0), extend(7, 192)], [extend(9, 16), extend(9, 77)], "cached prefix % 64 == 0"),
+        (
+            [extend(9, 64), extend(7, 192)],
+            [extend(9, 0), extend(9, 77)],
+            "cached prefix > 0 and cached prefix % 64 == 0",
+        ),
+        ([SequenceShape("decode", 1, 9, 1, 0)], [extend(1, 9), extend(3, 9)], "decode only"),
+        ([extend(9, 3, 2, 1)], [extend(9, 3, 2, 0), extend(9, 3)], "not the first of its batch"),
+        ([extend(9, 3, 2, 0), extend(9, 3, 2, 1)], [extend(9, 3)], "batch > 1"),
+        ([extend(200, 0), extend(65, 0)], [extend(64, 0), extend(9, 0)], "length > 64"),
+    ],
+)
+def test_the_simplest_condition_is_first(
+    failing: list[SequenceShape], passing: list[SequenceShape], words: str
+) -> None:
+    assert separating(failing, passing)[0].words == words
+
+
+def test_what_no_condition_separates_has_none() -> None:
+    assert separating([extend(9, 3)], [extend(9, 3)]) == []

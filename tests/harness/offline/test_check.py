@@ -1,0 +1,224 @@
+"""`check` on kernels with a known truth: what passes, what does not, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.matrix import cases
+from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
+from assay.harness.errors import ExitCode, UsageError
+from assay.harness.localize.diagnose import MUTATION, NO_KNOWN_CAUSE, NONDETERMINISM, STATE
+from assay.harness.offline.check import BROKEN, Result, check, find
+from assay.reports.op_level import message
+
+ORACLE = "assay.harness.attention.faults:rounded_oracle"
+TOP_LEFT = fault("causal mask top-left")
+
+
+def only_where(holds: Callable[[AttentionCall], bool], wrong: Kernel = TOP_LEFT) -> Kernel:
+    return lambda call: wrong(call) if holds(call) else rounded_oracle(call)
+
+
+def kinds(result: Result) -> list[str]:
+    return [finding.kind for finding in result.findings]
+
+
+def test_a_right_kernel_passes() -> None:
+    result = check(ORACLE)
+    assert (result.exit_code, result.missing, result.failing, result.findings) == (ExitCode.PASS, (), [], ())
+    assert len(result.computed) == len(cases())
+    assert result.worst is not None
+    assert 0 < result.worst.ratio < 0.5
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_right_kernel_passes_on_other_data(seed: int) -> None:
+    assert check(ORACLE, seed=seed).exit_code == ExitCode.PASS
+
+
+def test_as_shipped_is_named_top_left() -> None:
+    result = check(TOP_LEFT)
+    assert result.exit_code == ExitCode.REGRESSION
+    assert kinds(result) == ["causal mask top-left"]
+    assert result.where == "cached not none"
+    assert "right at prefix 0" in result.findings[0].diagnosis
+    assert "new+prefix 1+1, 1 heads on 1, head_dim 8" in result.smallest
+
+
+@pytest.mark.interpreter
+def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "assay.harness.localize.smallest.SHRINK_SECONDS", 1.0
+    )  # an interpreted kernel would use all of it
+    alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
+    few = [alone[0], next(c for c in alone if c.condition["prefix"] == "0" and c.condition["new"] in ("1", "7", "64"))]
+    result = check(sage_attn_as_shipped, chosen=few)
+    assert kinds(result) == ["causal mask top-left"]
+    assert result.where == "prefix 1"
+    assert check(sage_attn, chosen=few).exit_code == ExitCode.PASS
+
+
+@pytest.mark.parametrize(
+    ("holds", "where"),
+    [
+        (lambda call: call.q.shape[2] == 128, "head_dim 128"),
+        (lambda call: call.q.dtype == torch.bfloat16, "dtype bfloat16"),
+        (lambda call: any(call.prefixes) and not all(call.prefixes), "cached some"),
+        (lambda call: call.k.shape[1] == 1, "heads MQA 4/1"),
+    ],
+    ids=["head_dim", "dtype", "mixed batches", "heads"],
+)
+@pytest.mark.parametrize("wrong", [TOP_LEFT, lambda call: 1.5 * rounded_oracle(call)], ids=["known", "unknown"])
+def test_a_bug_under_one_condition_is_told_with_it(
+    holds: Callable[[AttentionCall], bool], where: str, wrong: Kernel
+) -> None:
+    result = check(only_where(holds, wrong), phases=["extend"])
+    assert result.exit_code == ExitCode.REGRESSION
+    assert where in result.where
+    assert f"wrong exactly where: {result.where}" in message(result)
+    assert kinds(result) == ["causal mask top-left" if wrong is TOP_LEFT else NO_KNOWN_CAUSE]
+
+
+@pytest.mark.parametrize("bug", ["causal mask top-left", "prefix values shifted against keys"])
+def test_a_bug_at_whole_blocks_is_told_with_it(bug: str) -> None:
+    result = check(fault(bug, when=lambda new, prefix: prefix % 64 == 0), phases=["extend"])
+    assert kinds(result) == [bug]
+    assert "cached prefix % 64 == 0" in message(result)
+
+
+def test_a_bug_in_grouped_heads_is_seen() -> None:
+    result = check(fault("GQA heads interleaved"), phases=["extend"])
+    assert kinds(result) == ["GQA heads interleaved"]
+    assert {case.condition["heads"] for case in result.failing} == {"GQA 4/2"}
+
+
+def test_what_raises_is_wrong_and_the_rest_is_still_told() -> None:
+    def raises(call: AttentionCall) -> Tensor:
+        if call.q.shape[2] == 128:
+            raise IndexError("block 3 out of range")
+        return TOP_LEFT(call)
+
+    result = check(raises, phases=["extend"])
+    assert result.exit_code == ExitCode.REGRESSION
+    assert kinds(result) == ["causal mask top-left", BROKEN]
+    assert "IndexError: block 3 out of range" in message(result)
+    assert "only where head_dim 128" in message(result)
+    assert {case.condition["head_dim"] for case, _ in result.broken} == {"128"}
+
+
+def test_another_dtype_than_that_of_q_is_wrong() -> None:
+    result = check(lambda call: rounded_oracle(call).double(), phases=["decode"])
+    assert result.exit_code == ExitCode.REGRESSION
+    assert len(result.broken) == len(cases(("decode",)))
+    assert "returned: torch.float64" in message(result)
+
+
+def refuse(why: str) -> Tensor:
+    raise KernelRefused(why)
+
+
+def test_a_refused_dtype_is_not_covered_and_no_failure() -> None:
+    def halves(call: AttentionCall) -> Tensor:
+        return refuse("no float32") if call.q.dtype == torch.float32 else rounded_oracle(call)
+
+    result = check(halves)
+    assert result.exit_code == ExitCode.PASS
+    assert {why for _, why in result.refused} == {"no float32"}
+    assert {case.condition["dtype"] for case, _ in result.refused} == {"float32"}
+    assert not {case.name for case, _ in result.refused} & {case.name for case in result.right}
+    assert check(halves, dtypes=["float32"]).exit_code == ExitCode.NO_VERDICT
+
+
+@pytest.mark.parametrize(
+    ("kernel", "missing"),
+    [
+        (lambda call: refuse("not today"), "no extend call was computed"),
+        (lambda call: refuse("no prefix") if any(call.prefixes) else rounded_oracle(call), "with a cached prefix"),
+        (lambda call: rounded_oracle(call) if all(call.prefixes) else refuse("no"), "without a cached prefix"),
+        (lambda call: refuse("no") if call.phase == "decode" else rounded_oracle(call), "no decode call"),
+    ],
+    ids=["nothing", "no prefix", "prefix only", "no decode"],
+)
+def test_what_was_not_computed_is_no_pass(kernel: Kernel, missing: str) -> None:
+    result = check(kernel)
+    assert result.exit_code == ExitCode.NO_VERDICT
+    assert any(missing in one for one in result.missing)
+    assert message(result).startswith("no verdict")
+
+
+def test_only_phases_that_are_declared_are_needed() -> None:
+    @declares(phases=("extend",))
+    def extend_only(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call)
+
+    assert check(extend_only).exit_code == ExitCode.PASS
+    asked = check(extend_only, phases=["extend", "decode"])
+    assert asked.exit_code == ExitCode.NO_VERDICT
+    assert asked.missing == ("no decode call was computed (the kernel declares extend only)",)
+
+
+def test_a_written_input_is_wrong() -> None:
+    def writes(call: AttentionCall) -> Tensor:
+        out = rounded_oracle(call)
+        call.k.zero_()
+        return out
+
+    assert kinds(check(writes)) == [MUTATION]
+
+
+def test_what_changes_from_run_to_run_is_wrong() -> None:
+    runs = 0
+    computed = len(cases(("decode",)))
+
+    def after(first_runs: int) -> Kernel:
+        def kernel(call: AttentionCall) -> Tensor:
+            nonlocal runs
+            runs += 1
+            late = runs - computed
+            return rounded_oracle(call) * (2 if late > 0 and (first_runs == 0 or late % 2) else 1)
+
+        return kernel
+
+    assert kinds(check(after(0), phases=["decode"])) == [STATE]
+    runs = 0
+    assert NONDETERMINISM in kinds(check(after(1), phases=["decode"]))
+
+
+def test_noise_is_excused_only_where_it_is_declared() -> None:
+    def coarse(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call) * 1.02
+
+    assert check(coarse, phases=["decode"]).exit_code == ExitCode.REGRESSION
+    assert check(coarse, phases=["decode"], noise="int8_qk").exit_code == ExitCode.PASS
+
+
+def test_the_command_and_the_test_are_those_of_the_kernel() -> None:
+    assert check(ORACLE, seed=3, dtypes=["bfloat16"]).again == f"assay check {ORACLE} --dtype bfloat16 --seed 3"
+    assert check(TOP_LEFT, phases=["decode"]).test == ""
+    assert find(rounded_oracle) == (ORACLE, rounded_oracle)
+    assert find(TOP_LEFT)[0] == "fault.<locals>.kernel"
+    assert find(partial(rounded_oracle))[0] == "partial"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"kernel": "no.such:kernel"}, "no.such"),
+        ({"phases": ["prefill"]}, "prefill"),
+        ({"dtypes": ["int8"]}, "int8"),
+        ({"size": "huge"}, "huge"),
+        ({"noise": "int4"}, "int4"),
+        ({"chosen": []}, "no case"),
+    ],
+)
+def test_wrong_use_is_said(given: dict[str, object], found: str) -> None:
+    with pytest.raises(UsageError, match=found):
+        check(**{"kernel": ORACLE, **given})  # type: ignore[arg-type]

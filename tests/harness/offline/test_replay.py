@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.harness import cli
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.faults import fault
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.errors import UsageError
+from assay.harness.evidence.pack import Seen, Source, read_pack
+from assay.harness.evidence.pack_writer import PackWriter
+from assay.harness.offline.replay import choose, examine_recorded, name_recorded, replay
+
+
+def sdpa(call: AttentionCall) -> torch.Tensor:
+    """A right kernel."""
+    return oracle(call).to(call.q.dtype)
+
+
+LENS = [[(3, 0)], [(9, 0)], [(30, 0)], [(4, 20)], [(8, 40), (3, 0)]]
+KERNEL = fault("causal mask top-left", sdpa, layers=[1], heads=[0])
+"""Wrong in layer 1 and head 0, where a prefix is cached."""
+
+
+def pack(folder: Path, kernel: Kernel, layers: int = 2) -> Path:
+    """A pack that was recorded in the shadow of `kernel`."""
+    source = Source(engine="e", model="m", model_hash="h", reference="r", candidate="c")
+    writer = PackWriter(folder, source, 10**8)
+    for number, lens in enumerate(LENS):
+        for layer in range(layers):
+            call = replace(call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number), layer=layer)
+            seen = Seen(
+                layer,
+                "extend",
+                tuple(new for new, _ in lens),
+                tuple(prefix for _, prefix in lens),
+                tuple("ab"[: len(lens)]),
+            )
+            out, truth = kernel(call), sdpa(call)
+            worst = float((out - truth).abs().sum() / truth.abs().sum())
+            assert writer.wants(seen)
+            writer.add(seen, call, truth, candidate=out)
+            if writer.wants_worst(seen, worst):
+                writer.add(seen, call, truth, worst, candidate=out)
+    writer.flush()
+    return folder
+
+
+def test_every_layer_is_there_with_and_without_a_prefix_and_the_worst_call(tmp_path: Path) -> None:
+    chosen = choose(read_pack(pack(tmp_path / "pack", KERNEL)))
+    kinds = {(one.layer, any(one.call.prefixes)) for one in chosen}
+    assert kinds == {(0, False), (0, True), (1, False), (1, True)}
+    smallest = {one.call.lens_k[0] for one in chosen if not any(one.call.prefixes)}
+    assert smallest == {3, 9}, "the smallest and the middle one"
+    assert [one.layer for one in chosen if one.entry.chosen == "worst"] == [1]
+    assert len(chosen) == len({id(one) for one in chosen})
+
+
+def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Path) -> None:
+    result = examine_recorded(pack(tmp_path / "pack", KERNEL), "triton", "again")
+    (finding,) = [f for f in result.findings if f.severity == "serious"]
+    assert finding.kind == "causal mask top-left"
+    assert "layer 1 of 2, head 0 of 2" in finding.where
+    assert finding.reproduce == "again"
+    assert result.worst > 1
+    assert result.named_s is not None
+    assert {(one.layer, one.phase) for one in result.bounds} == {(0, "extend"), (1, "extend")}
+    assert "not run by itself" in result.not_looked_for[0]
+
+
+def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("the kernel was run")
+
+    monkeypatch.setattr(replayed := sys.modules["assay.harness.offline.replay"], "look", never)
+    monkeypatch.setattr(replayed, "run_again", never)
+    (finding,) = name_recorded(pack(tmp_path / "pack", KERNEL), "sage_attn", "again")
+    assert (finding.kind, finding.reproduce) == ("causal mask top-left", "again")
+    assert not name_recorded(pack(tmp_path / "right", sdpa), "sage_attn", "again")
+
+
+def test_in_the_candidates_own_server_its_outputs_are_the_served_ones(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL)
+    assert not examine_recorded(recorded, "triton", "again", served=True).findings, "what served was right"
+
+
+def test_a_right_backend_has_no_finding(tmp_path: Path) -> None:
+    result = examine_recorded(pack(tmp_path / "pack", sdpa), "triton", "again")
+    assert (result.findings, result.worst < 1, result.named_s) == ((), True, None)
+
+
+def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = pack(tmp_path / "pack", sdpa)
+    (tmp_path / "moody.py").write_text(
+        "import torch\nfrom tests_kernel import sdpa\n\n"
+        "def forward(call):\n    call.k.add_(0)\n    return sdpa(call) * (1 + torch.rand(()))\n"
+    )
+    (tmp_path / "tests_kernel.py").write_text(
+        "from assay.harness.attention.oracle import oracle\n\ndef sdpa(call):\n    return oracle(call).to(call.q.dtype)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = examine_recorded(recorded, "moody:forward", "again")
+    assert "nondeterminism" in {f.kind for f in result.findings}
+    assert result.not_looked_for == ("nondeterminism, state and writing to inputs were looked for on 2 calls",)
+
+
+def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "top_left.py").write_text(
+        "from assay.harness.attention.faults import fault\n\nforward = fault('causal mask top-left', layers=[1], heads=[0])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = replay(pack(tmp_path / "pack", KERNEL), "top_left:forward", "again")
+    assert result.findings[0].kind == "causal mask top-left"
+    assert result.smallest.startswith("layer 1 extend, new+prefix ")
+    assert "def test_" in result.test
+    compile(result.test, "test_it.py", "exec")
+    assert not replay(tmp_path / "pack", "assay.harness.offline.timing:torch_sdpa", "again").test
+
+
+def test_a_pack_without_the_candidates_outputs_is_wrong_use(tmp_path: Path) -> None:
+    writer = PackWriter(tmp_path / "pack", Source(engine="e", model="m", model_hash="h", reference="r"), 10**7)
+    call = call_of([(3, 0)], (2, 1), 64, torch.float32, "cpu")
+    writer.add(Seen(0, "extend", (3,), (0,), ("a",)), call, sdpa(call))
+    writer.flush()
+    with pytest.raises(UsageError, match="no output of a candidate"):
+        examine_recorded(tmp_path / "pack", "triton", "again")
+
+
+def test_a_folder_that_is_no_pack_is_wrong_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["assay", "replay", str(tmp_path), "--candidate", "sage_attn"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code in (2, 3)
+    assert "What to do" in capsys.readouterr().err
+
+
+def test_a_url_cannot_be_looked_into(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["assay", "diff", "--candidate", "http://127.0.0.1:1", "--out", str(out)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    assert "is the URL" in capsys.readouterr().err
+    assert not out.exists()

@@ -1,0 +1,417 @@
+"""Control, substitution and trace on stand-ins for SGLang's objects; real servers are in test_shadow_server.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.faults import fault
+from assay.harness.attention.faults import rounded_oracle as right
+from assay.harness.attention.kernels import declares
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.counters import read_counters
+from assay.harness.evidence.pack import Source, read_pack
+from assay.harness.evidence.pack_writer import PackWriter
+from assay.harness.evidence.shadow_sums import read_shadow_sums
+from assay.harness.evidence.trace import read_trace
+from assay.harness.server.candidates import BackendCandidate, Candidate, KernelCandidate, LazyCandidate, make_candidate
+from assay.harness.server.control import Control, set_control, substituted
+from assay.harness.server.paging import Pages
+from assay.harness.server.shadow import Shadow
+from assay.harness.server.tracer import MOST_ROWS, rows_of
+
+HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
+TOP_LEFT = fault("causal mask top-left")
+Attached = Callable[..., Any]
+
+
+@pytest.fixture
+def attached(stand_in: ModuleType, tmp_path: Path) -> Attached:
+    """Makes a server with a kernel beside it."""
+
+    def make(kernel: Kernel | None = None, **options: Any) -> Any:
+        server = stand_in.Server()
+        candidate = KernelCandidate("other", kernel, Pages(server.runner)) if kernel else None
+        stand_in.attach(server, tmp_path, candidate, **options)
+        return server
+
+    return make
+
+
+@pytest.fixture
+def plain(stand_in: ModuleType) -> Any:
+    """A server with nothing beside it, that makes the same batches."""
+    return stand_in.Server()
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> list[bool]:
+    return [torch.equal(one, other) for one, other in zip(a, b, strict=True)]
+
+
+# Control
+
+
+def test_without_a_control_nothing_is_computed_and_nothing_written(
+    plain: Any, stand_in: ModuleType, tmp_path: Path
+) -> None:
+    def never() -> Candidate:
+        raise AssertionError("the candidate was built")
+
+    server = stand_in.Server()
+    stand_in.attach(server, tmp_path, LazyCandidate("other", never))
+    for _ in range(3):
+        assert all(same(plain.step("extend", [(4, 0)]), server.step("extend", [(4, 0)])))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_control_holds_from_the_next_pass_on(attached: Attached, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def counting(call: AttentionCall) -> Tensor:
+        calls.append(call.layer)
+        if call.layer == 0:
+            set_control(tmp_path, Control())  # in the middle of a pass
+        return right(call)
+
+    server = attached(counting)
+    server.step("extend", [(4, 0)])
+    assert calls == []
+    set_control(tmp_path, Control(watch=True))
+    server.step("extend", [(4, 0)])
+    assert calls == [0, 1, 2]
+    server.step("extend", [(4, 0)])
+    assert calls == [0, 1, 2]
+
+
+def test_switching_the_watch_off_leaves_all_that_was_seen(attached: Attached, tmp_path: Path) -> None:
+    server = attached(right)
+    set_control(tmp_path, Control(watch=True))
+    server.step("extend", [(4, 0)])
+    assert not (tmp_path / "shadow").exists()
+    set_control(tmp_path, Control())
+    server.step("extend", [(4, 0)])
+    assert read_shadow_sums(tmp_path).legends[0].passes == 1
+
+
+def test_a_watch_that_is_switched_on_anew_begins_anew(stand_in: ModuleType, tmp_path: Path) -> None:
+    server, wrong = stand_in.Server(), [True]
+    pages, source = (
+        Pages(server.runner),
+        Source(engine="e", model="m", model_hash="", reference="mine", candidate="other"),
+    )
+    candidate = KernelCandidate("other", lambda call: right(call) * (2 if wrong[0] else 1), pages)
+    shadow = Shadow(tmp_path, candidate, partial(PackWriter, tmp_path / "pack", source, 10**6), pages)
+    stand_in.attach(server, tmp_path, candidate, shadow)
+
+    def ends() -> tuple[int, float, set[int], set[int]]:
+        """Passes, error, lengths of worst and recorded calls of the watch that has just been switched off."""
+        set_control(tmp_path, Control())
+        server.step("extend", [(9, 0)])  # sees nothing but the end of it
+        cells = read_shadow_sums(tmp_path)
+        lengths = {one.entry.new[0] for one in read_pack(tmp_path / "pack")}
+        error = cells.table(by=("phase",)).relative_l1[0]
+        return cells.legends[0].passes, float(error), {case.new for case in cells.worst}, lengths
+
+    set_control(tmp_path, Control(watch=True))
+    server.step("extend", [(4, 0)])
+    passes, error, worst, lengths = ends()
+    assert (passes, round(error, 3), worst, lengths) == (1, 1.0, {4}, {4})
+    wrong[0] = False
+    set_control(tmp_path, Control(watch=True))
+    server.step("extend", [(5, 0)])
+    set_control(tmp_path, Control(watch=True, trace="a"))  # it goes on
+    server.step("extend", [(3, 0)])
+    passes, error, _, lengths = ends()
+    assert (passes, error < 1e-6, lengths) == (2, True, {3, 5})
+
+
+def test_a_watch_that_no_pass_saw_switched_off_begins_anew_all_the_same(attached: Attached, tmp_path: Path) -> None:
+    server = attached(right)
+    set_control(tmp_path, Control(watch=True))
+    for _ in range(3):
+        server.step("extend", [(4, 0)])
+    set_control(tmp_path, Control())
+    set_control(tmp_path, Control(watch=True))
+    server.step("extend", [(4, 0)])
+    set_control(tmp_path, Control())
+    server.step("extend", [(4, 0)])
+    assert read_shadow_sums(tmp_path).legends[0].passes == 1
+
+
+def test_a_candidate_that_cannot_be_built_is_noted_where_it_watches_and_stops_where_it_substitutes(
+    stand_in: ModuleType, tmp_path: Path
+) -> None:
+    attempts: list[int] = []
+
+    def broken() -> Candidate:
+        attempts.append(1)
+        raise ImportError("no such module")
+
+    server = stand_in.Server()
+    stand_in.attach(server, tmp_path, LazyCandidate("other", broken))
+    set_control(tmp_path, Control(watch=True))
+    for _ in range(3):
+        server.step("extend", [(4, 0)])
+    errors = read_shadow_sums(tmp_path).errors
+    assert [error.layer for error in errors] == [0, 1, 2]
+    assert errors[0].text == "KernelRefused: other cannot be built: ImportError: no such module"
+    assert len(attempts) == 1
+    set_control(tmp_path, Control(substitute=(1,)))
+    with pytest.raises(KernelRefused, match="other cannot be built"):
+        server.step("extend", [(4, 0)])
+
+
+def test_a_candidate_is_built_at_its_first_use_and_an_unknown_name_is_refused_at_once(
+    stand_in: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+
+    def backend(runner: Any) -> Any:
+        built.append("bare")
+        return stand_in.Backend(runner)
+
+    def metered(runner: Any) -> Any:
+        raise AssertionError("a candidate is no server's backend")
+
+    metered.__dict__["assay_unmetered"] = backend
+    registry = ModuleType("registry")
+    registry.__dict__["ATTENTION_BACKENDS"] = {"known": metered}
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.attention.attention_registry", registry)
+    runner = stand_in.Server().runner
+    pages = Pages(runner)
+
+    known, kernel = make_candidate("known", runner, pages), make_candidate("no.such.module:kernel", runner, pages)
+    assert (known.name, kernel.name, built) == ("known", "no.such.module:kernel", [])
+    assert known.phases == ("extend", "decode")
+    assert built == ["bare"]
+    with pytest.raises(KernelRefused, match=r"no\.such\.module:kernel cannot be built"):
+        _ = kernel.phases
+    with pytest.raises(KernelRefused, match="'unknown' is no candidate; expected"):
+        make_candidate("unknown", runner, pages)
+
+
+# Substitution
+
+
+def test_the_substituted_layers_are_the_candidates_and_the_others_the_references(
+    plain: Any, attached: Attached, tmp_path: Path
+) -> None:
+    server = attached(TOP_LEFT)
+    warm = [(3, 5), (2, 0)]
+    for one in (plain, server):
+        one.step("extend", [(5, 0)])
+    assert same(plain.step("extend", warm), server.step("extend", warm)) == [True, True, True]
+    set_control(tmp_path, Control(substitute=(0, 2)))
+    expected, got = plain.step("extend", warm), server.step("extend", warm)
+    assert same(expected, got) == [False, True, False]
+    for one, other in zip(expected, got, strict=True):
+        assert (one.shape, one.dtype, other.is_contiguous()) == (other.shape, other.dtype, True)
+        assert torch.equal(one[3:], other[3:])  # the sequence without a prefix
+    assert substituted(tmp_path) == {0: 1, 2: 1}
+    assert not (tmp_path / "shadow").exists()
+
+
+def test_the_count_is_of_the_latest_control(attached: Attached, tmp_path: Path) -> None:
+    server = attached(right)
+    set_control(tmp_path, Control(substitute=(1,)))
+    for _ in range(3):
+        server.step("extend", [(4, 0)])
+    server.step("decode", [(1, 4)])
+    assert substituted(tmp_path) == {1: 4}
+    (folder,) = (tmp_path / "substituted").iterdir()
+    counts = {(row.kernel, row.phase, row.cached_prefix): row.calls for row in read_counters(folder)}
+    assert counts == {("other", "extend", False): 3, ("other", "decode", True): 1}
+    set_control(tmp_path, Control(substitute=(1,)))
+    assert substituted(tmp_path) == {}
+    server.step("extend", [(4, 0)])
+    assert substituted(tmp_path) == {1: 1}
+    set_control(tmp_path, Control())
+    server.step("extend", [(4, 0)])
+    assert substituted(tmp_path) == {}
+
+
+def test_a_phase_that_the_candidate_does_not_compute_stays_the_references(
+    plain: Any, attached: Attached, tmp_path: Path
+) -> None:
+    server = attached(declares(phases=("decode",))(lambda call: torch.zeros_like(call.q)))
+    set_control(tmp_path, Control(substitute=(0, 1, 2)))
+    assert all(same(plain.step("extend", [(4, 0)]), server.step("extend", [(4, 0)])))
+    assert substituted(tmp_path) == {}
+    assert all(out.eq(0).all() for out in server.step("decode", [(1, 4)]))
+    assert substituted(tmp_path) == {0: 1, 1: 1, 2: 1}
+
+
+def test_warm_up_batches_of_no_request_are_not_substituted(plain: Any, attached: Attached, tmp_path: Path) -> None:
+    server = attached(lambda call: torch.zeros_like(call.q))
+    set_control(tmp_path, Control(substitute=(0, 1, 2)))
+    assert all(same(plain.step("extend", [(4, 0)], rids=[]), server.step("extend", [(4, 0)], rids=[])))
+
+
+def test_a_mixed_batch_is_substituted(plain: Any, attached: Attached, tmp_path: Path) -> None:
+    server = attached(right)
+    for one in (plain, server):
+        one.step("extend", [(4, 0), (6, 0)])
+    set_control(tmp_path, Control(substitute=(1,)))
+    mixed = ("extend", [(1, 4), (3, 6), (2, 0)], None, "MIXED")
+    expected, got = plain.step(*mixed), server.step(*mixed)
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(expected, got, strict=True))
+    assert substituted(tmp_path) == {1: 1}
+
+
+def raises(call: AttentionCall) -> Tensor:
+    raise RuntimeError("out of shared memory")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (raises, "out of shared memory"),
+        (lambda call: right(call)[1:], "returned torch.float32"),
+        (lambda call: right(call).half(), "returned torch.float16"),
+        (None, "no candidate"),
+    ],
+)
+def test_nothing_falls_back_in_silence(attached: Attached, tmp_path: Path, kernel: Kernel | None, words: str) -> None:
+    server = attached(kernel)
+    set_control(tmp_path, Control(substitute=(2,)))
+    with pytest.raises(RuntimeError, match=words):
+        server.step("extend", [(4, 0)])
+    assert substituted(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda out: out[:, :DIM], r"other returned torch.float32 \[4, 8\] in layer 2"),
+        (lambda out: out.half(), r"other returned torch.float16 \[4, 32\] in layer 2"),
+    ],
+)
+def test_a_backend_that_returns_another_size_or_dtype_is_refused(
+    stand_in: ModuleType, tmp_path: Path, change: Callable[[Tensor], Tensor], words: str
+) -> None:
+    class Changed(stand_in.Backend):  # type: ignore[name-defined, misc]
+        def _run(self, *args: Any) -> Tensor:
+            return change(super()._run(*args))
+
+    server = stand_in.Server()
+    stand_in.attach(server, tmp_path, BackendCandidate("other", Changed(server.runner)))
+    set_control(tmp_path, Control(substitute=(2,)))
+    with pytest.raises(KernelRefused, match=words):
+        server.step("extend", [(4, 0)])
+
+
+def test_what_the_contract_cannot_express_is_never_substituted_in_silence(attached: Attached, tmp_path: Path) -> None:
+    server = attached(right)
+    set_control(tmp_path, Control(substitute=(2,)))
+    with pytest.raises(KernelRefused, match="TARGET_VERIFY"):
+        server.step("extend", [(4, 0)], mode="TARGET_VERIFY")
+
+
+# Trace
+
+
+def test_a_trace_holds_what_the_model_used_of_each_pass(attached: Attached, tmp_path: Path) -> None:
+    server = attached(lambda call: torch.zeros_like(call.q))
+    server.step("extend", [(2, 0)])  # teaches how many layers there are
+    set_control(tmp_path, Control(trace="one", substitute=(1,)))
+    outs = [server.step("extend", [(4, 2)], rids=["x"])]
+    outs += [server.step("decode", [(1, 6)], rids=["x"]), server.step("decode", [(1, 7)], rids=["x"])]
+    trace = read_trace(tmp_path, "one")
+    assert trace.positions.tolist() == [2, 3, 4, 5, 6, 7]
+    assert trace.tokens.tolist() == [1002, 1003, 1004, 1005, 1006, 1007]
+    assert trace.phases == ("extend",) * 4 + ("decode",) * 2
+    assert list(trace.outputs) == [0, 1, 2]
+    for layer, outputs in trace.outputs.items():
+        assert outputs.shape == (6, HEADS, DIM)
+        assert np.array_equal(outputs.reshape(6, -1), torch.cat([out[layer] for out in outs]).numpy())
+    assert not trace.outputs[1].any()
+    assert trace.outputs[2].any()
+
+
+def test_the_first_pass_of_a_process_is_written_when_the_next_begins(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    set_control(tmp_path, Control(trace="one"))
+    server.step("extend", [(4, 0)], rids=["x"])
+    set_control(tmp_path, Control())
+    server.step("extend", [(3, 0)], rids=["y"])
+    assert read_trace(tmp_path, "one").positions.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("new", [1, 2, MOST_ROWS, MOST_ROWS + 1, 100, 4095])
+def test_rows_are_evenly_spaced_and_the_last_one_is_among_them(new: int) -> None:
+    rows = rows_of(new)
+    assert len(rows) == min(new, MOST_ROWS)
+    assert rows[-1] == new - 1
+    gaps = np.diff(rows).tolist() or [1]
+    assert min(gaps) >= 1
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_a_trace_is_of_one_request(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    server.step("extend", [(2, 0)])
+    set_control(tmp_path, Control(trace="batch"))
+    server.step("extend", [(2, 0), (3, 0)])
+    set_control(tmp_path, Control(trace="twice"))
+    server.step("extend", [(2, 0)], rids=["x"])
+    server.step("extend", [(2, 0)], rids=["y"])
+    for label in ("batch", "twice"):
+        with pytest.raises(EvidenceError, match=f"'{label}' is not whole: it began with request"):
+            read_trace(tmp_path, label)
+
+
+def test_a_trace_beyond_the_budget_is_refused_and_never_cut(attached: Attached, tmp_path: Path) -> None:
+    one_pass = 2 * HEADS * DIM * 4 * LAYERS
+    server = attached(trace_bytes=3 * one_pass - 1)
+    server.step("extend", [(2, 0)])
+    for label in ("fits", "not"):
+        set_control(tmp_path, Control(trace=label))
+        server.step("extend", [(2, 0)], rids=[label])
+        server.step("decode", [(1, 2)], rids=[label])
+    assert len(read_trace(tmp_path, "fits").positions) == 3
+    server.step("extend", [(2, 0)], rids=["not"])
+    with pytest.raises(EvidenceError, match=f"'not' is not whole: .* larger than {3 * one_pass - 1} bytes"):
+        read_trace(tmp_path, "not")
+
+
+def test_a_pass_that_cannot_be_read_is_refused(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    set_control(tmp_path, Control(trace="one"))
+    server.step("extend", [(2, 0)], mode="TARGET_VERIFY")
+    with pytest.raises(EvidenceError, match="TARGET_VERIFY"):
+        read_trace(tmp_path, "one")
+
+
+def test_a_label_without_a_request_is_no_trace(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    set_control(tmp_path, Control(trace="one"))
+    server.step("extend", [(2, 0)], rids=[])
+    with pytest.raises(EvidenceError, match="no pass was traced"):
+        read_trace(tmp_path, "one")
+
+
+def test_processes_share_the_heads(stand_in: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outs = []
+    for rank, process in ((1, 11), (0, 12)):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        server = stand_in.Server(seed=rank)
+        stand_in.attach(server, tmp_path, rank=rank, ranks=2)
+        server.step("extend", [(2, 0)])
+        set_control(tmp_path, Control(trace="one"))
+        outs.append(server.step("extend", [(2, 0)], rids=["x"])[0].view(2, HEADS, DIM))
+        set_control(tmp_path, Control())
+        if rank == 1:
+            with pytest.raises(EvidenceError, match="1 of 2 processes wrote layer 0 of pass 0"):
+                read_trace(tmp_path, "one")
+    assert np.array_equal(read_trace(tmp_path, "one").outputs[0], torch.cat(outs[::-1], 1).numpy())

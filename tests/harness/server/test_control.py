@@ -1,0 +1,78 @@
+"""The control's file: written whole, read by the harness and by a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from assay.harness.errors import EvidenceError
+from assay.harness.server.control import Control, ControlReader, read_control, set_control, substituted
+
+
+def test_a_control_comes_back_as_it_was_set(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "server"
+    assert read_control(folder) == Control()
+    control = Control(watch=True, substitute=(3, 1, 3), trace="probe-1.a")
+    set_control(folder, control)
+    assert read_control(folder) == control
+    assert control.substitute == (1, 3)
+    assert [file.name for file in folder.iterdir()] == ["control.json"]
+
+
+@pytest.mark.parametrize("fields", [{"trace": "../x"}, {"trace": ".."}, {"trace": "a b"}, {"substitute": (-1,)}])
+def test_what_is_no_label_and_no_layer_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Control.model_validate(fields)
+
+
+def test_a_reader_sees_each_change_and_reads_no_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ControlReader(tmp_path)
+    assert reader.latest().control == Control()
+    tokens = set()
+    for layers in ((1,), (2,), (2,), ()):
+        set_control(tmp_path, Control(substitute=layers))
+        setting = reader.latest()
+        assert setting.control.substitute == layers
+        tokens.add(setting.token)
+    assert len(tokens) == 4  # the same control set again is another setting
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda self: pytest.fail("read again"))
+        assert reader.latest() == setting
+    (tmp_path / "control.json").unlink()
+    assert reader.latest().control == Control()
+
+
+def test_a_damaged_control_is_an_error_and_not_off(tmp_path: Path) -> None:
+    (tmp_path / "control.json").write_text('{"token": "a", "control": {"watsh": true}}')
+    with pytest.raises(EvidenceError, match=r"control\.json cannot be read"):
+        ControlReader(tmp_path).latest()
+    with pytest.raises(EvidenceError, match=r"control\.json cannot be read"):
+        read_control(tmp_path)
+
+
+def test_a_damaged_control_can_be_set_again(tmp_path: Path) -> None:
+    (tmp_path / "control.json").write_text("{")
+    set_control(tmp_path, Control(watch=True))
+    assert read_control(tmp_path) == Control(watch=True)
+
+
+def test_a_watch_keeps_its_name_until_it_is_switched_off(tmp_path: Path) -> None:
+    names = []
+    for control in (Control(watch=True), Control(watch=True, trace="a"), Control(trace="a"), Control(watch=True)):
+        set_control(tmp_path, control)
+        names.append(ControlReader(tmp_path).latest().watch)
+    first, same, off, second = names
+    assert (first == same, off, second not in ("", first)) == (True, "", True)
+    assert first
+
+
+def test_a_control_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EvidenceError, match="cannot be written"):
+        set_control(tmp_path / "file", Control())
+
+
+def test_nothing_was_substituted_where_no_control_was_set(tmp_path: Path) -> None:
+    assert substituted(tmp_path) == {}

@@ -1,0 +1,71 @@
+"""The meter on a stand-in for SGLang's objects; the real ones are metered in tests/test_end_to_end.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from assay.harness.evidence.counters import read_counters
+from assay.harness.server.meter import meter
+
+
+class Backend:
+    """Stand-in for an SGLang attention backend: only the two methods that are metered."""
+
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True) -> str:
+        if q == "broken":
+            raise RuntimeError("kernel failed")
+        return f"extend {q} {save_kv_cache}"
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any) -> str:
+        return f"decode {q}"
+
+
+def layer(index: int) -> Any:
+    return SimpleNamespace(layer_id=index)
+
+
+def batch(rids: list[str], new: list[int], prefix: list[int]) -> Any:
+    return SimpleNamespace(rids=rids, extend_seq_lens_cpu=new, extend_prefix_lens_cpu=prefix)
+
+
+def test_calls_are_counted_by_phase_prefix_and_layer(tmp_path: Path) -> None:
+    backend = meter(Backend(), "mine", tmp_path, "cpu")
+    cold, warm = batch(["a"], [5], [0]), batch(["b", "c"], [2, 3], [0, 7])
+    for index in range(3):
+        assert backend.forward_extend("q", 0, 0, layer(index), cold, save_kv_cache=False) == "extend q False"
+        backend.forward_extend("q", 0, 0, layer(index), warm)
+    assert backend.forward_decode("q", 0, 0, layer(1), batch([], [], [])) == "decode q"
+    counts = {(c.phase, c.cached_prefix): c.calls_by_layer for c in read_counters(tmp_path / "counters")}
+    assert counts == {
+        ("extend", False): {0: 1, 1: 1, 2: 1},
+        ("extend", True): {0: 1, 1: 1, 2: 1},
+        ("decode", True): {1: 1},
+    }
+    lines = [json.loads(line) for line in (tmp_path / "admissions.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"rids": ["a"], "new": [5], "prefix": [0]},
+        {"rids": ["b", "c"], "new": [2, 3], "prefix": [0, 7]},
+    ]
+
+
+def test_a_delegated_phase_is_counted_as_the_delegates(tmp_path: Path) -> None:
+    inner = Backend()
+    inner.assay_titles = {"extend": "my kernel 1.0", "decode": "torch_native"}  # type: ignore[attr-defined]
+    inner.assay_delegates = {"decode": "torch_native"}  # type: ignore[attr-defined]
+    backend = meter(inner, "mine", tmp_path, "cpu")
+    backend.forward_extend("q", 0, 0, layer(0), batch(["a"], [5], [0]))
+    backend.forward_decode("q", 0, 0, layer(0), batch([], [], []))
+    found = {(c.phase, c.backend, c.kernel, c.delegated_by) for c in read_counters(tmp_path / "counters")}
+    assert found == {("extend", "mine", "my kernel 1.0", ""), ("decode", "torch_native", "torch_native", "mine")}
+
+
+def test_a_call_that_raised_is_not_counted(tmp_path: Path) -> None:
+    backend = meter(Backend(), "mine", tmp_path, "cpu")
+    with pytest.raises(RuntimeError):
+        backend.forward_extend("broken", 0, 0, layer(0), batch(["a"], [5], [0]))
+    assert read_counters(tmp_path / "counters") == []

@@ -1,0 +1,174 @@
+"""The reduction's kernel, held against the reduction in PyTorch: through Triton's interpreter, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from assay.harness.evidence.shadow_sums import CONDITION_COUNT, SUMS
+from assay.harness.server.reduction import LayerSums, row_errors
+from assay.harness.server.reduction_kernel import TILE, reduce, unpack
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+STRANGE = [float("nan"), float("inf"), -float("inf"), 0.0]
+
+
+def outputs(shape: tuple[int, int, int], dtype: torch.dtype, strange: int, seed: int) -> tuple[Tensor, Tensor]:
+    """An output and the reference's; about one element in `strange` of each is not finite or zero, none if 0."""
+    generator = torch.Generator().manual_seed(seed)
+    reference = torch.randn(shape, generator=generator)
+    out = reference + 0.1 * torch.randn(shape, generator=generator)
+    for values in (out, reference):
+        if strange:
+            what = torch.tensor(STRANGE)[torch.randint(len(STRANGE), shape, generator=generator)]
+            values[...] = torch.where(torch.randint(strange, shape, generator=generator) == 0, what, values)
+    return out.to(dtype), reference.to(dtype)
+
+
+def runs(rows: int, longest: int, seed: int) -> Tensor:
+    """Conditions in runs of up to `longest` rows."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (rows,), generator=generator)
+    return torch.randint(CONDITION_COUNT, (rows,), generator=generator).repeat_interleave(lengths)[:rows]
+
+
+def accumulators(heads: int, device: str) -> tuple[Tensor, Tensor]:
+    shape = (CONDITION_COUNT, heads)
+    return (
+        torch.zeros(*shape, len(SUMS), dtype=torch.float64, device=device),
+        torch.zeros(*shape, dtype=torch.float64, device=device),
+    )
+
+
+def check(calls: list[tuple[Tensor, Tensor, Tensor]], device: str = "cpu", tile: int = 1024) -> None:
+    """Both reductions, over calls in turn, give the same sums, largest differences and worst queries."""
+    heads = calls[0][0].shape[1]
+    expected = LayerSums(heads, torch.device("cpu"))
+    sums, max_abs = accumulators(heads, device)
+    for out, reference, conditions in calls:
+        value, _ = expected.measure(out, reference, conditions)
+        got = unpack(reduce(*(t.to(device) for t in (out, reference, conditions)), sums, max_abs, tile=tile))
+        assert float(got[0]) == pytest.approx(float(value), rel=2e-6)
+        relative = row_errors(out, reference).relative_l1.flatten()
+        # Sums in another order may choose another of two that are equal to rounding, never one that is smaller.
+        assert float(relative[int(got[1])]) == pytest.approx(float(value), rel=2e-6)
+        if not 0 < float(value) < float("inf"):
+            assert int(got[1]) == int((relative == value).nonzero()[0])
+    sums, max_abs = sums.cpu(), max_abs.cpu()
+    assert torch.equal(sums[..., 6:], expected._sums[..., 6:]), "counts are exact"
+    # Only the dot product cancels: its rounding is of the size of the squares.
+    size = expected._sums[..., :6].abs()
+    size[..., 0] = (size[..., 1] * size[..., 2]).sqrt()
+    assert bool(((sums[..., :6] - expected._sums[..., :6]).abs() <= 2e-6 * size).all())
+    torch.testing.assert_close(max_abs, expected._max_abs, rtol=1e-7, atol=0)
+
+
+@pytest.mark.interpreter
+@settings(max_examples=15)
+@given(
+    rows=st.integers(1, 24),
+    heads=st.integers(1, 3),
+    dim=st.sampled_from([1, 8, 24, 64]),
+    dtype=st.sampled_from(DTYPES),
+    strange=st.sampled_from([0, 1, 3, 50]),
+    longest=st.sampled_from([1, 5, 24]),
+    seed=st.integers(0, 9),
+)
+def test_both_reductions_agree(
+    rows: int, heads: int, dim: int, dtype: torch.dtype, strange: int, longest: int, seed: int
+) -> None:
+    shape = (rows, heads, dim)
+    check([(*outputs(shape, dtype, strange, seed + i), runs(rows, longest, seed + i)) for i in range(2)])
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("view", [lambda t: t[:, ::2], lambda t: t[::2], lambda t: t.transpose(1, 2)])
+def test_outputs_may_be_views(view: Callable[[Tensor], Tensor]) -> None:
+    out, reference = (view(t) for t in outputs((8, 4, 4), torch.bfloat16, 0, 1))
+    check([(out, reference.contiguous(), runs(out.shape[0], 3, 1))])
+
+
+@pytest.mark.interpreter
+def test_outputs_that_are_the_same_are_nowhere_apart() -> None:
+    _, reference = outputs((20, 2, 16), torch.float16, 0, 2)
+    check([(reference, reference, runs(20, 7, 2))])
+
+
+@pytest.mark.interpreter
+def test_a_reference_of_zero_makes_any_difference_infinite() -> None:
+    out, reference = (t.clone() for t in outputs((6, 2, 16), torch.float32, 0, 3))
+    reference[4, 1] = 0
+    sums, max_abs = accumulators(2, "cpu")
+    value, at = unpack(reduce(out, reference, runs(6, 2, 3), sums, max_abs))
+    assert (float(value), int(at)) == (float("inf"), 4 * 2 + 1)
+    check([(out, reference, runs(6, 2, 3))])
+
+
+@pytest.mark.interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in which the interpreter computes
+@pytest.mark.parametrize(("scale", "worst"), [(1e30, 2.0), (1e38, float("inf"))])
+def test_where_the_sums_end_the_worst_query_is_infinite(scale: float, worst: float) -> None:
+    reference = outputs((3, 1, 16), torch.bfloat16, 0, 4)[1].sign() * scale
+    sums, max_abs = accumulators(1, "cpu")
+    value, at = unpack(reduce(-reference, reference, runs(3, 3, 4), sums, max_abs))
+    expected = LayerSums(1, torch.device("cpu")).measure(-reference, reference, runs(3, 3, 4))
+    assert float(value) == float(expected[0]) == worst
+    assert int(at) == int(expected[1]) == 0
+
+
+COMPILE = """
+import triton.language as tl
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from assay.harness.server.reduction_kernel import WARPS, _reduce
+types = {"out": "*bf16", "reference": "*bf16", "conditions": "*i64", "sums": "*fp64", "max_abs": "*i64", "worst": "*i64"}
+sizes = dict(dim=128, block_dim=128, block_rows=32, wide=tl.float32, none=160, sum_count=9, last=2**31 - 1)
+names = _reduce.arg_names
+signature = {name: types.get(name, "constexpr" if name in sizes else "i32") for name in names}
+source = ASTSource(fn=_reduce, signature=signature, constexprs={(names.index(n),): size for n, size in sizes.items()})
+print(compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": WARPS}).asm["ptx"])
+"""
+
+
+def test_it_compiles_for_a_gpu_without_one() -> None:
+    # The interpreter takes what the compiler refuses, and Triton decides at import which of them it is.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # The worst query, nine sums and the largest difference; nothing else is written.
+    assert len(re.findall(r"(?:red|atom)\.global\S*\.(?:add\.f64|max\.s64)", done.stdout)) == 11
+    assert "st.global" not in done.stdout
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strange", [0, 50])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_on_a_gpu_both_reductions_agree(dtype: torch.dtype, strange: int, dim: int) -> None:
+    check([(*outputs((1000, 8, dim), dtype, strange, 5 + i), runs(1000, 400, i)) for i in range(2)], "cuda", tile=TILE)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_a_layer_measures_as_on_the_cpu() -> None:
+    out, reference = outputs((300, 4, 128), torch.bfloat16, 0, 6)
+    conditions = runs(300, 100, 6)
+    here, there = LayerSums(4, torch.device("cpu")), LayerSums(4, torch.device("cuda"))
+    value, at = here.measure(out, reference, conditions)
+    got = there.measure(out.cuda(), reference.cuda(), conditions.cuda())
+    assert (float(got[0]), int(got[1])) == (pytest.approx(float(value), rel=2e-6), int(at))
+    for ours, theirs in zip(here.cells(0, 0), there.cells(0, 0), strict=True):
+        assert theirs == pytest.approx(ours, rel=2e-6, abs=1e-9)

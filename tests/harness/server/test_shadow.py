@@ -1,0 +1,241 @@
+"""The shadow on stand-ins for SGLang's objects; real servers are shadowed in test_shadow_server.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.faults import rounded_oracle as right
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.oracle import oracle
+from assay.harness.evidence.pack import Source, read_pack
+from assay.harness.evidence.pack_writer import PackWriter
+from assay.harness.evidence.shadow_sums import ShadowSums, read_shadow_sums
+from assay.harness.server.candidates import BackendCandidate, KernelCandidate
+from assay.harness.server.control import Control, set_control
+from assay.harness.server.paging import Pages
+from assay.harness.server.shadow import Shadow
+from assay.harness.server.write_request import answered, ask_to_write
+
+HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
+Watched = Callable[..., tuple[Any, Shadow]]
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def watched(stand_in: ModuleType, tmp_path: Path) -> Watched:
+    """Makes a server with a kernel in its shadow, and the shadow."""
+
+    def make(kernel: Kernel | None, budget: int = 0, clock: Callable[[], float] = time.monotonic) -> tuple[Any, Shadow]:
+        server = stand_in.Server()
+        pages = Pages(server.runner)
+        source = Source(engine="e", model="m", model_hash="", reference="mine", candidate="other")
+        writer = partial(PackWriter, tmp_path / "pack", source, budget) if budget else None
+        candidate = KernelCandidate("other", kernel, pages) if kernel else None
+        shadow = Shadow(tmp_path, candidate, writer, pages, clock=clock)
+        stand_in.attach(server, tmp_path, candidate, shadow)
+        set_control(tmp_path, Control(watch=True))
+        return server, shadow
+
+    return make
+
+
+def seen(shadow: Shadow, folder: Path) -> ShadowSums:
+    shadow.write()
+    return read_shadow_sums(folder)
+
+
+def wrong_with_a_prefix(call: AttentionCall) -> Tensor:
+    """Head 2 of layer 1 of every sequence with a cached prefix is doubled."""
+    out = right(call)
+    for start, stop, prefix in zip(call.cu_seqlens_q[:-1], call.cu_seqlens_q[1:], call.prefixes, strict=True):
+        if prefix and call.layer == 1:
+            out[start:stop, 2] *= 2
+    return out
+
+
+def test_a_fault_is_pinned_to_its_layer_head_and_prefix(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(wrong_with_a_prefix)
+    server.step("extend", [(5, 0), (6, 0)])
+    server.step("extend", [(2, 5), (4, 6), (3, 0)], rids=["a", "b", "c"])
+    cells = seen(shadow, tmp_path)
+    cached = cells.table(where={"prefix": "2-15"}).relative_l1
+    wanted = np.zeros((LAYERS, HEADS))
+    wanted[1, 2] = 1.0
+    assert np.allclose(cached, wanted, atol=1e-6)
+    assert cells.table(where={"prefix": "0"}).relative_l1.max() < 1e-6
+    assert np.isnan(cells.table(where={"prefix": ("1", "16+")}).relative_l1).all()
+    worst = cells.worst[0]
+    assert (worst.layer, worst.phase, worst.head, worst.sequences) == (1, "extend", 2, 3)
+    assert worst.request in ("a", "b")
+    assert worst.prefix == {"a": 5, "b": 6}[worst.request]
+    assert worst.prefix <= worst.position < worst.prefix + worst.new
+    assert worst.relative_l1 == pytest.approx(1.0)
+
+
+def test_a_worst_case_on_the_edge_of_a_sequence_is_that_sequences(watched: Watched, tmp_path: Path) -> None:
+    def first_query_of_the_second(call: AttentionCall) -> Tensor:
+        out = right(call)
+        out[int(call.cu_seqlens_q[1]), 0] *= 3
+        return out
+
+    server, shadow = watched(first_query_of_the_second)
+    server.step("extend", [(5, 0), (4, 7), (3, 0)])
+    for worst in seen(shadow, tmp_path).worst:
+        assert (worst.request, worst.position, worst.prefix, worst.new, worst.head) == ("r1", 7, 7, 4, 0)
+
+
+def test_the_model_gets_the_references_output_whatever_the_candidate_does(
+    watched: Watched, stand_in: ModuleType, tmp_path: Path
+) -> None:
+    def vandal(call: AttentionCall) -> Tensor:
+        for tensor in (call.q, call.k, call.v):
+            tensor.fill_(7.0)
+        return torch.full((*call.q.shape[:2], DIM), torch.nan)
+
+    plain, (shadowed, shadow) = stand_in.Server(), watched(vandal, budget=10**6)
+    for lens in ([(5, 0)], [(3, 5)]):
+        expected, got = plain.step("extend", lens), shadowed.step("extend", lens)
+        assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    cells = seen(shadow, tmp_path)
+    assert (cells.table().nonfinite_share == 1.0).all()
+    kept = read_pack(tmp_path / "pack")
+    assert {one.entry.chosen for one in kept} == {"sample", "worst"}
+    for one in kept:
+        assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-6)
+
+
+def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(watched: Watched, tmp_path: Path) -> None:
+    attempts: list[int] = []
+
+    def fragile(call: AttentionCall) -> Tensor:
+        if call.layer == 2:
+            attempts.append(call.layer)
+            raise RuntimeError(f"attempt {len(attempts)}")
+        return right(call)
+
+    server, shadow = watched(fragile)
+    for _ in range(2):
+        assert len(server.step("extend", [(4, 0)])) == LAYERS
+    cells = seen(shadow, tmp_path)
+    (error,) = cells.errors
+    assert (error.layer, error.phase, error.calls, error.text) == (2, "extend", 2, "RuntimeError: attempt 1")
+    assert cells.observed("layer") == ("0", "1")
+
+
+@pytest.mark.parametrize("out", [lambda call: right(call)[:, :2], lambda call: right(call).double()])
+def test_an_output_of_another_shape_or_dtype_is_an_error(watched: Watched, tmp_path: Path, out: Kernel) -> None:
+    server, shadow = watched(out)
+    server.step("extend", [(4, 0)])
+    assert seen(shadow, tmp_path).errors[0].text.startswith("KernelRefused: other returned torch")
+
+
+def test_a_phase_that_the_candidate_does_not_declare_is_not_observed(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(declares(phases=("extend",))(lambda call: right(call)))
+    server.step("extend", [(5, 0)])
+    server.step("decode", [(1, 5)])
+    cells = seen(shadow, tmp_path)
+    assert cells.legends[0].passes == 2
+    assert cells.observed("phase") == ("extend",)
+
+
+def test_decode_is_observed_with_its_prefix(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(wrong_with_a_prefix)
+    server.step("extend", [(5, 0), (9, 0)])
+    server.step("decode", [(1, 5), (1, 9)])
+    table = seen(shadow, tmp_path).table(by=("phase", "layer", "head"))
+    assert table.relative_l1[1, 1, 2] == pytest.approx(1.0)
+    assert table.relative_l1[0].max() < 1e-6
+
+
+def test_batches_of_no_request_are_left_out(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(right)
+    server.step("extend", [(4, 0)], rids=[])
+    assert seen(shadow, tmp_path).index.shape == (0, 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"mode": "TARGET_VERIFY"}, "TARGET_VERIFY"), ({"logit_cap": 30.0}, "a logit cap")]
+)
+def test_what_the_contract_cannot_express_is_noted(
+    watched: Watched, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    server, shadow = watched(right, budget=10**6)
+    server.step("extend", [(4, 0)], **change)
+    cells = seen(shadow, tmp_path)
+    assert len(cells.errors) == LAYERS
+    assert words in cells.errors[0].text
+
+
+def test_an_sglang_backend_is_prepared_once_a_batch_and_writes_nothing(stand_in: ModuleType, tmp_path: Path) -> None:
+    server = stand_in.Server()
+    other = stand_in.Backend(server.runner)
+    shadow = Shadow(tmp_path, BackendCandidate("other", other), None, Pages(server.runner))
+    stand_in.attach(server, tmp_path, shadow=shadow)
+    set_control(tmp_path, Control(watch=True))
+    server.step("extend", [(4, 0)])
+    before = [keys.clone() for keys in server.runner.token_to_kv_pool.keys]
+    other.runner = SimpleNamespace(token_to_kv_pool=None)  # a write would fail
+    server.step("decode", [(1, 4)])
+    cells = seen(shadow, tmp_path)
+    assert cells.errors == ()
+    assert cells.observed("phase") == ("extend", "decode")
+    assert other.prepared == 2
+    assert cells.table().max_abs.max() == 0
+    assert not torch.equal(before[0], server.runner.token_to_kv_pool.keys[0])
+
+
+def test_recording_needs_no_candidate(watched: Watched, tmp_path: Path) -> None:
+    server, shadow = watched(None, budget=10**6)
+    server.step("extend", [(4, 0)], rids=["x"])
+    server.step("decode", [(1, 4)], rids=["x"])
+    shadow.write()
+    kept = read_pack(tmp_path / "pack")
+    assert [(one.layer, one.phase) for one in kept] == [
+        (i, phase) for i in range(LAYERS) for phase in ("decode", "extend")
+    ]
+    assert {one.requests for one in kept} == {("x",)}
+    assert {one.entry.relative_l1 for one in kept} == {None}
+
+
+def test_the_last_state_is_written_when_it_is_asked_for_and_otherwise_now_and_then(
+    watched: Watched, tmp_path: Path
+) -> None:
+    clock = Clock()
+    server, _ = watched(right, clock=clock)
+    file = tmp_path / "shadow" / f"{os.getpid()}.safetensors"
+    server.step("extend", [(4, 0)])
+    assert not file.exists()  # one pass teaches how many layers there are
+    server.step("extend", [(4, 0)])
+    assert read_shadow_sums(tmp_path).legends[0].passes == 2
+    server.step("extend", [(4, 0)])
+    assert read_shadow_sums(tmp_path).legends[0].passes == 2
+    clock.now += 1.0
+    server.step("extend", [(4, 0)])
+    assert read_shadow_sums(tmp_path).legends[0].passes == 4
+    ask_to_write(tmp_path, "now")
+    assert not answered(tmp_path, "now")
+    server.step("extend", [(4, 0)])
+    assert answered(tmp_path, "now")
+    assert read_shadow_sums(tmp_path).legends[0].passes == 5
+    server.step("extend", [(4, 0)])
+    assert read_shadow_sums(tmp_path).legends[0].passes == 5

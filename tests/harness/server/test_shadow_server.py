@@ -1,0 +1,292 @@
+"""Shadow, recorder, layer substitution and trace in real CPU servers with the tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from assay.evals.synthetic import questions
+from assay.harness.attention.oracle import oracle
+from assay.harness.compare.traces import compare, split
+from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.launch import Launch
+from assay.harness.engines.model import TINY_MODEL
+from assay.harness.engines.sglang import SGLangServer
+from assay.harness.evidence.counters import read_counters
+from assay.harness.evidence.pack import PackedCall, read_manifest, read_pack
+from assay.harness.evidence.shadow_sums import SUMS, ShadowSums, read_shadow_sums
+from assay.harness.evidence.trace import Trace, read_trace
+from assay.harness.server.control import Control, set_control, substituted
+from assay.harness.server.write_request import bring_up_to_date
+
+pytestmark = [pytest.mark.server, pytest.mark.interpreter]
+LAYERS, HEADS = 4, 4
+BUDGET = 8 * 2**20
+INT8_NOISE = 0.05
+HEADER = "Facts, writes to: Jungal bawexn . Koven solfinn . Daltas birmesh .\n"
+
+
+def asks() -> list[ChatRequest]:
+    """Twelve questions: half of them share a header, which is warmed, so that their prefixes are long."""
+    drawn = [question.text for question in islice(questions(), 12)]
+    return [ChatRequest(HEADER * 2 + text if i % 2 else text, 8, top_logprobs=2) for i, text in enumerate(drawn)]
+
+
+def serve(folder: Path, extra: dict[str, str], **changes: Any) -> SGLangServer:
+    fields: dict[str, Any] = {
+        "role": "reference",
+        "backend": "torch_native",
+        "model": str(TINY_MODEL),
+        "device": "cpu",
+        "evidence": folder / "evidence",
+        "log": folder / "server.log",
+        "decode_backend": "torch_native",
+        "startup_timeout": 300.0,
+        "request_timeout": 120.0,
+        "cpu_core": 0,
+        "extra": extra,
+    }
+    return SGLangServer(Launch(**fields | changes))
+
+
+def ask_all(server: SGLangServer) -> list[Reply]:
+    """Flush, warm the header, and ask one at a time, so that every server forms the same batches."""
+    replies: dict[int, Reply] = {}
+    server.flush_cache()
+    server.ask([ChatRequest(HEADER * 2, 1)], 1, lambda index, reply: None)
+    server.ask(asks(), 1, replies.__setitem__)
+    return [replies[index] for index in range(len(replies))]
+
+
+def up_to_date(server: SGLangServer) -> None:
+    assert server.evidence is not None
+    bring_up_to_date(server.evidence, lambda: server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None))
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with the as-shipped kernel beside it, and what it answered under one control after another."""
+
+    server: SGLangServer
+    off: list[Reply]
+    files_while_off: set[str]
+    watched: list[Reply]
+    cells: ShadowSums
+    pack: list[PackedCall]
+    after: list[Reply]
+
+    @property
+    def folder(self) -> Path:
+        return evidence(self.server)
+
+
+def question() -> ChatRequest:
+    """A question whose answer needs the header, which is cached."""
+    return ChatRequest(HEADER * 2 + "Whom does Koven write to?", 6, top_logprobs=2)
+
+
+def answer(server: SGLangServer, control: Control) -> Reply:
+    """Ask the question under a control, with the header cached under none, and switch off again."""
+    replies: list[Reply] = []
+    set_control(evidence(server), Control())
+    server.flush_cache()
+    server.ask([ChatRequest(HEADER * 2, 1)], 1, lambda index, reply: None)
+    set_control(evidence(server), control)
+    server.ask([question()], 1, lambda index, reply: replies.append(reply))
+    return replies[0]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    extra = {"ASSAY_SHADOW": "sage_attn_as_shipped", "ASSAY_RECORD": str(BUDGET)}
+    with serve(tmp_path_factory.mktemp("served"), extra) as server:
+        off = ask_all(server)
+        files = {file.name for file in evidence(server).iterdir()}
+        set_control(evidence(server), Control(watch=True))
+        watched = ask_all(server)
+        up_to_date(server)
+        set_control(evidence(server), Control())
+        # Read at once: another watch writes in their place.
+        cells, pack = read_shadow_sums(evidence(server)), read_pack(evidence(server) / "pack")
+        yield Served(server, off, files, watched, cells, pack, ask_all(server))
+
+
+def evidence(server: SGLangServer) -> Path:
+    assert server.evidence is not None
+    return server.evidence
+
+
+@pytest.fixture(scope="module")
+def cells(served: Served) -> ShadowSums:
+    return served.cells
+
+
+@pytest.fixture(scope="module")
+def pack(served: Served) -> list[PackedCall]:
+    return served.pack
+
+
+def test_nothing_is_left_by_a_candidate_that_is_off(served: Served) -> None:
+    assert not {"shadow", "substituted", "trace"} & served.files_while_off
+    assert "counters" in served.files_while_off
+
+
+def test_the_answers_under_a_shadow_are_exactly_the_references(served: Served) -> None:
+    for replies in (served.watched, served.after):
+        assert [reply.text for reply in replies] == [reply.text for reply in served.off]
+        assert [reply.tokens for reply in replies] == [reply.tokens for reply in served.off]
+    assert max(reply.cached_tokens or 0 for reply in served.watched) >= 16
+
+
+def test_what_runs_in_the_shadow_is_not_counted_as_serving(served: Served) -> None:
+    assert {count.backend for count in read_counters(served.folder / "counters")} == {"torch_native"}
+
+
+def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(cells: ShadowSums) -> None:
+    assert cells.errors == ()
+    cold = cells.table(by=("layer", "head"), where={"phase": "extend", "prefix": "0"})
+    warm = cells.table(by=("layer", "head"), where={"phase": "extend", "prefix": "16+"})
+    assert cold.relative_l1.shape == warm.relative_l1.shape == (LAYERS, HEADS)
+    assert cold.relative_l1.max() < INT8_NOISE
+    assert cold.cosine.min() > 0.99
+    assert warm.relative_l1.min() > 0.2
+
+
+def test_decode_is_not_observed(cells: ShadowSums) -> None:
+    assert cells.legends[0].phases == ("extend",)
+    assert cells.observed("phase") == ("extend",)
+    assert np.isnan(cells.table(where={"phase": "decode"}).relative_l1).all()
+
+
+def test_the_worst_case_names_a_request_of_this_run(cells: ShadowSums, served: Served) -> None:
+    by_request = {reply.request_id: reply for reply in served.watched}
+    assert {case.layer for case in cells.worst} == set(range(LAYERS))
+    known = [case for case in cells.worst if case.request in by_request]
+    assert known
+    for case in known:
+        assert case.prefix == by_request[case.request].cached_tokens
+        assert case.prefix <= case.position < by_request[case.request].prompt_tokens
+        assert case.relative_l1 > 0.2
+
+
+def test_the_pack_has_every_layer_with_and_without_a_prefix(pack: list[PackedCall]) -> None:
+    sampled = {(one.layer, one.phase, max(one.entry.prefix) > 0) for one in pack if one.entry.chosen == "sample"}
+    every = {(layer, "extend", cached) for layer in range(LAYERS) for cached in (False, True)}
+    assert every <= sampled
+    assert {one.layer for one in pack if one.entry.chosen == "worst"} == set(range(LAYERS))
+    assert {one.phase for one in pack} == {"extend", "decode"}
+    assert all(one.requests for one in pack)
+
+
+def test_recorded_outputs_agree_with_the_oracle(pack: list[PackedCall]) -> None:
+    for one in pack:
+        assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-5, rtol=0), one.entry
+
+
+def test_the_pack_keeps_its_budget_and_says_where_it_comes_from(served: Served) -> None:
+    folder = served.folder / "pack"
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= BUDGET
+    source = read_manifest(folder).source
+    assert (source.reference, source.candidate) == ("torch_native", "sage_attn_as_shipped")
+    assert source.engine.startswith("SGLang ")
+
+
+def test_a_substituted_layer_changes_the_answer_and_none_leaves_it(served: Served) -> None:
+    everywhere = tuple(range(LAYERS))
+    right = answer(served.server, Control(watch=True))
+    assert substituted(served.folder) == {}
+    wrong = answer(served.server, Control(substitute=everywhere))
+    assert (wrong.cached_tokens or 0) >= 16
+    assert substituted(served.folder) == dict.fromkeys(
+        everywhere, 1
+    )  # it computes extend; decode stays the reference's
+    one = answer(served.server, Control(substitute=(2,)))
+    assert substituted(served.folder) == {2: 1}
+    again = answer(served.server, Control())
+    assert substituted(served.folder) == {}
+    assert again.tokens == right.tokens
+    assert wrong.text != right.text
+    assert one.tokens != right.tokens
+
+
+def test_a_trace_tells_what_a_layer_inherits(served: Served) -> None:
+    everywhere, traces = tuple(range(LAYERS)), {}
+    for label, layers in {"reference": (), "candidate": everywhere, "layer-1": (1,)}.items():
+        reply = answer(served.server, Control(trace=label, substitute=layers))
+        traces[label] = trace = read_trace(served.folder, label)
+        assert tuple(trace.outputs) == everywhere
+        assert {out.shape[1] for out in trace.outputs.values()} == {HEADS}
+        assert prefill_of(trace).positions.tolist() == list(range(reply.cached_tokens or 0, reply.prompt_tokens))
+        assert trace.phases.count("decode") >= reply.completion_tokens - 1
+
+    own = own_errors(served)
+    free = compare(prefill_of(traces["reference"]), prefill_of(traces["candidate"]))
+    assert (free.matched, free.unmatched) == (len(prefill_of(traces["reference"]).positions), 0)
+    assert free.relative_l1.min() > 0.2
+    # The first layer attends to the same inputs in both, so what it is off by is its own.
+    assert split(free.layers, free.relative_l1, own).inherited[0] == pytest.approx(0, abs=1e-3)
+    assert free.relative_l1[0] == pytest.approx(own[0], rel=1e-3)
+
+    one = compare(prefill_of(traces["reference"]), prefill_of(traces["layer-1"])).relative_l1
+    assert one[0] == 0
+    assert one[1] == pytest.approx(own[1], rel=1e-3)
+    assert one[2:].min() > 0.01  # nothing but inherited: these layers are the reference's own
+
+
+def prefill_of(trace: Trace) -> Trace:
+    """Its extend rows."""
+    rows = np.array([phase == "extend" for phase in trace.phases])
+    return Trace(
+        trace.label,
+        trace.tokens[rows],
+        trace.positions[rows],
+        ("extend",) * int(rows.sum()),
+        {layer: out[rows] for layer, out in trace.outputs.items()},
+    )
+
+
+def own_errors(served: Served) -> NDArray[np.float64]:
+    """Own relative L1 of each layer in the prefill of the question alone: a watch of its own."""
+    answer(served.server, Control(watch=True))
+    set_control(served.folder, Control())
+    served.server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None)  # the pass that notices
+    cells, sums = read_shadow_sums(served.folder), np.zeros((LAYERS, len(SUMS)))
+    np.add.at(sums, cells.index[:, 0], cells.sums)
+    return sums[:, SUMS.index("difference")] / sums[:, SUMS.index("reference_size")]
+
+
+def test_backends_of_sglangs_own_agree_in_the_shadow_and_in_place_in_chunks_and_mixed_batches_and_decode(
+    tmp_path: Path,
+) -> None:
+    chunked = ("--chunked-prefill-size", "16", "--enable-mixed-chunk")
+    everywhere, evidence = tuple(range(LAYERS)), tmp_path / "evidence"
+    replies: dict[bool, list[Reply]] = {True: [], False: []}
+    with serve(tmp_path, {"ASSAY_SHADOW": "triton"}, engine_args=chunked) as server:
+        questions = [ChatRequest(f"{HEADER}Whom does {name} write to?", 2) for name in ("Koven", "Jungal", "Daltas")]
+        for control in (Control(watch=True), Control(substitute=everywhere)):
+            set_control(evidence, control)
+            server.flush_cache()
+            for _ in range(2):
+                server.ask(questions, 3, lambda index, reply, to=replies[control.watch]: to.append(reply))
+            if control.watch:
+                up_to_date(server)
+    assert max(reply.cached_tokens or 0 for reply in replies[False]) >= 16
+    assert sorted(reply.text for reply in replies[False]) == sorted(reply.text for reply in replies[True])
+    calls = substituted(evidence)
+    assert set(calls) == set(everywhere)
+    assert min(calls.values()) >= 8  # chunks of 16 tokens, in the first round alone
+    cells = read_shadow_sums(evidence)
+    assert cells.errors == ()
+    table = cells.table(by=("phase", "layer", "head"))
+    assert table.relative_l1.max() < 1e-4
+    assert table.relative_l1.shape == (2, LAYERS, HEADS)
+    assert np.isfinite(cells.table(where={"phase": "extend", "prefix": "16+"}).relative_l1).all()
+    assert "last" in cells.observed("batch")

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.harness.text import clip, one_line, visible
+
+ANYTHING = st.text(st.characters(codec=None, exclude_categories=()))
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "␛[31mred␛[0m"),
+        ("nul\x00 bell\x07 del\x7f", "nul␀ bell␇ del␡"),
+        ("c1 \x9b31m", "c1 [U+009B]31m"),
+        ("\u202eevil\u2066", "[U+202E]evil[U+2066]"),
+        ("zero\u200bwidth\ufeff\u00ad", "zero[U+200B]width[U+FEFF][U+00AD]"),
+        ("half \ud800", "half [U+D800]"),
+        ("tag \U000e0041", "tag [U+E0041]"),
+        ("line\r\nend\rhere\u2028there", "line\nend␍here[U+2028]there"),
+        ("tab\tand\nnewline", "tab\tand\nnewline"),
+        ("مرحبا 中文 é 👩‍👩‍👧 \ufffd", "مرحبا 中文 é 👩‍👩‍👧 \ufffd"),
+    ],
+)
+def test_hidden_characters_are_written_out_and_others_stay(raw: str, shown: str) -> None:
+    assert visible(raw) == shown
+
+
+@given(ANYTHING)
+def test_nothing_that_is_shown_can_hide_or_steer(text: str) -> None:
+    shown = visible(text)
+    assert visible(shown) == shown
+    shown.encode()
+    for character in shown.replace("\n", "").replace("\t", ""):
+        # Cf without the joiners that emoji need and the marks that are printed; Cc and Cs not at all.
+        assert unicodedata.category(character) not in ("Cc", "Cs")
+        assert unicodedata.bidirectional(character) not in (
+            "LRE",
+            "RLE",
+            "LRO",
+            "RLO",
+            "PDF",
+            "LRI",
+            "RLI",
+            "FSI",
+            "PDI",
+        )
+
+
+@given(ANYTHING, st.integers(2, 50))
+def test_one_line_is_one_short_line(text: str, limit: int) -> None:
+    line = one_line(text, limit)
+    assert "\n" not in line
+    assert len(line) <= limit
+
+
+def test_one_line_says_that_it_was_cut() -> None:
+    assert one_line("a b  c\nd") == "a b c d"
+    assert one_line("x" * 11, 10) == "x" * 9 + "…"
+    assert one_line(" " * 1_000 + "far away", 10).endswith("…")
+
+
+def test_clip_keeps_the_start_and_the_last_line_and_counts_the_rest() -> None:
+    text = "start" + "x" * 100_000 + "\nAnswer: C"
+    cut = clip(text, 2_000)
+    assert cut.startswith("startx")
+    assert cut.endswith("Answer: C")
+    assert f"{len(text) - 2_000:,} characters left out" in cut
+    assert len(cut) < 2_100
+    assert clip("short", 2_000) == "short"

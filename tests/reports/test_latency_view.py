@@ -1,0 +1,112 @@
+"""Latency in every report, and the line of policy beside every bound."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from io import StringIO
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+
+from assay.harness.judge.report import Report
+from assay.reports.charts import ratio_chart, ratio_ends
+from assay.reports.html import to_html
+from assay.reports.junit import to_junit
+from assay.reports.markdown import to_markdown
+from assay.reports.summary import latency_lines, worst_ratio
+from assay.reports.terminal import render
+
+
+def printed(report: Report, width: int | None = None) -> str:
+    out = StringIO()
+    console = Console(file=out, width=width or 400, force_terminal=width is not None, no_color=True)
+    render(report, console)
+    return out.getvalue()
+
+
+RENDERERS: dict[str, Callable[[Report], str]] = {
+    "html": lambda report: re.sub(r"<[^>]*>|\s+", " ", to_html(report)),
+    "markdown": lambda report: to_markdown(report).replace("\\", ""),
+    "terminal": printed,
+    "wide terminal": lambda report: printed(report, 250),
+    "junit": to_junit,
+}
+
+
+@pytest.fixture
+def timed(examples: ModuleType) -> Report:
+    report: Report = examples.passing()
+    return report.model_copy(update={"latency": examples.latency()})
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_every_report_says_the_worst_ratio_with_floor_bound_and_policy(timed: Report, name: str) -> None:
+    text = " ".join(RENDERERS[name](timed).split())
+    for wanted in (
+        "time to first token, short, 4 in flight",
+        "1.040 (1.020 to 1.070)",
+        "1.002 (0.987 to 1.013)",
+        "bound 1.1 by latency_bound = 1.1 (default)",
+        "12.5 tokens on average against 12.0",
+    ):
+        assert wanted in text
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_every_report_names_the_line_of_policy_of_a_suites_bound(examples: ModuleType, name: str) -> None:
+    report: Report = examples.regression()
+    suite = report.suites[0]
+    metric = suite.metrics[0].model_copy(update={"policy": "margin = 0.07 (assay.toml, [policy])"})
+    changed = suite.model_copy(update={"metrics": (metric, *suite.metrics[1:])})
+    assert "margin = 0.07 (assay.toml, [policy])" in RENDERERS[name](report.model_copy(update={"suites": (changed,)}))
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_without_a_bench_there_is_no_latency(examples: ModuleType, name: str) -> None:
+    assert "latency" not in RENDERERS[name](examples.passing()).lower()
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_a_note_is_in_every_report(timed: Report, name: str) -> None:
+    assert timed.latency is not None
+    note = "No speed-up: wrong answers (greedy)."
+    noted = timed.latency.model_copy(update={"note": note})
+    assert note in RENDERERS[name](timed.model_copy(update={"latency": noted}))
+
+
+def test_the_page_has_a_section_with_a_chart_for_each_load(timed: Report) -> None:
+    page = to_html(timed)
+    section = page[page.index('<section class="latency"') :].split("</section>")[0]
+    assert section.count('aria-label="short, 4 in flight') == 1
+    assert "ttft 1.040 (1.020 to 1.070)" in section
+    assert "12.30 ms" in section
+    assert page.index('<section class="latency"') < page.index('id="conditions"')
+
+
+def test_the_bound_stands_where_it_belongs_on_an_axis_that_holds_everything(examples: ModuleType) -> None:
+    rows = examples.latency(verdict="regression").rows
+    low, high = ratio_ends(rows)
+    assert low < 0.987 < 2.03 < high
+    root = ET.fromstring(ratio_chart(rows, (low, high)))
+    assert "2.000 (1.980 to 2.030)" in (root.get("aria-label") or "")
+
+
+def test_there_is_no_chart_of_ratios_that_were_not_measured(examples: ModuleType) -> None:
+    rows = [row.model_copy(update={"ratio": None, "low": None, "high": None}) for row in examples.latency().rows]
+    assert ratio_chart(rows, ratio_ends(rows)) == ""
+
+
+def test_the_worst_ratio_is_of_the_worst_verdict_and_an_open_interval_reaches_furthest(examples: ModuleType) -> None:
+    result = examples.latency()
+    first, second = result.rows
+    slower = second.model_copy(update={"ratio": 1.2, "high": 1.3})
+    assert worst_ratio(result.model_copy(update={"rows": (first, slower)})) is slower
+    accused = first.model_copy(update={"verdict": "regression"})
+    assert worst_ratio(result.model_copy(update={"rows": (accused, slower)})) is accused
+    unknown = second.model_copy(update={"high": None})
+    assert worst_ratio(result.model_copy(update={"rows": (unknown, slower)})) is unknown
+    assert worst_ratio(result.model_copy(update={"rows": ()})) is None
+    assert latency_lines(result.model_copy(update={"rows": ()}))[0].startswith("Of 0 ratios")

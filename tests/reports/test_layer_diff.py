@@ -1,0 +1,161 @@
+"""The section "Inside: layers" as text: what holds without a browser. `test_browser_inside.py` has the rest."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.harness.judge.report import DepthRow, LayersResult, Report
+from assay.reports.charts import PROFILE_WIDTH, profile_chart
+from assay.reports.html import to_html
+from assay.reports.junit import to_junit
+from assay.reports.layer_diff import inside_view
+from assay.reports.markdown import to_markdown
+from assay.reports.summary import layer_rows, layers_lines, logits_line, worst_cells
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def report(examples: ModuleType, inside: ModuleType) -> Report:
+    made: Report = examples.regression().model_copy(update={"layers": inside.seed_case()})
+    return made
+
+
+def _section(report: Report) -> str:
+    [section] = re.findall(r'<section class="inside".*?</section>', to_html(report), re.DOTALL)
+    return str(section)
+
+
+def _shown(page: str) -> str:
+    without = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", without).split())
+
+
+def test_without_a_look_inside_there_is_no_section(examples: ModuleType) -> None:
+    page = to_html(examples.regression())
+    assert 'class="inside"' not in page
+    assert 'href="#inside"' not in page
+    assert 'id="grids"' not in page
+
+
+def test_the_findings_with_their_command_come_first(report: Report) -> None:
+    page = to_html(report)
+    places = [page.index(f'id="{name}"') for name in ("verdict", "findings", "inside", "conditions", "suite-1")]
+    assert places == sorted(places)
+    assert report.findings[0].reproduce in page[places[1] : places[2]]
+
+
+def test_the_embedded_numbers_are_those_of_the_report(report: Report) -> None:
+    assert report.layers
+    [data] = re.findall(r'<script type="application/json" id="grids">(.*?)</script>', to_html(report), re.DOTALL)
+    for embedded, grid in zip(json.loads(data), report.layers.grids, strict=True):
+        assert embedded["values"] == [list(row) for row in grid.values]
+        assert embedded["bounds"] == list(grid.bounds)
+        assert (embedded["rows"], embedded["columns"]) == (list(grid.row_labels), list(grid.column_labels))
+
+
+def test_what_a_reader_without_scripts_sees(report: Report) -> None:
+    assert report.layers
+    section = _section(report)
+    text = _shown(section)
+    assert section.count('<figure class="heat') == section.count('hidden>\n  <div class="bar">')
+    for cell in worst_cells(report.layers, 10):
+        assert f"{cell.layer} {cell.head} {cell.where} {cell.error:.3g} {cell.bound:.3g}" in text
+    assert (
+        "Worst own error: layer 0, head 2, extend, cached prefix: relative L1 1.43, 31 times its bound 0.0468." in text
+    )
+    assert "Out of bounds: all 4 layers." in text
+    assert "decode: sage_attn_as_shipped does not compute it" in text
+    assert "assay replay runs/20261120-121002/inside/server/pack --candidate module:function" in text
+    for row in report.layers.logits:
+        assert row.condition in text
+        assert f"{row.mean_kl:.3g} ± {row.stderr:.3g} 2.1e-07" in text, "the floor stands beside the mean"
+    assert text.count("99.31 %") == 1
+
+
+def test_the_map_with_the_worst_cell_is_shown_first(inside: ModuleType) -> None:
+    view = inside_view(inside.one_head(8, 8))
+    assert view.worst_heads is not None
+    assert view.worst_heads.grid.where == "extend, cached prefix"
+    assert [head.says for head in view.heads] == ["within bounds", "2 out of bounds", "within bounds"]
+
+
+def test_without_bounds_nothing_is_said_to_be_within_them(report: Report) -> None:
+    assert report.layers
+    grids = [grid.model_copy(update={"bounds": (None,) * 4}) for grid in report.layers.grids]
+    depth = [row.model_copy(update={"bound": None, "out_of_bounds": False}) for row in report.layers.depth]
+    layers = report.layers.model_copy(update={"grids": tuple(grids), "depth": tuple(depth), "sources": ""})
+    text = _shown(to_html(report.model_copy(update={"layers": layers})))
+    assert "held against no bound. No layer was held against a bound." in text
+    assert "extend, cached prefix: no bound" in text
+    assert "within bounds" not in text
+
+
+def test_a_candidate_within_bounds_reads_so(inside: ModuleType) -> None:
+    sound: LayersResult = inside.sound()
+    [line] = [line for line in layers_lines(sound) if line.startswith("Worst own error")]
+    assert line.endswith("No layer of 4 is out of bounds.")
+    assert "times its bound" in line
+
+
+@pytest.mark.parametrize("render", [to_markdown, to_junit])
+def test_the_short_block_is_in_every_report(report: Report, render: Any) -> None:
+    assert report.layers
+    text = re.sub(r"\\(?=[\[\]_])", "", render(report))
+    for line in layers_lines(report.layers):
+        assert line in text
+    assert "Worst own error" not in render(report.model_copy(update={"layers": None}))
+
+
+def test_layer_rows_say_what_is_out_of_bounds(inside: ModuleType) -> None:
+    rows = layer_rows(inside.seed_case())
+    assert [row.layer for row in rows] == ["0", "1", "2", "3"]
+    assert [(name, beyond) for name, _, beyond in rows[0].cells] == [
+        ("extend, prefix 0", False),
+        ("extend, prefix 16+", True),
+    ]
+
+
+def test_a_line_of_logits_says_what_is_not_finite_and_not_measured(inside: ModuleType) -> None:
+    row = inside.logits_row("cached", 0.5, 0.9).model_copy(
+        update={"nonfinite": 3, "floor_mean_kl": None, "stderr": None}
+    )
+    assert logits_line(row) == (
+        "Logits, cached: mean KL 0.5 nats (floor not measured), max 4, same first token 90 %; 3 positions not finite."
+    )
+
+
+def _row(layer: int, own: Any, total: Any = None, bound: float | None = 0.05) -> DepthRow:
+    beyond = own is not None and bound is not None and (isinstance(own, str) or own > bound)
+    return DepthRow(layer=layer, own=own, total=total, bound=bound, out_of_bounds=beyond)
+
+
+def test_the_profile_is_a_static_image_with_its_marks() -> None:
+    rows = [_row(0, 0.01, 0.02), _row(1, 0.6, 0.3), _row(2, None, 0.3), _row(3, "not finite", 0.4), _row(4, 0.0, 0.4)]
+    root = ET.fromstring(profile_chart(rows))
+    assert root.get("aria-label") == "error by layer, 0 to 4: 2 of 5 own errors are out of bounds"
+    assert float(root.get("width", "inf")) == pytest.approx(PROFILE_WIDTH, abs=2)
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert {"own", "total", "bound of own", "layer"} <= set(texts)
+    assert "inherited" not in texts
+    assert {"0.01", "0.1", "1"} <= set(texts)
+    own = [e for e in root.iter(f"{SVG}path") if e.get("stroke") == "#1a62b8" and e.get("stroke-width") == "2"]
+    drawn = [e.get("d", "") for e in own if "L" in e.get("d", "")]
+    assert len(drawn) == 2, "the line of own errors is broken where nothing was observed"
+
+
+def test_there_is_no_profile_of_nothing() -> None:
+    assert profile_chart([]) == ""
+    assert profile_chart([_row(0, None, bound=None)]) == ""
+    assert profile_chart([_row(0, 0.0, bound=None)]) == ""
+
+
+def test_a_profile_of_128_layers_is_small(inside: ModuleType) -> None:
+    rows = [_row(layer, 0.01 * (1 + layer % 7), 0.1) for layer in range(128)]
+    assert len(profile_chart(rows)) < 120_000

@@ -1,0 +1,95 @@
+"""Evidence of a bench as a bench leaves it, made up. Loaded by path: test folders are no packages."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from assay.evals.loads import shapes_of
+from assay.harness.bench.evidence import MANIFEST, BenchFolder, BenchManifest
+from assay.harness.bench.plan import make_policy, timed_spec
+from assay.harness.config import make_spec
+from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import ROLES, Role
+from assay.harness.evidence.timings import AnswerLength, Timing
+
+SHAPES = ("short", "shared", "chunked")
+ARGUMENTS: dict[str, Any] = {"chunked_prefill_size": 128, "page_size": 1}
+LAYERS = 2
+
+
+def write_bench(
+    path: Path,
+    slow: dict[str, float] | None = None,
+    rounds: int = 10,
+    floor: float = 1.0,
+    cached: bool = True,
+    kernel: str = "torch_native",
+    arguments: dict[str, Any] | None = None,
+    lengths: tuple[int, int] = (12, 12),
+    cut: bool = False,
+    counted: bool = True,
+    flags: dict[str, Any] | None = None,
+) -> BenchFolder:
+    """Write a bench's folder; the arguments say what is wrong in it."""
+    folder = BenchFolder.new(path)
+    spec = timed_spec(make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {})))
+    policy = make_policy(spec)
+    shapes = shapes_of(SHAPES, "cpu")
+    servers = tuple(
+        ServerManifest(
+            role=role,
+            backend="torch_native",
+            engine="SGLang 0 on cpu",
+            claimed_phases=("extend", "decode"),
+            launch_command="sglang",
+            arguments=ARGUMENTS | ((arguments or {}) if role == "candidate" else {}),
+        )
+        for role in ROLES
+    )
+    manifest = BenchManifest(
+        created="2026-01-01T00:00:00Z", spec=spec.model_dump(mode="json"), policy=policy.model_dump(mode="json"),
+        shapes=tuple(vars(shape) for shape in shapes), eager=True, servers=servers, command="assay bench",
+        packages={}, hardware="a machine", python="3.11", git="", model_hash="m",
+    )  # fmt: skip
+    (folder.path / MANIFEST).write_text(manifest.model_dump_json())
+    rng, clock, block = random.Random(0), 0.0, 0
+    for number in range(rounds):
+        for shape in shapes:
+            for concurrency in (1, 4):
+                order: list[tuple[Role, bool]] = [(role, again) for role in ROLES for again in (False, True)]
+                rng.shuffle(order)
+                for role, again in order:
+                    factor = (slow or {}).get(shape.name, 1.0) if role == "candidate" else 1.0
+                    factor *= floor if (role, again) == ("reference", True) else 1.0
+                    factor *= rng.uniform(0.99, 1.01) * (3.0 if number == 0 else 1.0)
+                    times = tuple(factor * (0.020 + 0.003 * i) for i in range(4))
+                    folder.append(
+                        [
+                            Timing(
+                                role=role, again=again, round=number, block=block, shape=shape.name,
+                                concurrency=concurrency, index=index, sent_s=clock, latency_s=times[-1] + 0.001 * factor,
+                                chunk_s=times, chunk_tokens=(1, 2, 3, 4), prompt_tokens=shape.prompt,
+                                completion_tokens=4, cached_tokens=shape.shared if cached else 0,
+                            )
+                            for index in range(concurrency)
+                        ]
+                    )  # fmt: skip
+                    clock, block = clock + 1, block + 1
+    for role, tokens in zip(ROLES, lengths, strict=True):
+        folder.append_lengths(
+            [
+                AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if cut else "stop")
+                for i in range(16)
+            ]
+        )
+    for role in ROLES if counted else ():
+        counters = CounterFile(folder.servers.server_folder(role) / "counters", "1")
+        for phase in ("extend", "decode"):
+            row = CounterRow(backend="torch_native", kernel=kernel, phase=phase, cached_prefix=True)
+            for layer in range(LAYERS):
+                counters.add(counters.row(row), layer)
+    folder.servers.write_counters()
+    return folder

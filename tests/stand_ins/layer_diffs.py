@@ -1,0 +1,172 @@
+"""Made-up shadow runs of any size for the tests of what is inside, and reports with them.
+
+``python tests/stand_ins/layer_diffs.py FOLDER`` writes pages of 4 x 4, 32 x 32 and 128 x 128, to look at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from assay.harness.evidence.shadow_sums import (
+    BATCH,
+    PHASES,
+    POSITIONS,
+    PREFIXES,
+    SUMS,
+    Floats,
+    Legend,
+    ShadowError,
+    ShadowSums,
+    WorstCase,
+)
+from assay.harness.judge.error_grids import depth_rows, layers_result
+from assay.harness.judge.report import LayersResult, LogitsRow
+
+Sum = Callable[[int, int, str, str, str, str], float | None]
+"""Layer, head, phase, prefix, position and place in the batch -> relative L1; None for a cell that was not observed."""
+INFINITE = float("inf")
+
+
+def cells(
+    layers: int,
+    heads: int,
+    error: Sum,
+    phases: tuple[str, ...] = PHASES[:1],
+    worst: tuple[WorstCase, ...] = (),
+    errors: tuple[ShadowError, ...] = (),
+    unrecorded: dict[int, str] | None = None,
+) -> ShadowSums:
+    """A shadow run with the given errors. A cell has 64 elements whose reference sums up to 10."""
+    index, sums = [], []
+    for layer in range(layers):
+        for head in range(heads):
+            for p, phase in enumerate(PHASES):
+                for x, prefix in enumerate(PREFIXES):
+                    for q, position in enumerate(POSITIONS):
+                        for b, place in enumerate(BATCH):
+                            value = error(layer, head, phase, prefix, position, place)
+                            if value is None:
+                                continue
+                            index.append((layer, head, p, x, q, b))
+                            finite = np.isfinite(value)
+                            made = {
+                                "dot": 1.0, "candidate_squared": 1.0, "reference_squared": 1.0, "reference_size": 10.0,
+                                "difference": 10 * value if finite else 0.0, "compared": 64.0 if finite else 60.0,
+                                "nonfinite": 0.0 if finite else 4.0,
+                            }  # fmt: skip
+                            sums.append([made.get(name, 0.0) for name in SUMS])
+    legend = Legend(
+        reference="torch_native", candidate="sage_attn_as_shipped", phases=phases, passes=62, worst=worst,
+        errors=errors, unrecorded=unrecorded or {},
+    )  # fmt: skip
+    return ShadowSums(np.array(index).reshape(-1, 6), np.array(sums).reshape(-1, 9), np.ones(len(index)), (legend,))
+
+
+def noise(layers: int, heads: int, seed: int = 0) -> Floats:
+    """Own errors as a quantised kernel has them, [layers, heads]: some heads and the last layers have more."""
+    rng = np.random.default_rng(seed)
+    by_head, by_layer = rng.lognormal(0, 0.35, heads), 1 + np.linspace(-0.3, 0.8, layers) ** 2
+    rough = 0.006 * by_layer[:, None] * by_head * rng.lognormal(0, 0.15, (layers, heads))
+    return np.minimum(rough, 0.035).astype(np.float64)
+
+
+@cache
+def seed_case() -> LayersResult:
+    """The example of the README: 4 layers, 4 heads, a causal mask that is misaligned behind a cached prefix."""
+    base = noise(4, 4)
+    places = {"0": 0.3, "1-15": 0.9, "16-63": 1.0, "64-255": 0.95}
+
+    def error(layer: int, head: int, phase: str, prefix: str, position: str, place: str) -> float | None:
+        if phase != "extend" or position not in places or place not in ("only", "first", "last"):
+            return None
+        if prefix == "16+":
+            return float(1.1 + 0.3 * base[layer, head] / base.max() + 0.1 * (position == "0"))
+        return float(base[layer, head] * places[position]) if prefix == "0" and place == "only" else None
+
+    worst = tuple(
+        WorstCase(
+            layer=layer, phase="extend", relative_l1=3.1 - 0.4 * layer, head=layer % 3, request="35e5d6bfa8164f14aa52ad",
+            position=57 + layer, prefix=54, new=27, sequences=3,
+        )
+        for layer in range(4)
+    )  # fmt: skip
+    run = cells(4, 4, error, worst=worst)
+    bounds = {(layer, "extend"): 0.0468 + 0.0013 * layer for layer in range(4)}
+    total = {0: 1.21, 1: 1.34, 2: 1.29, 3: 1.4}
+    inherited = {1: 0.61, 2: 0.7, 3: 0.85}
+    logits = (
+        logits_row("no cached prefix", 0.00012, 0.998),
+        logits_row("cached prefix", 4.83, 0.031),
+    )
+    depth = depth_rows(run, bounds, total, inherited)
+    return layers_result(run, bounds, depth=depth, logits=logits, pack="runs/20261120-121002/inside/server/pack")
+
+
+def sound() -> LayersResult:
+    """A right kernel: noise everywhere, below its bound."""
+    base = noise(4, 4)
+    run = cells(4, 4, lambda layer, head, phase, prefix, position, place: float(base[layer, head]))
+    return layers_result(run, {(layer, phase): 0.047 for layer in range(4) for phase in PHASES})
+
+
+@cache
+def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES) -> LayersResult:
+    """A fault in one layer and one head behind a cached prefix, an output that is not finite, a layer that was not seen."""
+    base = noise(layers, heads, 1)
+    faulty, unfinite, unseen = (layers // 2 + 1, heads // 6), (layers - 3, heads - 2), layers // 4
+    positions = ("0", "1-15")
+
+    def error(layer: int, head: int, phase: str, prefix: str, position: str, place: str) -> float | None:
+        cached = prefix == "16+"
+        if place != "only" or prefix not in ("0", "16+") or position not in positions[: 2 if phase == "extend" else 1]:
+            return None
+        if phase == "decode" and (not cached or layer == unseen):
+            return None
+        if (layer, head) == faulty and cached and phase == "extend":
+            return 0.62 if position == "0" else 0.01
+        if (layer, head) == unfinite and cached and phase == "extend":
+            return INFINITE
+        return float(base[layer, head] * (1.0 if phase == "extend" else 0.4))
+
+    worst = (
+        WorstCase(
+            layer=unfinite[0], phase="extend", relative_l1=INFINITE, head=unfinite[1], request="req-1", position=412,
+            prefix=400, new=20, sequences=1,
+        ),
+        WorstCase(
+            layer=faulty[0], phase="extend", relative_l1=0.8812, head=faulty[1], request="req-2", position=400,
+            prefix=400, new=20, sequences=1,
+        ),
+    )  # fmt: skip
+    failed = ShadowError(layer=2, phase="extend", calls=3, text="RuntimeError: no kernel image\nfor this device")
+    run = cells(layers, heads, error, phases, worst, (failed,), {5: "it is larger than the budget"})
+    rng = np.random.default_rng(2)
+    bounds = {
+        (layer, phase): float(0.047 * rng.uniform(0.95, 1.15)) for layer in range(layers) for phase in PHASES
+    }  # fmt: skip
+    total = {layer: float(0.02 * (1 + layer) ** 0.5 + 0.5 * (layer >= faulty[0])) for layer in range(layers)}
+    inherited = {layer: max(total[layer] - (0.6 if layer == faulty[0] else 0.0), 0.01) for layer in range(1, layers)}
+    depth = depth_rows(run, bounds, total, inherited)
+    return layers_result(run, bounds, depth=depth, logits=(logits_row("decode", 0.31, 0.84),))
+
+
+def logits_row(condition: str, kl: float, same: float) -> LogitsRow:
+    return LogitsRow(
+        condition=condition, positions=1_024, sequences=16, mean_kl=kl, stderr=kl / 20, median=kl / 2, p99=kl * 3,
+        p999=kl * 5, max=kl * 8, max_at="question mmlu-017, token 12", same_top=same, same_top_low=same - 0.01,
+        same_top_high=min(same + 0.01, 1.0), rms_dp=kl / 50, top_k=20, mass=0.9931, floor_mean_kl=2.1e-7,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    import examples
+
+    from assay.reports.write import write_all
+
+    for title, layers in (("4", seed_case()), ("32", one_head()), ("128", one_head(128, 128))):
+        write_all(examples.regression().model_copy(update={"layers": layers}), Path(sys.argv[1]) / title)

@@ -1,0 +1,515 @@
+"""Realistic reports for the tests of the renderers, one per verdict, and hostile ones.
+
+``python tests/stand_ins/reports.py FOLDER`` writes all of them, to look at.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from itertools import islice
+from pathlib import Path
+
+from assay.evals.questions import GROUPS, Question
+from assay.evals.synthetic import NAMES, THINGS, questions, worked_answer
+from assay.harness.judge.calls import CallSummary
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LengthRow, LoadRow
+from assay.harness.judge.report import (
+    Check,
+    ConditionRow,
+    DepthRow,
+    DivergenceRow,
+    Environment,
+    ErrorGrid,
+    Finding,
+    Flip,
+    LayersResult,
+    LogitsRow,
+    Metric,
+    Report,
+    ServerSummary,
+    SuiteResult,
+    Tally,
+    Verdict,
+    WorstCall,
+)
+
+SAGE = "sageattention 1.0.6 (Triton interpreter)"
+NATIVE = "torch_native"
+QUESTIONS, FIRST_WAVE = 256, 32
+REPRODUCE = "nox -s accuracy -- --candidate {candidate} --questions 256"
+
+HOSTILE = (
+    "</script></style></textarea></title><script>window.pwned=1</script>"
+    "<img src=x onerror=\"window.pwned=1;document.title='pwned'\"><svg/onload=window.pwned=1>"
+    '" onmouseover="window.pwned=1" x=\'y\' {{7*7}} {% raw %} ]]> --> <!-- & &lt; \\u003c | a | b |\n'
+    "| --- | --- |\n```\n# heading\n@everyone #1 [link](javascript:window.pwned=1) https://evil.example www.evil.example"
+    "\x1b[2J\x1b[31mred\x1b[0m\x00\x07\x08\x7f\x85\x9b31m\u202eevil\u2066\u200b\u2028\ufeff\ufffe\U000e0041\ud800 tail"
+    " [bold red]markup[/bold red] [/] :smile: الله 中文 👩‍👩‍👧 é"
+)
+
+
+def built_in(count: int) -> list[Question]:
+    return list(islice(questions(), count))
+
+
+def passing() -> Report:
+    suites = (_mmlu("pass", right=250, lost=2, gained=2), _greedy("pass"))
+    return _report("pass", "sage_attn", "sage_attn is no worse than torch_native, within a margin of 5 points.", suites)
+
+
+def regression() -> Report:
+    asked = built_in(QUESTIONS)
+    slips = {17, 60, 101, 143, 188, 240}
+    flips = tuple(_garbled_flip(question, i) for i, question in enumerate(asked) if i >= FIRST_WAVE and i not in slips)
+    suite = SuiteResult(
+        name="mmlu",
+        title="Synthetic multiple-choice questions",
+        synthetic=True,
+        verdict="regression",
+        why="The loss of accuracy is 85.5 points (95 % interval 80.7 to 89.4); the margin is 5 points.",
+        metrics=(
+            Metric(
+                name="loss of accuracy",
+                value=85.5,
+                text="85.5 points",
+                low=80.7,
+                high=89.4,
+                bound=5.0,
+                bound_is="most",
+                explain="Reference minus candidate, paired by question; 95 % Tango score interval, against the margin.",
+            ),
+            Metric(
+                name="flips",
+                value=219,
+                text="219 lost, 0 gained",
+                explain="Exact McNemar p = 2.4e-66.",
+            ),
+            Metric(
+                name="smallest detectable loss",
+                value=3.1,
+                text="3.1 points",
+                explain="What 256 questions would have shown with a power of 0.8.",
+            ),
+        ),
+        tallies=(
+            Tally(role="reference", right=250, wrong=6, unparsed=0, ran_to_limit=0, total=QUESTIONS),
+            Tally(role="candidate", right=31, wrong=1, unparsed=224, ran_to_limit=198, total=QUESTIONS),
+        ),
+        conditions=(
+            ConditionRow(
+                by="cached prefix", bucket="0", items=0, reference_right=0, candidate_right=0, candidate_unparsed=0
+            ),
+            _row("cached prefix", "1", 32, 31, 31, 0),
+            _row("cached prefix", "2-15", 0, 0, 0, 0),
+            _row("cached prefix", "16 and more", 224, 219, 0, 224),
+            _row("prompt length", "up to 127", 122, 119, 15, 106),
+            _row("prompt length", "128-255", 134, 131, 16, 118),
+            _row("batch size", "1", 3, 3, 0, 3),
+            _row("batch size", "2-7", 101, 98, 5, 95),
+            _row("batch size", "8 and more", 152, 149, 26, 126),
+            *(_row("group", group, 64, right, 8, 56) for group, right in zip(GROUPS, (62, 63, 62, 63), strict=True)),
+        ),
+        flips=flips,
+    )
+    finding = Finding(
+        kind="condition",
+        severity="serious",
+        where="multiple choice, 16 and more cached tokens",
+        diagnosis="The candidate is right where nothing is cached and never right behind a cached prefix: "
+        "its causal mask does not account for the prefix.",
+        evidence=(
+            "cached prefix 1: reference 31/32, candidate 31/32",
+            "cached prefix 16 and more: reference 219/224, candidate 0/224, all unparsed",
+        ),
+        reproduce="assay run --candidate sage_attn_as_shipped --questions 32 --greedy-prompts 0",
+    )
+    return _report(
+        "regression",
+        "sage_attn_as_shipped",
+        "sage_attn_as_shipped answers 31 of 256 questions that torch_native answers 250 of.",
+        (suite, _greedy("regression")),
+        reasons=(
+            "Multiple choice: the loss of accuracy is 85.5 points (95 % interval 80.7 to 89.4); the margin is 5 points.",
+            "Behind a cached prefix of 16 tokens and more the candidate is right in 0 of 224 and parses in none.",
+            "Greedy: 29 of 32 prompts come apart, 10 % may.",
+        ),
+        findings=(finding,),
+    )
+
+
+def inconclusive() -> Report:
+    suite = _mmlu("inconclusive", right=250, lost=0, gained=0, cached=False)
+    checks = tuple(
+        Check(
+            name=check.name,
+            status="missing",
+            found="the most cached tokens of any question was 0",
+            settles="leave out --disable-radix-cache, or raise --questions so that the shared header is reused",
+        )
+        if check.name.startswith("cached prefix")
+        else check
+        for check in _checks()
+    )
+    return _report(
+        "inconclusive",
+        "sage_attn_as_shipped",
+        "No difference was seen, but the cached-prefix condition was not exercised.",
+        (suite,),
+        reasons=("No question met a cached prefix of 16 tokens or more; a pass needs one.",),
+        checks=checks,
+    )
+
+
+def error() -> Report:
+    reason = "The candidate's server died while loading (exit status 1, after 14.2 s)."
+    report = _report("error", "sage_attn", "The candidate's server died while loading.", (), reasons=(reason,))
+    finding = Finding(
+        kind="engine",
+        severity="serious",
+        where="candidate server",
+        diagnosis=reason,
+        evidence=(
+            "last line of candidate.log: RuntimeError: sageattention needs head_dim 64 or 128, the model has 80",
+            "the reference server was ready after 21.3 s",
+        ),
+        reproduce="python -m sglang.launch_server --model-path model --device cpu --attention-backend sage_attn",
+    )
+    missing = tuple(
+        Check(
+            name=check.name, status="not checked", found="the run ended before", settles="start the candidate's server"
+        )
+        for check in _checks()
+    )
+    return report.model_copy(
+        update={
+            "findings": (finding,),
+            "checks": missing,
+            "candidate": report.candidate.model_copy(update={"calls": (), "startup_s": None}),
+        }
+    )
+
+
+BY_VERDICT = {"pass": passing, "regression": regression, "inconclusive": inconclusive, "error": error}
+
+
+def hostile() -> Report:
+    """Every text that is not an enumeration is hostile, and two answers are 100 kB long."""
+    h, base = HOSTILE, regression()
+    long = "<b>" + "A" * 100_000 + "</b>" + h
+    suite = base.suites[0]
+    flips = tuple(
+        Flip(
+            item=h,
+            group=h,
+            direction=direction,
+            prompt=long,
+            expected=h,
+            reference_text=text,
+            candidate_text=h,
+            reference_parsed=h,
+            candidate_parsed=None,
+            candidate_cached_tokens=None,
+        )
+        for direction, text in (("lost", h), ("gained", long))
+    )
+    divergence = DivergenceRow(
+        item=h, kind="apart", position=3, gap=None, prompt=h, reference_text="same " + h, candidate_text="same x" + h,
+        candidate_cached_tokens=None,
+    )  # fmt: skip
+    metric = suite.metrics[0].model_copy(update={"name": h, "text": h, "explain": h})
+    hostile_suite = suite.model_copy(
+        update={
+            "name": h, "title": h, "why": h, "metrics": (metric,), "flips": flips, "divergences": (divergence,),
+            "conditions": (_row(h, h, 4, 3, 2, 1),),
+        }
+    )  # fmt: skip
+    call = CallSummary(
+        phase=h, kernel=h, backend=h, delegated_by=h, calls=3, calls_with_cached_prefix=1, layers=2
+    )  # fmt: skip
+    server = ServerSummary(backend=h, engine=h, claimed_phases=(h,), calls=(call,), startup_s=1.0, launch_command=h)
+    environment = Environment(
+        device=h, hardware=h, python=h, packages={h: h}, git=h, model=h, model_hash=h, argument_differences={h: (h, h)}
+    )
+    finding = Finding(kind=h, severity="serious", where=h, diagnosis=h, evidence=(h, h), reproduce=h)
+    raw = Report(
+        run_id=h, created=h, seconds=1.0, verdict="regression", exit_code=1, headline=h, reasons=(h,), reference=server,
+        candidate=server, environment=environment, checks=(Check(name=h, status="failed", found=h, settles=h),),
+        suites=(hostile_suite,), findings=(finding,), reproduce=h, layers=_hostile_layers(h), latency=latency(h),
+    )  # fmt: skip
+    # model_copy does not validate; a round through the constructor does what a real report goes through.
+    return Report.model_validate(raw.model_dump(by_alias=True))
+
+
+def _hostile_layers(h: str) -> LayersResult:
+    grid = ErrorGrid(
+        title=h, where=h, columns="head", row_labels=(h, h), column_labels=(h,), values=((1.0,), ("not finite",)),
+        bounds=(0.1, 0.1),
+    )  # fmt: skip
+    row = LogitsRow(
+        condition=h, positions=1, sequences=1, mean_kl=1.0, stderr=None, median=1.0, p99=1.0, p999=1.0, max=1.0, max_at=h,
+        same_top=0.5, top_k=5,
+    )  # fmt: skip
+    call = WorstCall(
+        layer=0, phase=h, head=0, relative_l1="not finite", bound=0.1, request=h, position=1, prefix=0, new=2, sequences=1
+    )  # fmt: skip
+    depth = DepthRow(layer=0, own=1.0, bound=0.1, out_of_bounds=True)
+    return LayersResult(
+        reference=h, candidate=h, phases=(h,), layers=2, heads=1, passes=1, sources=h,
+        grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,), logits=(row,),
+        not_observed=(h,), pack=h, candidate_errors=(h,),
+    )  # fmt: skip
+
+
+def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
+    """One load: the candidate is 4 % slower, or twice as slow."""
+    ratio = 2.0 if verdict == "regression" else 1.04
+    finding = Finding(kind=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text)
+    row = LatencyRow(
+        shape=text, concurrency=4, metric="ttft", title="time to first token" if text == "short" else text, reference_s=0.0123,
+        candidate_s=0.0123 * ratio, ratio=ratio, low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987,
+        floor_high=1.013, p=0.5, bound=1.1, verdict=verdict, why=text, ratios=16, ratios_effective=12.5, ratios_needed=None,
+    )  # fmt: skip
+    load = LoadRow(
+        shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,
+        reference_input_throughput=1.0, candidate_input_throughput=1.0, reference_output_throughput=1.0,
+        candidate_output_throughput=1.0, reference_itl_p99_s=0.01, candidate_itl_p99_s=0.01, reference_cached=0.8,
+        candidate_cached=0.8,
+    )  # fmt: skip
+    lengths = LengthRow(
+        prompts=16, reference=12.0, candidate=12.5, longer=2, shorter=1, reference_cut=0, candidate_cut=0, p=0.6, differ=False
+    )  # fmt: skip
+    return LatencyResult(
+        created=text, verdict=verdict, exit_code=0, headline=text, reasons=(text,), reference=text, candidate=text, device="cpu",
+        hardware=text, packages={text: text}, git=text, model=text, eager=True, engine_args=(text,), bound=1.1,
+        policy="latency_bound = 1.1 (default)" if text == "short" else text, note="" if text == "short" else text, alpha=0.05,
+        rounds=10, warm_up_rounds=1, seconds=8.0, loads=(load,), rows=(row, row.model_copy(update={"metric": "itl"})),
+        lengths=lengths, checks=(Check(name=text, status="missing", found=text, settles=text),), findings=(finding,),
+        reproduce=text,
+    )  # fmt: skip
+
+
+def many_flips(count: int = 5_000) -> Report:
+    base = regression()
+    flips = tuple(
+        base.suites[0]
+        .flips[i % 200]
+        .model_copy(update={"item": f"mmlu-{i:05d}", "direction": "gained" if i % 10 == 0 else "lost"})
+        for i in range(count)
+    )
+    suite = base.suites[0].model_copy(update={"flips": flips})
+    return base.model_copy(update={"suites": (suite,)})
+
+
+def _row(by: str, bucket: str, items: int, reference: int, candidate: int, unparsed: int) -> ConditionRow:
+    return ConditionRow(
+        by=by,
+        bucket=bucket,
+        items=items,
+        reference_right=reference,
+        candidate_right=candidate,
+        candidate_unparsed=unparsed,
+    )
+
+
+def _said(question: Question, letter: str) -> str:
+    text = question.options["ABCD".index(letter)]
+    name = question.text.rsplit("does ", 1)[1].split()[0]
+    return worked_answer(name, text, letter)
+
+
+def _garbled_flip(question: Question, seed: int) -> Flip:
+    rng = random.Random(seed)
+    noise = " " + " ".join(rng.choice((rng.choice(NAMES), rng.choice(THINGS), ".", ".\n", "trades")) for _ in range(24))
+    return Flip(
+        item=question.id,
+        group=question.group,
+        direction="lost",
+        prompt=question.prompt,
+        expected=question.answer,
+        reference_text=_said(question, question.answer),
+        candidate_text=noise,
+        reference_parsed=question.answer,
+        candidate_parsed=None,
+        candidate_cached_tokens=54 + seed % 5,
+    )
+
+
+def _near_flip(question: Question, direction: str, cached: int) -> Flip:
+    other = "ABCD"[("ABCD".index(question.answer) + 1) % 4]
+    letters = (question.answer, other) if direction == "lost" else (other, question.answer)
+    return Flip.model_validate(
+        {
+            "item": question.id,
+            "group": question.group,
+            "direction": direction,
+            "prompt": question.prompt,
+            "expected": question.answer,
+            "reference_text": _said(question, letters[0]),
+            "candidate_text": _said(question, letters[1]),
+            "reference_parsed": letters[0],
+            "candidate_parsed": letters[1],
+            "candidate_cached_tokens": cached,
+        }
+    )
+
+
+def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = True) -> SuiteResult:
+    asked = built_in(lost + gained)
+    tokens = 54 if cached else 0
+    candidate_right = right - lost + gained
+    bucket = "16 and more" if cached else "0"
+    return SuiteResult(
+        name="mmlu",
+        title="Synthetic multiple-choice questions",
+        synthetic=True,
+        verdict=verdict,
+        why="The loss of accuracy is 0.0 points (95 % interval −1.8 to 1.8); the margin is 5 points.",
+        metrics=(
+            Metric(
+                name="loss of accuracy",
+                value=0.0,
+                text="0.0 points",
+                low=-1.8,
+                high=1.8,
+                bound=5.0,
+                bound_is="most",
+                explain="Reference minus candidate, paired by question; 95 % Tango score interval, against the margin.",
+            ),
+        ),
+        tallies=(
+            Tally(role="reference", right=right, wrong=256 - right, unparsed=0, ran_to_limit=0, total=256),
+            Tally(
+                role="candidate",
+                right=candidate_right,
+                wrong=256 - candidate_right,
+                unparsed=0,
+                ran_to_limit=0,
+                total=256,
+            ),
+        ),
+        conditions=(_row("cached prefix", bucket, 256, right, candidate_right, 0),),
+        flips=tuple(_near_flip(question, "lost" if i < lost else "gained", tokens) for i, question in enumerate(asked)),
+    )
+
+
+def _greedy(verdict: Verdict) -> SuiteResult:
+    broken = verdict == "regression"
+    apart, divergences = (29, []) if broken else (0, [])
+    for i, question in enumerate(built_in(apart + 2)):
+        said = _said(question, question.answer)
+        words = said.split(" ")
+        candidate = " ".join([*words[:2], "Koven", *reversed(words[1:3]), "trades", "."])
+        close = i >= apart
+        divergences.append(
+            DivergenceRow(
+                item=f"greedy-{i:03d}",
+                kind="tie" if close else "apart",
+                position=2 + i % 3,
+                gap=0.004 if close else 3.2 + i / 7,
+                prompt=question.prompt,
+                reference_text=said,
+                candidate_text=candidate,
+                candidate_cached_tokens=54,
+            )
+        )
+    return SuiteResult(
+        name="greedy",
+        title="Greedy texts",
+        synthetic=True,
+        verdict=verdict,
+        why=f"{apart} of 32 prompts come apart; at most 10 % may.",
+        metrics=(
+            Metric(
+                name="texts apart",
+                value=100 * apart / 32,
+                text=f"{100 * apart / 32:.1f} %",
+                low=75.9 if broken else 0.0,
+                high=97.5 if broken else 8.9,
+                bound=10.0,
+                bound_is="most",
+                explain="Percent of prompts; 95 % Wilson interval. Ties within the reference's own floor are not counted.",
+            ),
+        ),
+        divergences=tuple(divergences),
+    )
+
+
+def _checks() -> tuple[Check, ...]:
+    return (
+        Check(name="candidate's kernel ran", status="ok", found="extend: 412 calls in 4 of 4 layers, none fell back"),
+        Check(name="only the backend differs", status="ok", found="212 server arguments compared, 1 differs"),
+        Check(name="same weights and tokenizer", status="ok", found="SHA-256 3f9ac1… on both sides"),
+        Check(name="cached prefix exercised", status="ok", found="224 questions with 16 cached tokens and more"),
+        Check(name="sensitive workload", status="not checked", found="no fault was seeded", settles="assay certify"),
+    )
+
+
+def _calls(candidate: str) -> tuple[CallSummary, ...]:
+    if candidate == NATIVE:
+        return (
+            CallSummary(
+                phase="extend", kernel=NATIVE, backend=NATIVE, calls=412, calls_with_cached_prefix=388, layers=4
+            ),
+            CallSummary(
+                phase="decode", kernel=NATIVE, backend=NATIVE, calls=1020, calls_with_cached_prefix=1020, layers=4
+            ),
+        )
+    return (
+        CallSummary(phase="extend", kernel=SAGE, backend=candidate, calls=412, calls_with_cached_prefix=388, layers=4),
+        CallSummary(
+            phase="decode", kernel=NATIVE, backend=NATIVE, delegated_by=candidate, calls=1020,
+            calls_with_cached_prefix=1020, layers=4,
+        ),
+    )  # fmt: skip
+
+
+def _report(
+    verdict: Verdict,
+    candidate: str,
+    headline: str,
+    suites: tuple[SuiteResult, ...],
+    reasons: tuple[str, ...] = ("Non-inferiority is shown, and every condition of a pass is met.",),
+    checks: tuple[Check, ...] | None = None,
+    findings: tuple[Finding, ...] = (),
+) -> Report:
+    launch = "python -m sglang.launch_server --model-path evals/tiny_model/model --device cpu --attention-backend "
+    return Report(
+        run_id="20261120-121002-3f9a",
+        created="2026-11-20T12:12:24Z",
+        seconds=142.3,
+        verdict=verdict,
+        exit_code={"pass": 0, "regression": 1}.get(verdict, 3),
+        headline=headline,
+        reasons=reasons,
+        reference=ServerSummary(
+            backend=NATIVE, engine="SGLang 0.5.23 on cpu", claimed_phases=("extend", "decode"), calls=_calls(NATIVE),
+            startup_s=21.3, launch_command=launch + NATIVE,
+        ),
+        candidate=ServerSummary(
+            backend=candidate, engine="SGLang 0.5.23 on cpu", claimed_phases=("extend",), calls=_calls(candidate),
+            startup_s=23.9, launch_command=launch + candidate,
+        ),
+        environment=Environment(
+            device="cpu",
+            hardware="2 x Intel Xeon @ 2.70GHz, 23 GiB",
+            python="3.11.9",
+            packages={"sglang": "0.5.23", "torch": "2.13.0+cpu", "triton": "3.5.0", "sageattention": "1.0.6"},
+            git="0f3c2d1, clean",
+            model="evals/tiny_model/model",
+            model_hash="3f9ac1d2" * 8,
+            argument_differences={},
+        ),
+        checks=_checks() if checks is None else checks,
+        suites=suites,
+        findings=findings,
+        reproduce=REPRODUCE.format(candidate=candidate),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    from assay.reports.write import write_all
+
+    everything = {**BY_VERDICT, "hostile": hostile, "many_flips": many_flips}
+    for title, build in everything.items():
+        write_all(build(), Path(sys.argv[1]) / title)
