@@ -33,7 +33,7 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 from assay.reports.write import write_all
 
 _REPORT = pytest.StashKey[Report]()
@@ -91,8 +91,8 @@ def servers(
 
     Latency is timed first, on servers of its own: these here run until the last test, and would disturb it.
     """
-    with Watch(Console(stderr=True)) as watch:
-        time_servers(bench_plan, run_folder, watch)
+    with ProgressDisplay(Console(stderr=True)) as display:
+        time_servers(bench_plan, run_folder, display)
     engines = [make_engine(plan, run_folder, role) for role in asked_roles(plan, run_folder)]
     keep = ExitStack()
     if not run_folder.progress().failure:
@@ -126,8 +126,8 @@ def report(
     request: pytest.FixtureRequest,
 ) -> Report:
     """The report of a whole run; made once, written to the run's folder, and the session's exit code."""
-    with Watch(Console(stderr=True)) as watch:
-        collect(plan, run_folder, watch, ready=list(servers.values()))
+    with ProgressDisplay(Console(stderr=True)) as display:
+        collect(plan, run_folder, display, ready=list(servers.values()))
     return _write_report(run_folder, request.config)
 
 

@@ -28,7 +28,7 @@ from assay.harness.config import make_spec
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.records import Role
 from assay.harness.judge.bench import BenchResult, judge_bench
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 WAIT = "ASSAY_LATENCY_GATE_WAIT"
 KERNEL = f'''
@@ -102,8 +102,8 @@ def planned(run: Plan, args: argparse.Namespace, seconds: float, seed: int = 0) 
 
 def timed(plan: BenchPlan, engines: dict[Role, Engine], folder: Path) -> BenchFolder:
     out = BenchFolder.new(folder)
-    with Watch(Console(quiet=True)) as watch:
-        measure(plan, engines, out, watch, "")
+    with ProgressDisplay(Console(quiet=True)) as display:
+        measure(plan, engines, out, display, "")
     return out
 
 

@@ -1,4 +1,4 @@
-"""Saying how far a run is: bars on a terminal, plain lines anywhere else."""
+"""A run's progress: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 _LINE_EVERY_S = 10.0
 
 
-class Watch(AbstractContextManager["Watch"]):
-    """Shows stages and counts of a run on a console. Thread-safe: both roles are asked at once."""
+class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
+    """Shows the stages and counts of a run on a console. Thread-safe: both roles are asked at the same time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -38,11 +38,11 @@ class Watch(AbstractContextManager["Watch"]):
             self._bars.stop()
 
     def say(self, text: str) -> None:
-        """Say that a stage began or ended."""
+        """Show that a stage began or ended."""
         self._console.print(f"[{time.monotonic() - self._start:5.0f} s] {text}", markup=False, highlight=False)
 
     def count(self, what: str, done: int, total: int) -> None:
-        """Say that `done` of `total` of `what` are through."""
+        """Show that `done` of `total` of `what` are done."""
         with self._lock:
             if self._bars:
                 if what not in self._tasks:

@@ -18,7 +18,7 @@ from assay.harness.engines.sglang import SGLangServer
 from assay.harness.engines.stream import Streamer, StreamReply
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.timings import Timing
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 from assay.harness.stats.ratio import FEWEST
 
 
@@ -37,7 +37,7 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
     return engines
 
 
-def bench(plan: BenchPlan, folder: BenchFolder, watch: Watch, command: str) -> None:
+def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay, command: str) -> None:
     """Start both servers, time them, and leave the evidence in the folder.
 
     Raises:
@@ -45,15 +45,17 @@ def bench(plan: BenchPlan, folder: BenchFolder, watch: Watch, command: str) -> N
         EvidenceError: the folder cannot be written.
     """
     engines = make_engines(plan, folder)
-    watch.say("Starting both servers.")
+    display.say("Starting both servers.")
     with running(list(engines.values()), plan.run.spec.device):
         for engine in engines.values():
-            watch.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
-        measure(plan, engines, folder, watch, command)
+            display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
+        measure(plan, engines, folder, display, command)
     folder.servers.write_counters()
 
 
-def measure(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, watch: Watch, command: str) -> None:
+def measure(
+    plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay, command: str
+) -> None:
     """Time two running servers: the lengths of free answers first, then blocks until the policy's seconds are used up.
 
     Raises:
@@ -65,10 +67,10 @@ def measure(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder
     if items:
         for engine in engines.values():
             folder.append_lengths(ask_lengths(engine, items, plan.run.spec.token_limit, max(plan.policy.concurrency)))
-    play(plan, engines, folder, watch)
+    play(plan, engines, folder, display)
 
 
-def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, watch: Watch) -> None:
+def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay) -> None:
     """Play blocks until the seconds are used up and there are rounds enough for a verdict; the four of a cell are not parted.
 
     Fewer than `FEWEST` rounds after the warm-up decide nothing, and the time they took, with that of both starts, would be lost.
@@ -86,7 +88,7 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, w
             lacking = FEWEST - rounds + first_warm(side_by_side(blocks_in(timings, folder.path)))
             taken = time.monotonic() - begun
             left = max(plan.policy.seconds - taken, lacking * taken / rounds, 0)
-            watch.say(f"{rounds} rounds of {len(plan.cells)} loads played, {left:.0f} s left.")
+            display.say(f"{rounds} rounds of {len(plan.cells)} loads played, {left:.0f} s left.")
         if lacking <= 0 and time.monotonic() - begun >= plan.policy.seconds:
             break
         for turn in together:

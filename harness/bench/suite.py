@@ -15,7 +15,7 @@ from assay.harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_s
 from assay.harness.collect.interview import given_flags, prepare, recorded
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 FOLDER = "bench"
 _FLAGS = (
@@ -38,7 +38,7 @@ def bench_folder(folder: RunFolder) -> BenchFolder:
     return BenchFolder(folder.path / FOLDER)
 
 
-def time_servers(plan: BenchPlan | None, folder: RunFolder, watch: Watch) -> None:
+def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDisplay) -> None:
     """Time both servers, unless the run has failed or they were timed before; what ends it early is written down, not raised.
 
     A bench that was cut off is begun anew: its first blocks were played by other servers.
@@ -46,7 +46,7 @@ def time_servers(plan: BenchPlan | None, folder: RunFolder, watch: Watch) -> Non
     Args:
         plan: the bench; None where none was asked for.
         folder: the run's.
-        watch: is told how far it is.
+        display: shows the progress.
 
     Raises:
         KeyboardInterrupt: after the servers were stopped and the interruption was written down.
@@ -57,4 +57,4 @@ def time_servers(plan: BenchPlan | None, folder: RunFolder, watch: Watch) -> Non
     with recorded(folder):
         shutil.rmtree(timed.path, ignore_errors=True)
         command = shlex.join(["assay", "bench", *given_flags(plan.run.spec, _FLAGS)])
-        bench(plan, BenchFolder.new(timed.path), watch, command)
+        bench(plan, BenchFolder.new(timed.path), display, command)

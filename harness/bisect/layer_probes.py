@@ -32,7 +32,7 @@ from assay.harness.engines.sglang import SGLangServer
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.records import Item
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control, substituted
 from assay.harness.server.sglang_plugin import SHADOW
 
@@ -105,7 +105,13 @@ class ProbeServer:
 
 
 def bisect_layers(
-    spec: RunSpec, model: Path, items: Sequence[Item], by: By | None, folder: Path, cpu_core: int | None, watch: Watch
+    spec: RunSpec,
+    model: Path,
+    items: Sequence[Item],
+    by: By | None,
+    folder: Path,
+    cpu_core: int | None,
+    display: ProgressDisplay,
 ) -> LayerBisect:
     """Find the layers that must run the reference for the task to be right again; start one server for it.
 
@@ -116,7 +122,7 @@ def bisect_layers(
         by: what must be right again; None chooses, see `assay.harness.bisect.layer_task.choose`.
         folder: new folder for the server's log and ``bisect.json``.
         cpu_core: the core that a CPU server computes on.
-        watch: is told of every probe.
+        display: shows every probe.
 
     Returns:
         The result, which also lies in ``folder/bisect.json``.
@@ -137,7 +143,7 @@ def bisect_layers(
         )
     evidence = folder / "server"
     set_control(evidence, Control())
-    watch.say(f"Starting {spec.reference} with {spec.candidate} beside it.")
+    display.say(f"Starting {spec.reference} with {spec.candidate} beside it.")
     server = SGLangServer(
         Launch(
             role="reference",
@@ -156,8 +162,8 @@ def bisect_layers(
         )
     )
     with server:
-        watch.say(f"Ready in {server.startup_s or 0:.0f} s.")
-        result = search(ProbeServer(server, evidence, items, spec.token_limit, spec.concurrency), spec, by, watch)
+        display.say(f"Ready in {server.startup_s or 0:.0f} s.")
+        result = search(ProbeServer(server, evidence, items, spec.token_limit, spec.concurrency), spec, by, display)
     try:
         (folder / RESULT).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -169,10 +175,16 @@ class _Probe:
     """What `find_layers` asks: a set of layers in, right or wrong out, every answer kept."""
 
     def __init__(
-        self, bench: ProbeServer, spec: RunSpec, by: By, own: AnswerSet, reference: Sequence[bool], watch: Watch
+        self,
+        bench: ProbeServer,
+        spec: RunSpec,
+        by: By,
+        own: AnswerSet,
+        reference: Sequence[bool],
+        display: ProgressDisplay,
     ) -> None:
         self._bench, self._spec, self._by, self._own = bench, spec, by, own
-        self._reference, self._watch = reference, watch
+        self._reference, self._display = reference, display
         self.whole = frozenset(bench.layers())
         self.records: list[ProbeRecord] = []
         self._waiting: list[AnswerSet] = []
@@ -204,14 +216,14 @@ class _Probe:
                 seconds=asking.seconds,
             )
         )
-        self._watch.say(
+        self._display.say(
             f"Probe {len(self.records)}: {self._spec.candidate} in {spans(candidate)}: {judged.outcome} "
             f"({judged.lost} lost, {judged.gained} gained of {len(these)})."
         )
         return judged.outcome == "right"
 
 
-def search(bench: ProbeServer, spec: RunSpec, by: By | None, watch: Watch) -> LayerBisect:
+def search(bench: ProbeServer, spec: RunSpec, by: By | None, display: ProgressDisplay) -> LayerBisect:
     """The bisect itself, on a server that runs.
 
     The reference alone is asked twice, and the candidate in all layers twice. If both gave the same texts both times, the floor is
@@ -222,7 +234,7 @@ def search(bench: ProbeServer, spec: RunSpec, by: By | None, watch: Watch) -> La
         bench: the server and the prompts.
         spec: roles, device, limits and alpha.
         by: what must be right again; None chooses.
-        watch: is told of every probe.
+        display: shows every probe.
 
     Raises:
         EngineError: the server failed, or the candidate raised.
@@ -241,15 +253,15 @@ def search(bench: ProbeServer, spec: RunSpec, by: By | None, watch: Watch) -> La
     once, twice = (marks(chosen, bench.items, own.texts, asking.texts) for asking in (own, again))
     reference = twice if chosen == "text" else once  # a text is equal to itself, which says nothing
     right, total, floor = sum(reference), len(bench.items), _differing(own, again)
-    watch.say(f"By {chosen}: {by_why}.")
-    watch.say(f"The reference asked twice: {total - floor} of {total} texts equal.")
+    display.say(f"By {chosen}: {by_why}.")
+    display.say(f"The reference asked twice: {total - floor} of {total} texts equal.")
 
-    probe = _Probe(bench, spec, chosen, own, reference, watch)
+    probe = _Probe(bench, spec, chosen, own, reference, display)
     candidate_floor, flips, noise = 0, _flips(once, twice), 0.0
     if can_fail(chosen, right, total, spec.alpha):
         candidate_floor, more = probe.floor()
         flips += more
-        watch.say(f"The candidate in all layers asked twice: {total - candidate_floor} of {total} texts equal.")
+        display.say(f"The candidate in all layers asked twice: {total - candidate_floor} of {total} texts equal.")
         noise = noise_of(flips, 2 * total, total, spec.alpha) if floor or candidate_floor else 0.0
         found = find_layers(sorted(probe.whole), probe, noise, spec.alpha)
     else:

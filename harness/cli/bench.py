@@ -65,7 +65,7 @@ def bench(
     from assay.harness.bench.plan import make_policy, plan_bench, timed_spec
     from assay.harness.collect.interview import default_folder, prepare
     from assay.harness.judge.bench import judge_bench
-    from assay.harness.progress import Watch
+    from assay.harness.progress import ProgressDisplay
     from assay.reports.bench import write_bench
     from assay.reports.latency import build_latency, render_latency
 
@@ -77,8 +77,8 @@ def bench(
     plan = plan_bench(prepare(spec), make_policy(spec, seed), cuda_graphs)
     path = out or default_folder(spec).with_name(f"{default_folder(spec).name}-bench")
     folder = BenchFolder.new(path)
-    with Watch(console) as watch:
-        drive.bench(plan, folder, watch, again())
+    with ProgressDisplay(console) as display:
+        drive.bench(plan, folder, display, again())
     result = build_latency(judge_bench(folder))
     page = write_bench(result, path)
     render_latency(result, console)

@@ -39,7 +39,7 @@ def layers(
     from assay.harness.bisect.layer_probes import bisect_layers
     from assay.harness.collect.interview import core_of, default_folder, prepare
     from assay.harness.engines.catalog import is_url
-    from assay.harness.progress import Watch
+    from assay.harness.progress import ProgressDisplay
     from assay.reports.bisect_layers import render_layers
 
     flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
@@ -53,8 +53,8 @@ def layers(
             )
     plan = prepare(spec)
     folder = out or default_folder(spec)
-    with Watch(console) as watch:
-        result = bisect_layers(spec, plan.model, plan.of("mmlu"), by, folder, core_of(spec.device), watch)
+    with ProgressDisplay(console) as display:
+        result = bisect_layers(spec, plan.model, plan.of("mmlu"), by, folder, core_of(spec.device), display)
     render_layers(result, console)
     console.print(f"Details: {folder / 'bisect.json'}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(result.exit_code)

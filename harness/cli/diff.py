@@ -76,13 +76,13 @@ def record(
     """Record a replay pack: q, k, v and the reference's output of chosen calls, to run kernels on without a server."""
     from assay.harness.collect.interview import prepare
     from assay.harness.collect.record import record_pack
-    from assay.harness.progress import Watch
+    from assay.harness.progress import ProgressDisplay
     from assay.reports.replay import render_pack
 
     flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
     spec = _spec(flags | {"suites": "layers"}, config)
-    with Watch(console) as watch:
-        manifest = record_pack(prepare(spec), pack, watch)
+    with ProgressDisplay(console) as display:
+        manifest = record_pack(prepare(spec), pack, display)
     render_pack(manifest, pack, console)
 
 

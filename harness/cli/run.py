@@ -69,19 +69,22 @@ def measure(spec: RunSpec, out: Path | None, baselines: bool = False) -> tuple[R
     from assay.harness.bench.suite import plan_latency, time_servers
     from assay.harness.collect.interview import collect, default_folder, open_folder, prepare
     from assay.harness.judge.build import build
-    from assay.harness.progress import Watch
+    from assay.harness.progress import ProgressDisplay
     from assay.reports.terminal import render
     from assay.reports.write import write_all
 
     plan, timed = prepare(spec), plan_latency(spec)
     folder = open_folder(plan, out or default_folder(spec), "gate" if baselines else "run")
-    with Watch(console) as watch, suppress(KeyboardInterrupt):  # what was answered until then still makes a report
-        watch.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
+    with (
+        ProgressDisplay(console) as display,
+        suppress(KeyboardInterrupt),
+    ):  # what was answered until then still makes a report
+        display.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
         if baselines:
             status = attach(folder)
-            watch.say(f"Baselines: {', '.join(status.used.values()) or 'none that fits'}.")
-        collect(plan, folder, watch)
-        time_servers(timed, folder, watch)  # after the run's own servers have stopped
+            display.say(f"Baselines: {', '.join(status.used.values()) or 'none that fits'}.")
+        collect(plan, folder, display)
+        time_servers(timed, folder, display)  # after the run's own servers have stopped
     report = build(folder)
     write_all(report, folder.path)
     render(report, console)

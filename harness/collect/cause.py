@@ -8,12 +8,12 @@ from assay.harness.collect import layer_suite
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.offline.replay import ReplayResult, examine_recorded
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 _FILE = "cause.json"
 
 
-def find_cause(folder: RunFolder, spec: RunSpec, watch: Watch) -> None:
+def find_cause(folder: RunFolder, spec: RunSpec, display: ProgressDisplay) -> None:
     """Examine what was recorded, and write down what it came to. Does nothing where that was done, or nothing was recorded.
 
     Raises:
@@ -26,7 +26,7 @@ def find_cause(folder: RunFolder, spec: RunSpec, watch: Watch) -> None:
     result = examine_recorded(pack, spec.candidate, layer_suite.reproduced_by(pack, spec.candidate), served)
     (folder.path / _FILE).write_text(result.model_dump_json(indent=1))
     named = "; ".join(finding.kind for finding in result.findings) or "nothing"
-    watch.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")
+    display.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")
 
 
 def read_cause(path: Path) -> ReplayResult | None:

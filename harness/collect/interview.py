@@ -34,7 +34,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.manifest import Failure, Manifest, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Item, Role, Suite
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 COLD_SHARE, COLD_MOST = 8, 16
 """One question in eight, at most sixteen, is asked with an empty cache, so that both conditions occur in every run."""
@@ -142,13 +142,13 @@ def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:
     return flags
 
 
-def collect(plan: Plan, folder: RunFolder, watch: Watch, ready: Sequence[Engine] = ()) -> None:
+def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
     """Ask both servers what is not answered yet. What ends a run early is written down, not raised.
 
     Args:
         plan: the checked run.
         folder: where answers go, one by one.
-        watch: is told how far it is.
+        display: shows the progress.
         ready: both servers, if they run already; else they are started here, and stopped.
 
     Raises:
@@ -158,18 +158,18 @@ def collect(plan: Plan, folder: RunFolder, watch: Watch, ready: Sequence[Engine]
         answered = {answer.key for answer in folder.answers()}
         waiting = [role for role in asked_roles(plan, folder) if _pending(plan, folder, role, answered)]
         if not waiting:
-            watch.say("Everything was answered before." if plan.items else "Nothing is asked.")
+            display.say("Everything was answered before." if plan.items else "Nothing is asked.")
         elif ready:
-            _interview_all(ready, plan, folder, answered, watch)
+            _interview_all(ready, plan, folder, answered, display)
         else:
             engines = [make_engine(plan, folder, role) for role in waiting]
             groups = [engines] if len(engines) == 1 or together(plan) else [[engine] for engine in engines]
             for group in groups:
-                watch.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
+                display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
                 with running(group, plan.spec.device):
-                    _interview_all(group, plan, folder, answered, watch)
+                    _interview_all(group, plan, folder, answered, display)
         if layer_suite.wanted(plan.spec):
-            cause.find_cause(folder, plan.spec, watch)
+            cause.find_cause(folder, plan.spec, display)
 
 
 def asked_roles(plan: Plan, folder: RunFolder) -> tuple[Role, ...]:
@@ -286,16 +286,20 @@ def running(engines: Sequence[Engine], device: str) -> Iterator[None]:
 
 
 def _interview_all(
-    engines: Sequence[Engine], plan: Plan, folder: RunFolder, answered: set[tuple[str, str, str, int]], watch: Watch
+    engines: Sequence[Engine],
+    plan: Plan,
+    folder: RunFolder,
+    answered: set[tuple[str, str, str, int]],
+    display: ProgressDisplay,
 ) -> None:
     """Ask all engines at once, each from a thread of its own; the first failure stops the servers, and so the other threads."""
     for engine in engines:
         _note_server(folder, engine)
         started = f", ready in {engine.startup_s:.0f} s" if engine.startup_s else ""
-        watch.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
-    _side_by_side(engines, lambda engine: interview(engine, plan, folder, answered, watch))
+        display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
+    _side_by_side(engines, lambda engine: interview(engine, plan, folder, answered, display))
     for engine in engines:
-        _score(engine, plan, folder, watch)
+        _score(engine, plan, folder, display)
 
 
 def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
@@ -310,16 +314,16 @@ def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
     return [one for one in scored if not logits_path(folder.path, one, 0).exists()]
 
 
-def _score(engine: Engine, plan: Plan, folder: RunFolder, watch: Watch) -> None:
+def _score(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
     """Score the reference's tokens; after the interviews, since the candidate is asked for what the reference said."""
     for role in _unscored(plan, folder, engine.role):
         assert isinstance(engine, SGLangServer)
         items, answers = plan.of("greedy")[:SCORED], folder.answers()
         if role == engine.role:
-            score_role(engine, items, answers, folder.path, watch)
+            score_role(engine, items, answers, folder.path, display)
         else:
             with layer_suite.substituted_everywhere(folder.server_folder(engine.role)):
-                score_role(engine, items, answers, folder.path, watch, role)
+                score_role(engine, items, answers, folder.path, display, role)
 
 
 def _side_by_side(engines: Sequence[Engine], do: Callable[[Engine], None]) -> None:
@@ -401,7 +405,7 @@ def _open(plan: Plan, role: Role, answered: set[tuple[str, str, str, int]]) -> l
 
 
 def interview(
-    engine: Engine, plan: Plan, folder: RunFolder, answered: set[tuple[str, str, str, int]], watch: Watch
+    engine: Engine, plan: Plan, folder: RunFolder, answered: set[tuple[str, str, str, int]], display: ProgressDisplay
 ) -> None:
     """Ask a server everything that is open: some questions with an empty cache, then the rest with the header cached.
 
@@ -414,21 +418,23 @@ def interview(
         # One at a time: in a wave, whoever comes second finds the header that the first one left in the cache.
         for number in range(len(sitting.items)):
             engine.flush_cache()
-            _ask(engine, sitting, slice(number, number + 1), 1, folder, watch)
+            _ask(engine, sitting, slice(number, number + 1), 1, folder, display)
     if after:
         engine.flush_cache()
         engine.ask([ChatRequest(PROMPT_HEADER, max_tokens=1)], 1, lambda index, reply: None)
     for sitting in after:
-        _ask(engine, sitting, slice(None), plan.spec.concurrency, folder, watch)
+        _ask(engine, sitting, slice(None), plan.spec.concurrency, folder, display)
     if layer_suite.wanted(plan.spec) and layer_suite.looked(folder, engine.role) is None:
         prompts = [item.prompt for item in plan.of("layers")]
         if engine.role == _looked_into(plan, folder):
-            layer_suite.look(engine, folder, prompts, plan.spec, watch)
+            layer_suite.look(engine, folder, prompts, plan.spec, display)
         else:
             layer_suite.follow(engine, folder, prompts)
 
 
-def _ask(engine: Engine, sitting: _Sitting, part: slice, concurrency: int, folder: RunFolder, watch: Watch) -> None:
+def _ask(
+    engine: Engine, sitting: _Sitting, part: slice, concurrency: int, folder: RunFolder, display: ProgressDisplay
+) -> None:
     """Ask a part of a sitting at once."""
     items = sitting.items[part]
     done = part.start or 0
@@ -437,7 +443,7 @@ def _ask(engine: Engine, sitting: _Sitting, part: slice, concurrency: int, folde
         nonlocal done
         folder.append(_answer(engine.role, sitting, items[index], reply))
         done += 1
-        watch.count(f"{engine.role}: {sitting.title}", done, len(sitting.items))
+        display.count(f"{engine.role}: {sitting.title}", done, len(sitting.items))
 
     engine.ask(
         [ChatRequest(item.prompt, sitting.max_tokens, sitting.top_logprobs) for item in items], concurrency, keep

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from assay.evals.questions import PROMPT_HEADER
+from assay.harness.conditions import PHASES
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.engines.catalog import is_url
@@ -26,12 +27,12 @@ from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import hash_model
 from assay.harness.evidence.records import ROLES, Record, Role
-from assay.harness.evidence.shadow_sums import DIMENSIONS, PHASES, SUMS, ShadowSums, read_shadow_sums
+from assay.harness.evidence.shadow_sums import DIMENSIONS, SUMS, ShadowSums, read_shadow_sums
 from assay.harness.evidence.shadow_sums import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import BUDGET_BYTES
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
 from assay.harness.offline.replay import name_recorded
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.sglang_plugin import MODEL_HASH, RECORD, SHADOW, TRACE
 from assay.harness.server.shadow import PACK_FOLDER
@@ -132,7 +133,7 @@ def turned(cells: ShadowSums, claimed: Sequence[str]) -> ShadowSums:
     return replace(cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], legends=tuple(legends))
 
 
-def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpec, watch: Watch) -> None:
+def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpec, display: ProgressDisplay) -> None:
     """Look into a running server: shadow and record, then trace it as it is and with the other backend in every layer.
 
     Args:
@@ -140,7 +141,7 @@ def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpe
         folder: the run's.
         prompts: `COLD` + `WARM` questions.
         spec: of the run.
-        watch: is told how far it is.
+        display: shows the progress.
 
     Raises:
         EngineError: the server failed.
@@ -149,7 +150,7 @@ def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpe
     begun = time.monotonic()
     place = folder.server_folder(engine.role)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
-    watch.say(f"Looking inside the {engine.role}: {len(prompts)} questions in the shadow.")
+    display.say(f"Looking inside the {engine.role}: {len(prompts)} questions in the shadow.")
     named_s: float | None = None
 
     def name() -> None:
@@ -163,7 +164,7 @@ def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpe
         if findings:
             named_s = time.monotonic() - begun
         for finding in findings:
-            watch.say(f"After {named_s:.1f} s: {finding.where}: {finding.diagnosis}.")
+            display.say(f"After {named_s:.1f} s: {finding.where}: {finding.diagnosis}.")
 
     shadow(engine, place, prompts, spec, name)
     layers = layers_seen(place)

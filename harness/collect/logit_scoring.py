@@ -6,7 +6,7 @@ a prompt in one go), so a kernel of the decode phase is not seen by it.
 
 Sequences are scored one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied cache, and
 *cached*, right after that, when all but the scored positions come from the prefix cache. The two conditions score the same
-positions: the last `PROMPT_TAIL` tokens of the prompt and the answer, but for the first `CACHED_LEAST` + 1 tokens of a sequence.
+positions: the last `PROMPT_TAIL` tokens of the prompt and the answer, but for the first `CACHED_PREFIX_TOKENS` + 1 tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Protocol
 import numpy as np
 
 from assay.harness.compare.logits import LogitsComparison, compare_roles
+from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.engines.score import Generation, Score, Scorer, generate, score
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import (
-    CACHED_LEAST,
     CONDITIONS,
     Condition,
     Logits,
@@ -33,7 +33,7 @@ from assay.harness.evidence.logit_files import (
     write_logits,
 )
 from assay.harness.evidence.records import Answer, Item, Role
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 PROMPT_TAIL = 16
 """Tokens at the end of a prompt that are scored too: answers may be a few tokens long."""
@@ -57,7 +57,7 @@ def score_role(
     items: Sequence[Item],
     answers: Sequence[Answer],
     folder: Path,
-    watch: Watch,
+    display: ProgressDisplay,
     role: Role | None = None,
 ) -> None:
     """Score the reference's tokens on a server, and leave the result in a run's folder. What is there is not scored again.
@@ -70,7 +70,7 @@ def score_role(
         items: the prompts.
         answers: recorded answers; the reference's greedy ones (repeat 0) are held against what it answers now, by token.
         folder: the run's folder.
-        watch: is told how far it is.
+        display: shows the progress.
         role: the role to score; None for the server's. One server can be both, with and without layers of the candidate.
 
     Raises:
@@ -89,7 +89,7 @@ def score_role(
         reference = None if first else _scored_reference(folder, role)
         sequences = _draw(server, items, answers) if reference is None else _again(reference)
         title = f"{role}: logits{' again' if repeat else ''}"
-        scored = _score_all(server, sequences, reference, bool(repeat), watch, title)
+        scored = _score_all(server, sequences, reference, bool(repeat), display, title)
         header = LogitsHeader(
             role=role,
             repeat=repeat,
@@ -154,7 +154,7 @@ def _draw(server: ScoringServer, items: Sequence[Item], answers: Sequence[Answer
                 "give the run a folder of its own with --out",
             )
         ids = (*drawn.prompt_ids, *drawn.ids[: _shared(answer, drawn)])
-        start = max(0, min(max(prompt - 1 - PROMPT_TAIL, CACHED_LEAST), len(ids) - 2))
+        start = max(0, min(max(prompt - 1 - PROMPT_TAIL, CACHED_PREFIX_TOKENS), len(ids) - 2))
         sequence = ScoredSequence(item=item.id, prompt_tokens=prompt, length=len(ids), start=start, cached={})
         sequences.append((sequence, ids))
     return sequences
@@ -174,7 +174,7 @@ def _score_all(
     sequences: Sequence[_Sequence],
     reference: Logits | None,
     backwards: bool,
-    watch: Watch,
+    display: ProgressDisplay,
     title: str,
 ) -> list[dict[Condition, Score]]:
     order = range(len(sequences))
@@ -183,7 +183,7 @@ def _score_all(
         sequence, ids = sequences[index]
         server.flush_cache()
         scored[index] = {c: score(server, ids, sequence.start, TOP_K, _wanted(reference, c, index)) for c in CONDITIONS}
-        watch.count(title, done, len(sequences))
+        display.count(title, done, len(sequences))
     return [scored[index] for index in order]
 
 

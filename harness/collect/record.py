@@ -11,16 +11,16 @@ from assay.harness.collect.interview import Plan, make_engine, running
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.pack import PackManifest, read_manifest
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 
-def record_pack(plan: Plan, pack: Path, watch: Watch) -> PackManifest:
+def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifest:
     """Record calls of a short workload.
 
     Args:
         plan: the checked run, with the suite layers; its candidate chooses the worst calls.
         pack: a new folder.
-        watch: is told how far it is.
+        display: shows the progress.
 
     Returns:
         What the pack holds.
@@ -35,9 +35,9 @@ def record_pack(plan: Plan, pack: Path, watch: Watch) -> PackManifest:
     with tempfile.TemporaryDirectory(prefix="assay-record-") as made:
         folder = RunFolder(Path(made))
         server = make_engine(plan, folder, "reference")
-        watch.say(f"Starting {server.backend}.")
+        display.say(f"Starting {server.backend}.")
         with running([server], plan.spec.device):
-            watch.say("Asking a short workload.")
+            display.say("Asking a short workload.")
             place = folder.server_folder("reference")
             layer_suite.shadow(server, place, [item.prompt for item in plan.of("layers")], plan.spec)
         recorded = layer_suite.pack_of(folder)

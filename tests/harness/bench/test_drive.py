@@ -18,7 +18,7 @@ from assay.harness.config import make_spec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import ROLES
 from assay.harness.evidence.timings import Timing
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 from assay.harness.stats.ratio import FEWEST
 
 
@@ -40,8 +40,8 @@ def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[in
     flags = {"latency_shapes": "short,long", "latency_concurrency": "1", "latency_seconds": 1e-9, "servers": "together"}
     spec = timed_spec(make_spec(flags | {"candidate": "torch_native"}))
     bench = BenchFolder.new(folder)
-    with Watch(Console(file=StringIO())) as watch:
-        drive.play(plan_bench(prepare(spec), make_policy(spec)), cast(Any, dict.fromkeys(ROLES)), bench, watch)
+    with ProgressDisplay(Console(file=StringIO())) as display:
+        drive.play(plan_bench(prepare(spec), make_policy(spec)), cast(Any, dict.fromkeys(ROLES)), bench, display)
     played = [timing.round for timing in bench.timings()]
     assert all(played.count(number) == 8 for number in set(played)), "two loads of four blocks each"
     return max(played) + 1

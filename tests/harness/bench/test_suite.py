@@ -19,7 +19,7 @@ from assay.harness.config import make_spec
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 FLAGS: dict[str, Any] = {
     "candidate": "torch_native", "suites": "mmlu,layers,latency", "questions": 4, "servers": "together",
@@ -35,7 +35,7 @@ class Benches:
         self.plans: list[BenchPlan] = []
         self.command = ""
 
-    def __call__(self, plan: BenchPlan, folder: BenchFolder, watch: Watch, command: str) -> None:
+    def __call__(self, plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay, command: str) -> None:
         self.plans.append(plan)
         self.command = command
         with (folder.path / TIMINGS).open("a") as file:
@@ -52,8 +52,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def timed(folder: RunFolder, benches: Benches, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
     monkeypatch.setattr(suite, "bench", benches)
-    with Watch(Console(file=StringIO())) as watch:
-        time_servers(plan_latency(make_spec(FLAGS | flags)), folder, watch)
+    with ProgressDisplay(Console(file=StringIO())) as display:
+        time_servers(plan_latency(make_spec(FLAGS | flags)), folder, display)
 
 
 def test_what_is_timed_has_nothing_in_the_shadow(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

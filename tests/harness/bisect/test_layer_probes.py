@@ -19,7 +19,7 @@ from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.records import Item
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import ControlReader, read_control, substituted, substitution_folder
 
 LAYERS = frozenset(range(4))
@@ -97,8 +97,8 @@ def spec(**changes: object) -> RunSpec:
 
 def bisect(server: Server, by: str | None = None, **changes: object) -> LayerBisect:
     bench = ProbeServer(server, server.evidence, ITEMS, 32, 8)
-    with Watch(Console(quiet=True)) as watch:
-        return search(bench, spec(**changes), by, watch)  # type: ignore[arg-type]
+    with ProgressDisplay(Console(quiet=True)) as display:
+        return search(bench, spec(**changes), by, display)  # type: ignore[arg-type]
 
 
 def test_the_layer_that_is_wrong_is_found(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def test_a_substitution_that_did_not_happen_is_no_answer(tmp_path: Path) -> None
 
 
 def test_too_few_questions_and_foreign_folders_are_wrong_use(tmp_path: Path) -> None:
-    with Watch(Console(quiet=True)) as watch:
+    with ProgressDisplay(Console(quiet=True)) as display:
         with pytest.raises(UsageError, match="at least 5"):
-            bisect_layers(spec(), tmp_path, ITEMS[:4], None, tmp_path / "new", None, watch)
+            bisect_layers(spec(), tmp_path, ITEMS[:4], None, tmp_path / "new", None, display)
         (tmp_path / "thesis.tex").write_text("x")
         with pytest.raises(UsageError, match="not empty"):
-            bisect_layers(spec(), tmp_path, ITEMS, None, tmp_path, None, watch)
+            bisect_layers(spec(), tmp_path, ITEMS, None, tmp_path, None, display)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -18,7 +18,7 @@ from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Role
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 
 class FakeEngine(Engine):
@@ -67,8 +67,8 @@ def plan() -> Plan:
 
 
 def asked(plan: Plan, folder: RunFolder, engines: Sequence[FakeEngine]) -> None:
-    with Watch(Console(file=StringIO())) as watch:
-        collect(plan, folder, watch, ready=engines)
+    with ProgressDisplay(Console(file=StringIO())) as display:
+        collect(plan, folder, display, ready=engines)
 
 
 def test_cold_questions_come_one_by_one_each_on_an_empty_cache(plan: Plan, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from assay.harness.config import make_spec
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 from assay.harness.verdict import Finding
 
 PROMPTS = [f"question {number}" for number in range(layer_suite.COLD + layer_suite.WARM)]
@@ -54,7 +54,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def look(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: list[Finding] | UsageError) -> str:
-    """Look, with these findings in what was recorded early; what the watch was told."""
+    """Look, with these findings in what was recorded early; what the display showed."""
 
     def name(*_: object, **__: object) -> list[Finding]:
         server.notes.append("named")
@@ -66,7 +66,9 @@ def look(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: l
     monkeypatch.setattr(layer_suite, "layers_seen", lambda place: (0, 1))
     said = io.StringIO()
     spec = make_spec({"candidate": "sage_attn_as_shipped", "suites": "layers", "device": "cpu"})
-    layer_suite.look(cast(Engine, server), RunFolder(folder), PROMPTS, spec, Watch(Console(file=said, width=200)))
+    layer_suite.look(
+        cast(Engine, server), RunFolder(folder), PROMPTS, spec, ProgressDisplay(Console(file=said, width=200))
+    )
     return said.getvalue()
 
 

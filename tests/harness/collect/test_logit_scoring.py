@@ -18,7 +18,7 @@ from assay.harness.compare.logits import LogitsComparison
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item, Role, Token
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 VOCABULARY, END = 64, 63
 PROMPTS = {"greedy-000": 40, "greedy-001": 18, "greedy-002": 60}
@@ -96,13 +96,13 @@ def recorded(item: str, texts: list[str], prompt_tokens: int) -> Answer:
     )  # fmt: skip
 
 
-def watch() -> Watch:
-    return Watch(Console(file=StringIO()))
+def display() -> ProgressDisplay:
+    return ProgressDisplay(Console(file=StringIO()))
 
 
 def both(folder: Path, candidate: Model) -> LogitsComparison:
     for model in (Model("reference"), candidate):
-        score_role(model, items(), (), folder, watch())
+        score_role(model, items(), (), folder, display())
     return compare_logits(folder)
 
 
@@ -123,7 +123,7 @@ def test_a_fault_behind_a_cached_prefix_shows_there_and_nowhere_else(tmp_path: P
 def test_both_roles_are_scored_on_the_same_ids_cold_and_then_cached(tmp_path: Path) -> None:
     reference, candidate = Model("reference"), Model("candidate")
     for model in (reference, candidate):
-        score_role(model, items(), (), tmp_path, watch())
+        score_role(model, items(), (), tmp_path, display())
     once = ["flush", "/generate", "/generate"]
     assert candidate.calls == once * 3
     assert reference.calls == ["/v1/chat/completions"] * 3 + once * 6
@@ -146,7 +146,7 @@ def test_what_is_there_is_not_scored_again(tmp_path: Path) -> None:
     logits_path(tmp_path, "reference", 1).unlink()
     idle, rest = Model("candidate"), Model("reference")
     for model in (idle, rest):
-        score_role(model, items(), (), tmp_path, watch())
+        score_role(model, items(), (), tmp_path, display())
     assert idle.calls == []
     assert len(rest.scored) == 6
     assert compare_logits(tmp_path).rows[0].floor_mean_kl == 0.0
@@ -154,9 +154,9 @@ def test_what_is_there_is_not_scored_again(tmp_path: Path) -> None:
 
 def test_one_server_can_be_both_roles(tmp_path: Path) -> None:
     server = Model("reference")
-    score_role(server, items(), (), tmp_path, watch())
+    score_role(server, items(), (), tmp_path, display())
     server.shift = 2.0
-    score_role(server, items(), (), tmp_path, watch(), role="candidate")
+    score_role(server, items(), (), tmp_path, display(), role="candidate")
     cold, cached = compare_logits(tmp_path).rows
     assert cold.mean_kl == 0
     assert cached.mean_kl is not None
@@ -166,7 +166,7 @@ def test_one_server_can_be_both_roles(tmp_path: Path) -> None:
 def test_the_answer_is_cut_where_it_parts_from_the_recorded_one(tmp_path: Path) -> None:
     texts = ["t1", "t2", "other", "t4", "t63"]
     answers = [recorded("greedy-000", texts, 40), recorded("greedy-001", ["t1", "t2"], 18)]
-    score_role(Model("reference"), items(), answers, tmp_path, watch())
+    score_role(Model("reference"), items(), answers, tmp_path, display())
     header = read_logits(logits_path(tmp_path, "reference", 0)).header
     # The second was recorded with two tokens, so that its last one is now the end of the text instead of t2.
     assert [s.length - s.prompt_tokens for s in header.sequences] == [2, 1, 5]
@@ -174,14 +174,14 @@ def test_the_answer_is_cut_where_it_parts_from_the_recorded_one(tmp_path: Path) 
 
 def test_an_answer_to_another_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="greedy-000 was recorded to a prompt of 41 tokens; it has 40 now"):
-        score_role(Model("reference"), items(), [recorded("greedy-000", ["t1"], 41)], tmp_path, watch())
+        score_role(Model("reference"), items(), [recorded("greedy-000", ["t1"], 41)], tmp_path, display())
 
 
 def test_the_candidate_needs_the_reference_first(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="The candidate cannot be scored"):
-        score_role(Model("candidate"), items(), (), tmp_path, watch())
+        score_role(Model("candidate"), items(), (), tmp_path, display())
     with pytest.raises(EvidenceError, match="There is no prompt"):
-        score_role(Model("reference"), [], (), tmp_path, watch())
+        score_role(Model("reference"), [], (), tmp_path, display())
     with pytest.raises(EvidenceError, match=r"reference-0.safetensors cannot be read"):
         compare_logits(tmp_path)
 
@@ -194,6 +194,6 @@ def test_a_server_that_fails_midway_leaves_nothing_half_done(tmp_path: Path) -> 
             super().flush_cache()
 
     with pytest.raises(EngineError, match="the server died"):
-        score_role(Dying("reference"), items(), (), tmp_path, watch())
+        score_role(Dying("reference"), items(), (), tmp_path, display())
     assert not (tmp_path / "logits").exists()
     assert math.isfinite(both(tmp_path, Model("candidate")).rows[0].mean_kl or 0.0)

@@ -22,7 +22,7 @@ from assay.harness.engines.score import score
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item, Role
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 pytestmark = pytest.mark.server
 LONG = 180
@@ -91,12 +91,12 @@ Scored = tuple[LogitsComparison, Path, list[Answer], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
-    folder, watch = tmp_path_factory.mktemp("run"), Watch(Console(file=StringIO()))
+    folder, display = tmp_path_factory.mktemp("run"), ProgressDisplay(Console(file=StringIO()))
     (folder / "wrong_behind_a_prefix.py").write_text(KERNEL)
     seen: dict[str, Any] = {}
     with serve(tmp_path_factory.mktemp("reference"), "reference", "torch_native") as server:
         answers = recorded(server)
-        score_role(server, items(), answers, folder, watch)
+        score_role(server, items(), answers, folder, display)
         ids = read_logits(logits_path(folder, "reference", 0)).ids_of(0)
         server.flush_cache()
         seen["cold"] = score(server, ids, 0, TOP_K)
@@ -105,7 +105,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         with serve(tmp_path_factory.mktemp("candidate"), "candidate", "wrong_behind_a_prefix:kernel") as server:
-            score_role(server, items(), answers, folder, watch)
+            score_role(server, items(), answers, folder, display)
     return compare_logits(folder), folder, answers, seen
 
 

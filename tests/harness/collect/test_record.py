@@ -13,22 +13,22 @@ from assay.harness.collect.record import record_pack
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.offline.replay import replay
-from assay.harness.progress import Watch
+from assay.harness.progress import ProgressDisplay
 
 SPEC = RunSpec(reference="torch_native", candidate="torch_native", suites=("layers",), budget_mb=16)
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with Watch(Console(file=StringIO())) as watch, pytest.raises(UsageError, match="is not empty"):
-        record_pack(prepare(SPEC), tmp_path, watch)
+    with ProgressDisplay(Console(file=StringIO())) as display, pytest.raises(UsageError, match="is not empty"):
+        record_pack(prepare(SPEC), tmp_path, display)
 
 
 @pytest.mark.server
 def test_a_recorded_pack_can_be_replayed(tmp_path: Path) -> None:
     pack = tmp_path / "packs" / "pack"
-    with Watch(Console(file=StringIO())) as watch:
-        manifest = record_pack(prepare(SPEC), pack, watch)
+    with ProgressDisplay(Console(file=StringIO())) as display:
+        manifest = record_pack(prepare(SPEC), pack, display)
     assert sum(call.bytes for call in manifest.calls) <= 16 * 2**20
     strata = {(call.layer, call.phase, any(call.prefix)) for call in manifest.calls}
     assert strata == {
