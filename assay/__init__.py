@@ -1,3 +1,80 @@
-"""The differential accuracy and regression harness for LLM attention backends: the public API."""
+"""assay compares attention backends of LLM serving engines. This module is its whole public API.
+
+Everything that a kernel, a test, a notebook or a pipeline needs is imported from here::
+
+    from assay import AttentionCall, KernelRefused, check, declares
+
+A name is imported when it is first used, so ``import assay`` itself costs milliseconds and imports no torch. What lies deeper
+(`assay.harness` and its neighbours) may change with any version; what stands here changes only as ``CHANGELOG.md`` says.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from assay.harness.attention.call import PHASES as PHASES
+    from assay.harness.attention.call import AttentionCall as AttentionCall
+    from assay.harness.attention.call import Kernel as Kernel
+    from assay.harness.attention.call import KernelRefused as KernelRefused
+    from assay.harness.attention.kernels import declares as declares
+    from assay.harness.attention.matrix import Case as Case
+    from assay.harness.attention.matrix import cases as cases
+    from assay.harness.attention.oracle import oracle as oracle
+    from assay.harness.attention.sample_calls import call_of as call_of
+    from assay.harness.config import RunSpec as RunSpec
+    from assay.harness.errors import AssayError as AssayError
+    from assay.harness.errors import EngineError as EngineError
+    from assay.harness.errors import EvidenceError as EvidenceError
+    from assay.harness.errors import ExitCode as ExitCode
+    from assay.harness.errors import UsageError as UsageError
+    from assay.harness.judge.report import Report as Report
+    from assay.harness.offline.check import check as check
+    from assay.harness.offline.replay import replay as replay
+    from assay.harness.verdict import Check as Check
+    from assay.harness.verdict import Finding as Finding
+    from assay.harness.verdict import Verdict as Verdict
+
+# The order is that of docs/api.md: the contract, what checks a kernel, a run, errors.
+_HOME = {
+    "AttentionCall": "assay.harness.attention.call",
+    "Kernel": "assay.harness.attention.call",
+    "KernelRefused": "assay.harness.attention.call",
+    "PHASES": "assay.harness.attention.call",
+    "declares": "assay.harness.attention.kernels",
+    "oracle": "assay.harness.attention.oracle",
+    "check": "assay.harness.offline.check",
+    "replay": "assay.harness.offline.replay",
+    "cases": "assay.harness.attention.matrix",
+    "Case": "assay.harness.attention.matrix",
+    "call_of": "assay.harness.attention.sample_calls",
+    "RunSpec": "assay.harness.config",
+    "Report": "assay.harness.judge.report",
+    "Verdict": "assay.harness.verdict",
+    "Check": "assay.harness.verdict",
+    "Finding": "assay.harness.verdict",
+    "ExitCode": "assay.harness.errors",
+    "AssayError": "assay.harness.errors",
+    "UsageError": "assay.harness.errors",
+    "EngineError": "assay.harness.errors",
+    "EvidenceError": "assay.harness.errors",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
