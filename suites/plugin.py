@@ -1,6 +1,6 @@
-"""The pytest plugin: the op-level matrix for a kernel's own tests. See ``docs/library.md``.
+"""The pytest plugin: a kernel's own tests on the op-level matrix. See ``docs/library.md``.
 
-Loaded in every pytest run of an environment that has assay, so it imports nothing heavy until a test asks for it.
+pytest loads it in every environment that has assay, so nothing heavy is imported until a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("assay-kernels", "assay: kernels on the op-level matrix")
     group.addoption(
         "--assay-size", choices=("small", "full"), default=None, dest="assay_matrix_size",
-        help="matrix of every check that names no size: small (the default), or full, with longer sequences and more heads",
+        help="matrix for checks that name no size: small (the default), or full (longer sequences, more heads)",
     )  # fmt: skip
     group.addoption(
         "--assay-device", default=None, dest="assay_matrix_device",
-        help="device of every check that names none; by default a GPU, if there is one",
+        help="device for checks that name none; a GPU by default, if there is one",
     )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and a place for results."""
+    """Register the marker and a place for results."""
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(kernel, phases=None, dtypes=None, head_dims=(64, 128), size='small'): run the test for each case of the "
-        "matrix, as the fixture assay_case",
+        f"{MARKER}(kernel, phases=None, dtypes=None, head_dims=(64, 128), size='small'): run the test once for each "
+        "case of the matrix; the test uses the fixture assay_case",
     )
     config.stash[_RESULTS] = []
 
@@ -48,7 +48,7 @@ _RESULTS = pytest.StashKey["list[Result]"]()
 
 
 class Assay:
-    """What the fixture `assay` is: checks of kernels."""
+    """The fixture `assay`: checks kernels."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -66,31 +66,31 @@ class Assay:
         seed: int = 0,
         cases: Iterable[Case] | None = None,
     ) -> Result:
-        """Run a kernel on the op-level matrix, and fail unless it is right.
+        """Run a kernel on the op-level matrix and fail unless it is right.
 
-        Right means: every call that it computed is within its bound, it wrote to no input, kept no state and gave the same twice,
-        and it computed a call of every phase that it declares, with a cached prefix and, in extend, without one.
+        A kernel is right if every call that it computes is within its bound, it does not write to its inputs, keeps no state, gives
+        the same output twice, and computes calls of every phase that it declares: with a cached prefix and, in extend, without.
 
         Args:
-            kernel: a published name, ``module:function``, or the kernel itself.
-            phases: phases to run; None for those that the kernel declares.
-            dtypes: such as "bfloat16"; None for float16, bfloat16 and float32.
-            head_dims: head dims of the matrix.
-            noise: quantisation whose noise is excused, such as "int8_qk"; None for what the kernel declares.
+            kernel: A published name, ``module:function``, or the kernel itself.
+            phases: Phases to run; None for those that the kernel declares.
+            dtypes: For example ``["bfloat16"]``; None for float16, bfloat16 and float32.
+            head_dims: Head dims of the matrix.
+            noise: Quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
             size: "small" or "full"; None for ``--assay-size``.
-            device: such as "cuda"; None for ``--assay-device``.
-            seed: of the matrix and its data.
-            cases: these cases instead of the matrix.
+            device: For example "cuda"; None for ``--assay-device``.
+            seed: Seed of the matrix and its data.
+            cases: Cases to run instead of the matrix.
 
         Returns:
             What was computed, refused and found.
 
         Raises:
-            AssertionError: it is not right, or that was not shown; the message is the diagnosis.
-            assay.harness.errors.UsageError: no such kernel, phase, dtype, noise, size or device.
+            AssertionError: The kernel is wrong, or there is not enough evidence that it is right; the message is the diagnosis.
+            assay.UsageError: No such kernel, phase, dtype, noise, size or device.
         """
         __tracebackhide__ = True
-        prepare()
+        _interpret_without_gpu()
         from assay.harness.offline.check import check
         from assay.reports.op_level import message
 
@@ -112,11 +112,11 @@ class Assay:
 
 
 class AssayCase:
-    """What the fixture `assay_case` is: one case of the matrix, and the kernel of the test's marker.
+    """The fixture `assay_case`: one case of the matrix, and the kernel of the test's marker.
 
     Attributes:
-        kernel: the kernel, as the marker names it.
-        case: the case.
+        kernel: The kernel, as the marker names it.
+        case: The case.
     """
 
     def __init__(self, config: pytest.Config, kernel: str | Kernel, case: Case) -> None:
@@ -124,10 +124,10 @@ class AssayCase:
         self.kernel, self.case = kernel, case
 
     def check(self) -> Result:
-        """Run the kernel on the case, and fail unless it is right; skip if the kernel refuses it.
+        """Run the kernel on the case and fail unless it is right; skip the test if the kernel refuses the case.
 
         Raises:
-            AssertionError: it is not right; the message is the diagnosis.
+            AssertionError: The kernel is wrong; the message is the diagnosis.
         """
         __tracebackhide__ = True
         from assay.harness.errors import ExitCode
@@ -146,27 +146,29 @@ class AssayCase:
 
 @pytest.fixture
 def assay(request: pytest.FixtureRequest) -> Assay:
-    """Checks of attention kernels: ``assay.check("mypkg.attn:forward")``."""
+    """Check attention kernels: ``assay.check("mypkg.attn:forward")``."""
     return Assay(request.config)
 
 
 @pytest.fixture
 def assay_case(request: pytest.FixtureRequest) -> AssayCase:
-    """One case of the matrix, in a test that is marked ``@pytest.mark.assay_kernel("mypkg.attn:forward")``."""
+    """One case of the matrix, in a test marked ``@pytest.mark.assay_kernel("mypkg.attn:forward")``."""
     kernel, case = request.param
     return AssayCase(request.config, kernel, case)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with the fixture `assay_case` runs once for each case."""
+    """Run a test that uses `assay_case` once for each case."""
     if "assay_case" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker(MARKER)
     if marker is None or len(marker.args) != 1:
         raise pytest.UsageError(
-            f"{metafunc.definition.nodeid} uses assay_case; mark it with its kernel: @pytest.mark.{MARKER}('module:function')"
+            f"{metafunc.definition.nodeid} uses assay_case but names no kernel.\n"
+            "Expected: one kernel, as the marker's only positional argument\n"
+            f"What to do: mark the test with @pytest.mark.{MARKER}('module:function')"
         )
-    prepare()
+    _interpret_without_gpu()
     from assay.harness.attention.kernels import declaration
     from assay.harness.errors import UsageError
     from assay.harness.offline.check import find, matrix
@@ -185,15 +187,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def prepare() -> None:
-    """Have Triton kernels interpreted where there is no GPU; Triton decides when a kernel is imported."""
-    from assay.harness.cli.app import interpret_without_gpu
+def _interpret_without_gpu() -> None:
+    from assay.harness.attention.interpreter import interpret_without_gpu
 
     interpret_without_gpu()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """One line, if a kernel was checked."""
+    """One line if a kernel was checked."""
     if results := config.stash[_RESULTS]:
         from assay.reports.op_level import sentence
 

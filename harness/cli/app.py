@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from assay import __version__
+from assay.harness.attention.interpreter import interpret_without_gpu as interpret_without_gpu
 from assay.harness.config import RunSpec
 from assay.harness.errors import AssayError, ExitCode
 
@@ -30,14 +31,6 @@ def flag(name: str, *, panel: str | None = None) -> Any:
     """An option named and described as the field of `RunSpec`."""
     described = RunSpec.model_fields[name].description
     return typer.Option(f"--{name.replace('_', '-')}", help=described, rich_help_panel=panel, show_default=False)
-
-
-def interpret_without_gpu() -> None:
-    """Have Triton kernels interpreted where there is no GPU. To be called before a kernel is imported: Triton decides then."""
-    import torch
-
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,13 @@
+"""Triton's interpreter, for kernels on a machine without a GPU. Imports torch only when asked."""
+
+from __future__ import annotations
+
+import os
+
+
+def interpret_without_gpu() -> None:
+    """Have Triton kernels interpreted where there is no GPU. Call it before a kernel is imported: Triton decides then."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
