@@ -34,6 +34,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.faults import fault
 from assay.harness.attention.hypotheses import BY_NAME, FAMILY, LEAK
 from assay.harness.attention.oracle import oracle, requests
+from assay.harness.engines.backend import Backend
 from assay.harness.evidence.pack import PackedCall, read_pack
 from assay.harness.evidence.shadow_sums import CONDITIONS, read_shadow_sums
 from assay.harness.localize.bounds import bound_of
@@ -106,9 +107,9 @@ class Result:
             return ""
         (finding,) = self.replay.findings
         others = finding.diagnosis.partition("cannot be told from")[2]
-        if finding.kind == self.name and not others:
+        if finding.id == self.name and not others:
             return "alone"
-        if finding.kind == self.name or f'"{self.name}"' in others:
+        if finding.id == self.name or f'"{self.name}"' in others:
             return f"among {1 + others.count(chr(34)) // 2}"
         return ""
 
@@ -182,7 +183,7 @@ def watch(server, evidence: Path, name: str, at: tuple[int, int]) -> Result:  # 
         ):
             break
     set_control(evidence, Control())
-    replay = examine_recorded(evidence / PACK_FOLDER, CANDIDATE, "")
+    replay = examine_recorded(evidence / PACK_FOLDER, Backend.parse(CANDIDATE), "")
     calls = tuple(one.call for one in recorded if one.layer == at[0])
     seconds = time.monotonic() - begun
     return Result(name, at, out_of_bounds(evidence, recorded), replay, effect(name, at, calls), calls, seconds)
@@ -236,7 +237,7 @@ def show(results: Sequence[Result], seed: int) -> None:
     table = Table("fault", "seeded at", "found at", "named", "own error / bound", "s", title=f"Faults, seed {seed}")
     for one in results:
         found = " ".join(f"L{layer} H{head}" for layer, head in one.out) or "-"
-        said = "; ".join(f.kind for f in one.replay.findings) or "nothing"
+        said = "; ".join(f.title for f in one.replay.findings) or "nothing"
         if one.silent:
             named = f"silent: {why_silent(one)}" + ("" if said == "nothing" else f", yet found: {said}")
         else:

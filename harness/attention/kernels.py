@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 
-from assay.harness.attention.call import PHASES, Kernel, KernelRefused
-
-GROUP = "assay.kernels"
+from assay.harness.attention.call import Kernel, KernelRefused
+from assay.harness.attention.published import is_path, published
+from assay.harness.conditions import PHASES
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,6 @@ def declaration(kernel: Kernel) -> Declaration:
     """What the kernel declares; every phase if it declares nothing."""
     found = getattr(kernel, "assay", None)
     return found if isinstance(found, Declaration) else Declaration()
-
-
-def published() -> dict[str, str]:
-    """Published kernels: name -> "module:function"."""
-    return {point.name: point.value for point in entry_points(group=GROUP)}
-
-
-def is_path(name: str) -> bool:
-    """Whether a backend is named as ``module:function`` instead of by a published name or a URL."""
-    return ":" in name and "/" not in name
 
 
 def load(name: str) -> Kernel:

@@ -12,8 +12,8 @@ from assay.harness.bench.lengths import ask_lengths
 from assay.harness.bench.plan import BenchPlan, Turn, turns
 from assay.harness.collect.interview import core_of, make_engine, running
 from assay.harness.compare.blocks import first_warm, side_by_side
+from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import Engine
-from assay.harness.engines.catalog import is_kernel
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.engines.stream import Streamer, StreamReply
 from assay.harness.evidence.records import ROLES, Role
@@ -31,7 +31,7 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
     engines: dict[Role, Engine] = {role: make_engine(run, folder.servers, role) for role in ROLES}
     for role, engine in engines.items():
         if isinstance(engine, SGLangServer):
-            own = is_kernel(run.spec.reference) or is_kernel(run.spec.candidate)
+            own = Backend.parse(run.spec.reference).is_kernel or Backend.parse(run.spec.candidate).is_kernel
             launch = replace(engine.launch, cpu_core=core_of(run.spec.device), eager=plan.eager, prefill_graphs=not own)
             engines[role] = SGLangServer(launch)
     return engines

@@ -15,7 +15,7 @@ from assay.harness.bench.lengths import PROMPTS
 from assay.harness.collect.interview import Plan, together
 from assay.harness.compare.blocks import Cell
 from assay.harness.config import RunSpec
-from assay.harness.engines.catalog import claimed_phases, is_kernel
+from assay.harness.engines.backend import Backend
 from assay.harness.errors import UsageError
 from assay.harness.evidence.records import Role
 
@@ -123,7 +123,8 @@ def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) 
             "both at once: blocks of one are timed between blocks of the other, against drift",
             "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=...",
         )
-    own = {phase for one in (spec.reference, spec.candidate) if is_kernel(one) for phase in claimed_phases(one)}
+    roles = (Backend.parse(spec.reference), Backend.parse(spec.candidate))
+    own = {phase for backend in roles if backend.is_kernel for phase in backend.phases}
     eager = "decode" in own if cuda_graphs is None else not cuda_graphs
     return BenchPlan(run, policy, shapes, vocabulary, eager)
 

@@ -23,15 +23,16 @@ from assay.harness.bisect.layer_task import (
     marks,
     noise_of,
 )
-from assay.harness.compare.answer_conditions import prefix_bucket
+from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import RunSpec
+from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine, Reply
-from assay.harness.engines.catalog import claimed_phases, delegate_of
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.records import Item
+from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control, substituted
 from assay.harness.server.sglang_plugin import SHADOW
@@ -96,7 +97,7 @@ class ProbeServer:
                 "see the server's log; a replayed CUDA graph cannot be substituted: start without them",
             )
         texts = tuple(replies[index].text for index in range(len(asks)))
-        with_prefix = sum(prefix_bucket(reply.cached_tokens) == prefix_bucket(16) for reply in replies.values())
+        with_prefix = sum((reply.cached_tokens or 0) >= CACHED_PREFIX_TOKENS for reply in replies.values())
         return AnswerSet(texts, with_prefix, time.monotonic() - begun)
 
     def layers(self) -> tuple[int, ...]:
@@ -155,7 +156,7 @@ def bisect_layers(
             log=folder / "server.log",
             startup_timeout=spec.startup_timeout,
             request_timeout=spec.request_timeout,
-            decode_backend=delegate_of(spec.reference),
+            decode_backend=Backend.parse(spec.reference).delegate,
             cpu_core=cpu_core,
             eager=True,
             extra={SHADOW: spec.candidate},
@@ -164,10 +165,7 @@ def bisect_layers(
     with server:
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")
         result = search(ProbeServer(server, evidence, items, spec.token_limit, spec.concurrency), spec, by, display)
-    try:
-        (folder / RESULT).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise EvidenceError(f"{folder / RESULT} cannot be written: {error.strerror}.", "a disk with room") from error
+    write_whole(folder / RESULT, result.model_dump_json(indent=2) + "\n")
     return result
 
 
@@ -285,7 +283,7 @@ def search(bench: ProbeServer, spec: RunSpec, by: By | None, display: ProgressDi
         model=spec.model,
         device=spec.device,
         engine=bench.server.label,
-        phases=claimed_phases(spec.candidate),
+        phases=Backend.parse(spec.candidate).phases,
         layers=tuple(sorted(probe.whole)),
         prompts=total,
         by=chosen,

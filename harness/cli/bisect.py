@@ -38,7 +38,7 @@ def layers(
     """Find the layers that must run the reference for the task to be right again, in one running server."""
     from assay.harness.bisect.layer_probes import bisect_layers
     from assay.harness.collect.interview import core_of, default_folder, prepare
-    from assay.harness.engines.catalog import is_url
+    from assay.harness.engines.backend import Backend
     from assay.harness.progress import ProgressDisplay
     from assay.reports.bisect_layers import render_layers
 
@@ -47,7 +47,7 @@ def layers(
     interpret_without_gpu()
     spec = make_spec(flags | {"questions": questions}, config)
     for name, backend in (("--reference", spec.reference), ("--candidate", spec.candidate)):
-        if is_url(backend):
+        if Backend.parse(backend).is_url:
             raise UsageError(
                 f"{name} is the URL {backend}.", "a backend or kernel, to look into", "name one; see assay backends"
             )

@@ -9,6 +9,7 @@ import typer
 
 from assay.harness.cli.app import app, console, flag, interpret_without_gpu
 from assay.harness.config import RunSpec, make_spec
+from assay.harness.engines.backend import Backend
 from assay.harness.errors import UsageError
 
 _CONFIG = typer.Option(help="An assay.toml; by default the one in this folder, if any.")
@@ -25,7 +26,7 @@ def _spec(flags: dict[str, Any], config: Path | None) -> RunSpec:
     interpret_without_gpu()
     spec = make_spec(flags, config)
     for name, backend in (("--reference", spec.reference), ("--candidate", spec.candidate)):
-        if backend.startswith(("http://", "https://")):
+        if Backend.parse(backend).is_url:
             raise UsageError(
                 f"{name} is the URL {backend}.", "a backend or kernel, to look into", "name one; see assay backends"
             )

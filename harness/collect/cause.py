@@ -6,7 +6,9 @@ from pathlib import Path
 
 from assay.harness.collect import layer_suite
 from assay.harness.config import RunSpec
+from assay.harness.engines.backend import Backend
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.files import write_whole
 from assay.harness.offline.replay import ReplayResult, examine_recorded
 from assay.harness.progress import ProgressDisplay
 
@@ -23,9 +25,9 @@ def find_cause(folder: RunFolder, spec: RunSpec, display: ProgressDisplay) -> No
     if pack is None or (folder.path / _FILE).exists():
         return
     served = pack.is_relative_to(folder.server_folder("candidate"))
-    result = examine_recorded(pack, spec.candidate, layer_suite.reproduced_by(pack, spec.candidate), served)
-    (folder.path / _FILE).write_text(result.model_dump_json(indent=1))
-    named = "; ".join(finding.kind for finding in result.findings) or "nothing"
+    result = examine_recorded(pack, Backend.parse(spec.candidate), layer_suite.reproduced_by(pack, spec.candidate), served)
+    write_whole(folder.path / _FILE, result.model_dump_json(indent=1))
+    named = "; ".join(finding.title for finding in result.findings) or "nothing"
     display.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")
 
 

@@ -22,8 +22,8 @@ from assay.harness.collect import cause, layer_suite
 from assay.harness.collect.logit_scoring import score_role
 from assay.harness.config import FLAGS, RunSpec
 from assay.harness.engines import memory
+from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine, Reply, start_together
-from assay.harness.engines.catalog import check_backend, claimed_phases, delegate_of, is_kernel, is_url
 from assay.harness.engines.launch import Launch, check_engine_args
 from assay.harness.engines.model import resolve_model
 from assay.harness.engines.remote import RemoteServer
@@ -71,8 +71,8 @@ def prepare(spec: RunSpec) -> Plan:
     Raises:
         UsageError: an unknown backend, an incomplete model, questions that cannot be read.
     """
-    check_backend("--reference", spec.reference)
-    check_backend("--candidate", spec.candidate)
+    Backend.checked("--reference", spec.reference)
+    Backend.checked("--candidate", spec.candidate)
     check_engine_args(spec.engine_arg)
     model = resolve_model(spec.model, spec.engine_arg)
     asked, layered = "mmlu" in spec.suites, layer_suite.wanted(spec)
@@ -221,7 +221,7 @@ def together(plan: Plan) -> bool:
     spec = plan.spec
     if spec.servers != "auto":
         return spec.servers == "together"
-    if is_url(spec.reference) or is_url(spec.candidate):
+    if Backend.parse(spec.reference).is_url or Backend.parse(spec.candidate).is_url:
         return True
     size, free = memory.model_bytes(str(plan.model)), memory.available_bytes(spec.device)
     return memory.hold_both(spec.device, size, free, memory.mem_fraction(spec.engine_arg))
@@ -231,7 +231,7 @@ def make_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     """The engine of a role: a server to start, or one that runs already."""
     spec = plan.spec
     backend = spec.reference if role == "reference" else spec.candidate
-    if is_url(backend):
+    if Backend.parse(backend).is_url:
         return RemoteServer(role=role, url=backend, request_timeout=spec.request_timeout)
     inside = layer_suite.settings(spec, plan.model, role, looked_into=role == _looked_into(plan, folder))
     return SGLangServer(
@@ -245,7 +245,7 @@ def make_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
             log=folder.log(role),
             startup_timeout=spec.startup_timeout,
             request_timeout=spec.request_timeout,
-            decode_backend=delegate_of(spec.reference),
+            decode_backend=Backend.parse(spec.reference).delegate,
             cpu_core=core_of(spec.device, ROLES.index(role)),
             eager=eager(spec),
             extra=inside,
@@ -257,7 +257,8 @@ def eager(spec: RunSpec) -> bool:
     """Whether both servers run without CUDA graphs: a kernel of the contract resolves its paging in Python, so a decode phase of
     its own cannot be captured; and where nobody is asked for answers, decode is to be looked into.
     """
-    own = {phase for name in (spec.reference, spec.candidate) if is_kernel(name) for phase in claimed_phases(name)}
+    roles = (Backend.parse(spec.reference), Backend.parse(spec.candidate))
+    own = {phase for backend in roles if backend.is_kernel for phase in backend.phases}
     return "decode" in own or not {"mmlu", "greedy"} & set(spec.suites)
 
 
@@ -306,7 +307,7 @@ def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
     """Roles whose logits a role's server has still to score: where it is the only one, those of both, if it is looked into."""
     spec = plan.spec
     asked = asked_roles(plan, folder)
-    if "logits" not in spec.suites or not plan.of("greedy") or is_url(spec.reference) or is_url(spec.candidate):
+    if "logits" not in spec.suites or not plan.of("greedy") or Backend.parse(spec.reference).is_url or Backend.parse(spec.candidate).is_url:
         return []
     if asked != ROLES and not layer_suite.wanted(spec):
         return []  # nowhere to score the role that has no server
@@ -352,7 +353,7 @@ def manifest_of(engine: Engine) -> ServerManifest:
         role=engine.role,
         backend=engine.backend,
         engine=engine.label,
-        claimed_phases=claimed_phases(engine.backend),
+        claimed_phases=Backend.parse(engine.backend).phases,
         launch_command=engine.launch_command,
         startup_s=engine.startup_s,
         arguments=engine.arguments(),

@@ -20,19 +20,21 @@ import numpy as np
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.conditions import PHASES
 from assay.harness.config import RunSpec
+from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine, Reply
-from assay.harness.engines.catalog import is_url
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import hash_model
-from assay.harness.evidence.records import ROLES, Record, Role
+from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_sums import DIMENSIONS, SUMS, ShadowSums, read_shadow_sums
 from assay.harness.evidence.shadow_sums import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import BUDGET_BYTES
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
+from assay.harness.files import write_whole
 from assay.harness.offline.replay import name_recorded
 from assay.harness.progress import ProgressDisplay
+from assay.harness.schema import Record
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.sglang_plugin import MODEL_HASH, RECORD, SHADOW, TRACE
 from assay.harness.server.shadow import PACK_FOLDER
@@ -68,7 +70,7 @@ class Looked(Record):
 
 def wanted(spec: RunSpec) -> bool:
     """Whether a run has a layer suite, and can: a server that assay did not start cannot be looked into."""
-    return "layers" in spec.suites and not (is_url(spec.reference) or is_url(spec.candidate))
+    return "layers" in spec.suites and not (Backend.parse(spec.reference).is_url or Backend.parse(spec.candidate).is_url)
 
 
 def settings(spec: RunSpec, model: Path, role: Role, looked_into: bool) -> dict[str, str]:
@@ -158,7 +160,7 @@ def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpe
         pack = place / PACK_FOLDER
         again = reproduced_by(pack, spec.candidate)
         try:
-            findings = name_recorded(pack, spec.candidate, again, served=engine.role == "candidate")
+            findings = name_recorded(pack, Backend.parse(spec.candidate), again, served=engine.role == "candidate")
         except UsageError:  # the candidate computed nothing: the examination at the end says so, with all that was seen
             return
         if findings:
@@ -175,7 +177,7 @@ def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpe
     done = Looked(
         traced=labels, substituted=True, layers=len(layers), seconds=time.monotonic() - begun, named_s=named_s
     )
-    (place / _DONE).write_text(done.model_dump_json(indent=1))
+    write_whole(place / _DONE, done.model_dump_json(indent=1))
 
 
 def reproduced_by(pack: Path, candidate: str) -> str:
@@ -232,7 +234,7 @@ def follow(engine: Engine, folder: RunFolder, prompts: Sequence[str]) -> None:
     labels = trace(engine, place, engine.role, prompts, Control())
     set_control(place, Control())
     done = Looked(traced=labels, substituted=False, layers=len(layers_seen(place)), seconds=time.monotonic() - begun)
-    (place / _DONE).write_text(done.model_dump_json(indent=1))
+    write_whole(place / _DONE, done.model_dump_json(indent=1))
 
 
 @contextmanager

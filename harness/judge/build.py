@@ -9,9 +9,10 @@ from assay.harness.baselines import Comparison, calls_of, check_baselines, compa
 from assay.harness.compare.answer_conditions import ConditionRow, by_condition, most_telling
 from assay.harness.compare.answers import Flips, Pair, Tally, flips, pair, tally
 from assay.harness.compare.text import TextDivergence, compare_text, floor_between
+from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
-from assay.harness.engines.catalog import is_url
+from assay.harness.engines.backend import Backend
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Manifest, ServerManifest
@@ -67,13 +68,13 @@ def build(folder: RunFolder) -> report.Report:
     checks = _checks(folder, spec, items, answers, questions.pairs, servers, counts, argument_differences, looked.cells)
     scored = looked.result is not None and bool(looked.result.logits)
     checks += [*rules.check_logits(spec.suites, scored), *rules.check_answers(spec.suites)]
-    ran = [*(suite.name for suite in suites), *(["logits"] if scored else [])]
+    ran = [*(suite.id for suite in suites), *(["logits"] if scored else [])]
     checks += [
         *latency.checks,
         *rules.check_required(spec.require, ran, spec.policy_line("require")),
     ]
     judgement = rules.judge(
-        spec.candidate, [rules.SuiteVerdict(s.title, s.verdict, s.why) for s in suites], checks, progress.failure
+        spec.candidate, [rules.SuiteVerdict(s.id, s.title, s.verdict, s.why) for s in suites], checks, progress.failure
     )
     return report.Report(
         run_id=manifest.run_id,
@@ -120,7 +121,7 @@ def _checks(
     argument_differences: dict[str, tuple[str, str]],
     cells: ShadowSums | None,
 ) -> list[Check]:
-    started = not (is_url(spec.reference) or is_url(spec.candidate))
+    started = not (Backend.parse(spec.reference).is_url or Backend.parse(spec.candidate).is_url)
     compared = {suite for suite in ("mmlu", "greedy") if suite in spec.suites}
     asked = [(item.suite, role, item.id) for item in items if item.suite in compared for role in ROLES]
     answered = {(answer.suite, answer.role, answer.item) for answer in answers if answer.repeat == 0}
@@ -186,8 +187,8 @@ def _accepted(spec: RunSpec, accepted: Comparison) -> report.SuiteResult:
             )
         )
     return report.SuiteResult(
-        name="baseline",
-        title=rules.BASELINE,
+        id=rules.BASELINE,
+        title="Accepted baseline",
         synthetic=spec.synthetic,
         verdict=accepted.verdict,
         why=" ".join([accepted.why, _held(spec, *lines)]),
@@ -224,7 +225,7 @@ def _mmlu(spec: RunSpec, pairs: Sequence[Pair]) -> report.SuiteResult:
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
     kind = "Synthetic multiple-choice questions" if spec.synthetic else f"Multiple-choice questions of {spec.data}"
     return report.SuiteResult(
-        name="mmlu",
+        id="mmlu",
         title=kind,
         synthetic=spec.synthetic,
         verdict=decision.verdict,
@@ -277,7 +278,7 @@ def _accuracy_metrics(
 
 def _condition(row: ConditionRow) -> report.ConditionRow:
     return report.ConditionRow(
-        by=row.by,
+        by=row.title,
         bucket=row.bucket,
         items=row.n,
         reference_right=row.reference_right,
@@ -312,15 +313,16 @@ def _accuracy_finding(spec: RunSpec, manifest: Manifest, pairs: Sequence[Pair]) 
     if telling is None:
         where, diagnosis = "under every condition that was seen", "No condition separates right from wrong answers."
     else:
-        where = f"{telling.by} {', '.join(row.bucket for row in telling.broken)}"
+        where = f"{telling.title} {', '.join(row.bucket for row in telling.broken)}"
         diagnosis = f"Split {telling.summary}."
-        if telling.by == "cached prefix":
+        if telling.by == CACHED_PREFIX.id:
             diagnosis += (
                 " The kernel is right until a prefix is cached: look at how its causal mask is aligned when there are more keys"
                 " than queries (query i must see keys j <= i + len_k - len_q)."
             )
     return Finding(
-        kind="accuracy",
+        id="accuracy",
+        title="loss of accuracy",
         severity="serious",
         where=where,
         diagnosis=diagnosis,
@@ -340,7 +342,7 @@ def _greedy(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]) -> 
     )
     first = min((d.position for _, d in parted), default=None)
     return report.SuiteResult(
-        name="greedy",
+        id="greedy",
         title="Greedy texts",
         synthetic=spec.synthetic,
         verdict=decision.verdict,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.harness.attention import kernels
 from assay.harness.collect import layer_suite
 from assay.harness.collect.cause import read_cause
 from assay.harness.collect.logit_scoring import compare_logits
 from assay.harness.compare.logits import LogitsComparison, LogitsRow
 from assay.harness.compare.traces import compare, joined, split
 from assay.harness.config import RunSpec
-from assay.harness.engines.catalog import is_kernel
+from assay.harness.engines.backend import Backend
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path
@@ -105,7 +104,7 @@ def _suite(
     verdict, why = judge_layers(spec, result, cells, replay)
     metrics = [] if replay is None else [_worst(replay)]
     return report.SuiteResult(
-        name="layers",
+        id="layers",
         title="Layers: own error",
         synthetic=spec.synthetic,
         verdict=verdict,
@@ -144,9 +143,7 @@ def judge_layers(
 
 def family_of(candidate: str) -> str:
     """The kernel family that the policy's bounds know a candidate by: the noise that it declares, or "exact"."""
-    if is_kernel(candidate):
-        return kernels.declaration(kernels.load(candidate)).noise or "exact"
-    return "exact"
+    return Backend.parse(candidate).noise or "exact"
 
 
 def _worst(replay: ReplayResult) -> report.Metric:

@@ -11,15 +11,15 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall
-from assay.harness.engines.catalog import claimed_phases, is_kernel
+from assay.harness.engines.backend import Backend
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import PackedCall, read_pack
-from assay.harness.evidence.records import Record
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.examine import Examination, Observation, look, observe, run_again
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.naming import name_cause, smallest_of_each
 from assay.harness.localize.smallest import smallest_call
+from assay.harness.schema import Record
 from assay.harness.verdict import Finding
 
 
@@ -99,7 +99,7 @@ def replay(
     return made.model_copy(update={"smallest": smallest, "test": test})
 
 
-def examine_recorded(pack: Path, candidate: str, reproduce: str, served: bool = False) -> ReplayResult:
+def examine_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> ReplayResult:
     """Hold the outputs of a candidate that a server recorded against the truth, and name what is wrong with it.
 
     A kernel is also run here, on a call with and one without a cached prefix: whether it gives the same twice, and writes to
@@ -107,7 +107,7 @@ def examine_recorded(pack: Path, candidate: str, reproduce: str, served: bool = 
 
     Args:
         pack: folder of a replay pack that was recorded with the candidate in the shadow, or in its own server.
-        candidate: its name: a kernel, or a backend of SGLang's.
+        candidate: a kernel, or one of SGLang's own backends.
         reproduce: the command that shows a finding again.
         served: whether the server was the candidate's own, so that its outputs are those which the pack calls the reference's.
 
@@ -117,7 +117,7 @@ def examine_recorded(pack: Path, candidate: str, reproduce: str, served: bool = 
     """
     begun = time.monotonic()
     recorded, seen = _held(pack, candidate, served)
-    kernel = kernels.load(candidate) if is_kernel(candidate) else None
+    kernel = candidate.kernel() if candidate.is_kernel else None
     findings = diagnose(seen, reproduce)
     named_s = time.monotonic() - begun if findings else None
     unseen = (
@@ -131,24 +131,23 @@ def examine_recorded(pack: Path, candidate: str, reproduce: str, served: bool = 
         seen = Examination(seen.observations + ran.observations, refused=ran.refused)
         findings = diagnose(seen, reproduce)
         unseen = f"nondeterminism, state and writing to inputs were looked for on {len(ran.observations)} calls"
-    return _result(candidate, seen, recorded, findings, time.monotonic() - begun, named_s, (unseen,))
+    return _result(candidate.name, seen, recorded, findings, time.monotonic() - begun, named_s, (unseen,))
 
 
-def name_recorded(pack: Path, candidate: str, reproduce: str, served: bool = False) -> list[Finding]:
+def name_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:
     """What the outputs of a candidate that a server recorded come to by themselves: no kernel is run. Arguments, and what is
     raised, as in `examine_recorded`.
     """
     return diagnose(_held(pack, candidate, served)[1], reproduce)
 
 
-def _held(pack: Path, candidate: str, served: bool) -> tuple[int, Examination]:
+def _held(pack: Path, candidate: Backend, served: bool) -> tuple[int, Examination]:
     """The number of recorded outputs of a candidate, and those that were chosen, held against the truth."""
-    recorded = [one for one in read_pack(pack) if one.phase in claimed_phases(candidate)]
+    recorded = [one for one in read_pack(pack) if one.phase in candidate.phases]
     recorded = [one for one in recorded if served or one.candidate is not None]
     if not recorded:
-        raise _nothing(pack, "no output of a candidate", candidate)
-    noise = kernels.declaration(kernels.load(candidate)).noise if is_kernel(candidate) else ""
-    return len(recorded), Examination(tuple(_as_recorded(one, noise, served) for one in choose(recorded)))
+        raise _nothing(pack, "no output of a candidate", candidate.name)
+    return len(recorded), Examination(tuple(_as_recorded(one, candidate.noise, served) for one in choose(recorded)))
 
 
 def _result(
@@ -205,9 +204,7 @@ def _as_recorded(one: PackedCall, noise: str, served: bool) -> Observation:
 def _here(call: AttentionCall) -> AttentionCall:
     """The call on the GPU, if there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return replace(
-        call, **{name: getattr(call, name).to(device) for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")}
-    )
+    return call.to(device)
 
 
 def _nothing(pack: Path, found: str, candidate: str) -> UsageError:

@@ -24,7 +24,7 @@ def test_a_path_is_loaded_and_declares_every_phase() -> None:
         ("no_such_kernel", "published are .*sage_attn"),
         ("no.such.module:kernel", "cannot be imported"),
         ("assay.harness.attention.oracle:no_such_function", "cannot be imported"),
-        ("assay.harness.attention.kernels:GROUP", "expected a function"),
+        ("assay.harness.attention.published:GROUP", "expected a function"),
     ],
 )
 def test_a_kernel_that_is_not_there_is_refused(name: str, says: str) -> None:

@@ -12,6 +12,7 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.faults import fault
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.engines.backend import Backend
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import Seen, Source, read_pack
 from assay.harness.evidence.pack_writer import PackWriter
@@ -63,9 +64,9 @@ def test_every_layer_is_there_with_and_without_a_prefix_and_the_worst_call(tmp_p
 
 
 def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Path) -> None:
-    result = examine_recorded(pack(tmp_path / "pack", KERNEL), "triton", "again")
+    result = examine_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("triton"), "again")
     (finding,) = [f for f in result.findings if f.severity == "serious"]
-    assert finding.kind == "causal mask top-left"
+    assert finding.id == "causal mask top-left"
     assert "layer 1 of 2, head 0 of 2" in finding.where
     assert finding.reproduce == "again"
     assert result.worst > 1
@@ -80,18 +81,18 @@ def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, m
 
     monkeypatch.setattr(replayed := sys.modules["assay.harness.offline.replay"], "look", never)
     monkeypatch.setattr(replayed, "run_again", never)
-    (finding,) = name_recorded(pack(tmp_path / "pack", KERNEL), "sage_attn", "again")
-    assert (finding.kind, finding.reproduce) == ("causal mask top-left", "again")
-    assert not name_recorded(pack(tmp_path / "right", sdpa), "sage_attn", "again")
+    (finding,) = name_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("sage_attn"), "again")
+    assert (finding.id, finding.reproduce) == ("causal mask top-left", "again")
+    assert not name_recorded(pack(tmp_path / "right", sdpa), Backend.parse("sage_attn"), "again")
 
 
 def test_in_the_candidates_own_server_its_outputs_are_the_served_ones(tmp_path: Path) -> None:
     recorded = pack(tmp_path / "pack", KERNEL)
-    assert not examine_recorded(recorded, "triton", "again", served=True).findings, "what served was right"
+    assert not examine_recorded(recorded, Backend.parse("triton"), "again", served=True).findings, "what served was right"
 
 
 def test_a_right_backend_has_no_finding(tmp_path: Path) -> None:
-    result = examine_recorded(pack(tmp_path / "pack", sdpa), "triton", "again")
+    result = examine_recorded(pack(tmp_path / "pack", sdpa), Backend.parse("triton"), "again")
     assert (result.findings, result.worst < 1, result.named_s) == ((), True, None)
 
 
@@ -107,8 +108,8 @@ def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(
         "from assay.harness.attention.oracle import oracle\n\ndef sdpa(call):\n    return oracle(call).to(call.q.dtype)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    result = examine_recorded(recorded, "moody:forward", "again")
-    assert "nondeterminism" in {f.kind for f in result.findings}
+    result = examine_recorded(recorded, Backend.parse("moody:forward"), "again")
+    assert "nondeterminism" in {f.id for f in result.findings}
     assert result.not_looked_for == ("nondeterminism, state and writing to inputs were looked for on 2 calls",)
 
 
@@ -120,7 +121,7 @@ def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
     )
     monkeypatch.syspath_prepend(tmp_path)
     result = replay(pack(tmp_path / "pack", KERNEL), "top_left:forward", "again")
-    assert result.findings[0].kind == "causal mask top-left"
+    assert result.findings[0].id == "causal mask top-left"
     assert result.smallest.startswith("layer 1 extend, new+prefix ")
     assert "def test_" in result.test
     compile(result.test, "test_it.py", "exec")
@@ -133,7 +134,7 @@ def test_a_pack_without_the_candidates_outputs_is_wrong_use(tmp_path: Path) -> N
     writer.add(Seen(0, "extend", (3,), (0,), ("a",)), call, sdpa(call))
     writer.flush()
     with pytest.raises(UsageError, match="no output of a candidate"):
-        examine_recorded(tmp_path / "pack", "triton", "again")
+        examine_recorded(tmp_path / "pack", Backend.parse("triton"), "again")
 
 
 def test_a_folder_that_is_no_pack_is_wrong_use(

@@ -1,0 +1,118 @@
+"""A backend, parsed from its name: the URL of a running server, one of the engine's own backends, or a kernel of the contract."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from assay.harness.attention.published import is_path, published
+from assay.harness.conditions import PHASES
+from assay.harness.engines.catalog import sglang_backends
+from assay.harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from assay.harness.attention.call import Kernel
+    from assay.harness.attention.kernels import Declaration
+
+Kind = Literal["url", "native", "kernel"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What computes attention in one role.
+
+    Parsing imports nothing. What a kernel declares (`phases`, `noise`) is read from the kernel, which is imported then: it is an
+    error of type `KernelRefused` if that fails.
+
+    Attributes:
+        name: as given: a URL, a backend's name, a kernel's published name or its ``module:function``.
+        kind: "url" for a running server, "native" for one of the engine's own backends, "kernel" for a kernel of the contract.
+    """
+
+    name: str
+    kind: Kind
+
+    @classmethod
+    def parse(cls, name: str) -> Backend:
+        """The backend of this name. A name that is neither a URL nor a kernel is taken for one of the engine's own backends."""
+        if name.startswith(("http://", "https://")):
+            return cls(name, "url")
+        return cls(name, "kernel" if is_path(name) or name in published() else "native")
+
+    @classmethod
+    def checked(cls, flag: str, name: str) -> Backend:
+        """The backend of this name, if a server can run it.
+
+        Args:
+            flag: the flag that named it, for the error.
+            name: the name.
+
+        Raises:
+            UsageError: the name is unknown (the error lists the known ones), or its kernel cannot be imported.
+        """
+        backend = cls.parse(name)
+        if backend.is_url or name in sglang_backends():
+            return backend
+        if not backend.is_kernel:
+            known = sorted({*sglang_backends(), *published()})
+            near = difflib.get_close_matches(name, known, n=1)
+            do = f"did you mean {near[0]!r}?" if near else "name one of these, a kernel as module:function, or a URL"
+            raise UsageError(f"{flag}: there is no attention backend {name!r}.", f"one of {', '.join(known)}", do)
+        from assay.harness.attention.call import KernelRefused
+
+        try:
+            backend.kernel()
+        except KernelRefused as error:
+            raise UsageError(
+                f"{flag}: {error}.", "a function that takes an AttentionCall", "check the path and PYTHONPATH"
+            ) from None
+        return backend
+
+    @property
+    def is_url(self) -> bool:
+        """Whether it is a running server, which assay can neither start nor instrument."""
+        return self.kind == "url"
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is a kernel of the contract."""
+        return self.kind == "kernel"
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Phases that it claims to compute: a kernel's declared ones, all for a native backend, none for a URL."""
+        if self.is_url:
+            return ()
+        return self._declaration().phases if self.is_kernel else PHASES
+
+    @property
+    def noise(self) -> str:
+        """Quantisation that a kernel declares, such as "int8_qk"; empty for none but the rounding of its dtype."""
+        return self._declaration().noise if self.is_kernel else ""
+
+    @property
+    def delegate(self) -> str:
+        """As the reference: the native backend that computes the phases a kernel of either role leaves open.
+
+        Empty, for the device's default, where the reference is a URL or a kernel, which may leave the same phase open.
+        """
+        return self.name if self.kind == "native" else ""
+
+    def kernel(self) -> Kernel:
+        """The kernel itself, imported.
+
+        Raises:
+            KernelRefused: it is no kernel, or it cannot be imported.
+        """
+        from assay.harness.attention import kernels
+
+        return kernels.load(self.name)
+
+    def _declaration(self) -> Declaration:
+        from assay.harness.attention import kernels
+
+        return kernels.declaration(self.kernel())
+
+    def __str__(self) -> str:
+        return self.name
