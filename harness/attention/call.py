@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PHASES = ("extend", "decode")
+INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+"""The tensors of a call."""
 
 
 @dataclass(frozen=True)

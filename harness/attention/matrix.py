@@ -18,8 +18,9 @@ from typing import Any, Literal
 import torch
 from allpairspy import AllPairs  # type: ignore[import-untyped]
 
-from assay.harness.attention.call import PHASES, AttentionCall
+from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.conditions import PHASES
 from assay.harness.server.paging import Pages
 
 Size = Literal["small", "full"]

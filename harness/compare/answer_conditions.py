@@ -9,6 +9,7 @@ from scipy.stats import fisher_exact
 from statsmodels.stats.multitest import multipletests
 
 from assay.harness.compare.answers import Pair
+from assay.harness.conditions import BATCH_SIZE, CACHED_PREFIX, PROMPT_LENGTH, Buckets, condition_id
 
 UNKNOWN = "unknown"
 NOT_OBSERVED = "not observed"
@@ -17,47 +18,35 @@ FINE = 0.1
 """A condition is fine if the candidate lost at most this share of what the reference got right there."""
 
 
-def prefix_bucket(cached_tokens: int | None) -> str:
-    """Bucket of a cached prefix, in tokens: a single one is only the beginning-of-sequence token."""
-    if cached_tokens is None:
-        return UNKNOWN
-    if cached_tokens >= 16:
-        return ">= 16"
-    return "0" if cached_tokens < 1 else "1 (BOS)" if cached_tokens == 1 else "2-15"
+@dataclass(frozen=True)
+class _Split:
+    """A way to split the pairs.
+
+    Attributes:
+        id: stable name.
+        title: in prose.
+        place: of a pair: a key that sorts buckets, an unknown one last, and its bucket.
+    """
+
+    id: str
+    title: str
+    place: Callable[[Pair], tuple[float, str]]
 
 
-def length_bucket(prompt_tokens: int) -> str:
-    """Bucket of a prompt's length, in tokens: up to 64, then by powers of two."""
-    if prompt_tokens <= 64:
-        return "<= 64"
-    high = 1 << (prompt_tokens - 1).bit_length()
-    return f"{high // 2 + 1}-{high}"
+def _number(buckets: Buckets, of: Callable[[Pair], int | None], unknown: str = UNKNOWN) -> _Split:
+    def place(pair: Pair) -> tuple[float, str]:
+        value = of(pair)
+        return (float("inf"), unknown) if value is None else (buckets.index(value), buckets.label(value))
+
+    return _Split(buckets.id, buckets.title, place)
 
 
-def batch_bucket(batch_size: int | None) -> str:
-    """Bucket of the number of sequences in the prefill batch that admitted the request."""
-    if batch_size is None:
-        return NOT_OBSERVED
-    for high, name in ((1, "1"), (4, "2-4"), (8, "5-8"), (16, "9-16")):
-        if batch_size <= high:
-            return name
-    return "> 16"
-
-
-_BY: dict[str, tuple[Callable[[Pair], str], Callable[[Pair], float]]] = {
-    # name: (bucket of a pair, key that sorts buckets; an unknown one is last)
-    "cached prefix": (
-        lambda p: prefix_bucket(p.candidate.cached_tokens),
-        lambda p: _or_last(p.candidate.cached_tokens),
-    ),
-    "prompt length": (lambda p: length_bucket(p.candidate.prompt_tokens), lambda p: p.candidate.prompt_tokens),
-    "batch size": (lambda p: batch_bucket(p.candidate.batch_size), lambda p: _or_last(p.candidate.batch_size)),
-    "group": (lambda p: p.item.group, lambda p: 0),
-}
-
-
-def _or_last(number: int | None) -> float:
-    return float("inf") if number is None else number
+_SPLITS = (
+    _number(CACHED_PREFIX, lambda p: p.candidate.cached_tokens),
+    _number(PROMPT_LENGTH, lambda p: p.candidate.prompt_tokens),
+    _number(BATCH_SIZE, lambda p: p.candidate.batch_size, NOT_OBSERVED),
+    _Split("group", "group", lambda p: (0, p.item.group)),
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +54,10 @@ class ConditionRow:
     """How both roles did on the items of one condition, by the candidate's own condition.
 
     Attributes:
-        by: what the items were split by: "cached prefix", "prompt length", "batch size" or "group".
-        bucket: the condition.
+        id: stable name: "cached-prefix-at-least-16".
+        by: stable name of what the items were split by: "cached-prefix", "prompt-length", "batch-size" or "group".
+        title: the same in prose.
+        bucket: the condition, in words.
         n: pairs in it.
         reference_right: right by the reference.
         candidate_right: right by the candidate.
@@ -74,7 +65,9 @@ class ConditionRow:
         lost: right by the reference only.
     """
 
+    id: str
     by: str
+    title: str
     bucket: str
     n: int
     reference_right: int
@@ -86,17 +79,19 @@ class ConditionRow:
 def by_condition(pairs: Sequence[Pair]) -> list[ConditionRow]:
     """Split the pairs by each condition in turn; only buckets that hold a pair have a row."""
     rows = []
-    for by, (bucket_of, rank) in _BY.items():
+    for split in _SPLITS:
         buckets: dict[str, list[Pair]] = {}
-        for p in sorted(pairs, key=lambda p: (rank(p), bucket_of(p))):
-            buckets.setdefault(bucket_of(p), []).append(p)
-        rows += [_row(by, bucket, inside) for bucket, inside in buckets.items()]
+        for p in sorted(pairs, key=split.place):
+            buckets.setdefault(split.place(p)[1], []).append(p)
+        rows += [_row(split, bucket, inside) for bucket, inside in buckets.items()]
     return rows
 
 
-def _row(by: str, bucket: str, pairs: Sequence[Pair]) -> ConditionRow:
+def _row(split: _Split, bucket: str, pairs: Sequence[Pair]) -> ConditionRow:
     return ConditionRow(
-        by=by,
+        id=condition_id(split.id, bucket),
+        by=split.id,
+        title=split.title,
         bucket=bucket,
         n=len(pairs),
         reference_right=sum(p.right("reference") for p in pairs),
@@ -111,7 +106,8 @@ class Telling:
     """A split in which the candidate is fine under some conditions and broken under others.
 
     Attributes:
-        by: what the items were split by.
+        by: stable name of what the items were split by.
+        title: the same in prose.
         broken: conditions under which the candidate loses more than elsewhere, worst first.
         fine: conditions under which it loses hardly anything.
         p_value: of the worst condition, corrected for all that were looked at.
@@ -119,6 +115,7 @@ class Telling:
     """
 
     by: str
+    title: str
     broken: tuple[ConditionRow, ...]
     fine: tuple[ConditionRow, ...]
     p_value: float
@@ -152,8 +149,11 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
         worst = [row for _, row in broken]
         fine = tuple(row for row in known if row.by == by and row not in worst and _share_lost(row) <= FINE)
         if worst and fine:
-            found.append(Telling(by, tuple(worst), fine, broken[0][0], _summary(by, worst, fine, broken[0][0])))
-    # Of two splits that tell the same, the one that comes first in `_BY` is nearer to a cause.
+            title = worst[0].title
+            found.append(
+                Telling(by, title, tuple(worst), fine, broken[0][0], _summary(title, worst, fine, broken[0][0]))
+            )
+    # Of two splits that tell the same, the one that comes first in `_SPLITS` is nearer to a cause.
     return min(found, key=lambda telling: telling.p_value, default=None)
 
 
@@ -167,10 +167,8 @@ def _p_loses_more(row: ConditionRow, others: Sequence[ConditionRow]) -> float:
     return float(fisher_exact(table, alternative="greater").pvalue)
 
 
-def _summary(by: str, broken: Sequence[ConditionRow], fine: Sequence[ConditionRow], p_value: float) -> str:
-    return (
-        f"by {by}, the candidate is right on {_counts(fine)}, but on {_counts(broken)} (Fisher, Holm p = {p_value:.2g})"
-    )
+def _summary(title: str, broken: Sequence[ConditionRow], fine: Sequence[ConditionRow], p_value: float) -> str:
+    return f"by {title}, the candidate is right on {_counts(fine)}, but on {_counts(broken)} (Fisher, Holm p = {p_value:.2g})"
 
 
 def _counts(rows: Sequence[ConditionRow]) -> str:

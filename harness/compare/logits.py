@@ -24,16 +24,9 @@ import numpy.typing as npt
 from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.proportion import proportion_confint
 
+from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.logit_files import (
-    CACHED_LEAST,
-    COLD_MOST,
-    CONDITIONS,
-    Condition,
-    Logits,
-    Positions,
-    ScoredSequence,
-)
+from assay.harness.evidence.logit_files import COLD_MOST, CONDITIONS, Condition, Logits, Positions, ScoredSequence
 
 Array = npt.NDArray[np.float64]
 
@@ -233,7 +226,7 @@ def _not_honoured(condition: Condition, reference: Logits, candidate: Logits, he
         for role in (reference, candidate)
         for counts in [[role.header.sequences[i].cached[condition] for i in out]]
     )
-    wanted = f"at most {COLD_MOST}" if condition == "cold" else f"at least {CACHED_LEAST}"
+    wanted = f"at most {COLD_MOST}" if condition == "cold" else f"at least {CACHED_PREFIX_TOKENS}"
     which = "logits" if not held else f"logits of {len(out)} of {len(everything)} sequences"
     return f"{which}, {condition}: {wanted} cached tokens were wanted; {said} took from the cache"
 

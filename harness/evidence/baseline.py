@@ -68,7 +68,7 @@ class Baseline(Record):
         git: commit of that run.
         reason: why worse numbers than those accepted before were accepted; empty where none were worse.
         numbers: accepted results by name, such as "accuracy"; shares are shares of 1.
-        own_errors: own error (relative L1) by "layer 3, extend, cached prefix 16+".
+        own_errors: own error (relative L1) by "layer 3, extend, cached prefix >= 16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
         server: what the server said of itself.
     """

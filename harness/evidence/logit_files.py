@@ -16,6 +16,7 @@ import numpy.typing as npt
 import safetensors.numpy
 from pydantic import ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
+from assay.harness.conditions import CACHED_PREFIX_TOKENS
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import Record, Role
@@ -25,8 +26,8 @@ FOLDER = "logits"
 Condition = Literal["cold", "cached"]
 CONDITIONS: tuple[Condition, Condition] = ("cold", "cached")
 """Scored on an emptied prefix cache, and with the beginning of the sequence in it."""
-COLD_MOST, CACHED_LEAST = 1, 16
-"""Cached tokens that still count as none (the begin-of-text token), and that count as a prefix."""
+COLD_MOST = 1
+"""Most cached tokens that still count as none: the beginning-of-sequence token."""
 _KEY = "assay"
 _TENSORS = ("token", "best", "top_ids", "logprobs")
 
@@ -59,7 +60,7 @@ class ScoredSequence(Record):
     def honoured(self, condition: Condition) -> bool:
         """Whether the server cached what the condition says."""
         cached = self.cached[condition]
-        return cached <= COLD_MOST if condition == "cold" else cached >= CACHED_LEAST
+        return cached <= COLD_MOST if condition == "cold" else cached >= CACHED_PREFIX_TOKENS
 
 
 class LogitsHeader(Record):

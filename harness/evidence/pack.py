@@ -6,7 +6,6 @@ A pack is a folder with ``manifest.json`` and one safetensors file a call. `assa
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,15 +15,13 @@ from pydantic import ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import INPUTS, AttentionCall
+from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.records import Record
-from assay.harness.evidence.shadow_sums import PREFIX_STARTS, PREFIXES
+from assay.harness.schema import Record
 
 SCHEMA: Literal["assay.pack/1"] = "assay.pack/1"
 MANIFEST = "manifest.json"
-LENGTH_STARTS, LENGTHS = (0, 64, 256, 1024, 4096), ("1-63", "64-255", "256-1023", "1024-4095", "4096+")
-"""Buckets of a call's longest sequence, in tokens, cached prefix included."""
 TENSORS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "reference")
 """Tensors of a file; besides, "candidate" where the candidate computed the call."""
 CANDIDATE = "candidate"
@@ -158,8 +155,7 @@ class Seen:
     def stratum(self) -> Stratum:
         """The longest prefix and the longest sequence decide."""
         longest = max(n + p for n, p in zip(self.new, self.prefix, strict=True))
-        prefix = PREFIXES[bisect_right(PREFIX_STARTS, max(self.prefix)) - 1]
-        return self.layer, self.phase, prefix, LENGTHS[bisect_right(LENGTH_STARTS, longest) - 1]
+        return self.layer, self.phase, CACHED_PREFIX.label(max(self.prefix)), SEQUENCE_LENGTH.label(longest)
 
 
 def read_manifest(folder: Path) -> PackManifest:

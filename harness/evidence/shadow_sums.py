@@ -8,7 +8,6 @@ not an error of zero.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -19,21 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
+from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION, Buckets
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.records import Record
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
 
 FOLDER = "shadow"
 SCHEMA: Literal["assay.shadow/1"] = "assay.shadow/1"
-PHASES = ("extend", "decode")
-PREFIX_STARTS, PREFIXES = (0, 1, 2, 16), ("0", "1", "2-15", "16+")
-"""Buckets of a sequence's cached prefix, in tokens."""
-POSITION_STARTS, POSITIONS = (0, 1, 16, 64, 256), ("0", "1-15", "16-63", "64-255", "256+")
-"""Buckets of a query's position, counted in its sequence's new tokens."""
-BATCH = ("only", "first", "between", "last")
-"""Where in its batch a sequence stands."""
-CONDITIONS = {"phase": PHASES, "prefix": PREFIXES, "position": POSITIONS, "batch": BATCH}
+CONDITIONS = {"phase": PHASES, "prefix": CACHED_PREFIX.labels, "position": POSITION.labels, "batch": PLACE}
 """Dimensions of a cell besides layer and head, with their labels in order."""
 DIMENSIONS = ("layer", "head", *CONDITIONS)
 SUMS = (
@@ -52,7 +46,7 @@ _SHAPE = tuple(len(labels) for labels in CONDITIONS.values())
 CONDITION_COUNT = math.prod(_SHAPE)
 
 
-def conditions(phase: str, new: Sequence[int], prefix: Sequence[int]) -> Integers:
+def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> Integers:
     """Number of the condition of each query of a call, int64 [sum(new)]: its index into all of `CONDITIONS`.
 
     Args:
@@ -60,22 +54,22 @@ def conditions(phase: str, new: Sequence[int], prefix: Sequence[int]) -> Integer
         new: new tokens of each sequence.
         prefix: cached prefix of each sequence.
     """
-    place = np.full(len(new), BATCH.index("between"))
-    place[0], place[-1] = BATCH.index("first"), BATCH.index("last")
+    place = np.full(len(new), PLACE.index("between"))
+    place[0], place[-1] = PLACE.index("first"), PLACE.index("last")
     if len(new) == 1:
-        place[0] = BATCH.index("only")
+        place[0] = PLACE.index("only")
     positions = np.concatenate([np.arange(n) for n in new])
     parts = (
         np.full(len(positions), PHASES.index(phase)),
-        np.repeat(_bucket(np.asarray(prefix), PREFIX_STARTS), new),
-        _bucket(positions, POSITION_STARTS),
+        np.repeat(_bucket(np.asarray(prefix), CACHED_PREFIX), new),
+        _bucket(positions, POSITION),
         np.repeat(place, new),
     )
     return np.ravel_multi_index(parts, _SHAPE).astype(np.int64)
 
 
-def _bucket(values: NDArray[np.int_], starts: Sequence[int]) -> NDArray[np.int_]:
-    return np.searchsorted(starts, values, side="right") - 1
+def _bucket(values: NDArray[np.int_], buckets: Buckets) -> NDArray[np.int_]:
+    return np.searchsorted(buckets.starts, values, side="right") - 1
 
 
 class WorstCase(Record):
@@ -201,7 +195,7 @@ class ShadowSums:
 
         Args:
             by: dimensions of the arrays' axes, in order.
-            where: dimension -> the label or labels to keep, such as {"phase": "extend", "prefix": ("2-15", "16+")}.
+            where: dimension -> the label or labels to keep, such as {"phase": "extend", "prefix": ("2-15", ">= 16")}.
 
         Raises:
             KeyError: there is no such dimension or label.
@@ -275,10 +269,8 @@ def write_shadow_sums(path: Path, index: Integers, sums: Floats, max_abs: Floats
         max_abs: float64 [cells].
         legend: what they are of.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    save_file({"index": index, "sums": sums, "max_abs": max_abs}, part, {"legend": legend.model_dump_json()})
-    os.replace(part, path)
+    content = save({"index": index, "sums": sums, "max_abs": max_abs}, {"legend": legend.model_dump_json()})
+    write_whole(path, content, durable=False)
 
 
 def read_shadow_sums(folder: Path) -> ShadowSums:

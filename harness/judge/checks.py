@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.manifest import Failure, ServerManifest
@@ -18,8 +19,6 @@ from assay.harness.evidence.records import Answer, Role
 from assay.harness.evidence.shadow_sums import PREFIXES, ShadowSums
 from assay.harness.verdict import Check, Verdict
 
-CACHED_PREFIX_TOKENS = 16
-"""Cached tokens that make a cached prefix: one alone is only the BOS token (seed case: 41 new tokens, 1 cached)."""
 CACHED_SHARE = 0.5
 """Share of the questions that must have met a cached prefix."""
 COMPILED_SHARE = 0.5
@@ -256,7 +255,7 @@ def check_cached_prefix(answers: Sequence[Answer]) -> Check:
 
 def check_cached_prefix_inside(cells: ShadowSums) -> Check:
     """Whether calls with a cached prefix were compared, where no question was asked for its answer."""
-    deepest = PREFIXES[-1]
+    deepest = CACHED_PREFIX.labels[-1]
     met = int(np.nansum(cells.table((), {"prefix": deepest}).elements))
     return Check(
         name="the cached-prefix condition was exercised",

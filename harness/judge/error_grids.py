@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from assay.harness.evidence.shadow_sums import BATCH, PHASES, POSITIONS, PREFIXES, Floats, ShadowError, ShadowSums
+from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
+from assay.harness.evidence.shadow_sums import Floats, ShadowError, ShadowSums
 from assay.harness.judge.report import (
     NOT_FINITE,
     DepthRow,
@@ -28,7 +29,7 @@ from assay.harness.text import one_line
 
 Bounds = Mapping[tuple[int, str], float]
 """By layer and phase: the relative L1 that noise explains at the worst cell."""
-SLICES = {"no cached prefix": PREFIXES[:1], "cached prefix": PREFIXES[1:]}
+SLICES = {"no cached prefix": CACHED_PREFIX.labels[:1], "cached prefix": CACHED_PREFIX.labels[1:]}
 """The two conditions that a heat map by head or position is drawn for: a mask can only be misaligned behind a prefix."""
 DIGITS = 4
 """Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
@@ -177,12 +178,12 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[Er
     for phase in phases:
         seen = {prefix: array for (p, prefix), array in errors.items() if p == phase}
         unseen = np.full(len(next(iter(seen.values()))), np.nan)
-        by_prefix = [_worst(seen[prefix], (1, 2, 3)) if prefix in seen else unseen for prefix in PREFIXES]
-        yield grid(phase, "", "prefix", PREFIXES, np.stack(by_prefix, axis=1))
+        by_prefix = [_worst(seen[prefix], (1, 2, 3)) if prefix in seen else unseen for prefix in CACHED_PREFIX.labels]
+        yield grid(phase, "", "prefix", CACHED_PREFIX.labels, np.stack(by_prefix, axis=1))
         # A decode call has one new token a sequence, so it has one position.
         for name, array in _slices(errors, phase) if phase != "decode" else ():
-            yield grid(phase, name, "position", POSITIONS, _worst(array, (1, 3)))
-        yield grid(phase, "", "batch", BATCH, _worst(np.stack([*seen.values()]), (0, 2, 3)))
+            yield grid(phase, name, "position", POSITION.labels, _worst(array, (1, 3)))
+        yield grid(phase, "", "batch", PLACE, _worst(np.stack([*seen.values()]), (0, 2, 3)))
 
 
 def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[str, Floats]]:

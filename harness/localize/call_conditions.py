@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.conditions import CACHED_PREFIX_TOKENS
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,13 @@ def _beyond(what: str, of: Callable[[SequenceShape], int], *limits: int) -> tupl
     )
 
 
+def _from(what: str, of: Callable[[SequenceShape], int], limit: int) -> tuple[Condition, ...]:
+    return (
+        Condition(f"{what} >= {limit}", lambda s: of(s) >= limit, f"{what} < {limit}"),
+        Condition(f"{what} < {limit}", lambda s: of(s) < limit, f"{what} >= {limit}"),
+    )
+
+
 _SINGLES: tuple[Condition, ...] = (
     Condition("cached prefix > 0", lambda s: s.prefix > 0, "prefix 0"),
     Condition("no cached prefix", lambda s: s.prefix == 0, "a cached prefix"),
@@ -100,9 +108,8 @@ _SINGLES: tuple[Condition, ...] = (
     Condition("not the first of its batch", lambda s: s.index > 0, "the first of a batch"),
     Condition("not the last of its batch", lambda s: s.index < s.batch - 1, "the last of a batch"),
     Condition("cached prefix 1", lambda s: s.prefix == 1),
-    Condition("cached prefix 2-15", lambda s: 2 <= s.prefix < 16),
-    Condition("cached prefix >= 16", lambda s: s.prefix >= 16, "prefix < 16"),
-    Condition("cached prefix < 16", lambda s: s.prefix < 16, "prefix >= 16"),
+    Condition(f"cached prefix 2-{CACHED_PREFIX_TOKENS - 1}", lambda s: 2 <= s.prefix < CACHED_PREFIX_TOKENS),
+    *_from("cached prefix", lambda s: s.prefix, CACHED_PREFIX_TOKENS),
     *_multiples("cached prefix", lambda s: s.prefix),
     Condition("one new token", lambda s: s.new == 1, "more new tokens"),
     Condition("new tokens > 1", lambda s: s.new > 1, "one new token"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.compare.tensors import ratio
-from assay.harness.evidence.shadow_sums import POSITION_STARTS
+from assay.harness.conditions import POSITION
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class CallCells:
 
     Attributes:
         sequence: sequence of each cell.
-        position: index into `assay.harness.evidence.shadow_sums.POSITIONS` of each cell.
+        position: index into `assay.harness.evidence.shadow_sums.POSITION.labels` of each cell.
         of_row: int64 [total_q], the cell of each query.
     """
 
@@ -58,7 +58,7 @@ def cells_of(call: AttentionCall) -> CallCells:
     position: list[int] = []
     rows: list[int] = []
     for b, new in enumerate(call.lens_q):
-        for bucket, (start, stop) in enumerate(pairwise((*POSITION_STARTS, new))):
+        for bucket, (start, stop) in enumerate(pairwise((*POSITION.starts, new))):
             if start < new:
                 sequence.append(b)
                 position.append(bucket)

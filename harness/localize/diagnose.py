@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.hypotheses import LEAK
-from assay.harness.evidence.shadow_sums import POSITIONS
+from assay.harness.conditions import POSITION
 from assay.harness.localize.causes import Cause, causes
 from assay.harness.localize.examine import Examination, Observation
 from assay.harness.verdict import Finding, Severity
@@ -68,7 +68,7 @@ def _where(cause: Cause, layers: Sequence[int]) -> str:
     heads = range(max(o.call.q.shape[1] for o in cause.failing))
     parts += [some("layer", cause.layers, layers), some("head", cause.heads, heads)]
     if cause.positions and not cause.hypotheses:
-        parts.append(f"query positions {', '.join(POSITIONS[p] for p in cause.positions)}")
+        parts.append(f"query positions {', '.join(POSITION.labels[p] for p in cause.positions)}")
     return ", ".join(parts)
 
 

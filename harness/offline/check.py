@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import PHASES, AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size, cases
+from assay.harness.conditions import PHASES
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.bounds import SCHEMES

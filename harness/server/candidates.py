@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import PHASES, AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.conditions import PHASES
 from assay.harness.server.paging import Pages, compute, refuse
 from assay.harness.server.passes import EngineCall
 

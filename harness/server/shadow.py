@@ -18,7 +18,14 @@ from torch import Tensor
 from assay.harness.attention.call import KernelRefused
 from assay.harness.evidence.pack import Seen
 from assay.harness.evidence.pack_writer import PackWriter
-from assay.harness.evidence.shadow_sums import FOLDER, Legend, ShadowError, WorstCase, conditions, write_shadow_sums
+from assay.harness.evidence.shadow_sums import (
+    FOLDER,
+    Legend,
+    ShadowError,
+    WorstCase,
+    condition_numbers,
+    write_shadow_sums,
+)
 from assay.harness.server.candidates import Candidate, resolve
 from assay.harness.server.paging import Pages, refuse
 from assay.harness.server.passes import EngineCall, Pass, Phase
@@ -119,7 +126,7 @@ class Shadow:
         if len(self._passes) == _MOST_PASSES:
             self._settle()
         self._pass = self._passes[call.now.number] = call.now
-        self._conditions = torch.from_numpy(conditions(call.phase, call.now.new, call.now.prefix)).to(out.device)
+        self._conditions = torch.from_numpy(condition_numbers(call.phase, call.now.new, call.now.prefix)).to(out.device)
         self._count += 1
 
     def _measure(self, seen: Seen, call: EngineCall, got: Tensor, reference: Tensor) -> None:

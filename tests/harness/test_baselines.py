@@ -29,7 +29,7 @@ from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role
-from assay.harness.evidence.shadow_sums import Legend, ShadowSums, conditions
+from assay.harness.evidence.shadow_sums import Legend, ShadowSums, condition_numbers
 from assay.harness.judge.build import build
 from assay.harness.server.reduction import LayerSums
 from assay.harness.stats.decision import decide_accuracy
@@ -247,11 +247,11 @@ def test_an_output_that_is_not_finite_is_the_candidates_in_its_own_server_too() 
     served, shadow = torch.ones(2, 1, 8), torch.ones(2, 1, 8)
     served[1] = float("nan")
     sums = LayerSums(heads=1, device=torch.device("cpu"))
-    sums.measure(shadow, served, torch.from_numpy(conditions("extend", [1, 1], [0, 16])))
+    sums.measure(shadow, served, torch.from_numpy(condition_numbers("extend", [1, 1], [0, 16])))
     legend = Legend(reference="mine", candidate="torch_native", phases=("extend", "decode"))
     seen = turned(ShadowSums(*sums.cells(layer=0, first_head=0), (legend,)), ("extend",))
     errors = own_errors(seen)
     assert errors["layer 0, extend, cached prefix 0"] == 0
-    assert errors["layer 0, extend, cached prefix 16+"] == float("inf")
+    assert errors["layer 0, extend, cached prefix >= 16"] == float("inf")
     assert (seen.legends[0].reference, seen.legends[0].candidate) == ("torch_native", "mine")
     assert own_errors(turned(ShadowSums(*sums.cells(0, 0), (legend,)), ("decode",))) == {}

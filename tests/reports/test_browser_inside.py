@@ -163,7 +163,7 @@ def test_small_maps_read_like_the_large_one(see: Any, inside: ModuleType) -> Non
     where = f".heat.small[data-grid='{number}']"
     _hover(chrome, *_place(chrome, layers.grids[number], 2, 3, where))
     assert _tip(chrome, where).startswith(
-        f"layer 2, cached prefix 16+\nrelative L1 {layers.grids[number].values[2][3]:.4g}"
+        f"layer 2, cached prefix >= 16\nrelative L1 {layers.grids[number].values[2][3]:.4g}"
     )
     assert len(chrome.find_elements("css selector", ".heat.small canvas")) == sum(
         g.columns != "head" for g in layers.grids

@@ -118,7 +118,7 @@ def test_layer_rows_say_what_is_out_of_bounds(inside: ModuleType) -> None:
     assert [row.layer for row in rows] == ["0", "1", "2", "3"]
     assert [(name, beyond) for name, _, beyond in rows[0].cells] == [
         ("extend, prefix 0", False),
-        ("extend, prefix 16+", True),
+        ("extend, prefix >= 16", True),
     ]
 
 

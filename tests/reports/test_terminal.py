@@ -41,7 +41,7 @@ def test_says_verdict_why_suites_calls_and_what_is_not_met(any_report: Report, t
         if check.status == "ok":
             assert check.found not in text
         else:
-            wanted += [f"{check.status}: {check.name}: {check.found}", f"to settle it: {check.settles}"]
+            wanted += [f"{check.status}: {check.title}: {check.found}", f"to settle it: {check.settles}"]
     assert [word for word in wanted if word not in text] == []
 
 
@@ -99,7 +99,7 @@ def test_what_is_inside_is_a_short_block(examples: ModuleType, inside: ModuleTyp
         "Inside: layers - Worst own error: layer 0, head 2, extend, cached prefix: relative L1 1.43, 31 times" in text
     )
     shown = f"{inside.seed_case().grids[2].values[0][0]:.3g}"
-    assert f"layer 0 extend, prefix 0: {shown}; extend, prefix 16+: 1.43, out of bounds layer 1 " in text
+    assert f"layer 0 extend, prefix 0: {shown}; extend, prefix >= 16: 1.43, out of bounds layer 1 " in text
     assert "mean KL 4.83 ± 0.241 nats (floor 2.1e-07)" in text
     assert "Inside" not in _printed(examples.regression(), terminal)
 

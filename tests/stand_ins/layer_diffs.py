@@ -12,18 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from assay.harness.evidence.shadow_sums import (
-    BATCH,
-    PHASES,
-    POSITIONS,
-    PREFIXES,
-    SUMS,
-    Floats,
-    Legend,
-    ShadowError,
-    ShadowSums,
-    WorstCase,
-)
+from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
+from assay.harness.evidence.shadow_sums import SUMS, Floats, Legend, ShadowError, ShadowSums, WorstCase
 from assay.harness.judge.error_grids import depth_rows, layers_result
 from assay.harness.judge.report import LayersResult, LogitsRow
 
@@ -46,9 +36,9 @@ def cells(
     for layer in range(layers):
         for head in range(heads):
             for p, phase in enumerate(PHASES):
-                for x, prefix in enumerate(PREFIXES):
-                    for q, position in enumerate(POSITIONS):
-                        for b, place in enumerate(BATCH):
+                for x, prefix in enumerate(CACHED_PREFIX.labels):
+                    for q, position in enumerate(POSITION.labels):
+                        for b, place in enumerate(PLACE):
                             value = error(layer, head, phase, prefix, position, place)
                             if value is None:
                                 continue
@@ -84,7 +74,7 @@ def seed_case() -> LayersResult:
     def error(layer: int, head: int, phase: str, prefix: str, position: str, place: str) -> float | None:
         if phase != "extend" or position not in places or place not in ("only", "first", "last"):
             return None
-        if prefix == "16+":
+        if prefix == ">= 16":
             return float(1.1 + 0.3 * base[layer, head] / base.max() + 0.1 * (position == "0"))
         return float(base[layer, head] * places[position]) if prefix == "0" and place == "only" else None
 
@@ -122,8 +112,12 @@ def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES
     positions = ("0", "1-15")
 
     def error(layer: int, head: int, phase: str, prefix: str, position: str, place: str) -> float | None:
-        cached = prefix == "16+"
-        if place != "only" or prefix not in ("0", "16+") or position not in positions[: 2 if phase == "extend" else 1]:
+        cached = prefix == ">= 16"
+        if (
+            place != "only"
+            or prefix not in ("0", ">= 16")
+            or position not in positions[: 2 if phase == "extend" else 1]
+        ):
             return None
         if phase == "decode" and (not cached or layer == unseen):
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,9 @@ from safetensors import safe_open
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix import cases
-from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.pack import TENSORS
-from assay.harness.evidence.records import Record
-from assay.harness.evidence.shadow_sums import PREFIX_STARTS, PREFIXES
+from assay.harness.conditions import CACHED_PREFIX
+from assay.harness.errors import UsageError
+from assay.harness.files import write_whole
 from assay.harness.localize.diagnose import describe
 
 FILE = "calls.safetensors"
@@ -91,7 +89,7 @@ def choose_calls(found: Sequence[ProbeCall], conditions: Sequence[str], most: in
 def _condition(call: AttentionCall) -> dict[str, str]:
     return {
         "phase": call.phase,
-        "prefix": PREFIXES[bisect_right(PREFIX_STARTS, max(call.prefixes)) - 1],
+        "prefix": CACHED_PREFIX.label(max(call.prefixes)),
         "batch": "1" if len(call.lens_q) == 1 else "> 1",
     }
 

@@ -5,17 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from assay.harness.conditions import CACHED_PREFIX, PLACE, POSITION
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.shadow_sums import (
-    BATCH,
     CONDITIONS,
-    POSITIONS,
-    PREFIXES,
     SUMS,
     Legend,
     ShadowSums,
     WorstCase,
-    conditions,
+    condition_numbers,
     read_shadow_sums,
     write_shadow_sums,
 )
@@ -41,8 +39,8 @@ def write(folder: Path, pid: int, cells: ShadowSums) -> None:
 
 
 def labels_of(phase: str, new: list[int], prefix: list[int]) -> list[tuple[str, str, str]]:
-    _, prefixes, positions, places = np.unravel_index(conditions(phase, new, prefix), SHAPE)
-    return [(PREFIXES[a], POSITIONS[b], BATCH[c]) for a, b, c in zip(prefixes, positions, places, strict=True)]
+    _, prefixes, positions, places = np.unravel_index(condition_numbers(phase, new, prefix), SHAPE)
+    return [(CACHED_PREFIX.labels[a], POSITION.labels[b], PLACE[c]) for a, b, c in zip(prefixes, positions, places, strict=True)]
 
 
 def test_conditions_of_every_query() -> None:
@@ -51,13 +49,13 @@ def test_conditions_of_every_query() -> None:
         ("0", "1-15", "first"),
         ("1", "0", "between"),
         ("2-15", "0", "between"),
-        ("16+", "0", "last"),
+        (">= 16", "0", "last"),
     ]
     long = labels_of("extend", [257], [2])
     assert [long[i] for i in (15, 16, 63, 64, 255, 256)] == [
-        ("2-15", label, "only") for label in ("1-15", "16-63", "16-63", "64-255", "64-255", "256+")
+        ("2-15", label, "only") for label in ("1-15", "16-63", "16-63", "64-255", "64-255", ">= 256")
     ]
-    assert set(np.unravel_index(conditions("decode", [1, 1], [3, 9]), SHAPE)[0]) == {1}
+    assert set(np.unravel_index(condition_numbers("decode", [1, 1], [3, 9]), SHAPE)[0]) == {1}
 
 
 def test_sums_are_merged_and_not_ratios() -> None:
@@ -66,7 +64,7 @@ def test_sums_are_merged_and_not_ratios() -> None:
     assert cells.table(by=("prefix",)).relative_l1[[0, 3]].tolist() == [0.5, 0.0]
     assert np.isnan(cells.table(by=("prefix",)).relative_l1[[1, 2]]).all()
     assert cells.table(by=()).elements == 100
-    assert cells.table(by=("head",), where={"prefix": ("1", "16+")}).max_abs.tolist() == [2.0]
+    assert cells.table(by=("head",), where={"prefix": ("1", ">= 16")}).max_abs.tolist() == [2.0]
 
 
 def test_what_was_not_observed_is_not_zero() -> None:

@@ -34,8 +34,8 @@ def _only(found: dict[tuple[int, int, str, str, str, str], float]) -> Any:
 def test_a_cell_is_the_worst_of_what_it_covers_and_not_the_average(inside: ModuleType) -> None:
     run = inside.cells(
         1, 2, _only({
-            (0, 0, "extend", "16+", "0", "only"): 0.9, (0, 0, "extend", "16+", "1-15", "only"): 0.01,
-            (0, 1, "extend", "16+", "1-15", "only"): 0.02, (0, 1, "extend", "1", "1-15", "first"): 0.03,
+            (0, 0, "extend", ">= 16", "0", "only"): 0.9, (0, 0, "extend", ">= 16", "1-15", "only"): 0.01,
+            (0, 1, "extend", ">= 16", "1-15", "only"): 0.02, (0, 1, "extend", "1", "1-15", "first"): 0.03,
             (0, 0, "extend", "0", "1-15", "only"): 0.004,
         }),
     )  # fmt: skip
@@ -45,7 +45,7 @@ def test_a_cell_is_the_worst_of_what_it_covers_and_not_the_average(inside: Modul
     assert _grid(result, "prefix", "extend").values == ((0.004, 0.03, None, 0.9),)
     assert _grid(result, "position", "extend, cached prefix").values == ((0.9, 0.03, None, None, None),)
     assert _grid(result, "batch", "extend").values == ((0.9, 0.03, None, None),)
-    averaged = run.table(("layer",), {"prefix": ("1", "16+")}).relative_l1[0]
+    averaged = run.table(("layer",), {"prefix": ("1", ">= 16")}).relative_l1[0]
     assert averaged < 0.5 < 0.9
     assert result.depth[0].out_of_bounds
     assert result.sources == "layer 0"
@@ -97,7 +97,7 @@ def test_an_output_that_is_partly_not_finite_is_not_finite(inside: ModuleType) -
     st.dictionaries(
         st.tuples(
             st.integers(0, 2), st.integers(0, 2), st.sampled_from(["extend", "decode"]),
-            st.sampled_from(["0", "1", "16+"]), st.sampled_from(["0", "1-15"]), st.sampled_from(["only", "last"]),
+            st.sampled_from(["0", "1", ">= 16"]), st.sampled_from(["0", "1-15"]), st.sampled_from(["only", "last"]),
         ),
         st.sampled_from([0.0, 1e-5, 0.01, 0.2, 3.0, INFINITE]),
         min_size=1,
@@ -122,7 +122,7 @@ def test_every_picture_shows_the_same_worst(inside: ModuleType, found: dict[Any,
 def test_depth_takes_the_phase_that_is_most_beyond_its_bound(inside: ModuleType) -> None:
     run = inside.cells(
         2, 1, _only({
-            (0, 0, "extend", "0", "0", "only"): 0.04, (0, 0, "decode", "16+", "0", "only"): 0.02,
+            (0, 0, "extend", "0", "0", "only"): 0.04, (0, 0, "decode", ">= 16", "0", "only"): 0.02,
             (1, 0, "extend", "0", "0", "only"): 0.04,
         }), phases=("extend", "decode"),
     )  # fmt: skip
@@ -157,7 +157,7 @@ def test_what_was_not_observed_is_said(inside: ModuleType) -> None:
         "decode: sage_attn_as_shipped does not compute it",
         pack,
     )
-    both = at | {(0, 0, "extend", "16+", "0", "only"): 0.1, (0, 0, "decode", "16+", "0", "only"): 0.1}
+    both = at | {(0, 0, "extend", ">= 16", "0", "only"): 0.1, (0, 0, "decode", ">= 16", "0", "only"): 0.1}
     assert says(both, ("extend", "decode")) == ("decode: no call of layer 1 of 2 was seen", pack)
     assert "decode: no call of it was seen" in says(at, ("extend", "decode"))[1]
 

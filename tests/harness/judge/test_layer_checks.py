@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from assay.harness.evidence.shadow_sums import PHASES, PREFIXES, SUMS, Legend, ShadowError, ShadowSums
+from assay.harness.conditions import CACHED_PREFIX, PHASES
+from assay.harness.evidence.shadow_sums import SUMS, Legend, ShadowError, ShadowSums
 from assay.harness.judge import checks
 
 ASKED = ("mmlu", "layers")
 
 
-def cells(layers: list[int], prefix: str = "16+", phase: str = "extend", failed: bool = False) -> ShadowSums:
-    index = np.array([[n, 0, PHASES.index(phase), PREFIXES.index(prefix), 0, 0] for n in layers], np.int64)
+def cells(layers: list[int], prefix: str = ">= 16", phase: str = "extend", failed: bool = False) -> ShadowSums:
+    index = np.array([[n, 0, PHASES.index(phase), CACHED_PREFIX.labels.index(prefix), 0, 0] for n in layers], np.int64)
     error = (ShadowError(layer=0, phase="extend", calls=2, text="it raised"),) if failed else ()
     legend = Legend(reference="r", candidate="c", phases=("extend",), errors=error)
     return ShadowSums(index.reshape(-1, 6), np.ones((len(layers), len(SUMS))), np.ones(len(layers)), (legend,))
@@ -37,7 +38,9 @@ def test_layers_that_nobody_asked_for_are_not_checked() -> None:
     assert checks.check_layers(("mmlu",), None, ("extend",), range(4)).status == "not checked"
 
 
-@pytest.mark.parametrize(("prefix", "status"), [("16+", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")])
+@pytest.mark.parametrize(
+    ("prefix", "status"), [(">= 16", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")]
+)
 def test_a_cached_prefix_was_met_inside(prefix: str, status: str) -> None:
     assert checks.check_cached_prefix_inside(cells([0], prefix)).status == status
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.compare.tensors import errors
-from assay.harness.evidence.shadow_sums import Legend, ShadowSums, conditions
+from assay.harness.evidence.shadow_sums import Legend, ShadowSums, condition_numbers
 from assay.harness.server.reduction import LayerSums, row_errors
 
 HEADS, DIM = 3, 16
@@ -27,7 +27,7 @@ def cells_of(
 ) -> ShadowSums:
     sums = LayerSums(HEADS, torch.device("cpu"))
     for phase, new, prefix, out, reference in calls:
-        sums.add(row_errors(out, reference), torch.from_numpy(conditions(phase, new, prefix)))
+        sums.add(row_errors(out, reference), torch.from_numpy(condition_numbers(phase, new, prefix)))
     return ShadowSums(*sums.cells(layer, first_head), (LEGEND,))
 
 
@@ -39,7 +39,7 @@ def test_every_cell_is_what_float64_says(dtype: torch.dtype) -> None:
     cells = cells_of([("extend", new, prefix, *first), ("extend", new, prefix, *second)])
     table = cells.table(by=("prefix", "position", "head"), where={"phase": "extend"})
     rows = {("0", "0"): [0], ("0", "1-15"): [1, 2], ("1", "0"): [3], ("1", "1-15"): list(range(4, 19)),
-            ("1", "16-63"): list(range(19, 23)), ("16+", "0"): [23], ("16+", "1-15"): [24]}  # fmt: skip
+            ("1", "16-63"): list(range(19, 23)), (">= 16", "0"): [23], (">= 16", "1-15"): [24]}  # fmt: skip
     for i, prefix_label in enumerate(table.axes["prefix"]):
         for j, position in enumerate(table.axes["position"]):
             where = rows.get((prefix_label, position))

@@ -153,7 +153,7 @@ def test_what_runs_in_the_shadow_is_not_counted_as_serving(served: Served) -> No
 def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(cells: ShadowSums) -> None:
     assert cells.errors == ()
     cold = cells.table(by=("layer", "head"), where={"phase": "extend", "prefix": "0"})
-    warm = cells.table(by=("layer", "head"), where={"phase": "extend", "prefix": "16+"})
+    warm = cells.table(by=("layer", "head"), where={"phase": "extend", "prefix": ">= 16"})
     assert cold.relative_l1.shape == warm.relative_l1.shape == (LAYERS, HEADS)
     assert cold.relative_l1.max() < INT8_NOISE
     assert cold.cosine.min() > 0.99
@@ -288,5 +288,5 @@ def test_backends_of_sglangs_own_agree_in_the_shadow_and_in_place_in_chunks_and_
     table = cells.table(by=("phase", "layer", "head"))
     assert table.relative_l1.max() < 1e-4
     assert table.relative_l1.shape == (2, LAYERS, HEADS)
-    assert np.isfinite(cells.table(where={"phase": "extend", "prefix": "16+"}).relative_l1).all()
+    assert np.isfinite(cells.table(where={"phase": "extend", "prefix": ">= 16"}).relative_l1).all()
     assert "last" in cells.observed("batch")

@@ -58,7 +58,7 @@ def test_a_kernel_is_measured_and_its_bug_named(forks: Forks, tree: Path, calls:
     right = forks.run(task(tree, calls), 60)
     assert (right.status, right.origin) == ("measured", "attn.py")
     assert len(right.rows) == len(LENS)
-    assert [row.condition["prefix"] for row in right.rows] == ["0", "16+", "2-15"]
+    assert [row.condition["prefix"] for row in right.rows] == ["0", ">= 16", "2-15"]
     assert all(max(row.own) <= row.bound == row.rounding for row in right.rows)
     (tree / "attn.py").write_text(histories.source(0, mask_wrong=True))  # as long as before, and in the same second
     wrong = forks.run(task(tree, calls, name_bug=True), 60)

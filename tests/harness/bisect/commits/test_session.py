@@ -15,8 +15,8 @@ from assay.harness.bisect.commits.state import Folder, Measurement, Row, Spec, S
 from assay.harness.errors import UsageError
 
 
-def row(error: float, number: int = 0, prefix: str = "16+") -> Row:
-    return Row(
+def row(error: float, number: int = 0, prefix: str = ">= 16") -> CallErrors:
+    return CallErrors(
         number=number,
         layer=number,
         call=f"call {number}",
