@@ -1,4 +1,4 @@
-"""Writing a report such that a reader never meets half a file."""
+"""Writing files so that no reader ever sees half of one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from pathlib import Path
 from assay.harness.errors import EvidenceError
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file into a folder that is made if need be; it appears whole or not at all, and an older one stays until then.
+def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write a file that appears complete or not at all; until then an older version stays in place.
+
+    Args:
+        path: the file. Its folder is created if it does not exist.
+        content: text is encoded as UTF-8, with its newlines as they are.
+        durable: whether the file must survive a power failure, which costs a disk about 10 ms. Without it the file still
+            survives the death of the process, which is enough for what a server writes between two forward passes.
 
     Raises:
         EvidenceError: the folder or the file cannot be written, for instance because the disk is full.
@@ -18,16 +24,17 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with part.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
         with suppress(OSError):
             part.unlink()
         raise EvidenceError(
             f"{path} cannot be written: {error.strerror or error}.",
-            "a folder with room and write permission",
-            "free some space or give another folder with --out",
+            "a writable folder on a disk with free space",
+            "free some space and run the same command again, or choose another folder",
         ) from None

@@ -1,15 +1,18 @@
 """The kernel contract: one packed ("varlen") attention call, with the engine's paging already resolved.
 
-The same kernel therefore serves in a CPU server, in a GPU server, in a replay and in a unit test.
+The same kernel therefore runs in a CPU server, a GPU server, a replay and a unit test.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # the command line reads what kernels declare and must not wait for torch
+    import torch
+    from torch import Tensor
 
 INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
 """The tensors of a call."""
@@ -23,11 +26,11 @@ class AttentionCall:
         q: queries [total_q, num_q_heads, head_dim].
         k: keys [total_k, num_kv_heads, head_dim], cached prefix included.
         v: values [total_k, num_kv_heads, head_dim_v], cached prefix included.
-        cu_seqlens_q: int32 [batch + 1]; the queries of sequence b are rows cu_seqlens_q[b] to cu_seqlens_q[b + 1].
-        cu_seqlens_k: int32 [batch + 1], the same for keys and values.
+        cu_seqlens_q: int32 [batch + 1]; sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q.
+        cu_seqlens_k: int32 [batch + 1], the same for k and v.
         scale: softmax scale, natural-exponent convention: weights are softmax(scale * q k^T).
         causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q).
-        layer: index of the layer that calls.
+        layer: index of the calling layer.
         phase: "extend" (prefill, with or without a cached prefix) or "decode".
     """
 
@@ -43,30 +46,38 @@ class AttentionCall:
 
     @property
     def lens_q(self) -> list[int]:
-        """New tokens of each sequence."""
+        """New tokens per sequence."""
         return list(self.cu_seqlens_q.diff().tolist())
 
     @property
     def lens_k(self) -> list[int]:
-        """All tokens of each sequence: cached prefix and new ones."""
+        """All tokens per sequence: cached prefix and new tokens."""
         return list(self.cu_seqlens_k.diff().tolist())
 
     @property
     def prefixes(self) -> list[int]:
-        """Cached prefix of each sequence, in tokens: len_k - len_q."""
+        """Cached prefix per sequence, in tokens: len_k - len_q."""
         return [k - q for q, k in zip(self.lens_q, self.lens_k, strict=True)]
 
+    def clone(self) -> AttentionCall:
+        """The same call on copies of its tensors, for a kernel that may write to its inputs."""
+        return replace(self, **{name: getattr(self, name).clone() for name in INPUTS})
 
-Kernel = Callable[[AttentionCall], Tensor]
-"""Takes a call, returns [total_q, num_q_heads, head_dim_v] in the dtype of q, and writes into none of its inputs."""
+    def to(self, device: torch.device | str) -> AttentionCall:
+        """The same call with its tensors on a device."""
+        return replace(self, **{name: getattr(self, name).to(device) for name in INPUTS})
+
+
+Kernel = Callable[[AttentionCall], "Tensor"]
+"""Takes a call and returns [total_q, num_q_heads, head_dim_v] in the dtype of q. It must not write to its inputs."""
 
 
 class KernelRefused(RuntimeError):
-    """A kernel was asked for what it cannot do. It raises; nothing ever falls back to another kernel in silence."""
+    """A kernel cannot serve this call. Nothing silently falls back to another kernel."""
 
 
 def cumulative(lens: Iterable[int], device: torch.device | str = "cpu") -> Tensor:
     """Cumulative sequence lengths with a leading zero, int32 [len(lens) + 1]."""
-    return torch.nn.functional.pad(torch.tensor(list(lens), dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0)).to(
-        device
-    )
+    import torch
+
+    return torch.tensor(list(accumulate(lens, initial=0)), dtype=torch.int32, device=device)

@@ -19,7 +19,8 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer, Record
+from assay.harness.evidence.records import Answer
+from assay.harness.schema import Record
 
 SCHEMA: Literal["assay.baseline/1"] = "assay.baseline/1"
 FILE, ANSWERS = "baseline.json", "answers.jsonl"

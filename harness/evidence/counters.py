@@ -8,13 +8,13 @@ meaning of the rows stands in a small JSON file beside it.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from assay.harness.evidence.records import Record
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
 
 MOST_ROWS, MOST_LAYERS = 64, 512
 
@@ -68,10 +68,7 @@ class CounterFile:
             if len(self._rows) == MOST_ROWS:
                 raise ValueError(f"more than {MOST_ROWS} kinds of attention call: {row}")
             self._rows[row] = len(self._rows)
-            text = json.dumps([r.model_dump() for r in self._rows])
-            part = self._legend.with_suffix(".part")
-            part.write_text(text)
-            os.replace(part, self._legend)
+            write_whole(self._legend, json.dumps([r.model_dump() for r in self._rows]), durable=False)
         return self._rows[row]
 
     def add(self, row: int, layer: int, calls: int = 1) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +13,9 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import CallCount, read_counters
 from assay.harness.evidence.manifest import Manifest, Progress
-from assay.harness.evidence.records import ROLES, Answer, Item, Record, Role
+from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
 
 Document = TypeVar("Document", bound=Record)
 
@@ -155,16 +156,7 @@ class RunFolder:
             ) from None
 
     def _replace(self, name: str, text: str) -> None:
-        part = self._file(name + ".part")
-        try:
-            part.write_text(text)
-            os.replace(part, self._file(name))
-        except OSError as error:
-            raise EvidenceError(
-                f"{self._file(name)} cannot be written: {error.strerror}.",
-                "room on the disk",
-                "make room; the same command then goes on",
-            ) from error
+        write_whole(self._file(name), text)
 
 
 def _differing(earlier: Manifest, now: Manifest) -> list[str]:

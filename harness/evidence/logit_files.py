@@ -5,7 +5,6 @@ A file that is there is whole: it is written at once, when every sequence has be
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,12 @@ import numpy.typing as npt
 import safetensors.numpy
 from pydantic import ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from assay.harness.conditions import CACHED_PREFIX_TOKENS
 
+from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.records import Record, Role
+from assay.harness.evidence.records import Role
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
 
 SCHEMA: Literal["assay.logits/1"] = "assay.logits/1"
 FOLDER = "logits"
@@ -145,17 +146,7 @@ def write_logits(folder: Path, logits: Logits) -> None:
         tensors |= {f"{condition}.{name}": getattr(positions, name) for name in _TENSORS}
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     content = safetensors.numpy.save(contiguous, {_KEY: logits.header.model_dump_json()})
-    part = path.with_suffix(".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        os.replace(part, path)
-    except OSError as error:
-        raise EvidenceError(
-            f"{path} cannot be written: {error.strerror}.",
-            "room on the disk",
-            "make room; the same command then goes on",
-        ) from error
+    write_whole(path, content)
 
 
 def read_logits(path: Path) -> Logits:

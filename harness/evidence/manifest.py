@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 from pydantic import Field
 
-from assay.harness.evidence.records import Item, Record, Role
+from assay.harness.evidence.records import Item, Role
+from assay.harness.schema import Record
 
 PACKAGES = (
     "sglang",

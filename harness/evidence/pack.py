@@ -212,7 +212,7 @@ def _read(folder: Path, entry: PackEntry) -> PackedCall:
                 "copy the pack again, or record it again",
             )
         tensors = safetensors.torch.load(content)
-        parts = {name: tensors[name] for name in TENSORS if name != "reference"}
+        parts = {name: tensors[name] for name in INPUTS}
         call = AttentionCall(**parts, scale=entry.scale, causal=entry.causal, layer=entry.layer, phase=entry.phase)
         return PackedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))
     except (OSError, SafetensorError, KeyError) as error:

@@ -7,7 +7,6 @@ byte budget.
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CANDIDATE, MANIFEST, TENSORS, PackEntry, PackManifest, Seen, Source, Stratum
+from assay.harness.files import write_whole
 
 BUDGET_BYTES = 256 * 2**20
 RESERVOIR = 4
@@ -124,21 +124,18 @@ class PackWriter:
         """Write what changed. At any moment the manifest on disk names only files that are there, whole.
 
         Raises:
-            OSError: the disk is full or not writable.
+            EvidenceError: the disk is full or not writable.
         """
         if not self._changed:
             return
-        (self._folder / "calls").mkdir(parents=True, exist_ok=True)
         kept = [*self._worst.values(), *(one for stratum in self._samples.values() for one in stratum)]
         entries = tuple(one.entry or self._write(one) for one in kept)
         manifest = PackManifest(
             source=self._source, budget_bytes=self._budget, seen=self._seen, too_large=self._too_large, calls=entries
         )
-        part = self._folder / (MANIFEST + ".part")
-        part.write_text(manifest.model_dump_json(indent=1))
-        os.replace(part, self._folder / MANIFEST)
+        write_whole(self._folder / MANIFEST, manifest.model_dump_json(indent=1), durable=False)
         named = {entry.file for entry in entries}
-        for file in (self._folder / "calls").iterdir():
+        for file in (self._folder / "calls").glob("*"):
             if f"calls/{file.name}" not in named:
                 file.unlink()
         self._changed = False
@@ -149,7 +146,7 @@ class PackWriter:
         self._number += 1
         # The hash keeps the files of an earlier pack in this folder apart from this one's.
         file = f"calls/{self._number:06d}-{digest[:8]}.safetensors"
-        (self._folder / file).write_bytes(content)
+        write_whole(self._folder / file, content, durable=False)
         seen, some = kept.seen, slice(kept.first_sequence, kept.first_sequence + kept.sequences)
         kept.entry = PackEntry(
             file=file, sha256=digest, bytes=len(content), chosen=kept.chosen, relative_l1=kept.relative_l1,

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from assay.harness.schema import Record
 
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, Role] = ("reference", "candidate")
 Suite = Literal["mmlu", "greedy", "layers"]
-
-
-class Record(BaseModel):
-    """Base of everything that is written to disk: unknown keys are an error, values do not change."""
-
-    # Log-probabilities of a broken kernel may be NaN, and must come back as such.
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _encodable(cls, value: Any) -> Any:
-        """Replace lone surrogates: a model's text may hold them, and no file can."""
-        if isinstance(value, str):
-            return value.encode("utf-8", "replace").decode()
-        return type(value)(map(cls._encodable, value)) if type(value) in (list, tuple) else value
 
 
 class Token(Record):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from assay.harness.evidence.records import Record, Role
+from assay.harness.evidence.records import Role
+from assay.harness.schema import Record
 
 
 class Timing(Record):

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.records import Record
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
 
 FOLDER = "trace"
 SCHEMA: Literal["assay.trace/1"] = "assay.trace/1"
@@ -83,18 +84,14 @@ def write_pass(
         legend: what they are of.
     """
     path = folder / FOLDER / label / f"{os.getpid()}-{legend.number:06d}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"tokens": tokens, "positions": positions} | {f"{_LAYER}{n}": out for n, out in outputs.items()}
-    part = path.with_suffix(".part")
-    safetensors.torch.save_file(tensors, part, {"legend": legend.model_dump_json()})
-    os.replace(part, path)
+    content = safetensors.torch.save(tensors, {"legend": legend.model_dump_json()})
+    write_whole(path, content, durable=False)
 
 
 def write_refusal(folder: Path, label: str, why: str) -> None:
     """Note that a trace is not whole, and why; reading it then fails."""
-    path = folder / FOLDER / label / f"{os.getpid()}{_REFUSED}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(why)
+    write_whole(folder / FOLDER / label / f"{os.getpid()}{_REFUSED}", why, durable=False)
 
 
 def read_trace(folder: Path, label: str) -> Trace:

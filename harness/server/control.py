@@ -15,7 +15,8 @@ from pydantic import Field, ValidationError, field_validator
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
-from assay.harness.evidence.records import Record
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
 
 _FILE = "control.json"
 _SUBSTITUTED = "substituted"
@@ -77,18 +78,10 @@ def set_control(folder: Path, control: Control) -> None:
     Raises:
         EvidenceError: it cannot be written.
     """
-    part = folder / f"{_FILE}.part"
     token = secrets.token_hex(8)
     # Here and not in the server, which may not have looked at all while the watch was off.
     watch = (_watch_of(folder) or token) if control.watch else ""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(Setting(token=token, watch=watch, control=control).model_dump_json())
-        os.replace(part, folder / _FILE)
-    except OSError as error:
-        raise EvidenceError(
-            f"{folder / _FILE} cannot be written: {error.strerror}.", "a writable folder with room", "make room"
-        ) from error
+    write_whole(folder / _FILE, Setting(token=token, watch=watch, control=control).model_dump_json())
 
 
 def read_control(folder: Path) -> Control:

@@ -6,7 +6,6 @@ at the end of every forward pass; any small question brings a pass about.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import psutil
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.shadow_sums import FOLDER, answers
+from assay.harness.files import write_whole
 
 _FILE = "ask"
 _POLL_EVERY_S = 0.05
@@ -23,10 +23,7 @@ _POLL_EVERY_S = 0.05
 
 def ask_to_write(folder: Path, token: str) -> None:
     """Leave a request to write in a server's folder (``ASSAY_EVIDENCE``); `token` names it, and is new each time."""
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    part = folder / FOLDER / f"{_FILE}.part"
-    part.write_text(token)
-    os.replace(part, folder / FOLDER / _FILE)
+    write_whole(folder / FOLDER / _FILE, token)
 
 
 def asked(folder: Path) -> str:
