@@ -53,13 +53,13 @@ def main() -> None:
             table.add_row(candidate, " ".join(flags), "no report", str(code))
             continue
         report = load(folder / "report.json")
-        tallies = {t.role: t for s in report.suites if s.name == "mmlu" for t in s.tallies}
+        tallies = {t.role: t for s in report.suites if s.id == "mmlu" for t in s.tallies}
         right = [
             f"{tallies[role].right}/{tallies[role].total}" if role in tallies else "-"
             for role in ("reference", "candidate")
         ]
         flips = [f.direction for s in report.suites for f in s.flips]
-        (cached,) = [c.found for c in report.checks if c.name.startswith("the cached-prefix")] or [""]
+        (cached,) = [c.found for c in report.checks if c.id == "cached-prefix"] or [""]
         table.add_row(
             candidate,
             " ".join(flags),

@@ -19,8 +19,9 @@ from assay.harness.evidence.baseline import Baseline, Key
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Manifest
-from assay.harness.evidence.records import ROLES, Record, Role
+from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_sums import ShadowSums
+from assay.harness.schema import Record
 from assay.harness.stats.decision import Decision, decide_accuracy
 from assay.harness.verdict import Check, Verdict
 
@@ -140,11 +141,11 @@ def _check_references(spec: RunSpec, status: Status) -> Check:
     name = "an accepted baseline of the reference fits"
     if used := status.used.get("reference"):
         how = "its answers are the reference's, no server was asked" if status.stored_reference else "not needed"
-        return Check(name=name, status="ok", found=f"{used}: {how}")
+        return Check(id="reference-baseline", title=name, status="ok", found=f"{used}: {how}")
     why = status.stale.get("reference")
     found = f"that of {spec.reference} is stale: {why}" if why else f"none was accepted for {spec.reference}"
     settles = f"assay baseline accept on a run of today, and removing from {spec.baselines} what is stale"
-    return Check(name=name, status="not checked", found=f"{found}; its server was asked", settles=settles)
+    return Check(id="reference-baseline", title=name, status="not checked", found=f"{found}; its server was asked", settles=settles)
 
 
 def _check_candidates(candidate: str, status: Status, root: str) -> Check:
@@ -153,11 +154,11 @@ def _check_candidates(candidate: str, status: Status, root: str) -> Check:
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
     settles = f"assay baseline accept on a run of today, and removing from {root} what is stale"
     if used := status.used.get("candidate"):
-        return Check(name=name, status="ok", found=f"{used}{unused}")
+        return Check(id="candidate-baseline", title=name, status="ok", found=f"{used}{unused}")
     if why := status.stale.get("candidate"):
-        return Check(name=name, status="missing", found=f"that of {candidate} is stale: {why}{unused}", settles=settles)
+        return Check(id="candidate-baseline", title=name, status="missing", found=f"that of {candidate} is stale: {why}{unused}", settles=settles)
     return Check(
-        name=name,
+        id="candidate-baseline", title=name,
         status="not checked",
         found=f"none was accepted for {candidate}{unused}",
         settles="assay baseline accept RUN",

@@ -24,7 +24,7 @@ def workflow_commands(report: Report) -> str:
             )
         )
     for check in [check for check in report.checks if check.status in ("failed", "missing")][:MOST]:
-        lines.append(_command("warning", f"assay: {check.name}", f"{check.found}. To settle it: {check.settles}"))
+        lines.append(_command("warning", f"assay: {check.title}", f"{check.found}. To settle it: {check.settles}"))
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -39,7 +39,7 @@ def to_junit(report: Report) -> str:
         overall.add_testcase(case)
     document.add_testsuite(overall)
     for suite in report.suites:
-        document.add_testsuite(_suite(suite, f"{prefix}.{_name(suite.name)}"))
+        document.add_testsuite(_suite(suite, f"{prefix}.{_name(suite.id)}"))
     return '<?xml version="1.0" encoding="utf-8"?>\n' + str(document.tostring().decode("utf-8")) + "\n"
 
 
@@ -57,7 +57,7 @@ def _properties(report: Report) -> Iterable[tuple[str, str]]:
 
 
 def _suite(suite: SuiteResult, classname: str) -> TestSuite:
-    result = TestSuite(one_line(suite.name))
+    result = TestSuite(one_line(suite.id))
     result.add_property("synthetic", str(suite.synthetic).lower())
     for metric in suite.metrics:
         result.add_property(one_line(metric.name), one_line(metric.text))
@@ -93,7 +93,7 @@ def _case(name: str, classname: str, verdict: Verdict, message: str, output: Ite
 
 
 def _check_case(check: Check, classname: str) -> TestCase:
-    case = TestCase(one_line(check.name) or "(unnamed)", classname)
+    case = TestCase(one_line(check.title) or "(unnamed)", classname)
     if check.status == "ok":
         case.system_out = _text([check.found])
         return case

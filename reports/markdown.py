@@ -96,7 +96,7 @@ def _checks(checks: Sequence[Check]) -> list[str]:
     for check in checks:
         settles = f" To settle it: {escape(check.settles)}" if check.settles else ""
         rows.append(
-            f"{CHECK_SIGNS[check.status]} {check.status}: **{escape(check.name)}**: {escape(check.found)}.{settles}"
+            f"{CHECK_SIGNS[check.status]} {check.status}: **{escape(check.title)}**: {escape(check.found)}.{settles}"
         )
     return ["**Conditions of a pass that are not met or not checked**", "", *_list(rows, _CHECKS)]
 

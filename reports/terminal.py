@@ -58,7 +58,7 @@ def render(report: Report, console: Console) -> None:
         page.heading("Conditions of a pass that are not met or not checked")
     for check in checks:
         status = Text(f"{CHECK_SIGNS[check.status]} {check.status}", style=_STYLES[check.status])
-        page.line(status, f": {one_line(check.name)}: {one_line(check.found, 400)}", indent=2)
+        page.line(status, f": {one_line(check.title)}: {one_line(check.found, 400)}", indent=2)
         if check.settles:
             page.line(f"to settle it: {one_line(check.settles, 400)}", indent=6)
     if report.findings:

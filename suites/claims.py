@@ -17,21 +17,21 @@ def needs(plan: Plan, *suites: str) -> None:
 def check(report: Report, name: str) -> None:
     """Pass if every check whose name begins with `name` is ok; skip if it is not checked yet."""
     __tracebackhide__ = True
-    found = [check for check in report.checks if check.name.startswith(name)]
+    found = [check for check in report.checks if check.id == name or check.id.startswith(f"{name}-")]
     if not found:
         pytest.fail(f"the report has no check {name!r}: the run ended early ({report.headline} {report.reasons[0]})")
     for one in found:
         if one.status == "not checked":
-            pytest.skip(f"{one.name}: {one.found}")
+            pytest.skip(f"{one.title}: {one.found}")
         if one.status != "ok":
-            pytest.fail(f"{one.status}: {one.name}: {one.found}\nIt would take: {one.settles}", pytrace=False)
+            pytest.fail(f"{one.status}: {one.title}: {one.found}\nIt would take: {one.settles}", pytrace=False)
 
 
 def suite(report: Report, name: str) -> None:
     """Pass if the suite's verdict is pass."""
     __tracebackhide__ = True
     for one in report.suites:
-        if one.name == name:
+        if one.id == name:
             if one.verdict != "pass":
                 pytest.fail(f"{one.verdict}: {one.title}: {one.why}", pytrace=False)
             return

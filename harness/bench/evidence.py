@@ -21,8 +21,10 @@ from assay.harness.evidence import manifest as made
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Record, Role
+from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import AnswerLength, Timing
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
 
 MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
 
@@ -113,12 +115,7 @@ class BenchFolder:
             git=made.git_state(Path.cwd()),
             model_hash=made.hash_model(plan.run.model),
         )
-        try:
-            (self.path / MANIFEST).write_text(manifest.model_dump_json(indent=2))
-        except OSError as error:
-            raise EvidenceError(
-                f"{self.path / MANIFEST} cannot be written: {error.strerror}.", "room on the disk", "make room"
-            ) from error
+        write_whole(self.path / MANIFEST, manifest.model_dump_json(indent=2))
 
     def manifest(self) -> BenchManifest:
         """What was timed.

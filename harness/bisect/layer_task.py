@@ -14,7 +14,8 @@ from assay.evals.questions import parse_answer
 from assay.harness.bisect.layer_search import Restored, Search, SearchOutcome, spans
 from assay.harness.config import Device
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.records import Item, Record
+from assay.harness.evidence.records import Item
+from assay.harness.schema import Record
 from assay.harness.stats.decision import CHANCE, CLEARLY
 from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.stats.share import clopper_pearson, p_not_above
@@ -216,7 +217,8 @@ def finding(search: Search, probes: Sequence[ProbeRecord], by: By, roles: tuple[
             "choice of layers may do as well"
         )
     return Finding(
-        kind="layers",
+        id="layers",
+        title="layers that must run the reference",
         severity="serious",
         where=where,
         diagnosis=f"must run {reference} for the task to be right again; "

@@ -145,7 +145,13 @@ def judge_bench(folder: BenchFolder, bound: float | None = None) -> BenchResult:
         *([_check_lengths(lengths)] if lengths else []),
     )
     suites = [
-        SuiteVerdict(f"{cell.shape.name}, {cell.concurrency} in flight", cell.verdict, cell.why) for cell in cells
+        SuiteVerdict(
+            f"{cell.shape.name}-{cell.concurrency}",
+            f"{cell.shape.name}, {cell.concurrency} in flight",
+            cell.verdict,
+            cell.why,
+        )
+        for cell in cells
     ]
     return BenchResult(
         manifest=manifest,
@@ -217,7 +223,8 @@ def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCo
     if interpreted:
         checks.append(
             Check(
-                name="kernels ran as they do in service",
+                id="device-kernels",
+                title="kernels ran as they do in service",
                 status="failed",
                 found=f"{', '.join(interpreted)}: its time is the interpreter's, and says nothing of the kernel's",
                 settles="a run with --device cuda",
@@ -235,7 +242,8 @@ def _load_checks(manifest: BenchManifest, cells: Sequence[CellResult]) -> list[C
         whole = [role for role, size in sizes.items() if not isinstance(size, int) or not 0 < size < shape.prompt]
         checks.append(
             Check(
-                name=f"prompts of the shape {shape.name} were prefilled in chunks",
+                id=f"chunked-{shape.name}",
+                title=f"prompts of the shape {shape.name} were prefilled in chunks",
                 status="missing" if whole else "ok",
                 found=f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}",
                 settles="a chunk length below the prompt's; see --chunked-prefill-size" if whole else "",
@@ -251,7 +259,8 @@ def _load_checks(manifest: BenchManifest, cells: Sequence[CellResult]) -> list[C
             )
             checks.append(
                 Check(
-                    name=f"the shared prefix came from the cache: {cell.shape.name}, {cell.concurrency} in flight",
+                    id=f"shared-prefix-{cell.shape.name}-{cell.concurrency}",
+                    title=f"the shared prefix came from the cache: {cell.shape.name}, {cell.concurrency} in flight",
                     status="ok" if met else "missing",
                     found=f"{told} of the prompt tokens were cached",
                     settles="" if met else "a run with the prefix cache on, and servers that report cached tokens",
@@ -264,13 +273,15 @@ def _check_lengths(lengths: Lengths) -> Check:
     name = "answers that may end when they like are as long as the reference's"
     if not lengths.told:
         return Check(
-            name=name,
+            id="answer-lengths",
+            title=name,
             status="not checked",
             found=f"all {lengths.n} answers of both ran to the limit, so their lengths say nothing",
             settles="a model that ends its answers",
         )
     return Check(
-        name=name,
+        id="answer-lengths",
+        title=name,
         status="missing" if lengths.differ else "ok",
         found=_told(lengths),
         settles="a candidate whose answers are the reference's; see assay run" if lengths.differ else "",
@@ -293,7 +304,8 @@ def _findings(manifest: BenchManifest, cells: Sequence[CellResult], lengths: Len
                 ours, theirs = cell.reference.seconds[metric], cell.candidate.seconds[metric]
                 found.append(
                     Finding(
-                        kind="latency",
+                        id="latency",
+                        title="slower than the bound allows",
                         severity="serious",
                         where=f"{cell.shape.name}, {cell.concurrency} in flight",
                         diagnosis=f"{METRICS[metric]}: slower, {decision.why}",
@@ -310,7 +322,8 @@ def _findings(manifest: BenchManifest, cells: Sequence[CellResult], lengths: Len
         seems = "faster than it is" if shorter else "slower than it is"
         found.append(
             Finding(
-                kind="answer lengths",
+                id="answer-lengths",
+                title="answers of another length",
                 severity="warning",
                 where="answers that may end when they like",
                 diagnosis=f"The candidate's answers are {'shorter' if shorter else 'longer'}: whoever times whole answers "

@@ -16,7 +16,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import Answer, Role
-from assay.harness.evidence.shadow_sums import PREFIXES, ShadowSums
+from assay.harness.evidence.shadow_sums import ShadowSums
 from assay.harness.verdict import Check, Verdict
 
 CACHED_SHARE = 0.5
@@ -26,16 +26,17 @@ COMPILED_SHARE = 0.5
 
 NOT_CHECKED = (
     Check(
-        name="the workload is sensitive",
+        id="workload-sensitive",
+        title="the workload is sensitive",
         status="not checked",
         found="no fault was seeded to see whether these questions catch it",
         settles="a certificate of caught faults, which this version of assay does not have",
     ),
 )
-LAYERS = "a tensor of every layer was compared"
-ANSWERS = "the answers are as right as the reference's"
-BASELINE = "Accepted baseline"
-"""Title of the suite that holds a candidate against what was accepted of it."""
+ACCURACY_TESTED = "accuracy-tested"
+"""Id of the check that says that no question was asked for its answer."""
+BASELINE = "baseline"
+"""Id of the suite that compares a candidate with what was accepted of it."""
 
 
 def check_layers(
@@ -49,27 +50,47 @@ def check_layers(
         claimed: phases that the candidate claims to compute.
         expected: layers that called attention.
     """
+    name = "every layer's output was compared"
     if "layers" not in suites:
         return Check(
-            name=LAYERS,
+            id="layers-compared",
+            title=name,
             status="not checked",
             found="the suite layers was not asked for",
             settles="--suites with layers",
         )
     if cells is None:
         found = "no server could be looked into"
-        return Check(name=LAYERS, status="missing", found=found, settles="let assay start the reference, without a URL")
+        return Check(
+            id="layers-compared",
+            title=name,
+            status="missing",
+            found=found,
+            settles="let assay start the reference, without a URL",
+        )
     seen = {phase: _layers_of(cells, phase) for phase in claimed}
     compared = set().union(*seen.values())
     if failed := cells.errors:
         found = f"the candidate did not compute {sum(e.calls for e in failed)} calls: {failed[0].text}"
-        return Check(name=LAYERS, status="failed", found=found, settles="a candidate that computes every call")
+        return Check(
+            id="layers-compared",
+            title=name,
+            status="failed",
+            found=found,
+            settles="a candidate that computes every call",
+        )
     lacking = sorted(set(expected) - compared)
     if lacking or not compared:
         found = f"{len(compared)} of {len(expected)} layers" + (f"; not {lacking[:8]}" if lacking else "")
-        return Check(name=LAYERS, status="missing", found=found, settles="a run in which every layer is shadowed")
+        return Check(
+            id="layers-compared",
+            title=name,
+            status="missing",
+            found=found,
+            settles="a run in which every layer is shadowed",
+        )
     words = [f"{phase}: {len(layers)} layers" if layers else f"{phase}: not observed" for phase, layers in seen.items()]
-    return Check(name=LAYERS, status="ok", found="; ".join(words))
+    return Check(id="layers-compared", title=name, status="ok", found="; ".join(words))
 
 
 def _layers_of(cells: ShadowSums, phase: str) -> set[int]:
@@ -84,7 +105,11 @@ def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
     alone = "it is scored and shown beside the suite layers, which was not asked for"
     found = "nothing was scored" if "layers" in suites else alone
     settles = "--suites with logits and layers and some greedy prompts, on servers that assay starts"
-    return [Check(name="the logits were compared", status="not checked", found=found, settles=settles)]
+    return [
+        Check(
+            id="logits-compared", title="the logits were compared", status="not checked", found=found, settles=settles
+        )
+    ]
 
 
 def check_answers(suites: Sequence[str]) -> list[Check]:
@@ -92,14 +117,15 @@ def check_answers(suites: Sequence[str]) -> list[Check]:
     if "mmlu" in suites:
         return []
     found, settles = "the suite mmlu was not asked for", "assay run, or --suites with mmlu"
-    return [Check(name=ANSWERS, status="not checked", found=found, settles=settles)]
+    return [Check(id=ACCURACY_TESTED, title="accuracy was tested", status="not checked", found=found, settles=settles)]
 
 
 def check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
     """Whether the suites ran that the policy requires; `line` is the policy's."""
     return [
         Check(
-            name=f"the required suite {suite} ran",
+            id=f"required-{suite}",
+            title=f"the required suite {suite} ran",
             status="ok" if suite in ran else "missing",
             found=f"{'it ran' if suite in ran else 'it did not run'}; {line}",
             settles="" if suite in ran else f"--suites with {suite}, on servers that assay starts",
@@ -121,28 +147,39 @@ def check_kernel_ran(
     name = "the candidate's own kernel ran in every phase that it claims"
     if server is None:
         return [
-            Check(name=name, status="missing", found="its server never started", settles="a run in which it starts")
+            Check(
+                id="kernel-ran",
+                title=name,
+                status="missing",
+                found="its server never started",
+                settles="a run in which it starts",
+            )
         ]
     if not server.claimed_phases:
         found = f"{server.backend} is a server that assay did not start, and cannot look into"
         return [
             Check(
-                name=name, status="missing", found=found, settles="let assay start the candidate, by its backend's name"
+                id="kernel-ran",
+                title=name,
+                status="missing",
+                found=found,
+                settles="let assay start the candidate, by its backend's name",
             )
         ]
-    return [_check_phase(name, phase, server, counts, reference) for phase in server.claimed_phases]
+    return [_check_phase(phase, server, counts, reference) for phase in server.claimed_phases]
 
 
 def _check_phase(
-    name: str, phase: str, server: ServerManifest, counts: Sequence[CallCount], reference: Sequence[CallCount]
+    phase: str, server: ServerManifest, counts: Sequence[CallCount], reference: Sequence[CallCount]
 ) -> Check:
-    name = f"{name}: {phase}"
+    id, name = f"kernel-ran-{phase}", f"the candidate's own kernel ran: {phase}"
     here = [count for count in counts if count.phase == phase]
     own = [count for count in here if count.backend == server.backend and not count.delegated_by]
     other = [count for count in here if count not in own]
     if not own:
         return Check(
-            name=name,
+            id=id,
+            title=name,
             status="missing",
             found=f"not one {phase} call of {server.backend} was counted",
             settles=f"a run in which {server.backend} computes {phase}; see candidate.log for what ran instead",
@@ -151,14 +188,16 @@ def _check_phase(
     layers = {layer for count in own for layer in count.calls_by_layer}
     if other:
         found = f"{own[0].kernel} {calls:,} calls, but also {', '.join(f'{c.kernel} {c.calls:,} calls' for c in other)}"
-        return Check(name=name, status="failed", found=found, settles="a run in which nothing else computes this phase")
+        return Check(
+            id=id, title=name, status="failed", found=found, settles="a run in which nothing else computes this phase"
+        )
     expected = {layer for count in reference if count.phase == phase for layer in count.calls_by_layer}
     if expected - layers:
         found = (
             f"{own[0].kernel} ran in {len(layers)} of {len(expected)} layers; not in {sorted(expected - layers)[:8]}"
         )
-        return Check(name=name, status="failed", found=found, settles="a run in which it computes every layer")
-    return Check(name=name, status="ok", found=f"{own[0].kernel} {calls:,} calls in {len(layers)} layers")
+        return Check(id=id, title=name, status="failed", found=found, settles="a run in which it computes every layer")
+    return Check(id=id, title=name, status="ok", found=f"{own[0].kernel} {calls:,} calls in {len(layers)} layers")
 
 
 def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
@@ -182,7 +221,8 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
         met = met and compiled > COMPILED_SHARE * total_calls(decode)
     return [
         Check(
-            name="decode was compiled, as --enable-torch-compile asks",
+            id="decode-compiled",
+            title="decode was compiled, as --enable-torch-compile asks",
             status="ok" if met else "missing",
             found=", ".join(told),
             settles=""
@@ -208,25 +248,40 @@ def check_same_servers(
     """
     name = "both servers had the same model and flags but for the backend"
     if len(servers) < 2:
-        return Check(name=name, status="missing", found="not both servers started", settles="a run in which both start")
+        return Check(
+            id="same-servers",
+            title=name,
+            status="missing",
+            found="not both servers started",
+            settles="a run in which both start",
+        )
     if not started:
         found = "at least one server was not started by assay"
-        return Check(name=name, status="missing", found=found, settles="let assay start both servers")
+        return Check(
+            id="same-servers", title=name, status="missing", found=found, settles="let assay start both servers"
+        )
     if differences:
         found = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
-        return Check(name=name, status="failed", found=found, settles="a run in which only the backend differs")
+        return Check(
+            id="same-servers",
+            title=name,
+            status="failed",
+            found=found,
+            settles="a run in which only the backend differs",
+        )
     compared = len(servers["reference"].arguments)
     same = "one hash of the model, the stored reference's and the candidate's" if stored else "one model folder"
-    return Check(name=name, status="ok", found=f"{same}; {compared} server arguments agree")
+    return Check(id="same-servers", title=name, status="ok", found=f"{same}; {compared} server arguments agree")
 
 
 def check_all_asked(asked: int, paired: int) -> Check:
     """Whether both roles answered every question."""
     name = "both servers answered every question"
     if asked and paired == asked:
-        return Check(name=name, status="ok", found=f"{paired} of {asked}")
+        return Check(id="all-answered", title=name, status="ok", found=f"{paired} of {asked}")
     return Check(
-        name=name,
+        id="all-answered",
+        title=name,
         status="missing",
         found=f"{paired} of {asked}",
         settles="the same command again goes on where it stopped",
@@ -242,15 +297,16 @@ def check_cached_prefix(answers: Sequence[Answer]) -> Check:
     if not known:
         found = "the server did not say how many tokens were cached"
         return Check(
-            name=name,
+            id="cached-prefix",
+            title=name,
             status="missing",
             found=found,
             settles="a server that reports cached tokens (--enable-cache-report)",
         )
     if len(met) < CACHED_SHARE * len(answers):
         settles = "a run with the prefix cache on (without --disable-radix-cache) and a header shared by the questions"
-        return Check(name=name, status="missing", found=found, settles=settles)
-    return Check(name=name, status="ok", found=found)
+        return Check(id="cached-prefix", title=name, status="missing", found=found, settles=settles)
+    return Check(id="cached-prefix", title=name, status="ok", found=found)
 
 
 def check_cached_prefix_inside(cells: ShadowSums) -> Check:
@@ -258,7 +314,8 @@ def check_cached_prefix_inside(cells: ShadowSums) -> Check:
     deepest = CACHED_PREFIX.labels[-1]
     met = int(np.nansum(cells.table((), {"prefix": deepest}).elements))
     return Check(
-        name="the cached-prefix condition was exercised",
+        id="cached-prefix",
+        title="the cached-prefix condition was exercised",
         status="ok" if met else "missing",
         found=f"{'some' if met else 'no'} compared calls had {deepest} cached tokens",
         settles="" if met else "a run with the prefix cache on (without --disable-radix-cache)",
@@ -267,8 +324,9 @@ def check_cached_prefix_inside(cells: ShadowSums) -> Check:
 
 @dataclass(frozen=True)
 class SuiteVerdict:
-    """What a suite came to."""
+    """A suite's verdict."""
 
+    id: str
     title: str
     verdict: Verdict
     why: str
@@ -295,12 +353,10 @@ def judge(
     if failure:
         return Judgement("error", ExitCode.NO_VERDICT, "No verdict: the run failed.", (failure.message,))
     unmet = [check for check in checks if check.status in ("failed", "missing")]
-    reasons = [f"{check.name}: {check.found}. It would take {check.settles}." for check in unmet]
+    reasons = [f"{check.title}: {check.found}. It would take {check.settles}." for check in unmet]
     regressed = [suite for suite in suites if suite.verdict == "regression"]
     if regressed and not any(check.status == "failed" for check in unmet):
-        worse_than = (
-            "the reference" if any(suite.title != BASELINE for suite in regressed) else "what was accepted of it"
-        )
+        worse_than = "the reference" if any(suite.id != BASELINE for suite in regressed) else "what was accepted of it"
         return Judgement(
             "regression",
             ExitCode.REGRESSION,
@@ -316,7 +372,7 @@ def judge(
             f"Not proven: nothing can be said of {candidate} yet.",
             (*reasons, *more),
         )
-    unasked = any(check.name == ANSWERS for check in checks)
+    unasked = any(check.id == ACCURACY_TESTED for check in checks)
     return Judgement(
         "pass",
         ExitCode.PASS,

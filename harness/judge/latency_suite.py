@@ -60,7 +60,7 @@ def timed(folder: RunFolder, spec: RunSpec, wrong: Sequence[str]) -> Timed:
             update={"verdict": "inconclusive", "exit_code": ExitCode.NO_VERDICT, "headline": note, "note": note}
         )
     found = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
-    return Timed(result, _suite(spec, result), (Check(name=TIMED, status="ok", found=found),))
+    return Timed(result, _suite(spec, result), (Check(id="servers-timed", title=TIMED, status="ok", found=found),))
 
 
 def servers_of(folder: RunFolder) -> tuple[dict[Role, ServerManifest], dict[Role, list[CallCount]]]:
@@ -78,12 +78,18 @@ def disbelief(result: LatencyResult, wrong: Sequence[str]) -> str:
 
 
 def _missing(found: str) -> Check:
-    return Check(name=TIMED, status="missing", found=found, settles="the same command again, which times them anew")
+    return Check(
+        id="servers-timed",
+        title=TIMED,
+        status="missing",
+        found=found,
+        settles="the same command again, which times them anew",
+    )
 
 
 def _suite(spec: RunSpec, result: LatencyResult) -> report.SuiteResult:
     return report.SuiteResult(
-        name="latency",
+        id="latency",
         title="Latency",
         synthetic=False,
         verdict=result.verdict,

@@ -133,7 +133,7 @@ class DivergenceRow(Part):
 class SuiteResult(Part):
     """One suite's outcome."""
 
-    name: str
+    id: str
     title: str
     synthetic: bool = Field(description="whether its questions are synthetic")
     verdict: Verdict

@@ -52,7 +52,8 @@ def _named(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
         if others:
             diagnosis += f", and cannot be told from {' or '.join(others)} on these calls"
     return Finding(
-        kind=NO_KNOWN_CAUSE if best is None else best.name,
+        id=NO_KNOWN_CAUSE if best is None else best.name,
+        title=NO_KNOWN_CAUSE if best is None else best.title,
         severity="serious" if best is None else best.severity,
         where=_where(cause, layers),
         diagnosis=diagnosis + _right(cause) + (f" ({LEAK})" if best is not None and best.kind == LEAK else ""),
@@ -98,7 +99,7 @@ def _behaviour(examination: Examination, layers: Sequence[int], reproduce: str) 
             severity = "info"
         where = f"{some('layer', sorted({o.call.layer for o in seen}), layers)}, {len(seen)} calls"
         return Finding(
-            kind=kind, severity=severity, where=where, diagnosis=diagnosis,
+            id=kind, title=kind, severity=severity, where=where, diagnosis=diagnosis,
             evidence=(f"for instance {describe(first.call)}",), reproduce=reproduce,
         )  # fmt: skip
 
@@ -120,7 +121,7 @@ def _behaviour(examination: Examination, layers: Sequence[int], reproduce: str) 
         call, why = examination.refused[0]
         found.append(
             Finding(
-                kind=REFUSED, severity="warning", where=f"{len(examination.refused)} calls", diagnosis=why,
+                id=REFUSED, title=REFUSED, severity="warning", where=f"{len(examination.refused)} calls", diagnosis=why,
                 evidence=(f"for instance {describe(call)}",), reproduce=reproduce,
             )
         )  # fmt: skip

@@ -54,7 +54,7 @@ def shrink(
         nonlocal left
         left -= 1
         try:
-            return judge(smaller, kernel(_own(smaller)))
+            return judge(smaller, kernel(smaller.clone()))
         except KernelRefused:
             return False
 
@@ -66,11 +66,6 @@ def shrink(
             break
         call = smaller
     return call
-
-
-def _own(call: AttentionCall) -> AttentionCall:
-    """The same call on copies, so that a kernel that writes to its inputs cannot change what is being shrunk."""
-    return replace(call, q=call.q.clone(), k=call.k.clone(), v=call.v.clone())
 
 
 def _smaller(call: AttentionCall) -> Iterator[AttentionCall]:
@@ -167,8 +162,8 @@ def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding) -> str:
         lengths = (f"cu_seqlens_{n}={_literal(getattr(call, f'cu_seqlens_{n}'))}" for n in "qk")
         inputs = f"AttentionCall(\n{tensors}    {', '.join(lengths)},\n    {own},\n)"
         imported = "import torch\n\n", "from assay.harness.attention.call import AttentionCall\n"
-    told = f"{finding.kind}: {finding.where}: {finding.diagnosis}"
-    return f'''"""{_prose(finding.kind)}, shrunk to the smallest call that shows it."""
+    told = f"{finding.id}: {finding.where}: {finding.diagnosis}"
+    return f'''"""{_prose(finding.id)}, shrunk to the smallest call that shows it."""
 
 {imported[0]}{imported[1]}from assay.harness.attention.kernels import declaration, load
 from assay.harness.localize.examine import observe
@@ -187,7 +182,7 @@ def test_own_error_is_within_its_bound() -> None:
 
 def _fails(kernel: Kernel, call: AttentionCall) -> bool:
     try:
-        return out_of_bounds(kernel)(call, kernel(_own(call)))
+        return out_of_bounds(kernel)(call, kernel(call.clone()))
     except KernelRefused:
         return False
 

@@ -39,8 +39,8 @@ def smallest_call(guard: Guard, examination: Examination, findings: Sequence[Fin
     if not failing:
         return "", ""
     call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
-    finding = next(f for f in findings if f.kind in BY_NAME or f.kind == NO_KNOWN_CAUSE)
-    judge = _same_bug(guard, finding.kind)
+    finding = next(f for f in findings if f.id in BY_NAME or f.id == NO_KNOWN_CAUSE)
+    judge = _same_bug(guard, finding.id)
     with suppress(ValueError):  # a call with another bug, or one on which it fails at times, stays as it is
         call = shrink(_until(guard, time.monotonic() + SHRINK_SECONDS), call, judge)
     if not path:

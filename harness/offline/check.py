@@ -260,8 +260,8 @@ def _conditions(chosen: Sequence[Case]) -> list[dict[str, str]]:
 
 def _named(examination: Examination, case_of: Mapping[int, Case], again: str) -> list[Finding]:
     """The findings on what was computed. A bug that shows under some values of an axis only is named among the calls with those."""
-    findings = [f for f in diagnose(examination, again) if f.kind != REFUSED]
-    if not any(f.kind == NO_KNOWN_CAUSE for f in findings):
+    findings = [f for f in diagnose(examination, again) if f.id != REFUSED]
+    if not any(f.id == NO_KNOWN_CAUSE for f in findings):
         return findings
     conditions = [(o, case_of[id(o.call)].condition) for o in examination.observations]
     failing = [condition for o, condition in conditions if bool(o.failing.any())]
@@ -270,8 +270,8 @@ def _named(examination: Examination, case_of: Mapping[int, Case], again: str) ->
         if not only:
             continue
         there = Examination(tuple(o for o, condition in conditions if axes.holds(only, condition)))
-        named = [f for f in diagnose(there, again) if f.kind != REFUSED]
-        if not any(f.kind == NO_KNOWN_CAUSE for f in named):
+        named = [f for f in diagnose(there, again) if f.id != REFUSED]
+        if not any(f.id == NO_KNOWN_CAUSE for f in named):
             return [f.model_copy(update={"where": f"only where {axes.words(only)}: {f.where}"}) for f in named]
     return findings
 
@@ -300,7 +300,7 @@ def _breaks(
 
 def _broken(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:
     return Finding(
-        kind=BROKEN, severity="serious", where=where, diagnosis=f"the kernel {how}", evidence=evidence,
+        id=BROKEN, title=BROKEN, severity="serious", where=where, diagnosis=f"the kernel {how}", evidence=evidence,
         reproduce=again,
     )  # fmt: skip
 

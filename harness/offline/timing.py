@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,7 +33,6 @@ WARM_UP = 3
 """Untimed runs of each kernel on each shape: Triton compiles and tunes in them."""
 MOST_REPEATS = 200
 _L2_BYTES = 256 * 2**20
-_INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
 
 
 @declares(about="PyTorch's scaled_dot_product_attention, one sequence at a time")
@@ -188,9 +187,7 @@ def calls_of(pack: Path) -> list[AttentionCall]:
         EvidenceError: it is damaged.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return [
-        replace(one.call, **{name: getattr(one.call, name).to(device) for name in _INPUTS}) for one in read_pack(pack)
-    ]
+    return [one.call.to(device) for one in read_pack(pack)]
 
 
 def _by_shape(calls: Sequence[AttentionCall]) -> list[list[AttentionCall]]:
@@ -211,12 +208,8 @@ def _by_shape(calls: Sequence[AttentionCall]) -> list[list[AttentionCall]]:
 
 
 def _own_error(kernel: Kernel, call: AttentionCall) -> float:
-    seen = observe(call, kernel(_copy(call)), declaration(kernel).noise)
+    seen = observe(call, kernel(call.clone()), declaration(kernel).noise)
     return float(seen.own.max()) / seen.bound
-
-
-def _copy(call: AttentionCall) -> AttentionCall:
-    return replace(call, **{name: getattr(call, name).clone() for name in _INPUTS})
 
 
 Times = tuple[float, float, float, float]
@@ -254,7 +247,7 @@ def _time(
 ) -> list[Times]:
     """Seconds by repeat."""
     # A copy for each: a kernel that writes into its inputs would change the other's work.
-    turns = [_run(reference, _copy(call)), _run(candidate, _copy(call))]
+    turns = [_run(reference, call.clone()), _run(candidate, call.clone())]
     for turn in turns:
         for _ in range(WARM_UP):
             run(turn)
@@ -327,7 +320,8 @@ def _findings(
         if share is not None and share > 1:
             found.append(
                 Finding(
-                    kind="impossible speed",
+                    id="impossible-speed",
+                    title="faster than the device",
                     severity="serious",
                     where=f"{shape.phase}, new {list(shape.new)}, prefix {list(shape.prefix)}",
                     diagnosis=f"The candidate took {share:.2f} times less than the device's limits allow for this work: it "
@@ -353,7 +347,8 @@ def _findings(
     evidence = [f"own error up to {max(shape.worst for shape, _ in wrong):.3g} times its bound"]
     found.append(
         Finding(
-            kind="speed of a wrong kernel",
+            id="wrong-kernel-timed",
+            title="speed of a wrong kernel",
             severity="serious",
             where=f"{len(wrong)} of {len(shapes)} shapes",
             diagnosis=f"The candidate is wrong on the very calls that were timed. {speed}",

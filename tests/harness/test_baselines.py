@@ -209,9 +209,9 @@ def test_a_report_says_that_its_reference_is_stored(plan: Plan, tmp_path: Path) 
     report = build(second)
     assert re.fullmatch(r"e, stored: baseline torch_native-\w{8}, accepted 20\S+Z", report.reference.engine)
     assert [(call.kernel, call.layers) for call in report.reference.calls] == [("torch_native", 4)]
-    by_name = {check.name: check for check in report.checks}
-    assert "no server was asked" in by_name["an accepted baseline of the reference fits"].found
-    assert "stored reference" in by_name["both servers had the same model and flags but for the backend"].found
+    by_id = {check.id: check for check in report.checks}
+    assert "no server was asked" in by_id["reference-baseline"].found
+    assert "stored reference" in by_id["same-servers"].found
     assert report.reproduce.startswith("assay gate ")
     assert "--reference-from=baseline" in report.reproduce
     with pytest.raises(UsageError, match="no answers of its reference's own"):
@@ -220,7 +220,7 @@ def test_a_report_says_that_its_reference_is_stored(plan: Plan, tmp_path: Path) 
 
 def test_a_stored_reference_says_how_many_layers_there_are(plan: Plan, tmp_path: Path) -> None:
     report = build(accepted_then_asked(plan, tmp_path, layers=3))
-    (check,) = [check for check in report.checks if "own kernel ran" in check.name]
+    (check,) = [check for check in report.checks if check.id.startswith("kernel-ran")]
     assert (check.status, check.found) == ("failed", "sage_attn ran in 3 of 4 layers; not in [3]")
     assert report.verdict == "inconclusive"
 
@@ -238,9 +238,9 @@ def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan
 def test_logits_that_were_asked_for_and_not_scored_are_said(plan: Plan, tmp_path: Path) -> None:
     asked = plan.spec.model_copy(update={"suites": ("mmlu", "logits"), "require": ("logits",)})
     report = build(run_of(Plan(asked, plan.model, plan.items), tmp_path / "run"))
-    status = {check.name: check.status for check in report.checks}
-    assert status["the logits were compared"] == "not checked"
-    assert status["the required suite logits ran"] == "missing"
+    status = {check.id: check.status for check in report.checks}
+    assert status["logits-compared"] == "not checked"
+    assert status["required-logits"] == "missing"
 
 
 def test_an_output_that_is_not_finite_is_the_candidates_in_its_own_server_too() -> None:

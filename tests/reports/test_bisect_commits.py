@@ -10,54 +10,73 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.bisect.commits.state import Change, CommitNote, Folder, Listed, Probe, Result, Spec, State
+from assay.harness.bisect.commits.state import (
+    BisectFolder,
+    BisectResult,
+    BisectSpec,
+    BisectState,
+    Change,
+    CommitInfo,
+    CommitProbe,
+    RangeCommit,
+)
 from assay.harness.verdict import Finding
-from assay.reports import charts
 from assay.reports.bisect_commits import error_chart, to_html, write_reports
+from assay.reports.svg import PALETTE
 
 HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
 
 
-def state(verdict: str = "found", text: str = "Tile by 64") -> State:
+def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
     probes = (
-        Probe(number=1, commit=HASHES[0], purpose="good end", outcome="good", worst=0.4, where="call 0, head 1", seconds=0.4),
-        Probe(number=2, commit=HASHES[20], purpose="bad end", outcome="bad", worst=math.inf, where="call 1, head 0", seconds=0.5),
-        Probe(number=3, commit=HASHES[10], purpose="search", outcome="skip", reason=f"build: {text}", seconds=0.1),
-        Probe(number=4, commit=HASHES[11], purpose="search", outcome="bad", worst=1.5e6, where="call 1, head 0", seconds=0.4),
+        CommitProbe(number=1, commit=HASHES[0], purpose="good end", outcome="good", worst=0.4, where="call 0, head 1", seconds=0.4),
+        CommitProbe(
+            number=2, commit=HASHES[20], purpose="bad end", outcome="bad", worst=math.inf, where="call 1, head 0", seconds=0.5
+        ),
+        CommitProbe(number=3, commit=HASHES[10], purpose="search", outcome="skip", reason=f"build: {text}", seconds=0.1),
+        CommitProbe(number=4, commit=HASHES[11], purpose="search", outcome="bad", worst=1.5e6, where="call 1, head 0", seconds=0.4),
     )  # fmt: skip
-    found = verdict == "found"
-    note = CommitNote(
+    found = outcome == "found"
+    note = CommitInfo(
         commit=HASHES[11], subject=text, body=text, author="A <a@b.c>", date="2026-01-02", diffstat="attn.py | 2 +-",
         parents=(HASHES[10],),
     )  # fmt: skip
     finding = Finding(
-        kind="no mask", severity="serious", where="layer 0", diagnosis=text, evidence=(text,), reproduce="assay bisect"
+        id="no mask",
+        title="no mask",
+        severity="serious",
+        where="layer 0",
+        diagnosis=text,
+        evidence=(text,),
+        reproduce="assay bisect",
     )
-    result = Result.model_validate(
+    result = BisectResult.model_validate(
         {
-            "verdict": verdict, "candidates": (HASHES[11],) if found else (HASHES[10], HASHES[11]), "confidence": 0.9931,
+            "outcome": outcome, "candidates": (HASHES[11],) if found else (HASHES[10], HASHES[11]), "confidence": 0.9931,
             "flips": (0.04, 0.05), "repeated": 9, "flipped": 1, "commit": note if found else None, "checked": "it was",
             "changes": (Change(axis="prefix", failing=("1",), values=("0", "1"), new=("1",)),) if found else (),
             "findings": (finding,) if found else (), "notes": ("the history is monotone",),
         }
     )  # fmt: skip
-    spec = Spec(repo="/r", good=HASHES[0], bad=HASHES[20], kernel="attn:forward")
-    history = tuple(Listed(commit=c, subject=text, parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:]))
-    return State(spec=spec, command="assay bisect commits", history=history, probes=probes, result=result)
+    spec = BisectSpec(repo="/r", good=HASHES[0], bad=HASHES[20], kernel="attn:forward")
+    history = tuple(
+        RangeCommit(commit=c, subject=text, parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:])
+    )
+    return BisectState(spec=spec, command="assay bisect commits", history=history, probes=probes, result=result)
 
 
 def test_the_page_names_the_commit_and_shows_every_probe() -> None:
     page = to_html(state())
-    assert f"{HASHES[11][:12]} is the culprit, of 20 commits, with probability 0.9931." in page
+    assert f"{HASHES[11][:12]} is the culprit among 20 commits, with probability 0.9931." in page
     assert "Newly out of bounds by prefix: 1; never at 0." in page
     assert "attn.py | 2 +-" in page
     assert page.count('<td class="n">not finite</td>') == 1
     assert page.count("<tr>") == 1 + 4
 
 
-@pytest.mark.parametrize(("verdict", "heading"), [("hidden", "Not told apart"), ("lost", "Too flaky")])
-def test_a_page_without_a_commit_lists_the_candidates(verdict: str, heading: str) -> None:
-    page = to_html(state(verdict))
+@pytest.mark.parametrize(("outcome", "heading"), [("ambiguous", "Ambiguous"), ("flaky", "Too flaky")])
+def test_a_page_without_a_commit_lists_the_candidates(outcome: str, heading: str) -> None:
+    page = to_html(state(outcome))
     assert f'<h1 id="verdict">{heading}</h1>' in page
     assert page.count(f"<code>{HASHES[10][:12]}</code> Tile by 64") == 2, (
         "once among the candidates, once among the probes"
@@ -85,20 +104,20 @@ def test_the_chart_has_a_mark_for_each_probe_and_a_line_for_the_commit() -> None
     svg = error_chart(made, made.result)
     root = ET.fromstring(svg)
     assert root.get("aria-label") == "worst own error by commit, 20 commits: 1 good, 2 bad, 1 skip"
-    assert set(re.findall(r'(?:fill|stroke)="(#[^"]+)"', svg)) <= set(charts.PALETTE.values())
-    line = charts.PALETTE["chart-candidate"]
+    assert set(re.findall(r'(?:fill|stroke)="(#[^"]+)"', svg)) <= set(PALETTE.values())
+    line = PALETTE["chart-candidate"]
     assert svg.count(f'stroke="{line}"') == 1
-    hidden = state("hidden")
-    assert hidden.result
-    assert error_chart(hidden, hidden.result).count(f'stroke="{line}"') == 2
+    ambiguous = state("ambiguous")
+    assert ambiguous.result
+    assert error_chart(ambiguous, ambiguous.result).count(f'stroke="{line}"') == 2
     assert error_chart(made.model_copy(update={"probes": ()}), made.result) == ""
 
 
 def test_both_files_are_written(tmp_path: Path) -> None:
     made = state()
-    page = write_reports(made, Folder(tmp_path))
+    page = write_reports(made, BisectFolder(tmp_path))
     assert page == tmp_path / "report.html"
-    assert State.model_validate_json((tmp_path / "report.json").read_text()) == made
-    assert json.loads((tmp_path / "report.json").read_text())["schema"] == "assay.bisect-commits/1"
+    assert BisectState.model_validate_json((tmp_path / "report.json").read_text()) == made
+    assert json.loads((tmp_path / "report.json").read_text())["schema"] == "assay.bisect-commits/2"
     with pytest.raises(ValueError, match="no result"):
         to_html(made.model_copy(update={"result": None}))

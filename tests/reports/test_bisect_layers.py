@@ -17,7 +17,7 @@ PROBES = tuple(
     for candidate, lost, outcome in (((), 0, "right"), ((0, 1, 2, 3, 12), 20, "wrong"))
 )  # fmt: skip
 FINDING = Finding(
-    kind="layers", severity="serious", where="layer 12 of 0-3, 12", diagnosis="must run triton",
+    id="layers", title="layers", severity="serious", where="layer 12 of 0-3, 12", diagnosis="must run triton",
     evidence=("layer 12: wrong alone",), reproduce="assay bisect layers --candidate=[red]mine",
 )  # fmt: skip
 FOUND = LayerBisect(

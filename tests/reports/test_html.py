@@ -80,7 +80,7 @@ def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
         f"Exit code {any_report.exit_code}",
     ]
     for check in any_report.checks:
-        wanted += [check.name, check.status, check.found, check.settles]
+        wanted += [check.title, check.status, check.found, check.settles]
     for finding in any_report.findings:
         wanted += [finding.where, finding.diagnosis, finding.reproduce, *finding.evidence]
     for suite in any_report.suites:

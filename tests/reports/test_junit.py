@@ -53,7 +53,7 @@ def test_a_run_with_nothing_in_it_is_not_green(examples: ModuleType, verdict: st
     [("ok", "passed"), ("failed", "failure"), ("missing", "error"), ("not checked", "skipped")],
 )
 def test_conditions(examples: ModuleType, status: CheckStatus, outcome: str) -> None:
-    check = Check(name="only the backend differs", status=status, found="page_size differs", settles="set it")
+    check = Check(id="same-servers", title="only the backend differs", status=status, found="page_size differs", settles="set it")
     text = to_junit(examples.passing().model_copy(update={"suites": (), "checks": (check,)}))
     assert _outcomes(text) == ["passed", outcome]
     case = ET.tostring(_case(text, "only the backend differs"), encoding="unicode")
@@ -64,7 +64,7 @@ def test_conditions(examples: ModuleType, status: CheckStatus, outcome: str) -> 
 def test_one_suite_for_the_conditions_and_one_per_suite(any_report: Report) -> None:
     root = ET.fromstring(to_junit(any_report))
     suites = root.findall("testsuite")
-    assert [suite.get("name") for suite in suites] == ["assay", *(suite.name for suite in any_report.suites)]
+    assert [suite.get("name") for suite in suites] == ["assay", *(suite.id for suite in any_report.suites)]
     for suite in suites:
         assert int(suite.get("tests", -1)) == len(suite.findall("testcase"))
         for tag, key in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
@@ -112,7 +112,7 @@ def test_hostile_text_is_legal_xml_and_stays_text(examples: ModuleType) -> None:
 @given(st.text(st.characters(codec=None, exclude_categories=()), max_size=40))
 def test_any_text_is_legal_xml(examples: ModuleType, text: str) -> None:
     report = examples.regression()
-    check = Check.model_construct(name=text, status="failed", found=text, settles=text)
-    suite = report.suites[0].model_copy(update={"name": text, "title": text, "why": text})
+    check = Check.model_construct(id=text, title=text, status="failed", found=text, settles=text)
+    suite = report.suites[0].model_copy(update={"id": text, "title": text, "why": text})
     written = to_junit(report.model_copy(update={"checks": (check,), "suites": (suite,), "headline": text}))
     ET.fromstring(written.encode("utf-8"))

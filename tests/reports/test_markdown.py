@@ -29,8 +29,8 @@ def _shown(text: str) -> str:
 def _full(
     report: Report, text: str, count: int, layers: LayersResult | None = None, latency: LatencyResult | None = None
 ) -> Report:
-    check = Check(name=text, status="failed", found=text, settles=text)
-    finding = Finding(kind="k", severity="serious", where=text, diagnosis=text, evidence=(text,) * 9, reproduce=text)
+    check = Check(id=text, title=text, status="failed", found=text, settles=text)
+    finding = Finding(id="k", title="k", severity="serious", where=text, diagnosis=text, evidence=(text,) * 9, reproduce=text)
     return report.model_copy(
         update={
             "headline": text,

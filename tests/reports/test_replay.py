@@ -13,7 +13,7 @@ from assay.reports.replay import render_replay
 
 def finding(severity: Severity) -> Finding:
     return Finding(
-        kind="k", severity=severity, where="extend", diagnosis="d", evidence=("e",), reproduce="assay replay P"
+        id="k", title="k", severity=severity, where="extend", diagnosis="d", evidence=("e",), reproduce="assay replay P"
     )
 
 

@@ -63,7 +63,7 @@ def regression() -> Report:
     slips = {17, 60, 101, 143, 188, 240}
     flips = tuple(_garbled_flip(question, i) for i, question in enumerate(asked) if i >= FIRST_WAVE and i not in slips)
     suite = SuiteResult(
-        name="mmlu",
+        id="mmlu",
         title="Synthetic multiple-choice questions",
         synthetic=True,
         verdict="regression",
@@ -113,7 +113,8 @@ def regression() -> Report:
         flips=flips,
     )
     finding = Finding(
-        kind="condition",
+        id="accuracy",
+        title="loss of accuracy",
         severity="serious",
         where="multiple choice, 16 and more cached tokens",
         diagnosis="The candidate is right where nothing is cached and never right behind a cached prefix: "
@@ -142,12 +143,13 @@ def inconclusive() -> Report:
     suite = _mmlu("inconclusive", right=250, lost=0, gained=0, cached=False)
     checks = tuple(
         Check(
-            name=check.name,
+            id=check.id,
+            title=check.title,
             status="missing",
             found="the most cached tokens of any question was 0",
             settles="leave out --disable-radix-cache, or raise --questions so that the shared header is reused",
         )
-        if check.name.startswith("cached prefix")
+        if check.id == "cached-prefix"
         else check
         for check in _checks()
     )
@@ -165,7 +167,8 @@ def error() -> Report:
     reason = "The candidate's server died while loading (exit status 1, after 14.2 s)."
     report = _report("error", "sage_attn", "The candidate's server died while loading.", (), reasons=(reason,))
     finding = Finding(
-        kind="engine",
+        id="engine",
+        title="engine",
         severity="serious",
         where="candidate server",
         diagnosis=reason,
@@ -177,7 +180,11 @@ def error() -> Report:
     )
     missing = tuple(
         Check(
-            name=check.name, status="not checked", found="the run ended before", settles="start the candidate's server"
+            id=check.id,
+            title=check.title,
+            status="not checked",
+            found="the run ended before",
+            settles="start the candidate's server",
         )
         for check in _checks()
     )
@@ -220,7 +227,7 @@ def hostile() -> Report:
     metric = suite.metrics[0].model_copy(update={"name": h, "text": h, "explain": h})
     hostile_suite = suite.model_copy(
         update={
-            "name": h, "title": h, "why": h, "metrics": (metric,), "flips": flips, "divergences": (divergence,),
+            "id": h, "title": h, "why": h, "metrics": (metric,), "flips": flips, "divergences": (divergence,),
             "conditions": (_row(h, h, 4, 3, 2, 1),),
         }
     )  # fmt: skip
@@ -231,10 +238,10 @@ def hostile() -> Report:
     environment = Environment(
         device=h, hardware=h, python=h, packages={h: h}, git=h, model=h, model_hash=h, argument_differences={h: (h, h)}
     )
-    finding = Finding(kind=h, severity="serious", where=h, diagnosis=h, evidence=(h, h), reproduce=h)
+    finding = Finding(id=h, title=h, severity="serious", where=h, diagnosis=h, evidence=(h, h), reproduce=h)
     raw = Report(
         run_id=h, created=h, seconds=1.0, verdict="regression", exit_code=1, headline=h, reasons=(h,), reference=server,
-        candidate=server, environment=environment, checks=(Check(name=h, status="failed", found=h, settles=h),),
+        candidate=server, environment=environment, checks=(Check(id=h, title=h, status="failed", found=h, settles=h),),
         suites=(hostile_suite,), findings=(finding,), reproduce=h, layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
     # model_copy does not validate; a round through the constructor does what a real report goes through.
@@ -264,7 +271,9 @@ def _hostile_layers(h: str) -> LayersResult:
 def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     """One load: the candidate is 4 % slower, or twice as slow."""
     ratio = 2.0 if verdict == "regression" else 1.04
-    finding = Finding(kind=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text)
+    finding = Finding(
+        id=text, title=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text
+    )
     row = LatencyRow(
         shape=text, concurrency=4, metric="ttft", title="time to first token" if text == "short" else text, reference_s=0.0123,
         candidate_s=0.0123 * ratio, ratio=ratio, low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987,
@@ -284,7 +293,7 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
         hardware=text, packages={text: text}, git=text, model=text, eager=True, engine_args=(text,), bound=1.1,
         policy="latency_bound = 1.1 (default)" if text == "short" else text, note="" if text == "short" else text, alpha=0.05,
         rounds=10, warm_up_rounds=1, seconds=8.0, loads=(load,), rows=(row, row.model_copy(update={"metric": "itl"})),
-        lengths=lengths, checks=(Check(name=text, status="missing", found=text, settles=text),), findings=(finding,),
+        lengths=lengths, checks=(Check(id=text, title=text, status="missing", found=text, settles=text),), findings=(finding,),
         reproduce=text,
     )  # fmt: skip
 
@@ -360,7 +369,7 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
     candidate_right = right - lost + gained
     bucket = "16 and more" if cached else "0"
     return SuiteResult(
-        name="mmlu",
+        id="mmlu",
         title="Synthetic multiple-choice questions",
         synthetic=True,
         verdict=verdict,
@@ -414,7 +423,7 @@ def _greedy(verdict: Verdict) -> SuiteResult:
             )
         )
     return SuiteResult(
-        name="greedy",
+        id="greedy",
         title="Greedy texts",
         synthetic=True,
         verdict=verdict,
@@ -437,11 +446,32 @@ def _greedy(verdict: Verdict) -> SuiteResult:
 
 def _checks() -> tuple[Check, ...]:
     return (
-        Check(name="candidate's kernel ran", status="ok", found="extend: 412 calls in 4 of 4 layers, none fell back"),
-        Check(name="only the backend differs", status="ok", found="212 server arguments compared, 1 differs"),
-        Check(name="same weights and tokenizer", status="ok", found="SHA-256 3f9ac1… on both sides"),
-        Check(name="cached prefix exercised", status="ok", found="224 questions with 16 cached tokens and more"),
-        Check(name="sensitive workload", status="not checked", found="no fault was seeded", settles="assay certify"),
+        Check(
+            id="kernel-ran-extend",
+            title="candidate's kernel ran",
+            status="ok",
+            found="extend: 412 calls in 4 of 4 layers, none fell back",
+        ),
+        Check(
+            id="same-servers",
+            title="only the backend differs",
+            status="ok",
+            found="212 server arguments compared, 1 differs",
+        ),
+        Check(id="same-model", title="same weights and tokenizer", status="ok", found="SHA-256 3f9ac1… on both sides"),
+        Check(
+            id="cached-prefix",
+            title="cached prefix exercised",
+            status="ok",
+            found="224 questions with 16 cached tokens and more",
+        ),
+        Check(
+            id="workload-sensitive",
+            title="sensitive workload",
+            status="not checked",
+            found="no fault was seeded",
+            settles="assay certify",
+        ),
     )
 
 

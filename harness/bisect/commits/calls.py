@@ -1,4 +1,4 @@
-"""What every commit's kernel is asked: recorded calls, or the op-level matrix; chosen once and written down for the probes."""
+"""The calls that every commit's kernel computes: recorded calls or the op-level matrix, chosen once and saved for the probes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import safe_open
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import INPUTS, AttentionCall
 from assay.harness.attention.matrix import cases
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.errors import UsageError
 from assay.harness.files import write_whole
 from assay.harness.localize.diagnose import describe
+from assay.harness.schema import Record
 
 FILE = "calls.safetensors"
-_INPUTS = tuple(name for name in TENSORS if name != "reference")
 
 
 @dataclass(frozen=True)
 class ProbeCall:
-    """A call and the condition that it stands for, axis -> value in words."""
+    """A call and its condition, axis -> value."""
 
     call: AttentionCall
     condition: dict[str, str]
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """Its description in tables."""
         return describe(self.call)
 
 
@@ -46,44 +46,42 @@ class _Legends(Record):
 
 
 def matrix_calls(seed: int) -> list[ProbeCall]:
-    """The op-level matrix: calls on made-up data, those of the seed case first."""
+    """The op-level matrix: calls on synthetic data, those of the seed case first."""
     return [ProbeCall(case.make(), case.condition) for case in cases(seed=seed)]
 
 
 def recorded_calls(calls: Sequence[AttentionCall]) -> list[ProbeCall]:
-    """Calls of a replay pack, with phase, bucket of the longest cached prefix and batch as their condition."""
+    """Calls of a replay pack; their condition is phase, bucket of the longest cached prefix, and batch size."""
     return [ProbeCall(call, _condition(call)) for call in sorted(calls, key=lambda call: (call.layer, call.phase))]
 
 
-def choose_calls(found: Sequence[ProbeCall], conditions: Sequence[str], most: int) -> list[ProbeCall]:
-    """Those of some calls that are asked.
+def choose_calls(calls: Sequence[ProbeCall], conditions: Sequence[str], limit: int) -> list[ProbeCall]:
+    """Select the calls to probe with.
 
     Args:
-        found: all calls.
+        calls: all calls.
         conditions: ``axis=value``; a call must meet one value of each axis that is named.
-        most: at most so many, spread evenly; 0 for all.
+        limit: at most this many, spread evenly; 0 for all.
 
     Raises:
-        UsageError: no such axis or value, or no call is left.
+        UsageError: an axis or value does not exist, or no call is left.
     """
     wanted: dict[str, set[str]] = {}
     for condition in conditions:
         axis, _, value = condition.partition("=")
-        known = sorted({asked.condition[axis] for asked in found if axis in asked.condition})
+        known = sorted({one.condition[axis] for one in calls if axis in one.condition})
         if value not in known:
-            axes = ", ".join(sorted({a for asked in found for a in asked.condition}))
+            axes = ", ".join(sorted({axis for one in calls for axis in one.condition}))
             raise UsageError(
-                f"--condition {condition} holds of no call.",
-                f"{axis}= one of {', '.join(known)}" if known else f"axis=value, with one of the axes {axes}",
+                f"--condition {condition} matches no call.",
+                f"{axis}= one of {', '.join(known)}" if known else f"axis=value, with axis one of {axes}",
                 "choose another condition",
             )
         wanted.setdefault(axis, set()).add(value)
-    met = [asked for asked in found if all(asked.condition.get(axis) in values for axis, values in wanted.items())]
+    met = [one for one in calls if all(one.condition.get(axis) in values for axis, values in wanted.items())]
     if not met:
-        raise UsageError(
-            f"no call meets {' and '.join(conditions)}.", "at least one", "ask for fewer conditions at once"
-        )
-    return [met[i * len(met) // most] for i in range(most)] if 0 < most < len(met) else met
+        raise UsageError(f"no call meets {' and '.join(conditions)}.", "at least one", "give fewer conditions")
+    return [met[i * len(met) // limit] for i in range(limit)] if 0 < limit < len(met) else met
 
 
 def _condition(call: AttentionCall) -> dict[str, str]:
@@ -95,10 +93,8 @@ def _condition(call: AttentionCall) -> dict[str, str]:
 
 
 def write_calls(path: Path, calls: Sequence[ProbeCall]) -> None:
-    """Write calls for the probes, which then need neither the pack nor the matrix."""
-    tensors = {
-        f"{i}.{name}": getattr(asked.call, name).contiguous() for i, asked in enumerate(calls) for name in _INPUTS
-    }
+    """Save calls for the probes, which then need neither the pack nor the matrix."""
+    tensors = {f"{i}.{name}": getattr(one.call, name).contiguous() for i, one in enumerate(calls) for name in INPUTS}
     legends = _Legends(
         calls=tuple(
             _Legend(
@@ -107,22 +103,17 @@ def write_calls(path: Path, calls: Sequence[ProbeCall]) -> None:
             for a in calls
         )
     )
-    part = path.with_name(path.name + ".part")
-    try:
-        safetensors.torch.save_file(tensors, part, {"legends": legends.model_dump_json()})
-        part.replace(path)
-    except OSError as error:
-        raise EvidenceError(f"{path} cannot be written: {error.strerror}.", "room on the disk", "make room") from error
+    write_whole(path, safetensors.torch.save(tensors, {"legends": legends.model_dump_json()}))
 
 
 def read_calls(path: Path, device: str) -> list[ProbeCall]:
-    """Calls that `write_calls` wrote, on a device."""
+    """Load what `write_calls` saved, onto a device."""
     with safe_open(path, "pt", device=device) as file:
         legends = _Legends.model_validate_json(file.metadata()["legends"])
         return [
             ProbeCall(
                 AttentionCall(
-                    **{name: file.get_tensor(f"{i}.{name}") for name in _INPUTS},
+                    **{name: file.get_tensor(f"{i}.{name}") for name in INPUTS},
                     scale=one.scale, causal=one.causal, layer=one.layer, phase=one.phase,
                 ),
                 one.condition,

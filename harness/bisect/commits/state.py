@@ -1,10 +1,13 @@
-"""What a bisection leaves on disk: one state file, whole at any moment, and what each probe measured beside it."""
+"""What a bisection leaves on disk: one state file, replaced atomically, and one measurement file per probe.
+
+A state is resumed only by a version with the same schema, so this schema has no readers for older ones: an older bisection is
+repeated in another folder.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,41 +16,42 @@ from typing import Literal, TypeVar
 from pydantic import ConfigDict, Field, ValidationError
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.records import Record
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
 from assay.harness.verdict import Finding
 
-SCHEMA: Literal["assay.bisect-commits/1"] = "assay.bisect-commits/1"
+SCHEMA: Literal["assay.bisect-commits/2"] = "assay.bisect-commits/2"
 STATE = "state.json"
 Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good end", "bad end", "search", "confirm", "verify", "environment", "scan", "name"]
 Document = TypeVar("Document", bound=Record)
 
 
-class Spec(Record):
-    """What is sought, and how a commit is judged.
+class BisectSpec(Record):
+    """The question a bisection answers, and how it classifies a commit.
 
     Attributes:
         repo: top folder of the repository.
         good: hash of the good revision.
         bad: hash of the bad revision.
         kernel: ``module:function``.
-        build: shell command that builds a commit, run at the top of its worktree; empty for none.
-        sources: folders of the worktree that its modules are imported from.
-        first_parent: whether only first parents are followed: the culprit is then a commit or a whole merge.
-        judge: "replay" for layer error on calls, "accuracy" for a whole ``assay run``.
-        against: what a layer error is held against: the bound of its call, or the good revision's own error.
-        times: with "good", how many times the good revision's error is still good.
+        build: shell command that builds a commit, run at the top of its worktree; empty if there is nothing to build.
+        sources: folders of the worktree that modules are imported from.
+        first_parent: follow first parents only; the culprit is then a commit or a complete merge.
+        judge: "replay" for layer error on calls, "accuracy" for an ``assay run`` per commit.
+        against: what a layer error is compared with: the bound of its call, or the good revision's own error.
+        times: with "good", the largest acceptable multiple of the good revision's error.
         pack: folder of a replay pack; empty for the op-level matrix.
-        conditions: ``axis=value``, which calls must meet.
-        calls: most calls; 0 for all.
-        seed: of the matrix.
-        raises: what a commit is whose kernel raises, dies or hangs.
-        repeats: verdicts on each end before the search begins, if they agree.
+        conditions: ``axis=value``; only calls that meet them are used.
+        calls: maximum number of calls; 0 for all.
+        seed: seed of the matrix.
+        raises: how to classify a commit whose kernel raises, dies or hangs.
+        repeats: probes of each end before the search begins, if they agree.
         confidence: probability at which a commit is named.
-        scan: further commits, spread over the history, that are probed once the culprit is named.
-        keep_build: whether files that git ignores stay from commit to commit.
-        timeout: most seconds of a probe.
-        build_timeout: most seconds of a build.
+        scan: further commits, spread over the history, that are probed after the culprit is named.
+        keep_build: keep the files that git ignores from commit to commit.
+        timeout: time limit of a probe, in seconds.
+        build_timeout: time limit of a build, in seconds.
         run_args: further arguments of ``assay run``.
     """
 
@@ -76,20 +80,20 @@ class Spec(Record):
 
     @property
     def digest(self) -> str:
-        """Ten hex digits that tell this bisection from others."""
+        """Ten hex digits that identify this bisection."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:10]
 
 
-class Row(Record):
-    """Own error of one call.
+class CallErrors(Record):
+    """Own errors of one call.
 
     Attributes:
-        number: of the call, which is the same at every commit.
-        call: such as "layer 2 extend, new+prefix 20+77, 4 heads on 2, head_dim 64, bfloat16".
-        condition: axis -> value, in words.
+        number: number of the call; the same at every commit.
+        call: description, such as "layer 2 extend, new+prefix 20+77, 4 heads on 2, head_dim 64, bfloat16".
+        condition: axis -> value.
         own: largest own error (relative L1) of each q head, over the call's sequences and query positions.
-        bound: largest own error that noise explains, that of the quantisation which the commit declares included.
-        rounding: the same without a quantisation.
+        bound: largest own error that noise explains, including that of the quantisation the commit declares.
+        rounding: the same bound without quantisation.
     """
 
     number: int
@@ -102,26 +106,26 @@ class Row(Record):
 
 
 class Measurement(Record):
-    """What a probe of a commit came to.
+    """The measurement of one probe.
 
     Attributes:
-        status: "measured"; or why there is nothing to judge: it does not build or import, it raised, it died (killed, crashed,
-            timed out), or nothing was decided (an accuracy run without a verdict).
-        reason: why, in words, where it was not measured.
-        origin: file of the kernel's module, from the top of the worktree.
-        rows: own errors by call, none for an accuracy run.
+        status: "measured", or why there is nothing to classify: the commit does not build or import, its kernel raised or its
+            process died (killed, crashed, timed out), or an accuracy run reached no verdict ("undecided").
+        reason: why it was not measured.
+        origin: file of the kernel's module, relative to the top of the worktree.
+        rows: own errors by call; empty for an accuracy run.
         delegated: calls of phases that the kernel does not declare.
         refused: calls that the kernel refused.
-        findings: what is wrong, where it was asked for.
-        regression: an accuracy run's verdict.
-        seconds: time of checking out, building and measuring.
-        build_seconds: time of building.
+        findings: the diagnosis, if one was requested.
+        regression: verdict of an accuracy run; None for a replay.
+        seconds: time to check out, build and measure.
+        build_seconds: time to build.
     """
 
     status: Literal["measured", "build", "import", "raised", "died", "undecided"]
     reason: str = ""
     origin: str = ""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[CallErrors, ...] = ()
     delegated: int = 0
     refused: int = 0
     findings: tuple[Finding, ...] = ()
@@ -130,12 +134,12 @@ class Measurement(Record):
     build_seconds: float = 0.0
 
 
-class Probe(Record):
-    """One probe, as the state lists it; ``probes/<number>.json`` has its measurement.
+class CommitProbe(Record):
+    """One probe, as listed in the state; ``probes/<number>.json`` holds its measurement.
 
     Attributes:
-        worst: largest own error, as a multiple of what it is held against; None where nothing was measured.
-        where: call and head of it.
+        worst: largest own error, as a multiple of its limit; None if nothing was measured.
+        where: the call and head it occurred in.
     """
 
     number: int
@@ -150,12 +154,12 @@ class Probe(Record):
 
 
 class Change(Record):
-    """What fails at the named commit, by one of layers, heads and the axes of the conditions.
+    """What fails at the named commit along one axis.
 
     Attributes:
         axis: "layer", "head", or an axis of the conditions.
-        failing: its values with a failing call.
-        values: all of its values that were seen.
+        failing: values with a failing call.
+        values: all values that were measured.
         new: those of `failing` that do not fail before the commit.
     """
 
@@ -165,8 +169,8 @@ class Change(Record):
     new: tuple[str, ...]
 
 
-class CommitNote(Record):
-    """What git says of a commit."""
+class CommitInfo(Record):
+    """A commit as git describes it."""
 
     commit: str
     subject: str
@@ -177,39 +181,39 @@ class CommitNote(Record):
     parents: tuple[str, ...]
 
 
-class Result(Record):
-    """What a bisection came to.
+class BisectResult(Record):
+    """The result of a bisection.
 
     Attributes:
-        verdict: "found"; "hidden" where skipped commits keep the candidates from being told apart; "lost" where verdicts are too
-            flaky.
-        candidates: the culprit, or those it is one of.
-        confidence: probability that the culprit is among the candidates (for "lost": that it is the first), given that the good
-            revision is good and the bad one bad, which was proven first.
-        flips: estimated probability that a good, and a bad, commit is judged wrongly.
-        repeated: verdicts on commits that were judged more than once.
-        flipped: those of them that were outvoted.
-        commit: what git says of the culprit.
-        checked: how the parents and the commit itself were judged, in words.
+        outcome: "found"; "ambiguous" if skipped commits make the candidates indistinguishable; "flaky" if the outcomes of the
+            probes contradict each other too often.
+        candidates: the culprit, or the commits it is one of.
+        confidence: probability that the culprit is among the candidates (for "flaky": that it is the first), given that the good
+            revision is good and the bad one bad, which is established first.
+        flips: estimated probabilities that a good and that a bad commit is misclassified.
+        repeated: outcomes of commits that were probed more than once.
+        flipped: how many of those were outvoted.
+        commit: the culprit as git describes it.
+        checked: how the commit and its parents were classified.
         changes: which layers, heads and conditions fail at the commit.
-        findings: the named bug.
-        notes: what else the probes showed, such as that the history is not monotone.
+        findings: the diagnosed bug.
+        notes: other observations, such as a history that is not monotone.
     """
 
-    verdict: Literal["found", "hidden", "lost"]
+    outcome: Literal["found", "ambiguous", "flaky"]
     candidates: tuple[str, ...]
     confidence: float
     flips: tuple[float, float]
     repeated: int
     flipped: int
-    commit: CommitNote | None = None
+    commit: CommitInfo | None = None
     checked: str = ""
     changes: tuple[Change, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-class Listed(Record):
+class RangeCommit(Record):
     """A commit of the range, oldest first. Parents are indices into the range."""
 
     commit: str
@@ -217,20 +221,20 @@ class Listed(Record):
     parents: tuple[int, ...]
 
 
-class State(Record):
+class BisectState(Record):
     """``state.json``."""
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
-    schema_id: Literal["assay.bisect-commits/1"] = Field(SCHEMA, alias="schema")
-    spec: Spec
+    schema_id: Literal["assay.bisect-commits/2"] = Field(SCHEMA, alias="schema")
+    spec: BisectSpec
     command: str
-    history: tuple[Listed, ...]
-    probes: tuple[Probe, ...] = ()
-    result: Result | None = None
+    history: tuple[RangeCommit, ...]
+    probes: tuple[CommitProbe, ...] = ()
+    result: BisectResult | None = None
 
 
-class Folder:
+class BisectFolder:
     """A bisection's folder."""
 
     def __init__(self, path: Path) -> None:
@@ -241,11 +245,11 @@ class Folder:
         """``state.json``."""
         return self.path / STATE
 
-    def read(self) -> State:
-        """The state.
+    def read(self) -> BisectState:
+        """Read the state.
 
         Raises:
-            UsageError: there is none, or one of another version of assay.
+            UsageError: there is none, or it has another schema.
             EvidenceError: it is damaged.
         """
         try:
@@ -256,38 +260,40 @@ class Folder:
             ) from None
         if f'"{SCHEMA}"' not in text:
             raise UsageError(
-                f"{self.state_file} is not of schema {SCHEMA}.", "a bisection of this version", "name another --out"
+                f"{self.state_file} does not have the schema {SCHEMA}.",
+                "a bisection of this version",
+                "use another --out",
             )
-        return _parse(self.state_file, text, State)
+        return _parse(self.state_file, text, BisectState)
 
-    def write(self, state: State) -> None:
+    def write(self, state: BisectState) -> None:
         """Replace the state."""
-        _replace(self.state_file, state)
+        write_whole(self.state_file, state.model_dump_json(indent=1))
 
     def measurement(self, number: int) -> Measurement | None:
-        """What a probe measured; None if its file is gone."""
+        """The measurement of a probe; None if its file is gone."""
         path = self.probe_file(number)
         return _parse(path, path.read_text(), Measurement) if path.exists() else None
 
     def write_measurement(self, number: int, measurement: Measurement) -> None:
-        """Replace what a probe measured."""
-        _replace(self.probe_file(number), measurement)
+        """Replace the measurement of a probe."""
+        write_whole(self.probe_file(number), measurement.model_dump_json(indent=1))
 
     def probe_file(self, number: int) -> Path:
         """File of a probe's measurement."""
         return self.path / "probes" / f"{number:04d}.json"
 
     def log(self, number: int) -> Path:
-        """What a probe's build and kernel printed."""
+        """Output of a probe's build and kernel."""
         return self.path / "logs" / f"{number:04d}.log"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second bisection out of the folder. The lock is the system's and goes with its process, however that ends.
+        """Keep a second bisection out of the folder. The operating system releases the lock when the process ends.
 
         Raises:
-            UsageError: another process bisects here.
-            EvidenceError: the folder cannot be made.
+            UsageError: another process is bisecting here.
+            EvidenceError: the folder cannot be created.
         """
         try:
             for part in ("probes", "logs"):
@@ -295,7 +301,7 @@ class Folder:
             file = (self.path / "lock").open("w")
         except OSError as error:
             raise EvidenceError(
-                f"{self.path} cannot be made: {error.strerror}.", "a writable folder", "name another --out"
+                f"{self.path} cannot be created: {error.strerror}.", "a writable folder", "use another --out"
             ) from error
         with file:
             try:
@@ -303,26 +309,10 @@ class Folder:
             except BlockingIOError:
                 raise UsageError(
                     f"{self.path} is being bisected by another process.",
-                    "one at a time",
-                    "wait for it (--status shows where it is), or name another --out",
+                    "one process at a time",
+                    "wait for it (--status shows its progress), or use another --out",
                 ) from None
             yield
-
-
-def _replace(path: Path, document: Record) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(document.model_dump_json(indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise EvidenceError(
-            f"{path} cannot be written: {error.strerror}.",
-            "room on the disk",
-            "make room; the same command then goes on",
-        ) from error
 
 
 def _parse(path: Path, text: str, kind: type[Document]) -> Document:
@@ -332,5 +322,5 @@ def _parse(path: Path, text: str, kind: type[Document]) -> Document:
         raise EvidenceError(
             f"{path} is damaged: {error.errors()[0]['msg']}.",
             f"a {kind.__name__} as JSON",
-            "begin anew in another --out",
+            "start again with another --out",
         ) from None

@@ -72,7 +72,7 @@ def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Hypothesi
     assert {h.name for h in cause.hypotheses} == {name} | ALSO.get(name, set())
     assert (cause.layers, cause.heads, cause.only_there) == ((LAYER,), (HEAD,), False)
     [finding] = diagnose(seen)
-    assert finding.kind in {name} | ALSO.get(name, set())
+    assert finding.id in {name} | ALSO.get(name, set())
     assert finding.severity == hypothesis.severity
     assert "layer 2 of 4, head 1 of " in finding.where
 

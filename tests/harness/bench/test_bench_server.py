@@ -66,11 +66,11 @@ def test_a_run_that_asks_for_latency_has_it_in_its_report(monkeypatch: pytest.Mo
     report = json_report.load(out / "report.json")
     assert exit_.value.code == report.exit_code == 3, "times alone prove no answers"
     (suite,) = report.suites
-    assert suite.name == "latency"
+    assert suite.id == "latency"
     assert suite.verdict in ("pass", "inconclusive")
     assert report.latency is not None
     assert {(row.shape, row.concurrency) for row in report.latency.rows} == {("short", 2)}
     assert all(check.status == "ok" for check in report.latency.checks), report.latency.checks
     assert {call.phase for call in report.candidate.calls} == {"extend", "decode"}
-    assert not [check for check in report.checks if check.name == "both servers were timed" and check.status != "ok"]
+    assert not [check for check in report.checks if check.id == "servers-timed" and check.status != "ok"]
     assert BenchFolder(out / "bench").whole

@@ -21,7 +21,7 @@ from assay.harness.verdict import Finding
 
 PROMPTS = [f"question {number}" for number in range(layer_suite.COLD + layer_suite.WARM)]
 FOUND = Finding(
-    kind="causal mask top-left", severity="serious", where="extend, all 4 layers", diagnosis="agrees with it",
+    id="causal mask top-left", title="causal mask top-left", severity="serious", where="extend, all 4 layers", diagnosis="agrees with it",
     evidence=(), reproduce="",
 )  # fmt: skip
 

@@ -38,7 +38,7 @@ def test_a_candidate_that_is_slower_in_one_shape_is_a_regression_there(make_benc
     by_shape = {cell.shape.name: cell.verdict for cell in result.cells}
     assert by_shape == {"short": "pass", "shared": "regression", "chunked": "pass"}
     assert {finding.where for finding in result.findings} == {"shared, 1 in flight", "shared, 4 in flight"}
-    assert all(finding.kind == "latency" and finding.reproduce == "assay bench" for finding in result.findings)
+    assert all(finding.id == "latency" and finding.reproduce == "assay bench" for finding in result.findings)
     assert judge_bench(make_bench(slow={"shared": 1.3}), bound=1.5).judgement.verdict == "pass"
 
 
@@ -84,13 +84,13 @@ def test_the_interpreters_time_accuses_nobody(make_bench: MakeBench) -> None:
 @pytest.mark.parametrize(("lengths", "word"), [((12, 5), "shorter"), ((12, 30), "longer")])
 def test_answers_of_another_length_are_a_finding(make_bench: MakeBench, lengths: tuple[int, int], word: str) -> None:
     (finding,) = judge_bench(make_bench(lengths=lengths)).findings
-    assert finding.kind == "answer lengths"
+    assert finding.id == "answer-lengths"
     assert f"answers are {word}" in finding.diagnosis
 
 
 def test_answers_that_all_ran_to_the_limit_prove_no_length(make_bench: MakeBench) -> None:
     result = judge_bench(make_bench(cut=True))
-    (check,) = [check for check in result.checks if check.name.startswith("answers that may end")]
+    (check,) = [check for check in result.checks if check.id == "answer-lengths"]
     assert check.status == "not checked"
     assert result.judgement.verdict == "pass", "the answers that are timed are of one forced length"
     assert "their lengths say nothing" in " ".join(latency_lines(build_latency(result)))

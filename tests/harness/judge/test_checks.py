@@ -32,8 +32,8 @@ def answer(cached: int | None) -> Answer:
 
 
 REFERENCE = [count("triton"), count("triton", "decode")]
-OK = Check(name="c", status="ok", found="f")
-PASS = rules.SuiteVerdict("S", "pass", "why")
+OK = Check(id="c", title="C", status="ok", found="f")
+PASS = rules.SuiteVerdict("s", "S", "pass", "why")
 
 
 def statuses(checks: list[Check]) -> list[str]:
@@ -135,8 +135,8 @@ def test_all_asked() -> None:
 
 
 def verdict(suites: list[Verdict], *statuses: str, failure: Failure | None = None) -> tuple[str, int]:
-    checks = [Check(name="c", status=status, found="f") for status in statuses]  # type: ignore[arg-type]
-    judged = rules.judge("mine", [rules.SuiteVerdict("S", v, "why") for v in suites], checks, failure)
+    checks = [Check(id="c", title="C", status=status, found="f") for status in statuses]  # type: ignore[arg-type]
+    judged = rules.judge("mine", [rules.SuiteVerdict("s", "S", v, "why") for v in suites], checks, failure)
     assert judged.reasons
     return judged.verdict, int(judged.exit_code)
 
@@ -162,8 +162,8 @@ def test_a_failed_engine_is_an_error_whatever_was_measured() -> None:
 
 
 def test_worse_than_what_was_accepted_is_not_worse_than_the_reference() -> None:
-    baseline = rules.SuiteVerdict(rules.BASELINE, "regression", "it grew")
-    other = rules.SuiteVerdict("S", "regression", "it lost")
+    baseline = rules.SuiteVerdict(rules.BASELINE, "Accepted baseline", "regression", "it grew")
+    other = rules.SuiteVerdict("s", "S", "regression", "it lost")
     assert rules.judge("mine", [PASS, baseline], [OK], None).headline.endswith("worse than what was accepted of it.")
     assert rules.judge("mine", [other, baseline], [OK], None).headline.endswith("worse than the reference.")
 

@@ -74,7 +74,7 @@ def report(run: Callable[..., RunFolder], made_up_bench: ModuleType) -> MakeRun:
 
 
 def suite_of(report: Report) -> Any:
-    (found,) = [suite for suite in report.suites if suite.name == "latency"]
+    (found,) = [suite for suite in report.suites if suite.id == "latency"]
     return found
 
 
@@ -97,7 +97,7 @@ def test_a_slower_candidate_alone_makes_the_run_a_regression(report: MakeRun) ->
     assert [suite.verdict for suite in made.suites] == ["pass", "regression"]
     assert "shared" in made.reasons[0]
     assert BOUND in made.reasons[0]
-    assert {finding.kind for finding in made.findings} == {"latency"}
+    assert {finding.id for finding in made.findings} == {"latency"}
     assert suite_of(made).metrics[0].low > 1.1
 
 
@@ -148,15 +148,15 @@ def test_what_was_asked_for_and_not_timed_is_no_pass(
     made = build(folder)
     assert made.verdict == "inconclusive"
     assert made.latency is None
-    missing = {check.name for check in made.checks if check.status == "missing"}
-    assert missing == {"both servers were timed", "the required suite latency ran"}
+    missing = {check.id for check in made.checks if check.status == "missing"}
+    assert missing == {"servers-timed", "required-latency"}
 
 
 def test_a_run_that_was_not_asked_for_latency_lists_nothing(run: Callable[..., RunFolder]) -> None:
     made = build(run(suites="mmlu"))
     assert made.verdict == "pass"
     assert made.latency is None
-    assert not [check for check in made.checks if "timed" in check.name or "latency" in check.name]
+    assert not [check for check in made.checks if "timed" in check.id or "latency" in check.id]
 
 
 def test_a_run_of_latency_alone_names_the_servers_that_were_timed(report: MakeRun) -> None:

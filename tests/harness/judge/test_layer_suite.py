@@ -17,7 +17,8 @@ from assay.harness.verdict import Finding, Severity
 
 def replay(*severities: Severity, with_prefix: int = 4) -> ReplayResult:
     findings = tuple(
-        Finding(kind="k", severity=s, where="extend", diagnosis="d", evidence=(), reproduce="") for s in severities
+        Finding(id="k", title="K", severity=s, where="extend", diagnosis="d", evidence=(), reproduce="")
+        for s in severities
     )
     return ReplayResult(
         candidate="c", calls=8, recorded=9, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings, seconds=1.0

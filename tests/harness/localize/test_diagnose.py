@@ -36,7 +36,7 @@ def shared(*kernels: Kernel) -> Kernel:
 @pytest.mark.interpreter
 def test_the_seed_case_is_named() -> None:
     [finding] = diagnose(examine(sage_attn_as_shipped, calls(2, 64)), "assay replay pack")
-    assert (finding.kind, finding.severity) == ("causal mask top-left", "serious")
+    assert (finding.id, finding.severity) == ("causal mask top-left", "serious")
     assert finding.where == "extend, cached prefix > 0, all 2 layers, all 4 heads"
     assert finding.diagnosis.startswith('agrees with "causal mask top-left" to 0.')
     assert finding.diagnosis.endswith("%; right at prefix 0")
@@ -69,18 +69,18 @@ def test_a_fault_in_int8_noise_is_still_named() -> None:
 )
 def test_a_bug_under_a_condition_only(when: Callable[[int, int], bool], words: str) -> None:
     [finding] = diagnose(examine(fault("scale missing", when=when), calls(2)))
-    assert finding.kind == "scale missing"
+    assert finding.id == "scale missing"
     assert finding.where == f"extend, {words}, all 2 layers, all 4 heads"
 
 
 def test_two_bugs_in_two_layers_are_two_findings_and_the_leak_is_first() -> None:
     kernel = shared(fault("no mask"), rounded_oracle, fault("keys and values of the previous request"))
     first, second = diagnose(examine(kernel, calls(3)))
-    assert first.kind == "keys and values of the previous request"
+    assert first.id == "keys and values of the previous request"
     assert LEAK in first.diagnosis
     assert first.severity == "serious"
     assert "layer 2 of 3" in first.where
-    assert second.kind == "no mask"
+    assert second.id == "no mask"
     assert "layer 0 of 3" in second.where
 
 
@@ -88,7 +88,7 @@ def test_layers_need_not_have_the_same_number_of_heads() -> None:
     fewer = calls(1, dtype=torch.float32)
     more = [replace(call_of(lens, (8, 2), 32, torch.float32, "cpu", seed=i), layer=1) for i, lens in enumerate(MATRIX)]
     [finding] = diagnose(examine(fault("causal mask top-left"), fewer + more))
-    assert finding.kind == "causal mask top-left"
+    assert finding.id == "causal mask top-left"
     assert finding.where == "extend, cached prefix > 0, all 2 layers, all 8 heads"
     [finding] = diagnose(examine(fault("causal mask top-left", heads=[6]), fewer + more))
     assert finding.where == "extend, cached prefix > 0, layer 1 of 2, head 6 of 8"
@@ -101,7 +101,7 @@ def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
         return out
 
     [finding] = diagnose(examine(odd, calls(2)))
-    assert finding.kind == NO_KNOWN_CAUSE
+    assert finding.id == NO_KNOWN_CAUSE
     assert finding.diagnosis.startswith(f"{NO_KNOWN_CAUSE}: off the truth by 1")
     assert finding.where == "extend, all 2 layers, head 1 of 4"
     assert any("smallest failing call: layer 0 extend, new+prefix 20+1," in e for e in finding.evidence)
@@ -114,7 +114,7 @@ def test_no_number_is_out_of_bounds_and_told() -> None:
         return out
 
     [finding] = diagnose(examine(lost, calls(1)))
-    assert finding.kind == NO_KNOWN_CAUSE
+    assert finding.id == NO_KNOWN_CAUSE
     assert "head 3 of 4" in finding.where
     assert any("not finite" in e for e in finding.evidence)
 

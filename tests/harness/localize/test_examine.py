@@ -48,7 +48,7 @@ def test_the_same_call_twice() -> None:
         out = rounded_oracle(call)
         return out + torch.randn(out.shape, generator=generator).to(out.dtype)
 
-    kinds = {f.kind: f for f in diagnose(examine(shaky, CALLS))}
+    kinds = {f.id: f for f in diagnose(examine(shaky, CALLS))}
     assert kinds[NONDETERMINISM].severity == "serious"
     assert STATE not in kinds
 
@@ -62,7 +62,7 @@ def test_nondeterminism_below_noise_is_information() -> None:
         return rounded_oracle(call) * (1 + 2**-7 * (runs % 2))
 
     finding = only(diagnose(examine(rounding, CALLS)))
-    assert (finding.kind, finding.severity) == (NONDETERMINISM, "info")
+    assert (finding.id, finding.severity) == (NONDETERMINISM, "info")
 
 
 def test_the_same_call_early_and_late() -> None:
@@ -74,7 +74,7 @@ def test_the_same_call_early_and_late() -> None:
         return rounded_oracle(call) * (1 if runs <= len(CALLS) else 2)
 
     finding = only(diagnose(examine(tired, CALLS)))
-    assert (finding.kind, finding.severity) == (STATE, "serious")
+    assert (finding.id, finding.severity) == (STATE, "serious")
     assert "3 calls" in finding.where
 
 
@@ -85,7 +85,7 @@ def test_a_written_input_is_found_and_spoils_nothing_else() -> None:
         return out
 
     finding = only(diagnose(examine(writes, CALLS)))
-    assert (finding.kind, finding.severity) == (MUTATION, "serious")
+    assert (finding.id, finding.severity) == (MUTATION, "serious")
     assert finding.diagnosis.endswith("input k")
 
 
@@ -101,7 +101,7 @@ def test_an_output_in_a_buffer_that_the_next_call_overwrites_is_kept(grows: floa
         runs += 1
         return out
 
-    assert [f.kind for f in diagnose(examine(reuses, CALLS))] == kinds
+    assert [f.id for f in diagnose(examine(reuses, CALLS))] == kinds
 
 
 def test_refused_and_delegated_calls_are_told() -> None:
@@ -115,7 +115,7 @@ def test_refused_and_delegated_calls_are_told() -> None:
     seen = examine(picky, [*CALLS, decode])
     assert seen.delegated == (decode,)
     finding = only(diagnose(seen))
-    assert (finding.kind, finding.diagnosis) == (REFUSED, "a prefix is needed")
+    assert (finding.id, finding.diagnosis) == (REFUSED, "a prefix is needed")
     with pytest.raises(AssayError, match="none of 1 calls"):
         examine(picky, [decode])
     with pytest.raises(AssayError, match="none of 0 calls"):

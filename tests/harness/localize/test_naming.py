@@ -53,7 +53,7 @@ class Clock:
 def test_the_smallest_calls_give_the_name_before_any_other_is_run() -> None:
     kernel = Counted(fault("causal mask top-left"))
     seen: list[tuple[int, str]] = []
-    found = name_cause(kernel, CALLS, told=lambda findings: seen.append((len(kernel.lens), findings[0].kind)))
+    found = name_cause(kernel, CALLS, told=lambda findings: seen.append((len(kernel.lens), findings[0].id)))
     assert seen == [(2 * LAYERS, "causal mask top-left")]
     assert set(kernel.lens[: 2 * LAYERS]) == {(24, 24), (14, 37)}
     assert found.named_s is not None
@@ -67,7 +67,7 @@ def test_what_is_found_is_what_an_examination_of_all_calls_finds(name: str) -> N
     found = name_cause(kernel, CALLS, "assay replay pack")
     assert set(found.findings) == set(diagnose(examine(kernel, CALLS), "assay replay pack"))
     [finding] = found.findings
-    assert finding.kind == name
+    assert finding.id == name
     assert "layer 1 of 3, head 2 of 4" in finding.where
 
 
@@ -119,9 +119,9 @@ def test_how_a_kernel_behaves_is_looked_at() -> None:
         runs += 1
         return rounded_oracle(call) * (1 if runs <= len(CALLS) else 2)
 
-    assert {f.kind for f in name_cause(wild, CALLS).findings} >= {MUTATION, NONDETERMINISM}
+    assert {f.id for f in name_cause(wild, CALLS).findings} >= {MUTATION, NONDETERMINISM}
     runs = 0
-    assert [f.kind for f in name_cause(tired, CALLS).findings] == [STATE]
+    assert [f.id for f in name_cause(tired, CALLS).findings] == [STATE]
 
 
 def test_nothing_computed_is_no_pass_but_the_smallest_may_be_refused() -> None:

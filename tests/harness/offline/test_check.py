@@ -28,7 +28,7 @@ def only_where(holds: Callable[[AttentionCall], bool], wrong: Kernel = TOP_LEFT)
 
 
 def kinds(result: Result) -> list[str]:
-    return [finding.kind for finding in result.findings]
+    return [finding.id for finding in result.findings]
 
 
 def test_a_right_kernel_passes() -> None:

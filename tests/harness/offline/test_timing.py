@@ -69,7 +69,7 @@ def test_the_speed_of_a_wrong_kernel_is_a_finding_with_the_name_of_its_bug() -> 
     assert slow.verdict == "regression", "though it is faster than the reference"
     assert [shape.right for shape in slow.shapes] == [True, False, False]
     (finding,) = slow.findings
-    assert finding.kind == "speed of a wrong kernel"
+    assert finding.id == "wrong-kernel-timed"
     assert "this is no speed-up" in finding.diagnosis
     assert any("top-left" in line for line in finding.evidence)
 

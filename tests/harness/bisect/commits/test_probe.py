@@ -63,7 +63,7 @@ def test_a_kernel_is_measured_and_its_bug_named(forks: Forks, tree: Path, calls:
     (tree / "attn.py").write_text(histories.source(0, mask_wrong=True))  # as long as before, and in the same second
     wrong = forks.run(task(tree, calls, name_bug=True), 60)
     assert [max(row.own) > row.bound for row in wrong.rows] == [False, True, True]
-    assert [finding.kind for finding in wrong.findings] == ["causal mask top-left"]
+    assert [finding.id for finding in wrong.findings] == ["causal mask top-left"]
     assert wrong.findings[0].reproduce == "assay again"
     assert not list(tree.rglob("*.pyc")), "bytecode of one commit would be taken for another's"
 

@@ -1,0 +1,34 @@
+"""Bases of everything that is written to disk as JSON, and the rule of its schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+RULE = (
+    "A schema's name ends in its major version. Within one, fields may be added, with a default, and titles and other prose may "
+    "change; no field is removed, renamed or given another meaning, and no id changes. Anything else raises the version."
+)
+"""What may change in a document without a new version of its schema."""
+
+
+class Record(BaseModel):
+    """Base of everything that is written to disk: unknown keys are an error, values do not change."""
+
+    # Log-probabilities of a broken kernel may be NaN, and must come back as such.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _encodable(cls, value: Any) -> Any:
+        """Replace lone surrogates: a model's text may hold them, and no file can."""
+        if isinstance(value, str):
+            return value.encode("utf-8", "replace").decode()
+        return type(value)(map(cls._encodable, value)) if type(value) in (list, tuple) else value
+
+
+class Part(Record):
+    """Base of every part of a result: plain JSON, in which a number that is not finite is null."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
