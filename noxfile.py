@@ -12,19 +12,22 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).parent
-# SGLang's metadata asks for GPU packages that a CPU cannot use; what it really needs there is in requirements/cpu.txt.
+# SGLang's metadata lists GPU packages that a CPU cannot use; requirements/cpu.txt holds what it imports on a CPU.
 SGLANG_ON_CPU = ("--no-deps", "sglang==0.5.23")
+# Not for tests that start servers: each server keeps a core busy, and some tests kill one and wait for it to end.
+SIDE_BY_SIDE = ("-n", "2", "--dist", "worksteal")
+SLOWEST = "--durations=25"
 
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["accuracy"]
 
 
 def environment(session: nox.Session, profile: str = "cpu") -> str:
-    """The Python of a profile's environment, installed anew only if what it is made of changed."""
+    """The Python of a profile's environment, which is rebuilt only if its requirements changed."""
     requirements = [ROOT / "requirements" / name for name in (f"{profile}.txt", "test.txt")]
     sources = [ROOT / "pyproject.toml", *requirements]
-    made_of = [*(path.read_bytes() for path in sources), repr(SGLANG_ON_CPU).encode(), sys.version.encode()]
-    stamp = hashlib.sha256(b"\0".join(made_of)).hexdigest()
+    contents = [*(path.read_bytes() for path in sources), repr(SGLANG_ON_CPU).encode(), sys.version.encode()]
+    stamp = hashlib.sha256(b"\0".join(contents)).hexdigest()
     folder = ROOT / ".nox" / profile
     python = str(folder / "bin" / "python")
     if (folder / "stamp").exists() and (folder / "stamp").read_text() == stamp:
@@ -33,23 +36,23 @@ def environment(session: nox.Session, profile: str = "cpu") -> str:
     session.run(sys.executable, "-m", "venv", str(folder), external=True)
     pip = [python, "-m", "pip", "install", "--quiet"]
     session.run(*pip, *(flag for path in requirements for flag in ("-r", str(path))), "setuptools>=77", external=True)
-    session.run(*pip, "--no-build-isolation", "--editable", str(ROOT), external=True)
+    session.run(*pip, "--no-build-isolation", "--editable", f"{ROOT}[all]", external=True)
     if profile == "cpu":
-        # Last, because after any install that follows pip would list all that SGLang misses.
+        # Last: pip would complain about SGLang's missing requirements after every later install.
         session.run(*pip, *SGLANG_ON_CPU, external=True)
     (folder / "stamp").write_text(stamp)
     return python
 
 
-def assay(session: nox.Session, *command: str) -> None:
+def assay(session: nox.Session, command: str) -> None:
     """Run a command of assay in the environment of its device; the session's exit code is the command's."""
     flags = [word for flag in session.posargs for word in flag.split("=", 1)]
     on_cuda = any(pair == ("--device", "cuda") for pair in itertools.pairwise(flags))
     python = environment(session, "cuda" if on_cuda else "cpu")
-    # Where the user is, not in this folder: paths and a kernel named module:function are meant from there.
-    code = subprocess.call([python, "-m", "assay", *command, *session.posargs], cwd=session.invoked_from)
+    # In the folder where nox was called: relative paths, assay.toml and a kernel named module:function are found there.
+    code = subprocess.call([python, "-m", "assay", command, *session.posargs], cwd=session.invoked_from)
     if code:
-        sys.exit(code)  # nox would make a 1, a regression, of any failure
+        sys.exit(code)  # nox itself would turn any failure into 1, which means a regression
 
 
 @nox.session(venv_backend="none")
@@ -59,39 +62,47 @@ def accuracy(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
-def layers(session: nox.Session) -> None:
-    """Look inside: own error by layer, head and condition, and the name of the bug; flags after -- go to `assay diff`."""
+def diff(session: nox.Session) -> None:
+    """Own error by layer, head and condition, and the name of the bug; flags after -- go to `assay diff`."""
     assay(session, "diff")
 
 
 @nox.session(venv_backend="none")
-def latency(session: nox.Session) -> None:
+def bench(session: nox.Session) -> None:
     """Time a candidate against the reference; flags after -- go to `assay bench`."""
     assay(session, "bench")
 
 
 @nox.session(venv_backend="none")
 def gate(session: nox.Session) -> None:
-    """Run, hold the result against policy and baselines, and exit with the verdict; flags after -- go to `assay gate`."""
+    """Run, apply policy and baselines, and exit with the verdict; flags after -- go to `assay gate`."""
     assay(session, "gate")
 
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the tests of the instrument, the fast ones first; flags after -- go to pytest."""
+    """Test the instrument in five minutes; flags after -- go to pytest."""
     python = environment(session)
     if session.posargs:
         session.run(python, "-m", "pytest", *session.posargs, external=True)
         return
-    session.run(python, "-m", "pytest", "-m", "not server", "-n", "2", "--dist", "worksteal", external=True)
-    # Not side by side: a server computes on the core of its role, and some tests wait for one to be killed in time.
-    session.run(python, "-m", "pytest", "-m", "server", external=True)
+    session.run(python, "-m", "pytest", "-m", "not server and not slow", *SIDE_BY_SIDE, external=True)
+    session.run(python, "-m", "pytest", "-m", "server and not slow", external=True)
+
+
+@nox.session(venv_backend="none", name="tests-all")
+def tests_all(session: nox.Session) -> None:
+    """Run every test and print the slowest."""
+    python = environment(session)
+    session.run(python, "-m", "pytest", "-m", "not server", *SIDE_BY_SIDE, SLOWEST, external=True)
+    session.run(python, "-m", "pytest", "-m", "server", SLOWEST, external=True)
 
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check style and types."""
+    """Check style, types and which room imports which."""
     python = environment(session)
     session.run(python, "-m", "ruff", "check", ".", external=True)
     session.run(python, "-m", "ruff", "format", "--check", ".", external=True)
     session.run(python, "-m", "mypy", external=True)
+    session.run(str(Path(python).with_name("lint-imports")), external=True)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from assay.harness.attention.call import PHASES as PHASES
     from assay.harness.attention.call import AttentionCall as AttentionCall
     from assay.harness.attention.call import Kernel as Kernel
     from assay.harness.attention.call import KernelRefused as KernelRefused
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from assay.harness.attention.matrix import cases as cases
     from assay.harness.attention.oracle import oracle as oracle
     from assay.harness.attention.sample_calls import call_of as call_of
+    from assay.harness.conditions import PHASES as PHASES
     from assay.harness.config import RunSpec as RunSpec
     from assay.harness.errors import AssayError as AssayError
     from assay.harness.errors import EngineError as EngineError
@@ -43,7 +43,7 @@ _HOME = {
     "AttentionCall": "assay.harness.attention.call",
     "Kernel": "assay.harness.attention.call",
     "KernelRefused": "assay.harness.attention.call",
-    "PHASES": "assay.harness.attention.call",
+    "PHASES": "assay.harness.conditions",
     "declares": "assay.harness.attention.kernels",
     "oracle": "assay.harness.attention.oracle",
     "check": "assay.harness.offline.check",

@@ -1,0 +1,56 @@
+"""What of assay's dependencies is optional, and a sentence where it is missing.
+
+The packages of an extra are those that the distribution's own metadata lists, so ``pyproject.toml`` is the only list.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from typing import Literal
+
+from assay.harness.errors import UsageError
+
+Extra = Literal["reports", "serve"]
+
+
+def require(extra: Extra, command: str) -> None:
+    """Make sure that the packages of an extra are installed, before a command starts anything.
+
+    Args:
+        extra: "reports" or "serve".
+        command: what needs them, for the message, for example "assay run".
+
+    Raises:
+        UsageError: Some are missing.
+    """
+    missing = [name for name in sorted(_packages(extra)) if not _installed(name)]
+    if missing:
+        raise UsageError(
+            f"{command} needs packages that are not installed: {', '.join(missing)}.",
+            f"the packages of assay[{extra}]",
+            f'pip install "assay[{extra}]"',
+        )
+
+
+def _packages(extra: str) -> set[str]:
+    """Distributions that an extra adds; empty where assay itself is not installed (a plain checkout on the path)."""
+    from packaging.requirements import Requirement  # slow to import, and a dependency of pytest's
+
+    try:
+        lines = requires("assay") or []
+    except PackageNotFoundError:
+        return set()
+    found: set[str] = set()
+    for requirement in map(Requirement, lines):
+        if requirement.marker and requirement.marker.evaluate({"extra": extra}):
+            within = {name for inner in requirement.extras for name in _packages(inner)}
+            found |= within if requirement.name == "assay" else {requirement.name}
+    return found
+
+
+def _installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
