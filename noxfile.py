@@ -16,7 +16,6 @@ ROOT = Path(__file__).parent
 SGLANG_ON_CPU = ("--no-deps", "sglang==0.5.23")
 # Not for tests that start servers: each server keeps a core busy, and some tests kill one and wait for it to end.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "worksteal")
-SLOWEST = "--durations=25"
 
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["accuracy"]
@@ -55,6 +54,13 @@ def assay(session: nox.Session, command: str) -> None:
         sys.exit(code)  # nox itself would turn any failure into 1, which means a regression
 
 
+def pytest(session: nox.Session, *parts: list[str]) -> None:
+    """Run pytest once for each part of the tests, or once with the session's own flags."""
+    python = environment(session)
+    for flags in [session.posargs] if session.posargs else parts:
+        session.run(python, "-m", "pytest", *flags, external=True)
+
+
 @nox.session(venv_backend="none")
 def accuracy(session: nox.Session) -> None:
     """Compare a candidate with a reference and give a verdict; flags after -- go to `assay run`."""
@@ -82,20 +88,14 @@ def gate(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Test the instrument in five minutes; flags after -- go to pytest."""
-    python = environment(session)
-    if session.posargs:
-        session.run(python, "-m", "pytest", *session.posargs, external=True)
-        return
-    session.run(python, "-m", "pytest", "-m", "not server and not slow", *SIDE_BY_SIDE, external=True)
-    session.run(python, "-m", "pytest", "-m", "server and not slow", external=True)
+    pytest(session, ["-m", "not server and not slow", *SIDE_BY_SIDE], ["-m", "server and not slow"])
 
 
 @nox.session(venv_backend="none", name="tests-all")
 def tests_all(session: nox.Session) -> None:
-    """Run every test and print the slowest."""
-    python = environment(session)
-    session.run(python, "-m", "pytest", "-m", "not server", *SIDE_BY_SIDE, SLOWEST, external=True)
-    session.run(python, "-m", "pytest", "-m", "server", SLOWEST, external=True)
+    """Run every test and print the slowest; flags after -- go to pytest."""
+    slowest = "--durations=25"
+    pytest(session, ["-m", "not server", *SIDE_BY_SIDE, slowest], ["-m", "server", slowest])
 
 
 @nox.session(venv_backend="none")
