@@ -14,7 +14,7 @@ from rich.console import Console
 from assay.harness.attention import kernels
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.offline.timing import time_kernels, torch_sdpa
-from assay.reports.kernel_timing import build_timing, render_timing
+from assay.reports.kernel_timing_terminal import build_timing, render_timing
 
 SHAPES = {
     "cpu": ((64, 0), (64, 64)),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
-import altair as alt
 from markupsafe import Markup
 
 from assay.harness.bisect.commits import ui
@@ -15,10 +13,28 @@ from assay.harness.files import write_whole
 from assay.harness.verdict import Verdict
 from assay.reports import charts
 from assay.reports.page import to_page
+from assay.reports.svg import (
+    AXIS_HEIGHT,
+    FORBIDDEN,
+    LEGEND_HEIGHT,
+    PALETTE,
+    TITLE_HEIGHT,
+    Key,
+    Scale,
+    Shape,
+    axis_below,
+    image,
+    legend,
+    line,
+    log_axis_beside,
+    mark,
+    text,
+    ticks,
+)
 
 HTML, JSON = "report.html", "report.json"
 COLOURS = {"good": "chart-right", "bad": "chart-forbidden", "skip": "chart-muted"}
-SHAPES = {"good": "circle", "bad": "diamond", "skip": "cross"}
+SHAPES: dict[str, Shape] = {"good": "circle", "bad": "diamond", "skip": "cross"}
 HEADINGS = {"found": "Found", "hidden": "Not told apart", "lost": "Too flaky"}
 CLASSES: dict[str, Verdict] = {"found": "pass", "hidden": "inconclusive", "lost": "inconclusive"}
 
@@ -84,36 +100,23 @@ def error_chart(state: State, result: Result) -> str:
             return high if probe.outcome == "bad" else low
         return max(probe.worst, low)
 
-    points = [{"commit": place[p.commit], "error": height(p), "verdict": p.outcome} for p in state.probes]
-    across = alt.Axis(
-        title="commit of the range, oldest first", grid=False, format="d", tickMinStep=1, titleFontWeight="normal"
-    )
-    up = alt.Axis(
-        title="worst own error / limit", format="~g", domain=False, tickSize=0, tickCount=5, titleFontWeight="normal"
-    )
-    x = alt.X("commit:Q", scale=alt.Scale(domain=[-0.5, len(state.history) + 0.5], nice=False), axis=across)
-    y = alt.Y("error:Q", scale=alt.Scale(type="log", domain=[low, high], nice=False), axis=up)
+    x = Scale(-0.5, len(state.history) + 0.5, 64, charts.WIDE - 6)
+    bottom = LEGEND_HEIGHT + 228
+    y = Scale(low, high, bottom, LEGEND_HEIGHT + 8, log=True)
     kinds = [kind for kind in COLOURS if any(p.outcome == kind for p in state.probes)]
-    legend = alt.Legend(title=None, orient="top", offset=6, symbolOpacity=1)
-    colours = alt.Scale(domain=kinds, range=[charts.PALETTE[COLOURS[kind]] for kind in kinds])
-    shapes = alt.Scale(domain=kinds, range=[SHAPES[kind] for kind in kinds])
-    limit: Any = charts._data({"error": 1.0}).mark_rule(
-        color=charts.PALETTE["chart-forbidden"], strokeDash=[4, 3], strokeWidth=1.5
-    )
-    layers = [limit.encode(y=y)]
+    parts = legend([Key(kind, PALETTE[COLOURS[kind]], SHAPES[kind]) for kind in kinds], x.start)
+    parts += log_axis_beside(x, y)
+    parts += [line(x.start, y(1.0), x.stop, y(1.0), FORBIDDEN, 1.5, stroke_dasharray="4 3")]
+    parts += [text("error / limit", x.stop, y.stop - 14, "end")]
     if result.verdict != "lost":
-        spots = [{"commit": place[commit]} for commit in result.candidates]
-        lines = charts._data(*spots).mark_rule(color=charts.PALETTE["chart-candidate"], strokeWidth=2, opacity=0.6)
-        layers.append(lines.encode(x=x))
-    dots = charts._data(*points).mark_point(filled=True, opacity=0.9, size=70)
-    layers.append(
-        dots.encode(
-            x=x,
-            y=y,
-            color=alt.Color("verdict:N", scale=colours, legend=legend),
-            shape=alt.Shape("verdict:N", scale=shapes, legend=legend),
-        )
-    )
+        spots = [x(place[commit]) for commit in result.candidates]
+        parts += [line(at, y.start, at, y.stop, PALETTE["chart-candidate"], 2, stroke_opacity=0.6) for at in spots]
+    parts += [
+        mark(SHAPES[p.outcome], x(place[p.commit]), y(height(p)), 4.7, PALETTE[COLOURS[p.outcome]], p.outcome)
+        for p in state.probes
+    ]
+    at = ticks(0, len(state.history), 16, whole=True)
+    parts += axis_below(x, bottom, at, "commit of the range, oldest first")
     counts = ", ".join(f"{len({p.commit for p in state.probes if p.outcome == kind})} {kind}" for kind in kinds)
     says = f"worst own error by commit, {len(state.history)} commits: {counts}"
-    return charts._svg(alt.layer(*layers).properties(height=220), says, charts.PROFILE_WIDTH)
+    return image(charts.WIDE, bottom + AXIS_HEIGHT + TITLE_HEIGHT, says, parts)

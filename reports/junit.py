@@ -111,7 +111,7 @@ def _why(report: Report) -> list[str]:
         lines += [f"  {line}" for line in finding.evidence]
         lines += [f"  show it again: {finding.reproduce}"] if finding.reproduce else []
     if report.layers:
-        lines += ["", *summary.layers_lines(report.layers)]
+        lines += ["", *summary.layer_diff_lines(report.layers)]
     if report.latency:
         lines += ["", *summary.latency_lines(report.latency)]
     return [*lines, "", f"repeat this run: {report.reproduce}"]

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
 from assay.reports import charts
-from assay.reports.latency import graphs_text, load_text, time_text
+from assay.reports.latency_terminal import graphs_text, load_text, time_text
 from assay.reports.summary import NOTHING, latency_lines, latency_ratio, worst_ratio
 
 

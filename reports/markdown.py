@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from assay.harness.judge.report import Check, Finding, Report
 from assay.harness.text import one_line, visible
-from assay.reports.summary import CHECK_SIGNS, VERDICTS, latency_lines, layers_lines, suite_line, unmet
+from assay.reports.summary import CHECK_SIGNS, VERDICTS, latency_lines, layer_diff_lines, suite_line, unmet
 
 MOST_LINES = 60
 _REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 6, 5, 3, 4, 5
@@ -36,7 +36,7 @@ def to_markdown(report: Report) -> str:
         lines += [
             "**Inside: layers**",
             "",
-            *_list([escape(line, 400) for line in layers_lines(report.layers)], _LAYERS),
+            *_list([escape(line, 400) for line in layer_diff_lines(report.layers)], _LAYERS),
         ]
     if report.latency:
         lines += [f"**Latency**: {' '.join(escape(line, 400) for line in latency_lines(report.latency))}", ""]

@@ -18,7 +18,8 @@ from markupsafe import Markup
 
 from assay.harness.judge.report import Verdict
 from assay.harness.text import clip, one_line, visible
-from assay.reports import charts, summary
+from assay.reports import summary
+from assay.reports.svg import PALETTE
 
 TEMPLATES = Path(__file__).parent / "templates"
 TEXT_SHOWN = 2_000
@@ -56,10 +57,10 @@ def _read(name: str) -> str:
 def _style() -> str:
     rules = [
         f'.chart [{attribute}="{colour}"]{{{attribute}:var(--{name})}}'
-        for name, colour in charts.PALETTE.items()
+        for name, colour in PALETTE.items()
         for attribute in ("fill", "stroke")
     ]
-    return _read("page.css") + _read("layers.css") + "\n".join(rules)
+    return _read("page.css") + _read("layer_diff.css") + "\n".join(rules)
 
 
 def _policy(style: str, script: str) -> str:

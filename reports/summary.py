@@ -191,7 +191,7 @@ def multiple(error: OwnError, bound: float | None) -> str:
     return f"{error / bound:.2g} times its bound {number(bound)}"
 
 
-def layers_lines(layers: LayersResult) -> list[str]:
+def layer_diff_lines(layers: LayersResult) -> list[str]:
     """What is inside in a few sentences: the worst cell, the logits, what was not observed, what failed."""
     lines = []
     for cell in worst_cells(layers, 1):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from assay.harness.files import write_whole
 from assay.harness.judge.report import Report
-from assay.reports.html import to_html
 from assay.reports.json_report import to_json
 from assay.reports.junit import to_junit
 from assay.reports.markdown import to_markdown
+from assay.reports.run_page import to_html
 
 # report.json comes first: it is what the others can be made from again.
 RENDERERS: dict[str, Callable[[Report], str]] = {

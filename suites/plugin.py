@@ -92,7 +92,7 @@ class Assay:
         __tracebackhide__ = True
         _interpret_without_gpu()
         from assay.harness.offline.check import check
-        from assay.reports.op_level import message
+        from assay.reports.check_text import message
 
         result = check(
             kernel,
@@ -132,7 +132,7 @@ class AssayCase:
         __tracebackhide__ = True
         from assay.harness.errors import ExitCode
         from assay.harness.offline.check import check
-        from assay.reports.op_level import message
+        from assay.reports.check_text import message
 
         again = f"assay check {self.kernel} --case {self.case.name}" if isinstance(self.kernel, str) else ""
         result = check(self.kernel, phases=[self.case.condition["phase"]], chosen=[self.case], again=again)
@@ -196,6 +196,6 @@ def _interpret_without_gpu() -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """One line if a kernel was checked."""
     if results := config.stash[_RESULTS]:
-        from assay.reports.op_level import sentence
+        from assay.reports.check_text import sentence
 
         terminalreporter.write_line(f"assay: {sentence(results)}")

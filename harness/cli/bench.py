@@ -66,8 +66,8 @@ def bench(
     from assay.harness.collect.interview import default_folder, prepare
     from assay.harness.judge.bench import judge_bench
     from assay.harness.progress import ProgressDisplay
-    from assay.reports.bench import write_bench
-    from assay.reports.latency import build_latency, render_latency
+    from assay.reports.bench_page import write_bench
+    from assay.reports.latency_terminal import build_latency, render_latency
 
     flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
     flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None}
@@ -104,7 +104,7 @@ def kernel(
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
     from assay.harness.offline.timing import calls_of, time_kernels
-    from assay.reports.kernel_timing import build_timing, render_timing, write_timing
+    from assay.reports.kernel_timing_terminal import build_timing, render_timing, write_timing
 
     loaded = []
     for name, given in (("--candidate", candidate), ("--reference", reference)):

@@ -39,7 +39,7 @@ def check(
     from assay.harness.attention.matrix import HEAD_DIMS
     from assay.harness.offline.check import check as run
     from assay.harness.offline.check import find, matrix
-    from assay.reports.op_level import render
+    from assay.reports.check_text import render
 
     name, loaded = find(kernel)
     phases = phase or declaration(loaded).phases

@@ -78,7 +78,7 @@ def record(
     from assay.harness.collect.interview import prepare
     from assay.harness.collect.record import record_pack
     from assay.harness.progress import ProgressDisplay
-    from assay.reports.replay import render_pack
+    from assay.reports.replay_terminal import render_pack
 
     flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
     spec = _spec(flags | {"suites": "layers"}, config)
@@ -97,7 +97,7 @@ def replay(
     """Run a kernel over recorded calls, with no server and no model, and name what is wrong with it."""
     from assay.harness.attention.call import KernelRefused
     from assay.harness.offline import replay as replaying
-    from assay.reports.replay import render_replay
+    from assay.reports.replay_terminal import render_replay
 
     interpret_without_gpu()
     told = lambda found: console.print(f"First: {found[0].where}: {found[0].diagnosis}", markup=False, soft_wrap=True)  # noqa: E731

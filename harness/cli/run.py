@@ -70,7 +70,7 @@ def measure(spec: RunSpec, out: Path | None, baselines: bool = False) -> tuple[R
     from assay.harness.collect.interview import collect, default_folder, open_folder, prepare
     from assay.harness.judge.build import build
     from assay.harness.progress import ProgressDisplay
-    from assay.reports.terminal import render
+    from assay.reports.run_terminal import render
     from assay.reports.write import write_all
 
     plan, timed = prepare(spec), plan_latency(spec)
@@ -97,7 +97,7 @@ def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> N
     """Read a run's evidence again, and write its reports anew."""
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.build import build
-    from assay.reports.terminal import render
+    from assay.reports.run_terminal import render
     from assay.reports.write import write_all
 
     made = build(RunFolder(folder))

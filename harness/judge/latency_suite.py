@@ -16,7 +16,7 @@ from assay.harness.judge import report
 from assay.harness.judge.bench import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.verdict import Check
-from assay.reports.latency import build_latency
+from assay.reports.latency_terminal import build_latency
 from assay.reports.summary import latency_ratio, worst_ratio
 
 TIMED = "both servers were timed"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from assay.harness.judge.report import Report
-from assay.reports.html import to_html
+from assay.reports.run_page import to_html
 
 
 def _program(*names: str) -> str:

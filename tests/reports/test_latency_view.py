@@ -13,11 +13,11 @@ from rich.console import Console
 
 from assay.harness.judge.report import Report
 from assay.reports.charts import ratio_chart, ratio_ends
-from assay.reports.html import to_html
 from assay.reports.junit import to_junit
 from assay.reports.markdown import to_markdown
+from assay.reports.run_page import to_html
+from assay.reports.run_terminal import render
 from assay.reports.summary import latency_lines, worst_ratio
-from assay.reports.terminal import render
 
 
 def printed(report: Report, width: int | None = None) -> str:

@@ -10,8 +10,8 @@ from rich.console import Console
 from assay.harness.errors import EvidenceError
 from assay.harness.judge.bench import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
-from assay.reports.bench import write_bench
-from assay.reports.latency import build_latency, render_latency
+from assay.reports.bench_page import write_bench
+from assay.reports.latency_terminal import build_latency, render_latency
 from assay.reports.summary import latency_lines
 
 MakeBench = Any

@@ -17,7 +17,7 @@ from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize.diagnose import MUTATION, NO_KNOWN_CAUSE, NONDETERMINISM, STATE
 from assay.harness.offline.check import BROKEN, Result, check, find
-from assay.reports.op_level import message
+from assay.reports.check_text import message
 
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
 TOP_LEFT = fault("causal mask top-left")

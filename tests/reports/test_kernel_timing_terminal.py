@@ -11,7 +11,7 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.judge.latency_result import KernelTimingResult
 from assay.harness.offline.timing import time_kernels
-from assay.reports.kernel_timing import build_timing, render_timing
+from assay.reports.kernel_timing_terminal import build_timing, render_timing
 
 
 def result_of(kernel: Kernel) -> KernelTimingResult:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from assay.harness.judge.report import DepthRow, LayersResult, Report
-from assay.reports.charts import PROFILE_WIDTH, profile_chart
-from assay.reports.html import to_html
+from assay.reports.charts import WIDE, profile_chart
 from assay.reports.junit import to_junit
-from assay.reports.layer_diff import inside_view
+from assay.reports.layer_diff_view import layer_diff_view
 from assay.reports.markdown import to_markdown
-from assay.reports.summary import layer_rows, layers_lines, logits_line, worst_cells
+from assay.reports.run_page import to_html
+from assay.reports.summary import layer_diff_lines, layer_rows, logits_line, worst_cells
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -80,7 +80,7 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
 
 
 def test_the_map_with_the_worst_cell_is_shown_first(inside: ModuleType) -> None:
-    view = inside_view(inside.one_head(8, 8))
+    view = layer_diff_view(inside.one_head(8, 8))
     assert view.worst_heads is not None
     assert view.worst_heads.grid.where == "extend, cached prefix"
     assert [head.says for head in view.heads] == ["within bounds", "2 out of bounds", "within bounds"]
@@ -99,7 +99,7 @@ def test_without_bounds_nothing_is_said_to_be_within_them(report: Report) -> Non
 
 def test_a_candidate_within_bounds_reads_so(inside: ModuleType) -> None:
     sound: LayersResult = inside.sound()
-    [line] = [line for line in layers_lines(sound) if line.startswith("Worst own error")]
+    [line] = [line for line in layer_diff_lines(sound) if line.startswith("Worst own error")]
     assert line.endswith("No layer of 4 is out of bounds.")
     assert "times its bound" in line
 
@@ -108,7 +108,7 @@ def test_a_candidate_within_bounds_reads_so(inside: ModuleType) -> None:
 def test_the_short_block_is_in_every_report(report: Report, render: Any) -> None:
     assert report.layers
     text = re.sub(r"\\(?=[\[\]_])", "", render(report))
-    for line in layers_lines(report.layers):
+    for line in layer_diff_lines(report.layers):
         assert line in text
     assert "Worst own error" not in render(report.model_copy(update={"layers": None}))
 
@@ -140,7 +140,7 @@ def test_the_profile_is_a_static_image_with_its_marks() -> None:
     rows = [_row(0, 0.01, 0.02), _row(1, 0.6, 0.3), _row(2, None, 0.3), _row(3, "not finite", 0.4), _row(4, 0.0, 0.4)]
     root = ET.fromstring(profile_chart(rows))
     assert root.get("aria-label") == "error by layer, 0 to 4: 2 of 5 own errors are out of bounds"
-    assert float(root.get("width", "inf")) == pytest.approx(PROFILE_WIDTH, abs=2)
+    assert float(root.get("width", "inf")) == pytest.approx(WIDE)
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert {"own", "total", "bound of own", "layer"} <= set(texts)
     assert "inherited" not in texts

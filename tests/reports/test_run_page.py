@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.harness.judge.report import DivergenceRow, Report
-from assay.reports import html
+from assay.reports import run_page
 from assay.reports.summary import VERDICTS
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
@@ -64,7 +64,7 @@ def _with_text(report: Report, text: str) -> Report:
 
 
 def test_verdict_is_the_one_main_heading(any_report: Report) -> None:
-    page = Page(html.to_html(any_report))
+    page = Page(run_page.to_html(any_report))
     assert [text.strip() for text in page.texts["h1"]] == [VERDICTS[any_report.verdict].word]
     assert [a for a in page.all("header") if a.get("class") == f"verdict {any_report.verdict}"]
     assert page.unbalanced == []
@@ -72,7 +72,7 @@ def test_verdict_is_the_one_main_heading(any_report: Report) -> None:
 
 
 def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
-    text = re.sub(r"\s+", " ", Page(html.to_html(any_report)).text)
+    text = re.sub(r"\s+", " ", Page(run_page.to_html(any_report)).text)
     wanted: list[str] = [
         any_report.headline,
         *any_report.reasons,
@@ -93,13 +93,13 @@ def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
 
 def test_synthetic_suites_carry_a_badge_and_others_do_not(examples: ModuleType) -> None:
     report = examples.passing()
-    assert html.to_html(report).count("synthetic questions</span>") == len(report.suites)
+    assert run_page.to_html(report).count("synthetic questions</span>") == len(report.suites)
     real = tuple(suite.model_copy(update={"synthetic": False}) for suite in report.suites)
-    assert "synthetic questions</span>" not in html.to_html(report.model_copy(update={"suites": real}))
+    assert "synthetic questions</span>" not in run_page.to_html(report.model_copy(update={"suites": real}))
 
 
 def test_the_page_asks_nobody_for_anything(any_report: Report) -> None:
-    page = html.to_html(any_report)
+    page = run_page.to_html(any_report)
     for _, attributes in Page(page).elements:
         for name in ("src", "href", "action", "data", "poster", "srcset"):
             value = attributes.get(name) or "#"
@@ -109,7 +109,7 @@ def test_the_page_asks_nobody_for_anything(any_report: Report) -> None:
 
 
 def test_policy_admits_this_style_and_this_script_only(examples: ModuleType) -> None:
-    page = html.to_html(examples.hostile())
+    page = run_page.to_html(examples.hostile())
     policy = next(a["content"] for a in Page(page).all("meta") if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert policy.startswith("default-src 'none'; ")
@@ -121,7 +121,7 @@ def test_policy_admits_this_style_and_this_script_only(examples: ModuleType) -> 
 
 
 def test_hostile_text_stays_text(examples: ModuleType) -> None:
-    page = Page(html.to_html(examples.hostile()))
+    page = Page(run_page.to_html(examples.hostile()))
     assert page.unbalanced == []
     assert page.all("img") == []
     assert [a.get("type", "runs") for a in page.all("script")] == ["application/json", "runs"]
@@ -144,24 +144,24 @@ def test_hostile_text_stays_text(examples: ModuleType) -> None:
 )
 def test_any_text_leaves_the_elements_as_they_are(examples: ModuleType, text: str) -> None:
     base = examples.passing()
-    expected = [tag for tag, _ in Page(html.to_html(_with_text(base, "x"))).elements]
-    page = html.to_html(_with_text(base, text))
+    expected = [tag for tag, _ in Page(run_page.to_html(_with_text(base, "x"))).elements]
+    page = run_page.to_html(_with_text(base, text))
     page.encode()
     assert [tag for tag, _ in Page(page).elements] == expected
 
 
 def test_leading_newlines_of_an_answer_are_kept(examples: ModuleType) -> None:
-    page = html.to_html(_with_text(examples.passing(), "\n\nfirst"))
+    page = run_page.to_html(_with_text(examples.passing(), "\n\nfirst"))
     # A parser drops one newline after <pre>; the text's own two must follow it.
     assert '<pre class="model" tabindex="0">\n\n\nfirst</pre>' in page
 
 
 def test_five_thousand_flips_are_capped_and_the_rest_is_named(examples: ModuleType) -> None:
     report = examples.many_flips(5_000)
-    page = html.to_html(report)
+    page = run_page.to_html(report)
     parsed = Page(page)
     shown = [a for a in parsed.all("details") if "data-direction" in a]
-    assert len(shown) == html.FLIPS_SHOWN
+    assert len(shown) == run_page.FLIPS_SHOWN
     assert {a["data-direction"] for a in shown} == {"lost", "gained"}
     assert len({a["data-group"] for a in shown}) == 4
     assert "256 of 5,000" in parsed.text
@@ -171,20 +171,20 @@ def test_five_thousand_flips_are_capped_and_the_rest_is_named(examples: ModuleTy
 
 
 def test_long_answers_are_cut_and_the_page_stays_small(examples: ModuleType) -> None:
-    page = html.to_html(examples.hostile())
+    page = run_page.to_html(examples.hostile())
     assert "characters left out" in page
     assert len(page) < 300_000
 
 
 def test_choose_flips_keeps_order_and_takes_turns(examples: ModuleType) -> None:
     flips = examples.many_flips(1_000).suites[0].flips
-    chosen = html.choose_flips(flips, 50)
+    chosen = run_page.choose_flips(flips, 50)
     assert len(chosen) == 50
     assert [flip.item for flip in chosen] == sorted(flip.item for flip in chosen)
     kinds = [(flip.direction, flip.group) for flip in chosen]
     counts = {kind: kinds.count(kind) for kind in {(flip.direction, flip.group) for flip in flips}}
     assert max(counts.values()) - min(counts.values()) <= 1
-    assert html.choose_flips(flips[:3], 50) == flips[:3]
+    assert run_page.choose_flips(flips[:3], 50) == flips[:3]
 
 
 @pytest.mark.parametrize(
@@ -205,23 +205,23 @@ def test_split_divergence(
         item="i", kind="apart", position=1, gap=None, prompt="", reference_text=reference, candidate_text=candidate,
         candidate_cached_tokens=None,
     )  # fmt: skip
-    view = html.split_divergence(divergence)
+    view = run_page.split_divergence(divergence)
     assert (view.common, view.reference_rest, view.candidate_rest) == (common, reference_rest, candidate_rest)
 
 
 def test_what_was_not_seen_is_not_zero(examples: ModuleType) -> None:
-    page = Page(html.to_html(examples.regression()))
+    page = Page(run_page.to_html(examples.regression()))
     assert "".join(page.texts["td"]).count("not seen") == 2
-    error = html.to_html(examples.error())
+    error = run_page.to_html(examples.error())
     assert "which kernel ran here is not known" in error
 
 
 def test_same_report_same_page(any_report: Report) -> None:
-    assert html.to_html(any_report) == html.to_html(any_report)
+    assert run_page.to_html(any_report) == run_page.to_html(any_report)
 
 
 def test_argument_differences_are_listed(examples: ModuleType) -> None:
     report: Any = examples.passing()
     environment = report.environment.model_copy(update={"argument_differences": {"page_size": ("1", "64")}})
-    page = html.to_html(report.model_copy(update={"environment": environment}))
+    page = run_page.to_html(report.model_copy(update={"environment": environment}))
     assert "<code>page_size</code></th><td><code>1</code></td><td><code>64</code>" in page

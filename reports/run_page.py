@@ -13,7 +13,7 @@ from assay.harness.judge.report import ConditionRow, DivergenceRow, Flip, Metric
 from assay.harness.text import clip, visible
 from assay.reports import charts, summary
 from assay.reports.latency_view import latency_view
-from assay.reports.layer_diff import inside_view
+from assay.reports.layer_diff_view import layer_diff_view
 from assay.reports.page import TEXT_SHOWN, to_page
 
 FLIPS_SHOWN = 256
@@ -60,10 +60,10 @@ def to_html(report: Report) -> str:
     return to_page(
         "report.html.jinja",
         report.verdict,
-        ("page.js", "layers.js"),
+        ("page.js", "layer_diff.js"),
         report=report,
         mark=summary.VERDICTS[report.verdict],
-        inside=inside_view(report.layers) if report.layers else None,
+        inside=layer_diff_view(report.layers) if report.layers else None,
         latency=latency_view(report.latency) if report.latency else None,
         suites=[_suite_view(suite, i) for i, suite in enumerate(report.suites, start=1)],
         roles=(("reference", report.reference), ("candidate", report.candidate)),

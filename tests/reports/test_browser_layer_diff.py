@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from assay.harness.judge.report import ErrorGrid, LayersResult, Report
-from assay.reports.html import to_html
+from assay.reports.run_page import to_html
 
 pytestmark = pytest.mark.browser
 

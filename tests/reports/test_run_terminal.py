@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from assay.harness.judge.report import Report
+from assay.reports.run_terminal import MOST_LAYERS, render
 from assay.reports.summary import suite_line
-from assay.reports.terminal import MOST_LAYERS, render
 
 
 def _printed(report: Report, terminal: bool, width: int = 80, encoding: str = "utf-8") -> str:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from assay.harness.judge.report import ErrorGrid, LayersResult, LogitsRow, WorstCall, excess, out_of_bounds
 from assay.harness.text import one_line
 from assay.reports import charts
-from assay.reports.summary import WorstCell, layers_lines, worst_cells
+from assay.reports.summary import WorstCell, layer_diff_lines, worst_cells
 
 CELLS_SHOWN = CALLS_SHOWN = 10
 
@@ -27,7 +27,7 @@ class GridView:
 
 
 @dataclass(frozen=True)
-class InsideView:
+class LayerDiffView:
     """What is inside, with everything that the template would otherwise have to compute.
 
     Attributes:
@@ -55,18 +55,18 @@ class InsideView:
     judged: bool
 
 
-def inside_view(layers: LayersResult) -> InsideView:
+def layer_diff_view(layers: LayersResult) -> LayerDiffView:
     """The view of what is inside."""
     views = [GridView(number, grid, _says(grid)) for number, grid in enumerate(layers.grids)]
     heads = tuple(view for view in views if view.grid.columns == "head")
-    return InsideView(
+    return LayerDiffView(
         layers=layers,
         heads=heads,
         worst_heads=max(heads, key=lambda view: _worst(view.grid), default=None),
         others=tuple(view for view in views if view.grid.columns != "head"),
         data=htmlsafe_json_dumps([_payload(grid) for grid in layers.grids], separators=(",", ":")),
         profile=Markup(charts.profile_chart(layers.depth)),
-        lines=tuple(layers_lines(layers)),
+        lines=tuple(layer_diff_lines(layers)),
         cells=tuple(worst_cells(layers, CELLS_SHOWN)),
         calls=layers.worst[:CALLS_SHOWN],
         judged=any(row.bound is not None for row in layers.depth),

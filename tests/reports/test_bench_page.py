@@ -11,7 +11,7 @@ import pytest
 from assay.harness.errors import EvidenceError
 from assay.harness.judge.calls import CallSummary
 from assay.harness.verdict import Verdict
-from assay.reports.bench import to_html, write_bench
+from assay.reports.bench_page import to_html, write_bench
 
 COMPILED = CallSummary(
     phase="decode", kernel="triton", backend="triton", calls=1_912, calls_with_cached_prefix=1_912, calls_in_graphs=1_624,

@@ -16,8 +16,8 @@ from assay.reports.summary import (
     VERDICTS,
     SuiteLine,
     latency_lines,
+    layer_diff_lines,
     layer_rows,
-    layers_lines,
     own_error,
     suite_line,
     unmet,
@@ -72,7 +72,7 @@ def render(report: Report, console: Console) -> None:
             page.command(finding.reproduce, indent=6)
     if report.layers:
         page.heading("Inside: layers")
-        for line in layers_lines(report.layers):
+        for line in layer_diff_lines(report.layers):
             page.line(f"- {one_line(line, 400)}", indent=2)
         _layers(page, report.layers)
     if report.latency:

@@ -10,7 +10,7 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode
 from assay.harness.offline.check import Result, check
-from assay.reports.op_level import MOST_REFUSALS, headline, message, not_covered, render, sentence
+from assay.reports.check_text import MOST_REFUSALS, headline, message, not_covered, render, sentence
 
 TOP_LEFT = fault("causal mask top-left")
 

@@ -12,7 +12,7 @@ from assay.harness.files import write_whole
 from assay.harness.judge.latency_result import KernelTimingResult, ShapeRow
 from assay.harness.offline.timing import KernelTiming, ShapeTiming
 from assay.harness.text import one_line
-from assay.reports.latency import print_rows
+from assay.reports.latency_terminal import print_rows
 
 _CODES = {"pass": ExitCode.PASS, "regression": ExitCode.REGRESSION}
 

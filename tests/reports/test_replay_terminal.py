@@ -8,7 +8,7 @@ from rich.console import Console
 from assay.harness.errors import ExitCode
 from assay.harness.offline.replay import ReplayResult
 from assay.harness.verdict import Finding, Severity
-from assay.reports.replay import render_replay
+from assay.reports.replay_terminal import render_replay
 
 
 def finding(severity: Severity) -> Finding:
