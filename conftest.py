@@ -16,17 +16,10 @@ from rich.console import Console
 
 from assay.harness.bench.plan import BenchPlan
 from assay.harness.bench.suite import plan_latency, time_servers
-from assay.harness.collect.interview import (
-    Plan,
-    asked_roles,
-    collect,
-    default_folder,
-    make_engine,
-    open_folder,
-    prepare,
-    recorded,
-    running,
-)
+from assay.harness.collect.collect import collect
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.run_folder import asked_roles, default_folder, open_folder, recorded
+from assay.harness.collect.servers import make_run_engine, running
 from assay.harness.config import FLAGS, RunSpec, make_spec
 from assay.harness.engines.base import Engine
 from assay.harness.errors import UsageError
@@ -93,7 +86,7 @@ def servers(
     """
     with ProgressDisplay(Console(stderr=True)) as display:
         time_servers(bench_plan, run_folder, display)
-    engines = [make_engine(plan, run_folder, role) for role in asked_roles(plan, run_folder)]
+    engines = [make_run_engine(plan, run_folder, role) for role in asked_roles(plan, run_folder)]
     keep = ExitStack()
     if not run_folder.progress().failure:
         with recorded(run_folder), ExitStack() as started:

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from assay.harness.collect.interview import core_of
+from assay.harness.collect.servers import core_of
 from assay.harness.config import Device
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
@@ -102,7 +102,7 @@ def shadow_cost(
         one = server(device, model, folder / f"shadow{number}", flags, True, {SHADOW: candidate})
 
         def prefill(tokens: int, watch: bool, one: SGLangServer = one, rng: random.Random = rng) -> float:
-            set_control(one.launch.evidence, Control(watch=watch))
+            set_control(one.launch.evidence, Control(shadow=watch))
             return seconds(one, tokens, 1, rng)
 
         with one:

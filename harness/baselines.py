@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from assay.harness.collect import layer_suite
+from assay.harness.collect import layer_diff
 from assay.harness.compare.answers import flips, pair, tally
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
@@ -20,7 +20,7 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Manifest
 from assay.harness.evidence.records import ROLES, Role
-from assay.harness.evidence.shadow_sums import ShadowSums
+from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.schema import Record
 from assay.harness.stats.decision import Decision, decide_accuracy
 from assay.harness.verdict import Check, Verdict
@@ -165,7 +165,7 @@ def _check_candidates(candidate: str, status: Status, root: str) -> Check:
     )
 
 
-def own_errors(cells: ShadowSums) -> dict[str, float]:
+def own_errors(cells: ShadowErrors) -> dict[str, float]:
     """Own error (relative L1) by layer and condition, over all heads; what was not observed is not there."""
     table = cells.table(by=("layer", "phase", "prefix"))
     layers, phases, prefixes = table.axes.values()
@@ -180,7 +180,7 @@ def own_errors(cells: ShadowSums) -> dict[str, float]:
 
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
     """Own errors that a run measured of its candidate; none of its reference, or where nothing was shadowed."""
-    cells = layer_suite.observed(folder) if role == "candidate" else None
+    cells = layer_diff.observed(folder) if role == "candidate" else None
     return own_errors(cells) if cells else {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.collect.interview import Plan
+from assay.harness.collect.plan import Plan
 from assay.harness.judge.report import Report
 from assay.suites import claims
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.harness.collect.interview import Plan
+from assay.harness.collect.plan import Plan
 from assay.harness.judge.report import Report
 from assay.suites import claims
 

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from assay.harness.cli import app
-from assay.harness.collect.interview import GATE_FLAGS
+from assay.harness.collect.run_folder import GATE_FLAGS
 from assay.harness.config import FLAGS
 from assay.harness.evidence.baseline import FILE
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from assay.harness.attention.call import Kernel, KernelRefused
-from assay.harness.attention.published import is_path, published
+from assay.harness.attention.published import is_path as is_path
+from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
 
 

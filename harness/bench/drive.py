@@ -10,11 +10,9 @@ from assay.evals.loads import prefix, prompts
 from assay.harness.bench.evidence import BenchFolder, blocks_in
 from assay.harness.bench.lengths import ask_lengths
 from assay.harness.bench.plan import BenchPlan, Turn, turns
-from assay.harness.collect.interview import core_of, make_engine, running
+from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.compare.blocks import first_warm, side_by_side
-from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import Engine
-from assay.harness.engines.sglang import SGLangServer
 from assay.harness.engines.stream import Streamer, StreamReply
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.timings import Timing
@@ -28,13 +26,18 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
     On the CPU both compute on the same core, since only one is loaded at a time: two cores are rarely equally fast.
     """
     run = replace(plan.run, spec=plan.run.spec.model_copy(update={"engine_arg": plan.engine_args}))
-    engines: dict[Role, Engine] = {role: make_engine(run, folder.servers, role) for role in ROLES}
-    for role, engine in engines.items():
-        if isinstance(engine, SGLangServer):
-            own = Backend.parse(run.spec.reference).is_kernel or Backend.parse(run.spec.candidate).is_kernel
-            launch = replace(engine.launch, cpu_core=core_of(run.spec.device), eager=plan.eager, prefill_graphs=not own)
-            engines[role] = SGLangServer(launch)
-    return engines
+    return {
+        role: make_engine(
+            run,
+            role,
+            folder.servers.server_folder(role),
+            folder.servers.log(role),
+            cpu_core=core_of(run.spec.device),
+            eager=plan.eager,
+            prefill_graphs=not run.has_kernel,
+        )
+        for role in ROLES
+    }
 
 
 def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay, command: str) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from assay.evals.loads import Shape
 from assay.harness.bench.plan import BenchPlan, BenchPolicy
-from assay.harness.collect.interview import manifest_of
+from assay.harness.collect.servers import manifest_of
 from assay.harness.compare.blocks import Block, blocks_of
 from assay.harness.engines.base import Engine
 from assay.harness.errors import EvidenceError, UsageError

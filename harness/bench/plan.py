@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from assay.evals.loads import CHUNK, Shape, check_fit, shapes_of
 from assay.harness.bench.lengths import PROMPTS
-from assay.harness.collect.interview import Plan, together
+from assay.harness.collect.plan import Plan
+from assay.harness.collect.servers import together
 from assay.harness.compare.blocks import Cell
 from assay.harness.config import RunSpec
-from assay.harness.engines.backend import Backend
 from assay.harness.errors import UsageError
 from assay.harness.evidence.records import Role
 
@@ -123,9 +123,7 @@ def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) 
             "both at once: blocks of one are timed between blocks of the other, against drift",
             "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=...",
         )
-    roles = (Backend.parse(spec.reference), Backend.parse(spec.candidate))
-    own = {phase for backend in roles if backend.is_kernel for phase in backend.phases}
-    eager = "decode" in own if cuda_graphs is None else not cuda_graphs
+    eager = run.has_decode_kernel if cuda_graphs is None else not cuda_graphs
     return BenchPlan(run, policy, shapes, vocabulary, eager)
 
 

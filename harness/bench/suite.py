@@ -12,7 +12,8 @@ import shutil
 from assay.harness.bench.drive import bench
 from assay.harness.bench.evidence import BenchFolder
 from assay.harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec
-from assay.harness.collect.interview import given_flags, prepare, recorded
+from assay.harness.collect.plan import prepare
+from assay.harness.collect.run_folder import given_flags, recorded
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.progress import ProgressDisplay

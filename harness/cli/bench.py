@@ -63,7 +63,8 @@ def bench(
     from assay.harness.bench import drive
     from assay.harness.bench.evidence import BenchFolder
     from assay.harness.bench.plan import make_policy, plan_bench, timed_spec
-    from assay.harness.collect.interview import default_folder, prepare
+    from assay.harness.collect.plan import prepare
+    from assay.harness.collect.run_folder import default_folder
     from assay.harness.judge.bench import judge_bench
     from assay.harness.progress import ProgressDisplay
     from assay.reports.bench_page import write_bench

@@ -37,7 +37,8 @@ def layers(
 ) -> None:
     """Find the layers that must run the reference for the task to be right again, in one running server."""
     from assay.harness.bisect.layer_probes import bisect_layers
-    from assay.harness.collect.interview import core_of, default_folder, prepare
+    from assay.harness.collect.plan import prepare
+    from assay.harness.collect.run_folder import default_folder
     from assay.harness.engines.backend import Backend
     from assay.harness.progress import ProgressDisplay
     from assay.reports.bisect_layers import render_layers
@@ -54,7 +55,7 @@ def layers(
     plan = prepare(spec)
     folder = out or default_folder(spec)
     with ProgressDisplay(console) as display:
-        result = bisect_layers(spec, plan.model, plan.of("mmlu"), by, folder, core_of(spec.device), display)
+        result = bisect_layers(plan, by, folder, display)
     render_layers(result, console)
     console.print(f"Details: {folder / 'bisect.json'}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(result.exit_code)

@@ -75,7 +75,7 @@ def record(
     config: Annotated[Path | None, _CONFIG] = None,
 ) -> None:
     """Record a replay pack: q, k, v and the reference's output of chosen calls, to run kernels on without a server."""
-    from assay.harness.collect.interview import prepare
+    from assay.harness.collect.plan import prepare
     from assay.harness.collect.record import record_pack
     from assay.harness.progress import ProgressDisplay
     from assay.reports.replay_terminal import render_pack

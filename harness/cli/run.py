@@ -67,7 +67,9 @@ def measure(spec: RunSpec, out: Path | None, baselines: bool = False) -> tuple[R
     """
     from assay.harness.baselines import attach
     from assay.harness.bench.suite import plan_latency, time_servers
-    from assay.harness.collect.interview import collect, default_folder, open_folder, prepare
+    from assay.harness.collect.collect import collect
+    from assay.harness.collect.plan import prepare
+    from assay.harness.collect.run_folder import default_folder, open_folder
     from assay.harness.judge.build import build
     from assay.harness.progress import ProgressDisplay
     from assay.reports.run_terminal import render

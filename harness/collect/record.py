@@ -1,4 +1,4 @@
-"""Recording a replay pack on its own: one reference server, a short workload, and no verdict."""
+"""Recording a replay pack on its own: one reference server, a short workload, no verdict."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from assay.harness.collect import layer_suite
-from assay.harness.collect.interview import Plan, make_engine, running
+from assay.harness.collect import layer_diff
+from assay.harness.collect.plan import Plan
+from assay.harness.collect.servers import make_run_engine, running
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.pack import PackManifest, read_manifest
@@ -18,29 +19,28 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
     """Record calls of a short workload.
 
     Args:
-        plan: the checked run, with the suite layers; its candidate chooses the worst calls.
+        plan: the checked run, with the suite layers; calls on which its candidate is worst are kept too.
         pack: a new folder.
         display: shows the progress.
 
     Returns:
-        What the pack holds.
+        The manifest of the pack.
 
     Raises:
-        UsageError: `pack` holds something.
-        EngineError: the server failed; its log's last lines are in the message.
+        UsageError: `pack` is not empty.
+        EngineError: the server failed; the message ends with its log.
         EvidenceError: nothing could be recorded.
     """
     if pack.exists() and (not pack.is_dir() or any(pack.iterdir())):
         raise UsageError(f"{pack} is not empty.", "a new folder for the pack", "name another one")
     with tempfile.TemporaryDirectory(prefix="assay-record-") as made:
         folder = RunFolder(Path(made))
-        server = make_engine(plan, folder, "reference")
+        server = make_run_engine(plan, folder, "reference")
         display.say(f"Starting {server.backend}.")
         with running([server], plan.spec.device):
             display.say("Asking a short workload.")
-            place = folder.server_folder("reference")
-            layer_suite.shadow(server, place, [item.prompt for item in plan.of("layers")], plan.spec)
-        recorded = layer_suite.pack_of(folder)
+            layer_diff.shadow(server, folder.server_folder("reference"), plan)
+        recorded = layer_diff.pack_of(folder)
         if recorded is None:
             raise EvidenceError(
                 "No call was recorded.", "at least one call that a kernel can compute", "see assay diff"

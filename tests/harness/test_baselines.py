@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from assay.harness.baselines import (
     own_errors,
     status_of,
 )
-from assay.harness.collect.interview import Plan, asked_roles, open_folder, prepare
-from assay.harness.collect.layer_suite import turned
+from assay.harness.collect.layer_diff import turned
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.run_folder import asked_roles, open_folder
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, write_baseline
@@ -29,7 +31,7 @@ from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role
-from assay.harness.evidence.shadow_sums import Legend, ShadowSums, condition_numbers
+from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
 from assay.harness.judge.build import build
 from assay.harness.server.reduction import LayerSums
 from assay.harness.stats.decision import decide_accuracy
@@ -237,7 +239,7 @@ def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan
 
 def test_logits_that_were_asked_for_and_not_scored_are_said(plan: Plan, tmp_path: Path) -> None:
     asked = plan.spec.model_copy(update={"suites": ("mmlu", "logits"), "require": ("logits",)})
-    report = build(run_of(Plan(asked, plan.model, plan.items), tmp_path / "run"))
+    report = build(run_of(replace(plan, spec=asked), tmp_path / "run"))
     status = {check.id: check.status for check in report.checks}
     assert status["logits-compared"] == "not checked"
     assert status["required-logits"] == "missing"
@@ -248,10 +250,10 @@ def test_an_output_that_is_not_finite_is_the_candidates_in_its_own_server_too() 
     served[1] = float("nan")
     sums = LayerSums(heads=1, device=torch.device("cpu"))
     sums.measure(shadow, served, torch.from_numpy(condition_numbers("extend", [1, 1], [0, 16])))
-    legend = Legend(reference="mine", candidate="torch_native", phases=("extend", "decode"))
-    seen = turned(ShadowSums(*sums.cells(layer=0, first_head=0), (legend,)), ("extend",))
+    header = ShadowHeader(reference="mine", candidate="torch_native", phases=("extend", "decode"))
+    seen = turned(ShadowErrors(*sums.cells(layer=0, first_head=0), (header,)), ("extend",))
     errors = own_errors(seen)
     assert errors["layer 0, extend, cached prefix 0"] == 0
     assert errors["layer 0, extend, cached prefix >= 16"] == float("inf")
-    assert (seen.legends[0].reference, seen.legends[0].candidate) == ("torch_native", "mine")
-    assert own_errors(turned(ShadowSums(*sums.cells(0, 0), (legend,)), ("decode",))) == {}
+    assert (seen.headers[0].reference, seen.headers[0].candidate) == ("torch_native", "mine")
+    assert own_errors(turned(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}

@@ -94,7 +94,7 @@ def test_a_bug_is_no_regression(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("assay.harness.collect.interview.prepare", broken)
+    monkeypatch.setattr("assay.harness.collect.plan.prepare", broken)
     assert call(monkeypatch, "run") == 3
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from assay.harness.bench import drive
 from assay.harness.bench.evidence import BenchFolder
 from assay.harness.bench.plan import Turn, make_policy, plan_bench, timed_spec
-from assay.harness.collect.interview import prepare
+from assay.harness.collect.plan import prepare
 from assay.harness.config import make_spec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import ROLES

@@ -14,7 +14,8 @@ from assay.harness.bench import suite
 from assay.harness.bench.evidence import TIMINGS, BenchFolder
 from assay.harness.bench.plan import BenchPlan
 from assay.harness.bench.suite import bench_folder, plan_latency, time_servers
-from assay.harness.collect.interview import open_folder, prepare
+from assay.harness.collect.plan import prepare
+from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import make_spec
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.folder import RunFolder

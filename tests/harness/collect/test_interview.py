@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.collect.interview import Plan, collect, default_folder, open_folder, prepare
+from assay.harness.collect.collect import collect
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.run_folder import default_folder, open_folder
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EngineError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from assay.harness.collect.interview import prepare
+from assay.harness.collect.plan import prepare
 from assay.harness.collect.record import record_pack
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from assay.harness.collect.interview import Plan, open_folder, prepare
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder

@@ -12,7 +12,8 @@ import pytest
 
 from assay.harness.bench.evidence import COUNTERS, TIMINGS
 from assay.harness.bench.suite import bench_folder
-from assay.harness.collect.interview import open_folder, prepare
+from assay.harness.collect.plan import prepare
+from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import make_spec
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder

@@ -1,8 +1,9 @@
-"""The layer suite: one server with the other role's backend beside it, which is looked into while it answers a short workload.
+"""The layer diff: the other role's backend runs inside one server while it answers a short workload.
 
-First the candidate runs in the shadow: its own error on the reference's q, k and v, and a replay pack of the calls. What the first
-two questions came to is examined at once, so that a bug has a name within seconds. Then it runs free: a few prompts are traced as
-they are, and once more with the candidate in every layer. After the servers have stopped, all recorded calls are examined.
+First as a shadow: the candidate computes the same calls beside the serving backend, its own error is measured on the reference's
+q, k and v, and a replay pack of the calls is recorded. The first two questions are examined at once, so that a bug has a name
+within seconds. Then free-running: a few prompts are traced as they are, and once more with the candidate in every layer. After
+the servers have stopped, all recorded calls are examined.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from pathlib import Path
 import numpy as np
 
 from assay.evals.questions import PROMPT_HEADER
+from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.conditions import PHASES
-from assay.harness.config import RunSpec
 from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.counters import read_counters
+from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import hash_model
 from assay.harness.evidence.records import ROLES, Role
-from assay.harness.evidence.shadow_sums import DIMENSIONS, SUMS, ShadowSums, read_shadow_sums
-from assay.harness.evidence.shadow_sums import FOLDER as SHADOW_FOLDER
+from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, read_shadow_errors
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import BUDGET_BYTES
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
 from assay.harness.files import write_whole
@@ -38,14 +40,12 @@ from assay.harness.schema import Record
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.sglang_plugin import MODEL_HASH, RECORD, SHADOW, TRACE
 from assay.harness.server.shadow import PACK_FOLDER
-from assay.harness.server.write_request import bring_up_to_date
+from assay.harness.server.write_request import write_now
 
-COLD, WARM = 4, 12
-"""Questions of the short workload: with an empty cache, one by one, and with the shared header cached."""
 TRACED_COLD, TRACED_WARM = 2, 4
-"""Of these, prompts whose layer outputs are traced."""
+"""Prompts whose layer outputs are traced, of the cold and of the warm ones."""
 _EARLY_TOKENS = 2
-"""Tokens of an answer to the first questions: one pass of each phase."""
+"""Token limit of the first two answers: one pass of each phase."""
 _DONE = "looked.json"
 
 
@@ -68,26 +68,18 @@ class Looked(Record):
     named_s: float | None = None
 
 
-def wanted(spec: RunSpec) -> bool:
-    """Whether a run has a layer suite, and can: a server that assay did not start cannot be looked into."""
-    return "layers" in spec.suites and not (Backend.parse(spec.reference).is_url or Backend.parse(spec.candidate).is_url)
-
-
-def settings(spec: RunSpec, model: Path, role: Role, looked_into: bool) -> dict[str, str]:
-    """Environment of a role's server in a layer suite.
+def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
+    """Environment variables of a role's server in a layer diff.
 
     Args:
-        spec: of the run.
-        model: folder of the model.
-        role: of the server.
-        looked_into: whether the other role's backend stands beside it and its calls are recorded; if not, it is only traced.
+        plan: a run with a layer diff.
+        role: the server's role.
+        shadowed: whether the other role's backend runs in it as a shadow and calls are recorded; otherwise it is only traced.
     """
-    if not wanted(spec):
-        return {}
-    if not looked_into:
+    if not shadowed:
         return {TRACE: str(BUDGET_BYTES)}
-    beside = spec.candidate if role == "reference" else spec.reference
-    return {SHADOW: beside, RECORD: str(spec.budget_mb * 2**20), MODEL_HASH: hash_model(model)}
+    shadow = plan.candidate if role == "reference" else plan.reference
+    return {SHADOW: shadow.name, RECORD: str(plan.spec.budget_mb * 2**20), MODEL_HASH: hash_model(plan.model)}
 
 
 def pack_of(folder: RunFolder) -> Path | None:
@@ -102,7 +94,7 @@ def looked(folder: RunFolder, role: Role) -> Looked | None:
     return Looked.model_validate_json(path.read_text()) if path.exists() else None
 
 
-def observed(folder: RunFolder) -> ShadowSums | None:
+def observed(folder: RunFolder) -> ShadowErrors | None:
     """What the shadow observed in a run, the roles as they are meant; None where nobody looked.
 
     Raises:
@@ -111,13 +103,13 @@ def observed(folder: RunFolder) -> ShadowSums | None:
     for role in ROLES:
         place = folder.server_folder(role)
         if any((place / SHADOW_FOLDER).glob("*.safetensors")):
-            cells = read_shadow_sums(place)
+            cells = read_shadow_errors(place)
             servers = {server.role: server for server in folder.progress().servers}
             return cells if role == "reference" else turned(cells, servers["candidate"].claimed_phases)
     return None
 
 
-def turned(cells: ShadowSums, claimed: Sequence[str]) -> ShadowSums:
+def turned(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowErrors:
     """What was observed in the candidate's server, where the reference stood in the shadow: with the roles as they are meant, and
     in the phases that the candidate computes itself.
 
@@ -128,21 +120,20 @@ def turned(cells: ShadowSums, claimed: Sequence[str]) -> ShadowSums:
     swapped = {"candidate_squared": "reference_squared", "nonfinite": "undefined"}
     swapped |= {other: name for name, other in swapped.items()}
     sums = cells.sums[own][:, [SUMS.index(swapped.get(name, name)) for name in SUMS]]
-    legends = (
+    headers = (
         one.model_copy(update={"reference": one.candidate, "candidate": one.reference, "phases": tuple(claimed)})
-        for one in cells.legends
+        for one in cells.headers
     )
-    return replace(cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], legends=tuple(legends))
+    return replace(cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], headers=tuple(headers))
 
 
-def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpec, display: ProgressDisplay) -> None:
-    """Look into a running server: shadow and record, then trace it as it is and with the other backend in every layer.
+def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: ProgressDisplay) -> None:
+    """Shadow and record in a running server, then trace it as it is and with the other backend in every layer.
 
     Args:
-        engine: the server, launched with `settings`.
+        engine: the server, launched with `environment`.
         folder: the run's.
-        prompts: `COLD` + `WARM` questions.
-        spec: of the run.
+        plan: a run with a layer diff.
         display: shows the progress.
 
     Raises:
@@ -151,28 +142,29 @@ def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpe
     """
     begun = time.monotonic()
     place = folder.server_folder(engine.role)
+    prompts = prompts_of(plan)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
-    display.say(f"Looking inside the {engine.role}: {len(prompts)} questions in the shadow.")
+    display.say(f"Layer diff in the {engine.role}'s server: {len(prompts)} questions in the shadow.")
     named_s: float | None = None
 
     def name() -> None:
         nonlocal named_s
         pack = place / PACK_FOLDER
-        again = reproduced_by(pack, spec.candidate)
+        again = replay_command(pack, plan.candidate)
         try:
-            findings = name_recorded(pack, Backend.parse(spec.candidate), again, served=engine.role == "candidate")
-        except UsageError:  # the candidate computed nothing: the examination at the end says so, with all that was seen
+            findings = name_recorded(pack, plan.candidate, again, served=engine.role == "candidate")
+        except UsageError:  # the candidate computed nothing: the final examination says so, with everything that was seen
             return
         if findings:
             named_s = time.monotonic() - begun
         for finding in findings:
             display.say(f"After {named_s:.1f} s: {finding.where}: {finding.diagnosis}.")
 
-    shadow(engine, place, prompts, spec, name)
+    shadow(engine, place, plan, name)
     layers = layers_seen(place)
     labels = trace(engine, place, engine.role, prompts, Control())
-    beside: Role = "candidate" if engine.role == "reference" else "reference"
-    trace(engine, place, beside, prompts, Control(substitute=layers))
+    other: Role = "candidate" if engine.role == "reference" else "reference"
+    trace(engine, place, other, prompts, Control(substitute=layers))
     set_control(place, Control())
     done = Looked(
         traced=labels, substituted=True, layers=len(layers), seconds=time.monotonic() - begun, named_s=named_s
@@ -180,49 +172,8 @@ def look(engine: Engine, folder: RunFolder, prompts: Sequence[str], spec: RunSpe
     write_whole(place / _DONE, done.model_dump_json(indent=1))
 
 
-def reproduced_by(pack: Path, candidate: str) -> str:
-    """The command that examines a pack again."""
-    return shlex.join(["assay", "replay", str(pack), "--candidate", candidate])
-
-
-def shadow(
-    engine: Engine, place: Path, prompts: Sequence[str], spec: RunSpec, early: Callable[[], None] | None = None
-) -> None:
-    """Ask a short workload with the other backend in the shadow, and have its errors and the calls written.
-
-    Args:
-        engine: the server, launched with `settings`.
-        place: its folder.
-        prompts: `COLD` + `WARM` questions.
-        spec: of the run.
-        early: is called once what a question without and one with a cached prefix came to is written; the others follow.
-
-    Raises:
-        EngineError: the server failed.
-        EvidenceError: it wrote nothing, or the folder cannot be written.
-    """
-    for left in (SHADOW_FOLDER, PACK_FOLDER):  # by a server that was killed while it was looked into
-        shutil.rmtree(place / left, ignore_errors=True)
-    set_control(place, Control(watch=True))
-    cold, warm = prompts[:COLD], prompts[COLD:]
-    if early:
-        first, cold, question, warm = cold[0], cold[1:], warm[0], warm[1:]
-        engine.flush_cache()
-        send(engine, [first], _EARLY_TOKENS, 1)  # leaves the header in the cache
-        bring_up_to_date(place, lambda: send(engine, [question], _EARLY_TOKENS, 1))
-        early()
-    for prompt in cold:
-        engine.flush_cache()
-        send(engine, [prompt], spec.token_limit, 1)
-    engine.flush_cache()
-    send(engine, [PROMPT_HEADER], 1, 1)
-    send(engine, warm, spec.token_limit, spec.concurrency)
-    bring_up_to_date(place, lambda: send(engine, [PROMPT_HEADER], 1, 1))
-    set_control(place, Control())
-
-
-def follow(engine: Engine, folder: RunFolder, prompts: Sequence[str]) -> None:
-    """Trace the prompts that `look` traces in a server that is not looked into: the candidate as it runs free.
+def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
+    """Trace the prompts of `compare_layers` in a server without a shadow: the candidate as it runs on its own.
 
     Raises:
         EngineError: the server failed.
@@ -231,15 +182,59 @@ def follow(engine: Engine, folder: RunFolder, prompts: Sequence[str]) -> None:
     begun = time.monotonic()
     place = folder.server_folder(engine.role)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
-    labels = trace(engine, place, engine.role, prompts, Control())
+    labels = trace(engine, place, engine.role, prompts_of(plan), Control())
     set_control(place, Control())
     done = Looked(traced=labels, substituted=False, layers=len(layers_seen(place)), seconds=time.monotonic() - begun)
     write_whole(place / _DONE, done.model_dump_json(indent=1))
 
 
+def prompts_of(plan: Plan) -> list[str]:
+    """The short workload: `COLD_QUESTIONS`, then `WARM_QUESTIONS`."""
+    return [item.prompt for item in plan.of("layers")]
+
+
+def replay_command(pack: Path, candidate: Backend) -> str:
+    """The command that examines a pack again."""
+    return shlex.join(["assay", "replay", str(pack), "--candidate", candidate.name])
+
+
+def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | None = None) -> None:
+    """Ask the short workload with the other backend in the shadow, and have its errors and the calls written.
+
+    Args:
+        engine: the server, launched with `environment`.
+        place: its folder.
+        plan: a run with a layer diff.
+        early: called once one question without and one with a cached prefix are written; the other questions follow.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it wrote nothing, or the folder cannot be written.
+    """
+    for left in (SHADOW_FOLDER, PACK_FOLDER):  # by a server that was killed in the middle of a layer diff
+        shutil.rmtree(place / left, ignore_errors=True)
+    set_control(place, Control(shadow=True))
+    spec, prompts = plan.spec, prompts_of(plan)
+    cold, warm = prompts[:COLD_QUESTIONS], prompts[COLD_QUESTIONS:]
+    if early:
+        first, cold, question, warm = cold[0], cold[1:], warm[0], warm[1:]
+        engine.flush_cache()
+        send(engine, [first], _EARLY_TOKENS, 1)  # leaves the header in the cache
+        write_now(place, lambda: send(engine, [question], _EARLY_TOKENS, 1))
+        early()
+    for prompt in cold:
+        engine.flush_cache()
+        send(engine, [prompt], spec.token_limit, 1)
+    engine.flush_cache()
+    send(engine, [PROMPT_HEADER], 1, 1)
+    send(engine, warm, spec.token_limit, spec.concurrency)
+    write_now(place, lambda: send(engine, [PROMPT_HEADER], 1, 1))
+    set_control(place, Control())
+
+
 @contextmanager
 def substituted_everywhere(place: Path) -> Iterator[None]:
-    """Have a server that is looked into run the other role's backend in every layer for a while."""
+    """Have a server with a shadow serve the other role's backend in every layer for a while."""
     set_control(place, Control(substitute=layers_seen(place)))
     try:
         yield
@@ -255,24 +250,22 @@ def layers_seen(place: Path) -> tuple[int, ...]:
     """
     layers = tuple(sorted({layer for count in read_counters(place / "counters") for layer in count.calls_by_layer}))
     if not layers:
-        raise EvidenceError(
-            f"{place} has counted no attention call.", "a server with assay's plugin", "see the server's log"
-        )
+        raise EvidenceError(f"{place} counted no attention call.", "a server with assay's plugin", "see the server's log")
     return layers
 
 
 def trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], control: Control) -> tuple[str, ...]:
-    """Trace some of the prompts, alone: the first ones with an empty cache, the others with the shared header cached.
+    """Trace some of the prompts, one at a time: the first with an empty cache, the others with the shared header cached.
 
     Args:
         engine: the server.
         place: its folder.
-        role: what the labels begin with.
+        role: the role that the labels begin with.
         prompts: the questions.
-        control: what else holds meanwhile.
+        control: what else applies meanwhile.
 
     Returns:
-        The labels without the role, such as "0".
+        The labels without the role: "0", "1", ...
     """
     chosen = [*prompts[:TRACED_COLD], *prompts[-TRACED_WARM:]]
     for number, prompt in enumerate(chosen):
@@ -287,7 +280,7 @@ def trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], contro
 
 
 def send(engine: Engine, prompts: Sequence[str], max_tokens: int, concurrency: int) -> None:
-    """Ask, and drop the answers: what is looked at is below them."""
+    """Ask, and drop the answers: the layer diff measures what is below them."""
 
     def drop(index: int, reply: Reply) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The layer suite's order of work, with a server that only takes notes; real ones are in test_end_to_end.py."""
+"""The order of work of a layer diff, on a server that only takes notes. Real servers: tests/test_end_to_end.py."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import pytest
 from rich.console import Console
 
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.collect import layer_suite
+from assay.harness.collect import layer_diff
+from assay.harness.collect.plan import COLD_QUESTIONS, WARM_QUESTIONS, Plan
 from assay.harness.config import make_spec
+from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Item
 from assay.harness.progress import ProgressDisplay
 from assay.harness.verdict import Finding
 
-PROMPTS = [f"question {number}" for number in range(layer_suite.COLD + layer_suite.WARM)]
+PROMPTS = [f"question {number}" for number in range(COLD_QUESTIONS + WARM_QUESTIONS)]
 FOUND = Finding(
     id="causal mask top-left", title="causal mask top-left", severity="serious", where="extend, all 4 layers", diagnosis="agrees with it",
     evidence=(), reproduce="",
@@ -49,12 +52,18 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         poke()
         made.notes.append("written")
 
-    monkeypatch.setattr(layer_suite, "bring_up_to_date", written)
+    monkeypatch.setattr(layer_diff, "write_now", written)
     return made
 
 
-def look(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: list[Finding] | UsageError) -> str:
-    """Look, with these findings in what was recorded early; what the display showed."""
+def plan() -> Plan:
+    spec = make_spec({"candidate": "sage_attn_as_shipped", "suites": "layers", "device": "cpu"})
+    items = tuple(Item(suite="layers", id=prompt, prompt=prompt, prompt_hash="") for prompt in PROMPTS)
+    return Plan(spec, Path(), items, Backend.parse(spec.reference), Backend.parse(spec.candidate))
+
+
+def layers_compared(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: list[Finding] | UsageError) -> str:
+    """Compare layers, with these early findings; what the display showed."""
 
     def name(*_: object, **__: object) -> list[Finding]:
         server.notes.append("named")
@@ -62,11 +71,11 @@ def look(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: l
             raise found
         return found
 
-    monkeypatch.setattr(layer_suite, "name_recorded", name)
-    monkeypatch.setattr(layer_suite, "layers_seen", lambda place: (0, 1))
+    monkeypatch.setattr(layer_diff, "name_recorded", name)
+    monkeypatch.setattr(layer_diff, "layers_seen", lambda place: (0, 1))
     said = io.StringIO()
     spec = make_spec({"candidate": "sage_attn_as_shipped", "suites": "layers", "device": "cpu"})
-    layer_suite.look(
+    layer_diff.look(
         cast(Engine, server), RunFolder(folder), PROMPTS, spec, ProgressDisplay(Console(file=said, width=200))
     )
     return said.getvalue()
@@ -75,8 +84,8 @@ def look(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: l
 def test_a_cold_and_a_warm_question_come_before_the_name_and_all_others_after_it(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = look(server, tmp_path, monkeypatch, [FOUND])
-    cold, warm = PROMPTS[: layer_suite.COLD], PROMPTS[layer_suite.COLD :]
+    said = layers_compared(server, tmp_path, monkeypatch, [FOUND])
+    cold, warm = PROMPTS[: COLD_QUESTIONS], PROMPTS[COLD_QUESTIONS :]
     assert server.notes[:5] == ["flush", [cold[0]], [warm[0]], "written", "named"]
     assert server.notes[5:14] == [
         "flush",
@@ -90,30 +99,29 @@ def test_a_cold_and_a_warm_question_come_before_the_name_and_all_others_after_it
         warm[1:],
     ]
     assert "s: extend, all 4 layers: agrees with it." in said
-    done = layer_suite.looked(RunFolder(tmp_path), "reference")
+    done = layer_diff.looked(RunFolder(tmp_path), "reference")
     assert done is not None
     assert done.named_s is not None
     assert 0 <= done.named_s <= done.seconds
 
 
-def test_what_is_right_is_not_named(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = look(server, tmp_path, monkeypatch, [])
-    done = layer_suite.looked(RunFolder(tmp_path), "reference")
+def test_nothing_is_named_in_a_right_kernel(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = layers_compared(server, tmp_path, monkeypatch, [])
+    done = layer_diff.looked(RunFolder(tmp_path), "reference")
     assert done is not None
     assert done.named_s is None
     assert "After" not in said
 
 
-def test_a_candidate_that_computed_nothing_does_not_end_the_look(
+def test_a_candidate_that_computed_nothing_does_not_end_the_layer_diff(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "After" not in look(server, tmp_path, monkeypatch, UsageError("no output", "one", "look"))
-    assert server.notes[13] == PROMPTS[layer_suite.COLD + 1 :]
-    assert layer_suite.looked(RunFolder(tmp_path), "reference") is not None
+    assert "After" not in layers_compared(server, tmp_path, monkeypatch, UsageError("no output", "one", "look"))
+    assert server.notes[13] == PROMPTS[COLD_QUESTIONS + 1 :]
+    assert layer_diff.looked(RunFolder(tmp_path), "reference") is not None
 
 
-def test_a_pack_that_is_recorded_by_itself_has_the_same_questions(server: Server, tmp_path: Path) -> None:
-    spec = make_spec({"candidate": "sage_attn", "suites": "layers", "device": "cpu"})
-    layer_suite.shadow(cast(Engine, server), tmp_path, PROMPTS, spec)
+def test_a_pack_recorded_on_its_own_has_the_same_questions(server: Server, tmp_path: Path) -> None:
+    layer_diff.shadow(cast(Engine, server), tmp_path, plan())
     asked = [prompt for note in server.notes if isinstance(note, list) for prompt in note]
     assert sorted(asked) == sorted([*PROMPTS, PROMPT_HEADER, PROMPT_HEADER])

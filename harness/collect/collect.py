@@ -1,0 +1,133 @@
+"""A run: two servers get the same questions, and leave the evidence from which the verdict is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+
+from assay.harness.collect import cause, layer_diff
+from assay.harness.collect.interview import AnswerKey, interview, is_answered
+from assay.harness.collect.logit_scoring import score_role
+from assay.harness.collect.plan import Plan
+from assay.harness.collect.run_folder import asked_roles, recorded, shadowed_role
+from assay.harness.collect.servers import make_run_engine, manifest_of, running, together
+from assay.harness.engines.base import Engine
+from assay.harness.engines.sglang import SGLangServer
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.logit_files import logits_path
+from assay.harness.evidence.records import ROLES, Role
+from assay.harness.progress import ProgressDisplay
+
+SCORED_PROMPTS = 8
+"""Greedy prompts whose logits are scored: some 200 positions under each of two conditions."""
+
+
+def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
+    """Ask both servers what they have not answered yet. What ends a run early is recorded, not raised.
+
+    Args:
+        plan: the checked run.
+        folder: where answers go, one by one.
+        display: shows the progress.
+        ready: both servers, if they are running already; otherwise they are started and stopped here.
+
+    Raises:
+        KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
+    """
+    with recorded(folder):
+        answered = {answer.key for answer in folder.answers()}
+        pending = [role for role in asked_roles(plan, folder) if _is_pending(plan, folder, role, answered)]
+        if not pending:
+            display.say("Everything is answered already." if plan.items else "There is nothing to ask.")
+        elif ready:
+            _ask_all(ready, plan, folder, answered, display)
+        else:
+            engines = [make_run_engine(plan, folder, role) for role in pending]
+            groups = [engines] if len(engines) == 1 or together(plan) else [[engine] for engine in engines]
+            for group in groups:
+                display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
+                with running(group, plan.spec.device):
+                    _ask_all(group, plan, folder, answered, display)
+        if plan.has_layer_diff:
+            cause.find_cause(folder, plan, display)
+
+
+def _is_pending(plan: Plan, folder: RunFolder, role: Role, answered: set[AnswerKey]) -> bool:
+    """Whether a role's server still has something to do."""
+    compared = not plan.has_layer_diff or layer_diff.looked(folder, role) is not None
+    return not (compared and is_answered(plan, role, answered)) or bool(_unscored(plan, folder, role))
+
+
+def _ask_all(
+    engines: Sequence[Engine], plan: Plan, folder: RunFolder, answered: set[AnswerKey], display: ProgressDisplay
+) -> None:
+    """Ask all engines at the same time, each from its own thread; the first failure stops all servers and so all threads."""
+    for engine in engines:
+        _record_server(folder, engine)
+        started = f", ready in {engine.startup_s:.0f} s" if engine.startup_s else ""
+        display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
+
+    def ask(engine: Engine) -> None:
+        interview(engine, plan, folder, answered, display)
+        _compare_layers(engine, plan, folder, display)
+
+    _in_parallel(engines, ask)
+    for engine in engines:
+        _score(engine, plan, folder, display)
+
+
+def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
+    """Do a server's part of the layer diff, unless it is done or none was asked for."""
+    if not plan.has_layer_diff or layer_diff.looked(folder, engine.role) is not None:
+        return
+    if engine.role == shadowed_role(plan, folder):
+        layer_diff.compare_layers(engine, folder, plan, display)
+    else:
+        layer_diff.trace_free_running(engine, folder, plan)
+
+
+def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
+    """Roles whose logits this server still has to score: both, where it is the only one and also runs the other backend."""
+    asked = asked_roles(plan, folder)
+    if "logits" not in plan.spec.suites or not plan.of("greedy") or plan.has_url:
+        return []
+    if asked != ROLES and not plan.has_layer_diff:
+        return []  # the role without a server cannot be scored anywhere
+    scored = (role,) if asked == ROLES else ROLES
+    return [one for one in scored if not logits_path(folder.path, one, 0).exists()]
+
+
+def _score(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
+    """Score the reference's tokens. This comes after the interviews: the candidate is asked about the reference's answers."""
+    for role in _unscored(plan, folder, engine.role):
+        assert isinstance(engine, SGLangServer)
+        items, answers = plan.of("greedy")[:SCORED_PROMPTS], folder.answers()
+        if role == engine.role:
+            score_role(engine, items, answers, folder.path, display)
+        else:
+            with layer_diff.substituted_everywhere(folder.server_folder(engine.role)):
+                score_role(engine, items, answers, folder.path, display, role)
+
+
+def _in_parallel(engines: Sequence[Engine], do: Callable[[Engine], None]) -> None:
+    with ThreadPoolExecutor(len(engines)) as pool:
+        futures = [pool.submit(do, engine) for engine in engines]
+        complete = False
+        try:
+            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                if future in finished:
+                    future.result()
+            complete = True
+        finally:
+            if not complete:
+                for engine in engines:
+                    engine.stop()
+
+
+def _record_server(folder: RunFolder, engine: Engine) -> None:
+    """Record what a server reports about itself, in place of an earlier server of that role."""
+    server = manifest_of(engine)
+    progress = folder.progress()
+    others = tuple(s for s in progress.servers if s.role != engine.role)
+    folder.update(progress.model_copy(update={"servers": (*others, server)}))

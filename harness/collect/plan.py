@@ -1,0 +1,113 @@
+"""A run, checked: `RunSpec` -> `Plan`. Nothing is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.evals.greedy import greedy_prompts
+from assay.evals.mmlu import load_questions
+from assay.evals.questions import Question, prompt_hash
+from assay.harness.config import RunSpec
+from assay.harness.engines.backend import Backend
+from assay.harness.engines.launch import check_engine_args
+from assay.harness.engines.model import resolve_model
+from assay.harness.evidence.records import ROLES, Item, Role, Suite
+
+COLD_QUESTIONS, WARM_QUESTIONS = 4, 12
+"""Questions of the layer diff: with an empty cache, one by one, and with the shared header cached."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked run: nothing in it can be wrong use any more.
+
+    Attributes:
+        spec: what was asked for.
+        model: folder of the model.
+        items: what both servers are asked.
+        reference: the reference's backend.
+        candidate: the candidate's backend.
+    """
+
+    spec: RunSpec
+    model: Path
+    items: tuple[Item, ...]
+    reference: Backend
+    candidate: Backend
+
+    def of(self, suite: Suite) -> list[Item]:
+        """The items of a suite, in order."""
+        return [item for item in self.items if item.suite == suite]
+
+    def backend(self, role: Role) -> Backend:
+        """A role's backend."""
+        return self.reference if role == "reference" else self.candidate
+
+    @property
+    def compares_answers(self) -> bool:
+        """Whether both roles answer questions or prompts."""
+        return bool({"mmlu", "greedy"} & set(self.spec.suites))
+
+    @property
+    def has_url(self) -> bool:
+        """Whether a role is a running server, which assay cannot instrument."""
+        return self.reference.is_url or self.candidate.is_url
+
+    @property
+    def has_layer_diff(self) -> bool:
+        """Whether the layer diff was asked for and is possible."""
+        return "layers" in self.spec.suites and not self.has_url
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether a role is a kernel of the contract."""
+        return self.reference.is_kernel or self.candidate.is_kernel
+
+    @property
+    def has_decode_kernel(self) -> bool:
+        """Whether a kernel of the contract computes decode in either role.
+
+        Such a kernel resolves its paging in Python, so a CUDA graph cannot capture its decode calls.
+        """
+        return any(backend.is_kernel and "decode" in backend.phases for backend in (self.reference, self.candidate))
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles that need a server: where no answers are compared, the candidate runs as a shadow in the reference's server."""
+        return ROLES if self.compares_answers else ("reference",)
+
+
+def prepare(spec: RunSpec) -> Plan:
+    """Check backends, model and questions; start nothing.
+
+    Raises:
+        UsageError: an unknown backend, an incomplete model, or questions that cannot be read.
+    """
+    reference = Backend.checked("--reference", spec.reference)
+    candidate = Backend.checked("--candidate", spec.candidate)
+    check_engine_args(spec.engine_arg)
+    plan = Plan(spec, resolve_model(spec.model, spec.engine_arg), (), reference, candidate)
+    asked = spec.questions if "mmlu" in spec.suites else 0
+    traced = COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0
+    questions = load_questions(spec.data, max(asked, traced, 1))
+    items = [_item("mmlu", question) for question in questions[:asked]]
+    items += [_item("layers", question) for question in questions[:traced]]
+    if {"greedy", "logits"} & set(spec.suites):
+        items += [
+            Item(suite="greedy", id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt))
+            for id_, prompt in greedy_prompts(questions, spec.greedy_prompts, spec.synthetic)
+        ]
+    return Plan(spec, plan.model, tuple(items), reference, candidate)
+
+
+def _item(suite: Suite, question: Question) -> Item:
+    return Item(
+        suite=suite,
+        id=question.id,
+        prompt=question.prompt,
+        prompt_hash=question.prompt_hash,
+        group=question.group,
+        subject=question.subject,
+        expected=question.answer,
+    )

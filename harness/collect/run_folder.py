@@ -1,0 +1,110 @@
+"""A run's folder: opened or resumed, and what it says about which roles still need a server."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from assay.harness.baselines import status_of
+from assay.harness.collect.plan import Plan
+from assay.harness.config import FLAGS, RunSpec
+from assay.harness.errors import EngineError, EvidenceError
+from assay.harness.evidence import manifest as made
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import Failure, Manifest
+from assay.harness.evidence.records import Role
+
+GATE_FLAGS = ("baselines", "growth", "reference_from")
+"""Flags that only a run compared with the accepted baselines has."""
+
+
+def default_folder(spec: RunSpec) -> Path:
+    """``runs/<time>-<candidate>``, for a run without ``--out``."""
+    name = "".join(c if c.isalnum() or c in "_-." else "-" for c in spec.candidate)
+    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{name}"
+
+
+def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
+    """Begin the run in `path`, or resume it there.
+
+    Args:
+        plan: the checked run.
+        path: the run's folder.
+        command: the command that repeats it: "run", or "gate" if it is compared with the accepted baselines.
+
+    Raises:
+        UsageError: `path` holds something else.
+    """
+    spec = plan.spec
+    keys = [key for key in FLAGS if command == "gate" or key not in GATE_FLAGS]
+    manifest = Manifest(
+        run_id=path.resolve().name,
+        created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        spec=spec.model_dump(mode="json"),
+        command=shlex.join(["assay", command, *given_flags(spec, keys)]),
+        packages=made.installed_packages(),
+        hardware=made.hardware(spec.device),
+        python=sys.version.split()[0],
+        git=made.git_state(Path.cwd()),
+        model=spec.model,
+        model_hash=made.hash_model(plan.model),
+        items_hash=made.hash_items(plan.items),
+    )
+    return RunFolder.open(path, manifest, plan.items)
+
+
+def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:
+    """The flags among `keys` that repeat a run: both roles, and whatever differs from its default."""
+    flags = []
+    for key in keys:
+        field, value = RunSpec.model_fields[key], getattr(spec, key)
+        if value is None or not (field.is_required() or value != field.default):
+            continue
+        if isinstance(value, tuple) and key != "engine_arg":
+            value = ",".join(map(str, value))
+        flags += [f"--{key.replace('_', '-')}={one}" for one in (value if isinstance(value, tuple) else (value,))]
+    return flags
+
+
+def asked_roles(plan: Plan, folder: RunFolder) -> tuple[Role, ...]:
+    """Roles whose servers are asked. The reference is not, if its answers come from an accepted baseline."""
+    status = status_of(folder)
+    stored = status is not None and status.stored_reference
+    return ("candidate",) if stored else plan.roles
+
+
+def shadowed_role(plan: Plan, folder: RunFolder) -> Role | None:
+    """The role whose server also runs the other role's backend for the layer diff; None without a layer diff."""
+    return asked_roles(plan, folder)[0] if plan.has_layer_diff else None
+
+
+@contextmanager
+def recorded(folder: RunFolder) -> Iterator[None]:
+    """Record how long a run took and what ended it early. Engine and disk failures end here; Ctrl-C and bugs are raised again."""
+    begun = time.monotonic()
+    failure: Failure | None = None
+    try:
+        yield
+    except EngineError as error:
+        failure = Failure(kind="engine", message=str(error))
+    except EvidenceError as error:
+        failure = Failure(kind="disk", message=str(error))
+    except KeyboardInterrupt:
+        failure = Failure(
+            kind="interrupted",
+            message="The run was interrupted. To resume it, repeat the command with --out set to this folder.",
+        )
+        raise
+    except Exception as error:
+        failure = Failure(kind="bug", message=f"A bug in assay: {error!r}")
+        raise
+    finally:
+        progress = folder.progress()
+        seconds = progress.seconds + time.monotonic() - begun
+        folder.update(progress.model_copy(update={"seconds": seconds, "failure": failure}))
+        folder.write_counters()

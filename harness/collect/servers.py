@@ -1,0 +1,137 @@
+"""Plan -> engines: the one place where a server under test is constructed, for a run, a bench, a recording and a bisect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from assay.harness.collect import layer_diff
+from assay.harness.collect.plan import Plan
+from assay.harness.collect.run_folder import shadowed_role
+from assay.harness.engines import memory
+from assay.harness.engines.backend import Backend
+from assay.harness.engines.base import Engine, start_together
+from assay.harness.engines.launch import Launch
+from assay.harness.engines.remote import RemoteServer
+from assay.harness.engines.sglang import SGLangServer
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import ROLES, Role
+
+
+def make_engine(
+    plan: Plan,
+    role: Role,
+    evidence: Path,
+    log: Path,
+    *,
+    cpu_core: int | None,
+    eager: bool,
+    prefill_graphs: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Engine:
+    """A role's engine, not started: a server to launch, or one that is already running.
+
+    Args:
+        plan: backends, model, device, engine flags and timeouts.
+        role: the role.
+        evidence: folder for what the server's process writes.
+        log: file for the server's output.
+        cpu_core: see `Launch`; see `core_of`.
+        eager: see `Launch`.
+        prefill_graphs: see `Launch`.
+        environment: further environment variables of the server.
+    """
+    spec, backend = plan.spec, plan.backend(role)
+    if backend.is_url:
+        return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout)
+    return SGLangServer(
+        Launch(
+            role=role,
+            backend=backend.name,
+            model=str(plan.model),
+            device=spec.device,
+            engine_args=spec.engine_arg,
+            evidence=evidence,
+            log=log,
+            startup_timeout=spec.startup_timeout,
+            request_timeout=spec.request_timeout,
+            decode_backend=plan.reference.delegate,
+            cpu_core=cpu_core,
+            eager=eager,
+            prefill_graphs=prefill_graphs,
+            extra=environment or {},
+        )
+    )
+
+
+def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
+    """A role's engine in a run. Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced
+    because no answers are compared.
+    """
+    environment: dict[str, str] = {}
+    if plan.has_layer_diff:
+        environment = layer_diff.environment(plan, role, shadowed=role == shadowed_role(plan, folder))
+    return make_engine(
+        plan,
+        role,
+        folder.server_folder(role),
+        folder.log(role),
+        cpu_core=core_of(plan.spec.device, ROLES.index(role)),
+        eager=plan.has_decode_kernel or not plan.compares_answers,
+        environment=environment,
+    )
+
+
+def core_of(device: str, number: int = 0) -> int | None:
+    """The core that a CPU server computes on: servers of different numbers get different cores if possible. None on a GPU."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[number % len(cores)] if device == "cpu" else None
+
+
+def together(plan: Plan) -> bool:
+    """Whether both servers run at the same time: as the spec says, or as memory allows."""
+    spec = plan.spec
+    if spec.servers != "auto":
+        return spec.servers == "together"
+    if plan.has_url:
+        return True
+    size, free = memory.model_bytes(str(plan.model)), memory.available_bytes(spec.device)
+    return memory.hold_both(spec.device, size, free, memory.mem_fraction(spec.engine_arg))
+
+
+@contextmanager
+def running(engines: Sequence[Engine], device: str) -> Iterator[None]:
+    """Start engines, and stop them whatever happens.
+
+    On CUDA they start one after the other: SGLang sizes its KV cache by the memory that is free before and after it loads the
+    weights, and gives up if another server takes some in between.
+
+    Raises:
+        EngineError: one of them did not start.
+    """
+    start_together(engines, at_once=device != "cuda")
+    try:
+        yield
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+def manifest_of(engine: Engine) -> ServerManifest:
+    """What a running server reports about itself.
+
+    Raises:
+        EngineError: it does not answer.
+    """
+    return ServerManifest(
+        role=engine.role,
+        backend=engine.backend,
+        engine=engine.label,
+        claimed_phases=Backend.parse(engine.backend).phases,
+        launch_command=engine.launch_command,
+        startup_s=engine.startup_s,
+        arguments=engine.arguments(),
+    )
