@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 from assay.evals.loads import prefix, prompts
-from assay.harness.bench.evidence import BenchFolder, blocks_in
+from assay.harness.bench.evidence import BenchFolder, BenchManifest, blocks_in
 from assay.harness.bench.lengths import ask_lengths
 from assay.harness.bench.plan import BenchPlan, Turn, turns
-from assay.harness.collect.servers import core_of, make_engine, running
+from assay.harness.collect.servers import core_of, make_engine, manifest_of, running
 from assay.harness.compare.blocks import first_warm, side_by_side
 from assay.harness.engines.base import Engine
 from assay.harness.engines.stream import Streamer, StreamReply
+from assay.harness.evidence import manifest as made
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.timings import Timing
 from assay.harness.progress import ProgressDisplay
@@ -65,12 +69,30 @@ def measure(
         EngineError: a server failed.
         EvidenceError: the folder cannot be written.
     """
-    folder.write_manifest(plan, engines, command)
+    folder.write_manifest(_manifest(plan, engines, command))
     items = plan.run.of("greedy")
     if items:
         for engine in engines.values():
             folder.append_lengths(ask_lengths(engine, items, plan.run.spec.token_limit, max(plan.policy.concurrency)))
     play(plan, engines, folder, display)
+
+
+def _manifest(plan: BenchPlan, engines: Mapping[Role, Engine], command: str) -> BenchManifest:
+    spec = plan.run.spec
+    return BenchManifest(
+        created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        spec=spec.model_dump(mode="json"),
+        policy=plan.policy.model_dump(mode="json"),
+        shapes=tuple(vars(shape) for shape in plan.shapes),
+        eager=plan.eager,
+        servers=tuple(manifest_of(engine) for engine in engines.values()),
+        command=command,
+        packages=made.installed_packages(),
+        hardware=made.hardware(spec.device),
+        python=sys.version.split()[0],
+        git=made.git_state(Path.cwd()),
+        model_hash=made.hash_model(plan.run.model),
+    )
 
 
 def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay) -> None:

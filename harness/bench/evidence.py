@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from assay.evals.loads import Shape
-from assay.harness.bench.plan import BenchPlan, BenchPolicy
-from assay.harness.collect.servers import manifest_of
+from assay.harness.bench.policy import BenchPolicy
 from assay.harness.compare.blocks import Block, blocks_of
-from assay.harness.engines.base import Engine
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
-from assay.harness.evidence import manifest as made
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
@@ -26,6 +21,7 @@ from assay.harness.evidence.timings import AnswerLength, Timing
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
+FOLDER = "bench"
 MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
 
 
@@ -94,27 +90,12 @@ class BenchFolder:
         """Where both servers leave logs and counters, laid out as in a run."""
         return self._servers
 
-    def write_manifest(self, plan: BenchPlan, engines: Mapping[Role, Engine], command: str) -> None:
-        """Write down what is timed.
+    def write_manifest(self, manifest: BenchManifest) -> None:
+        """Record what is timed.
 
         Raises:
             EvidenceError: the disk is full or not writable.
         """
-        spec = plan.run.spec
-        manifest = BenchManifest(
-            created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            spec=spec.model_dump(mode="json"),
-            policy=plan.policy.model_dump(mode="json"),
-            shapes=tuple(vars(shape) for shape in plan.shapes),
-            eager=plan.eager,
-            servers=tuple(manifest_of(engine) for engine in engines.values()),
-            command=command,
-            packages=made.installed_packages(),
-            hardware=made.hardware(spec.device),
-            python=sys.version.split()[0],
-            git=made.git_state(Path.cwd()),
-            model_hash=made.hash_model(plan.run.model),
-        )
         write_whole(self.path / MANIFEST, manifest.model_dump_json(indent=2))
 
     def manifest(self) -> BenchManifest:
@@ -169,6 +150,11 @@ def blocks_in(timings: Sequence[Timing], path: Path) -> list[Block]:
         raise EvidenceError(
             f"{path}: {error}.", "answers that are streamed token by token", "see what buffers them"
         ) from None
+
+
+def bench_folder(run: RunFolder) -> BenchFolder:
+    """The bench of a run; the folder need not exist yet."""
+    return BenchFolder(run.path / FOLDER)
 
 
 def policy_of(manifest: BenchManifest) -> BenchPolicy:

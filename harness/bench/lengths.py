@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import wilcoxon
-
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.evidence.records import Item
 from assay.harness.evidence.timings import AnswerLength
@@ -74,6 +72,8 @@ def ask_lengths(engine: Engine, items: Sequence[Item], limit: int, concurrency: 
 
 def compare_lengths(lengths: Sequence[AnswerLength], alpha: float) -> Lengths:
     """Compare both roles' lengths, prompt by prompt."""
+    from scipy.stats import wilcoxon  # takes half a second to import
+
     by_role = {role: {one.item: one for one in lengths if one.role == role} for role in ("reference", "candidate")}
     reference, candidate = by_role["reference"], by_role["candidate"]
     pairs = [(reference[item], candidate[item]) for item in reference if item in candidate]

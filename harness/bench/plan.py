@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from assay.evals.loads import CHUNK, Shape, check_fit, shapes_of
 from assay.harness.bench.lengths import PROMPTS
+from assay.harness.bench.policy import BenchPolicy
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.servers import together
 from assay.harness.compare.blocks import Cell
@@ -29,28 +28,6 @@ TURNS: tuple[tuple[Role, bool], ...] = (
     ("candidate", True),
 )
 """Who plays a cell in a round, in an order that is drawn anew each time."""
-
-
-class BenchPolicy(BaseModel):
-    """What decides a latency verdict, and how much is measured for it: the lines of a `RunSpec` that are of timing.
-
-    Attributes:
-        shapes: of the loads, by name or as lengths.
-        concurrency: requests in flight, each value a load.
-        bound: largest ratio of times, candidate over reference, that still passes.
-        seconds: of measuring, warm-up included; more if the rounds that a verdict needs take longer.
-        alpha: error rate of each interval, and of a false regression.
-        seed: of the prompts and of the order of blocks.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    shapes: tuple[str, ...]
-    concurrency: tuple[int, ...]
-    bound: float
-    seconds: float
-    alpha: float
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,18 +59,6 @@ class BenchPlan:
         chunked = any(shape.chunked for shape in self.shapes)
         ours = (f"{CHUNK_FLAG}={CHUNK[self.run.spec.device]}",) if chunked else ()
         return ours + self.run.spec.engine_arg
-
-
-def make_policy(spec: RunSpec, seed: int = 0) -> BenchPolicy:
-    """The policy of a spec."""
-    return BenchPolicy(
-        shapes=spec.latency_shapes,
-        concurrency=spec.latency_concurrency,
-        bound=spec.latency_bound,
-        seconds=spec.latency_seconds,
-        alpha=spec.alpha,
-        seed=seed,
-    )
 
 
 def timed_spec(spec: RunSpec) -> RunSpec:

@@ -10,15 +10,15 @@ import shlex
 import shutil
 
 from assay.harness.bench.drive import bench
-from assay.harness.bench.evidence import BenchFolder
-from assay.harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec
+from assay.harness.bench.evidence import BenchFolder, bench_folder
+from assay.harness.bench.plan import BenchPlan, plan_bench, timed_spec
+from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import given_flags, recorded
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.progress import ProgressDisplay
 
-FOLDER = "bench"
 _FLAGS = (
     "device", "reference", "candidate", "model", "engine_arg", "latency_shapes", "latency_concurrency", "latency_seconds",
     "latency_bound",
@@ -32,11 +32,6 @@ def plan_latency(spec: RunSpec) -> BenchPlan | None:
         UsageError: see `plan_bench`.
     """
     return plan_bench(prepare(timed_spec(spec)), make_policy(spec)) if "latency" in spec.suites else None
-
-
-def bench_folder(folder: RunFolder) -> BenchFolder:
-    """Where a run's bench lies, made or not."""
-    return BenchFolder(folder.path / FOLDER)
 
 
 def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDisplay) -> None:

@@ -14,6 +14,7 @@ from assay.harness.collect.servers import make_run_engine, manifest_of, running,
 from assay.harness.engines.base import Engine
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff import read_record
 from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.progress import ProgressDisplay
@@ -54,7 +55,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
 
 def _is_pending(plan: Plan, folder: RunFolder, role: Role, answered: set[AnswerKey]) -> bool:
     """Whether a role's server still has something to do."""
-    compared = not plan.has_layer_diff or layer_diff.looked(folder, role) is not None
+    compared = not plan.has_layer_diff or read_record(folder, role) is not None
     return not (compared and is_answered(plan, role, answered)) or bool(_unscored(plan, folder, role))
 
 
@@ -78,7 +79,7 @@ def _ask_all(
 
 def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
     """Do a server's part of the layer diff, unless it is done or none was asked for."""
-    if not plan.has_layer_diff or layer_diff.looked(folder, engine.role) is not None:
+    if not plan.has_layer_diff or read_record(folder, engine.role) is not None:
         return
     if engine.role == shadowed_role(plan, folder):
         layer_diff.compare_layers(engine, folder, plan, display)

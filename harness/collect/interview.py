@@ -36,7 +36,9 @@ class _Stage:
 def _stages(plan: Plan, role: Role, answered: set[AnswerKey]) -> tuple[list[_Stage], list[_Stage]]:
     """What a role has not answered yet: before the shared header is cached, and after."""
     questions = plan.of("mmlu")
-    greedy = plan.of("greedy") if "greedy" in plan.spec.suites else []  # without that suite only their logits are scored
+    greedy = (
+        plan.of("greedy") if "greedy" in plan.spec.suites else []
+    )  # without that suite only their logits are scored
     cold = min(len(questions) // COLD_SHARE, COLD_LIMIT)
     limit = plan.spec.token_limit
     # The floor is asked in another order, so that the run-to-run difference includes that of the batches.

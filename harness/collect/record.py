@@ -11,6 +11,7 @@ from assay.harness.collect.plan import Plan
 from assay.harness.collect.servers import make_run_engine, running
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff import pack_of
 from assay.harness.evidence.pack import PackManifest, read_manifest
 from assay.harness.progress import ProgressDisplay
 
@@ -40,7 +41,7 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
         with running([server], plan.spec.device):
             display.say("Asking a short workload.")
             layer_diff.shadow(server, folder.server_folder("reference"), plan)
-        recorded = layer_diff.pack_of(folder)
+        recorded = pack_of(folder)
         if recorded is None:
             raise EvidenceError(
                 "No call was recorded.", "at least one call that a kernel can compute", "see assay diff"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from assay.evals.loads import Shape
 from assay.harness.bench.evidence import BenchFolder, BenchManifest, blocks_in, policy_of, shapes_in
 from assay.harness.bench.lengths import Lengths, compare_lengths
-from assay.harness.bench.plan import BenchPolicy
+from assay.harness.bench.policy import BenchPolicy
 from assay.harness.compare.blocks import METRICS, Block, Cell, Metric, SideBySide, first_warm, side_by_side, throughputs
 from assay.harness.engines.arguments import differences
 from assay.harness.errors import EvidenceError

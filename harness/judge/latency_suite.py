@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.harness.bench.suite import bench_folder
+from assay.harness.bench.evidence import bench_folder
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError, ExitCode
 from assay.harness.evidence.counters import CallCount

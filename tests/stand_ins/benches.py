@@ -8,7 +8,8 @@ from typing import Any
 
 from assay.evals.loads import shapes_of
 from assay.harness.bench.evidence import MANIFEST, BenchFolder, BenchManifest
-from assay.harness.bench.plan import make_policy, timed_spec
+from assay.harness.bench.plan import timed_spec
+from assay.harness.bench.policy import make_policy
 from assay.harness.config import make_spec
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.manifest import ServerManifest

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from assay.harness.bench import drive
 from assay.harness.bench.evidence import BenchFolder
-from assay.harness.bench.plan import Turn, make_policy, plan_bench, timed_spec
+from assay.harness.bench.plan import Turn, plan_bench, timed_spec
+from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
 from assay.harness.config import make_spec
 from assay.harness.errors import EvidenceError

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from assay.evals.loads import prompts
-from assay.harness.bench.plan import BenchPlan, make_policy, plan_bench, timed_spec, turns
+from assay.harness.bench.plan import BenchPlan, plan_bench, timed_spec, turns
+from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError

@@ -18,6 +18,7 @@ from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff import read_record
 from assay.harness.evidence.records import Item
 from assay.harness.progress import ProgressDisplay
 from assay.harness.verdict import Finding
@@ -62,7 +63,9 @@ def plan() -> Plan:
     return Plan(spec, Path(), items, Backend.parse(spec.reference), Backend.parse(spec.candidate))
 
 
-def layers_compared(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: list[Finding] | UsageError) -> str:
+def layers_compared(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: list[Finding] | UsageError
+) -> str:
     """Compare layers, with these early findings; what the display showed."""
 
     def name(*_: object, **__: object) -> list[Finding]:
@@ -85,7 +88,7 @@ def test_a_cold_and_a_warm_question_come_before_the_name_and_all_others_after_it
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = layers_compared(server, tmp_path, monkeypatch, [FOUND])
-    cold, warm = PROMPTS[: COLD_QUESTIONS], PROMPTS[COLD_QUESTIONS :]
+    cold, warm = PROMPTS[:COLD_QUESTIONS], PROMPTS[COLD_QUESTIONS:]
     assert server.notes[:5] == ["flush", [cold[0]], [warm[0]], "written", "named"]
     assert server.notes[5:14] == [
         "flush",
@@ -99,7 +102,7 @@ def test_a_cold_and_a_warm_question_come_before_the_name_and_all_others_after_it
         warm[1:],
     ]
     assert "s: extend, all 4 layers: agrees with it." in said
-    done = layer_diff.looked(RunFolder(tmp_path), "reference")
+    done = read_record(RunFolder(tmp_path), "reference")
     assert done is not None
     assert done.named_s is not None
     assert 0 <= done.named_s <= done.seconds
@@ -107,7 +110,7 @@ def test_a_cold_and_a_warm_question_come_before_the_name_and_all_others_after_it
 
 def test_nothing_is_named_in_a_right_kernel(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = layers_compared(server, tmp_path, monkeypatch, [])
-    done = layer_diff.looked(RunFolder(tmp_path), "reference")
+    done = read_record(RunFolder(tmp_path), "reference")
     assert done is not None
     assert done.named_s is None
     assert "After" not in said
@@ -118,7 +121,7 @@ def test_a_candidate_that_computed_nothing_does_not_end_the_layer_diff(
 ) -> None:
     assert "After" not in layers_compared(server, tmp_path, monkeypatch, UsageError("no output", "one", "look"))
     assert server.notes[13] == PROMPTS[COLD_QUESTIONS + 1 :]
-    assert layer_diff.looked(RunFolder(tmp_path), "reference") is not None
+    assert read_record(RunFolder(tmp_path), "reference") is not None
 
 
 def test_a_pack_recorded_on_its_own_has_the_same_questions(server: Server, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.bench.evidence import COUNTERS, TIMINGS
-from assay.harness.bench.suite import bench_folder
+from assay.harness.bench.evidence import COUNTERS, TIMINGS, bench_folder
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import make_spec
