@@ -1,0 +1,5 @@
+"""The Triton kernel against assay's oracle; interpreted where there is no GPU."""
+
+
+def test_forward_is_right(assay):
+    assay.check("triton_attention:forward")
