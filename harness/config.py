@@ -1,8 +1,8 @@
 """``assay.toml`` and flags -> `RunSpec`, validated once, at the door.
 
-A key in ``assay.toml`` is named as its flag; what is run stands in ``[run]``, what it is held against in ``[policy]``. Flags win
-over the file, the file wins over the profile. The spec remembers where each line of policy came from, so that every number of a
-verdict can name the line that it was held against.
+A key in ``assay.toml`` has the name of its flag. ``[run]`` says what is run, ``[policy]`` the bounds that apply. Flags override the
+file, the file overrides the profile. The spec records where each line of policy came from, so that every number of a verdict can
+name the line that decided it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Device = Literal["cpu", "cuda"]
 SuiteName = Literal["mmlu", "greedy", "logits", "layers", "latency"]
 Placement = Literal["auto", "together", "in-turn"]
 
-# What a device implies, unless it is said otherwise.
+# Defaults of a device.
 PROFILES: dict[str, dict[str, Any]] = {
     "cpu": {"reference": "torch_native", "candidate": "sage_attn"},
     "cuda": {"reference": "triton", "candidate": "sage_attn"},
@@ -34,7 +34,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 class RunSpec(BaseModel):
-    """Everything that decides what a run does; written into its manifest."""
+    """Everything that decides what a run does. It is written into the run's manifest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -48,32 +48,32 @@ class RunSpec(BaseModel):
     model: str = Field(
         str(BUILTIN_MODEL),
         min_length=1,
-        description="model folder or hub name; tiny is the model that comes with assay",
+        description="model folder or hub name; tiny is the model that ships with assay",
     )
     data: str = Field(
         BUILTIN_DATA,
         min_length=1,
-        description="builtin, a CSV or parquet file with simple-evals columns, or a hub data set",
+        description="builtin, a CSV or parquet file with simple-evals columns, or a hub dataset",
     )
     questions: int = Field(256, ge=1, description="number of multiple-choice questions")
-    margin: float = Field(0.05, gt=0, lt=1, description="largest loss of accuracy that still passes, as a share of 1")
+    margin: float = Field(0.05, gt=0, lt=1, description="largest loss of accuracy that still passes, as a fraction")
     alpha: float = Field(0.05, gt=0, le=0.2, description="error rate of each interval and test")
-    greedy_prompts: int = Field(32, ge=0, description="number of prompts of the greedy comparison; 0 leaves it out")
-    greedy_margin: float = Field(0.10, gt=0, lt=1, description="largest share of greedy prompts that may come apart")
+    greedy_prompts: int = Field(32, ge=0, description="number of prompts in the greedy comparison; 0 skips it")
+    greedy_margin: float = Field(0.10, gt=0, lt=1, description="largest share of greedy prompts whose texts may differ")
     concurrency: int = Field(32, ge=1, le=1024, description="requests in flight")
     max_tokens: int | None = Field(
-        None, ge=1, description="token limit of an answer; 32 for the built-in set, else 2048"
+        None, ge=1, description="token limit of an answer; by default 32 for the built-in set, else 2048"
     )
     engine_arg: tuple[str, ...] = Field((), description="extra flags for both servers")
     suites: tuple[SuiteName, ...] = Field(
         ("mmlu", "greedy", "logits", "layers"),
         min_length=1,
-        description="what is asked, of mmlu, greedy, logits, layers and latency, separated by commas",
+        description="suites to run, separated by commas: mmlu, greedy, logits, layers, latency",
     )
     latency_shapes: tuple[str, ...] = Field(
         DEFAULT_SHAPES,
         min_length=1,
-        description="loads that are timed: short, long, shared, chunked, offline, or lengths as PROMPT:OUTPUT[:SHARED] in tokens",
+        description="loads to time: short, long, shared, chunked, offline, or lengths in tokens as PROMPT:OUTPUT[:SHARED]",
     )
     latency_concurrency: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         (1, 4),
@@ -81,14 +81,12 @@ class RunSpec(BaseModel):
         description="requests in flight while timing, separated by commas; each is a load of its own",
     )
     latency_seconds: float = Field(
-        120.0, gt=0, description="seconds of timing, warm-up included; more if 6 rounds after it take longer"
+        120.0, gt=0, description="seconds of timing, warm-up included; more if the 6 rounds after warm-up take longer"
     )
     latency_bound: float = Field(
         1.10, ge=1, description="largest ratio of times, candidate over reference, that still passes"
     )
-    budget_mb: int = Field(
-        256, ge=1, description="largest size of the replay pack that the layer suite records, in MiB"
-    )
+    budget_mb: int = Field(256, ge=1, description="largest size of the recorded replay pack, in MiB")
     require: tuple[SuiteName, ...] = Field((), description="suites without which there is no pass, separated by commas")
     bounds: dict[str, float] = Field(
         {},
@@ -99,17 +97,19 @@ class RunSpec(BaseModel):
         1.5, ge=1, description="largest growth of an own error over the accepted baseline's, as a factor"
     )
     reference_from: Literal["server", "baseline"] = Field(
-        "server", description="where the reference's answers come from: a server, or the accepted baseline that fits"
+        "server", description="where the reference's answers come from: a server, or the matching accepted baseline"
     )
-    servers: Placement = Field("auto", description="both servers together, or in turn where memory does not hold both")
-    startup_timeout: float = Field(900.0, gt=0, description="seconds a server may take to be ready")
-    request_timeout: float = Field(300.0, gt=0, description="seconds an answer may take")
-    policy_from: dict[str, str] = Field({}, description="where each line of policy that was given came from")
+    servers: Placement = Field(
+        "auto", description="run both servers together, in-turn, or auto: together if memory holds both"
+    )
+    startup_timeout: float = Field(900.0, gt=0, description="seconds until a server must be ready")
+    request_timeout: float = Field(300.0, gt=0, description="seconds until an answer must be complete")
+    policy_from: dict[str, str] = Field({}, description="where each given line of policy came from")
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth(cls, value: Any) -> Any:
-        """Refuse true and false, which would count as 1 and 0."""
+        """Refuse true and false, which would be taken for 1 and 0."""
         if isinstance(value, bool):
             raise ValueError("a value, not true or false")
         return value
@@ -117,7 +117,7 @@ class RunSpec(BaseModel):
     @field_validator("suites", "require", "latency_shapes", "latency_concurrency", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        """Take "mmlu,greedy" for what it means; each name once."""
+        """Split "mmlu,greedy" at its commas, and drop repeated names."""
         if isinstance(value, str):
             value = [word.strip() for word in value.split(",") if word.strip()]
         return tuple(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value
@@ -130,14 +130,14 @@ class RunSpec(BaseModel):
         return bounds
 
     def policy_line(self, name: str) -> str:
-        """A line of policy and where it stands, such as "margin = 0.05 (default)"; `name` may be a key of `bounds`."""
+        """A line of policy and its source: "margin = 0.05 (default)". `name` may be a key of `bounds`."""
         if name in POLICY:
             return f"{name} = {getattr(self, name)} ({self.policy_from.get(name, 'default')})"
         return f"bounds.{name} = {self.bounds[name]} ({self.policy_from.get('bounds', 'default')})"
 
     @property
     def synthetic(self) -> bool:
-        """Whether the questions are the built-in, synthetic ones."""
+        """Whether the questions are the built-in synthetic ones."""
         return self.data == BUILTIN_DATA
 
     @property
@@ -157,9 +157,12 @@ POLICY = (
     "growth",
     "reference_from",
 )
-"""Fields that say what a run is held against: the keys of ``[policy]``."""
+"""Fields that are bounds of a verdict: the keys of ``[policy]``."""
 FLAGS = tuple(name for name in RunSpec.model_fields if name not in ("bounds", "policy_from"))
-"""Fields that are flags of a run."""
+"""Fields that are flags."""
+GATE_FLAGS = ("baselines", "growth", "reference_from")
+"""Flags that only a run compared with the accepted baselines has."""
+RUN_FLAGS = tuple(name for name in FLAGS if name not in GATE_FLAGS)
 
 
 def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
@@ -167,10 +170,10 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
 
     Args:
         flags: values by field name.
-        file: the ``assay.toml`` to read; None looks for one in the working directory and is content without.
+        file: the ``assay.toml`` to read; None reads the one in the working directory, if any.
 
     Raises:
-        UsageError: unreadable file, unknown key, or a value out of range.
+        UsageError: an unreadable file, an unknown key, or a value out of range.
     """
     given = {key: value for key, value in flags.items() if value is not None}
     written = read_file(file)
@@ -185,10 +188,10 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
 
 
 def read_file(file: Path | None) -> dict[str, Any]:
-    """The keys of ``[run]`` and ``[policy]`` of an ``assay.toml``, or an empty dict where there is none.
+    """The keys of ``[run]`` and ``[policy]`` of an ``assay.toml``, or an empty dict if there is none.
 
     Raises:
-        UsageError: the named file is missing or is no TOML, or it has a section or key that assay does not know.
+        UsageError: the named file is missing or not TOML, or it has an unknown section or key.
     """
     path = file or Path(FILE)
     if not path.exists():
@@ -198,7 +201,9 @@ def read_file(file: Path | None) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path} cannot be read: {error}.", "a TOML file", "correct it at the place named") from None
+        raise UsageError(
+            f"{path} cannot be read: {error}.", "a TOML file", "correct it at the position named"
+        ) from None
     sections = {"run": set(FLAGS) - set(POLICY), "policy": set(POLICY)}
     _refuse_unknown(document, set(sections), f"{path}, section")
     merged: dict[str, Any] = {}
@@ -208,14 +213,14 @@ def read_file(file: Path | None) -> dict[str, Any]:
             raise UsageError(
                 f"{path}: {section} is {table!r}.",
                 f"a table headed [{section}]",
-                f"put the keys below a line [{section}]",
+                f"put the keys under a line [{section}]",
             )
         other = next(name for name in sections if name != section)
         if moved := sorted(set(table) & sections[other]):
             raise UsageError(
-                f"{path}, [{section}], key {moved[0]!r} is of [{other}].",
-                f"{moved[0]} below [{other}]",
-                "move it there: [run] is what is run, [policy] what it is held against",
+                f"{path}, [{section}]: the key {moved[0]!r} belongs to [{other}].",
+                f"{moved[0]} under [{other}]",
+                "move it there: [run] says what is run, [policy] the bounds that apply",
             )
         _refuse_unknown(table, keys, f"{path}, [{section}], key")
         merged |= table
@@ -227,7 +232,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> No
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "remove it"
-            raise UsageError(f"{where} {key!r} is not known.", f"one of {', '.join(sorted(known))}", hint)
+            raise UsageError(f"{where} {key!r} is unknown.", f"one of {', '.join(sorted(known))}", hint)
 
 
 def _usage_error(error: ValidationError) -> UsageError:

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from assay.harness.cli import app
-from assay.harness.collect.run_folder import GATE_FLAGS
-from assay.harness.config import FLAGS
+from assay.harness.cli.app import load_command
+from assay.harness.config import FLAGS, GATE_FLAGS
 from assay.harness.evidence.baseline import FILE
 
 ROOT = Path(__file__).parent.parent
@@ -80,11 +78,12 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.server
+@pytest.mark.slow
 def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_server(
     accepted: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(accepted / "baselines", tmp_path / "baselines")
-    write(tmp_path, 'fault("causal mask top-left")', policy='reference_from = "baseline"\nrequire = ["logits"]')
+    write(tmp_path, 'fault("mask-top-left")', policy='reference_from = "baseline"\nrequire = ["logits"]')
     summary = tmp_path / "summary.md"
     code, out = assay(
         tmp_path, "gate", "--out", "second", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary)
@@ -102,15 +101,15 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
 
     verdicts = {suite["name"]: suite["verdict"] for suite in made["suites"]}
     assert verdicts == dict.fromkeys(("mmlu", "greedy", "layers", "baseline"), "regression")
-    assert 'agrees with "causal mask top-left"' in made["findings"][0]["diagnosis"]
+    assert 'matches "causal mask top-left"' in made["findings"][0]["diagnosis"]
     assert made["layers"]["logits"], "both roles' logits were scored in the one server"
     assert check(made, "the required suite logits ran")["status"] == "ok"
     assert made["reproduce"].startswith("assay gate ")
     assert "--reference-from=baseline" in made["reproduce"]
 
     assert re.search(r"^::error title=assay%3A regression::", out, re.MULTILINE)
-    assert re.search(r"^::error title=[^:]*::agrees with .causal mask top-left", out, re.MULTILINE)
-    assert 'agrees with "causal mask top-left"' in summary.read_text().replace("\\", "")
+    assert re.search(r"^::error title=[^:]*::matches .causal mask top-left", out, re.MULTILINE)
+    assert 'matches "causal mask top-left"' in summary.read_text().replace("\\", "")
     assert len(summary.read_text().splitlines()) <= 60
 
     code, out = assay(tmp_path, "report", "second")
@@ -120,6 +119,7 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
 
 
 @pytest.mark.server
+@pytest.mark.slow
 def test_a_stale_baseline_and_a_required_suite_that_did_not_run_are_no_verdict(accepted: Path, tmp_path: Path) -> None:
     shutil.copytree(accepted / "baselines", tmp_path / "baselines")
     for file in (tmp_path / "baselines").glob(f"*/{FILE}"):
@@ -144,7 +144,7 @@ def test_a_stale_baseline_and_a_required_suite_that_did_not_run_are_no_verdict(a
 
 @pytest.mark.parametrize("name", ["run", "gate"])
 def test_every_flag_that_a_repeating_command_may_have_is_one(name: str) -> None:
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command = load_command(name)
     options = {option for parameter in command.params for option in parameter.opts}
     wanted = {f"--{flag.replace('_', '-')}" for flag in FLAGS if name == "gate" or flag not in GATE_FLAGS}
     assert wanted <= options

@@ -1,22 +1,64 @@
-"""What all commands share: the application, its consoles, options named as fields, and what becomes of an error."""
+"""What all commands share: the application, which imports a command only when it is run, its consoles, and its errors."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.main
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
-from assay.harness.attention.interpreter import interpret_without_gpu as interpret_without_gpu
-from assay.harness.config import RunSpec
 from assay.harness.errors import AssayError, ExitCode
+
+COMMANDS = {
+    "run": ("run", "Ask both servers the same questions, and say whether the candidate may be merged."),
+    "report": ("run", "Read a run's evidence again, and rewrite its reports."),
+    "backends": ("run", "List the attention backends and kernels."),
+    "diff": (
+        "diff",
+        "Run the candidate in the shadow of the reference: its own error by layer, head and condition, and the bug's name.",
+    ),
+    "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
+    "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
+    "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
+    "bench": (
+        "bench",
+        "Time both servers side by side, and decide on the ratio of their times; with KERNEL, time two kernels without a server.",
+    ),
+    "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
+    "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
+    "baseline": ("gate", "Keep accepted results, in files that a team commits."),
+}  # fmt: skip
+"""Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
+
+
+class _Deferred(TyperCommand):
+    """A command in the list of ``assay --help``, imported when it is run: a command's imports take longer than the list."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.name is not None
+        return load_command(self.name).make_context(*args, **kwargs)
+
+
+class _Commands(TyperGroup):
+    """All of `COMMANDS`, deferred."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _Deferred(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+
 
 app = typer.Typer(
     name="assay",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,15 +69,15 @@ console = Console()
 errors = Console(stderr=True)
 
 
-def flag(name: str, *, panel: str | None = None) -> Any:
-    """An option named and described as the field of `RunSpec`."""
-    described = RunSpec.model_fields[name].description
-    return typer.Option(f"--{name.replace('_', '-')}", help=described, rich_help_panel=panel, show_default=False)
+def load_command(name: str) -> Any:
+    """A command, imported: importing its module registers it with `app`."""
+    importlib.import_module(f"assay.harness.cli.{COMMANDS[name][0]}")
+    return typer.main.get_group(app).commands[name]
 
 
 @app.callback(invoke_without_command=True)
 def _version(
-    version: Annotated[bool, typer.Option("--version", help="Say the version.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
 ) -> None:
     if version:
         console.print(f"assay {__version__}", highlight=False)
@@ -43,7 +85,7 @@ def _version(
 
 
 def main() -> None:
-    """Entry point: errors become a sentence and an exit code."""
+    """Entry point. Errors become a sentence and an exit code."""
     sys.path.append(str(Path.cwd()))  # a kernel named module:function may lie there, for this process as for a server
     try:
         app()
@@ -54,7 +96,7 @@ def main() -> None:
         errors.print(f"assay: {error.strerror or error}: {error.filename or ''}", markup=False, soft_wrap=True)
         sys.exit(ExitCode.NO_VERDICT)
     except Exception:
-        # A bug of assay's is no regression of the candidate's: never exit with 1.
+        # A bug in assay is no regression of the candidate: never exit with 1.
         errors.print_exception()
         errors.print("assay: this is a bug in assay; there is no verdict.", markup=False)
         sys.exit(ExitCode.NO_VERDICT)
@@ -63,7 +105,7 @@ def main() -> None:
 
 
 def _flush() -> None:
-    """Do not die of a reader that went away (``assay run | head``)."""
+    """Ignore a reader that went away (``assay run | head``)."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -9,35 +9,24 @@ from typing import Annotated, Any
 
 import typer
 
-from assay.harness.cli.app import app, console, flag, interpret_without_gpu
-from assay.harness.config import RunSpec, make_spec
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli.app import app, console
+from assay.harness.cli.flags import SERVER_FLAGS, Config, spec_flags
+from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
 
 bench_app = typer.Typer(invoke_without_command=True, add_completion=False)
 app.add_typer(bench_app, name="bench")
 
 
-def _flag(name: str) -> Any:
-    """An option for a field of timing, by its name in `RunSpec` and, since here all is timing, by its last word."""
-    short = name.removeprefix("latency_")
-    described = RunSpec.model_fields[name].description
-    return typer.Option(f"--{short}", f"--latency-{short}", help=described, show_default=False)
-
-
 @bench_app.callback()
+@spec_flags(
+    (*SERVER_FLAGS, "latency_shapes", "latency_concurrency", "latency_bound", "latency_seconds", "servers"), "latency_"
+)
 def bench(
+    flags: dict[str, Any],
     context: typer.Context,
-    device: Annotated[str | None, flag("device")] = None,
-    reference: Annotated[str | None, flag("reference")] = None,
-    candidate: Annotated[str | None, flag("candidate")] = None,
-    model: Annotated[str | None, flag("model")] = None,
-    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
-    shapes: Annotated[str | None, _flag("latency_shapes")] = None,
-    concurrency: Annotated[str | None, _flag("latency_concurrency")] = None,
-    bound: Annotated[float | None, _flag("latency_bound")] = None,
-    seconds: Annotated[float | None, _flag("latency_seconds")] = None,
     seed: Annotated[int, typer.Option(help="Seed of prompts and order.", min=0)] = 0,
-    servers: Annotated[str | None, flag("servers")] = None,
     cuda_graphs: Annotated[
         bool | None,
         typer.Option(
@@ -46,9 +35,7 @@ def bench(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the timings.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="An assay.toml; by default the one in this folder, if any.")
-    ] = None,
+    config: Config = None,
 ) -> None:
     """Time both servers side by side, and decide on the ratio of their times; with KERNEL, time two kernels without a server."""
     if context.invoked_subcommand:
@@ -71,10 +58,6 @@ def bench(
     from assay.reports.bench_page import write_bench
     from assay.reports.latency_terminal import build_latency, render_latency
 
-    flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
-    flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None}
-    flags |= {"latency_shapes": shapes, "latency_concurrency": concurrency}
-    flags |= {"latency_bound": bound, "latency_seconds": seconds, "servers": servers}
     spec = timed_spec(make_spec(flags, config))
     plan = plan_bench(prepare(spec), make_policy(spec, seed), cuda_graphs)
     path = out or default_folder(spec).with_name(f"{default_folder(spec).name}-bench")
@@ -89,32 +72,35 @@ def bench(
 
 
 @bench_app.command()
+@spec_flags(("latency_bound", "alpha"), "latency_")
 def kernel(
+    flags: dict[str, Any],
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, as `assay diff` leaves one.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
     reference: Annotated[
-        str, typer.Option(help="A kernel to compare with.")
-    ] = "assay.harness.offline.timing:torch_sdpa",
-    bound: Annotated[float, typer.Option(help="Largest ratio of times that passes.", min=1)] = RunSpec.model_fields[
-        "latency_bound"
-    ].default,
+        str | None,
+        typer.Option(help="A kernel to compare with; by default PyTorch's own scaled_dot_product_attention."),
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
     out: Annotated[Path | None, typer.Option(help="A file for the result as JSON.")] = None,
+    config: Config = None,
 ) -> None:
     """Time a kernel on recorded calls beside another kernel, with its own error on the same calls."""
+    policy = make_spec(flags, config)
     interpret_without_gpu()
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
-    from assay.harness.offline.timing import calls_of, time_kernels
+    from assay.harness.offline.timing import TORCH_SDPA, calls_of, time_kernels
     from assay.reports.kernel_timing_terminal import build_timing, render_timing, write_timing
 
+    reference, bound = reference or TORCH_SDPA, policy.latency_bound
     loaded = []
     for name, given in (("--candidate", candidate), ("--reference", reference)):
         try:
             loaded.append(kernels.load(given))
         except KernelRefused as error:
             raise UsageError(f"{name}: {error}.", "a kernel", "see assay backends") from None
-    timing = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, 0.05, seconds, again())
+    timing = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds, again())
     result = build_timing(timing, candidate, reference, bound)
     if out:
         write_timing(result, out)

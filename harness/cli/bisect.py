@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from assay.harness.cli.app import app, console, flag, interpret_without_gpu
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli.app import app, console
+from assay.harness.cli.flags import SERVER_FLAGS, Config, spec_flags
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
 
@@ -16,24 +18,19 @@ app.add_typer(bisect_app, name="bisect")
 
 
 @bisect_app.command()
+@spec_flags(SERVER_FLAGS)
 def layers(
-    device: Annotated[str | None, flag("device")] = None,
-    reference: Annotated[str | None, flag("reference")] = None,
-    candidate: Annotated[str | None, flag("candidate")] = None,
-    model: Annotated[str | None, flag("model")] = None,
-    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
-    questions: Annotated[int, typer.Option(help="Questions of each probe.", min=1)] = 32,
+    flags: dict[str, Any],
+    questions: Annotated[int, typer.Option(help="Questions in each probe.", min=1)] = 32,
     by: Annotated[
         Literal["answers", "text"] | None,
         typer.Option(
-            help="What must be right again: the answers to the questions, or the greedy text, letter for letter; by default the "
-            "answers, if the reference knows enough of them to be able to lose some."
+            help="What must be right again: the answers to the questions, or the exact greedy text; by default the answers, if "
+            "the reference knows enough of them to lose some."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the server's log and bisect.json.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="An assay.toml; by default the one in this folder, if any.")
-    ] = None,
+    config: Config = None,
 ) -> None:
     """Find the layers that must run the reference for the task to be right again, in one running server."""
     from assay.harness.bisect.layer_probes import bisect_layers
@@ -43,14 +40,14 @@ def layers(
     from assay.harness.progress import ProgressDisplay
     from assay.reports.bisect_layers import render_layers
 
-    flags: dict[str, Any] = {"device": device, "reference": reference, "candidate": candidate, "model": model}
-    flags |= {"engine_arg": tuple(engine_arg) if engine_arg is not None else None, "greedy_prompts": 0}
     interpret_without_gpu()
-    spec = make_spec(flags | {"questions": questions}, config)
+    spec = make_spec(flags | {"questions": questions, "greedy_prompts": 0}, config)
     for name, backend in (("--reference", spec.reference), ("--candidate", spec.candidate)):
         if Backend.parse(backend).is_url:
             raise UsageError(
-                f"{name} is the URL {backend}.", "a backend or kernel, to look into", "name one; see assay backends"
+                f"{name} is the URL {backend}.",
+                "a backend or kernel that assay starts itself",
+                "name one; see assay backends",
             )
     plan = prepare(spec)
     folder = out or default_folder(spec)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console, interpret_without_gpu
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli.app import app, console
 from assay.harness.errors import UsageError
 
 
@@ -32,7 +33,7 @@ def check(
     seed: Annotated[int, typer.Option(help="Seed of the matrix and its data.", min=0)] = 0,
     case: Annotated[str | None, typer.Option(help="Only the cases whose name holds this.")] = None,
 ) -> None:
-    """Run a kernel on the op-level matrix, with no server and no model, and name what is wrong with it."""
+    """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
     interpret_without_gpu()
 
     from assay.harness.attention.kernels import declaration

@@ -1,4 +1,4 @@
-"""Looking inside: ``assay diff``, ``assay record``, ``assay replay``."""
+"""The layer diff and what it records: ``assay diff``, ``assay record``, ``assay replay``."""
 
 from __future__ import annotations
 
@@ -7,80 +7,66 @@ from typing import Annotated, Any
 
 import typer
 
-from assay.harness.cli.app import app, console, flag, interpret_without_gpu
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli.app import app, console
+from assay.harness.cli.flags import SERVER_FLAGS, Config, Out, spec_flags
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.engines.backend import Backend
 from assay.harness.errors import UsageError
 
-_CONFIG = typer.Option(help="An assay.toml; by default the one in this folder, if any.")
-
 
 def _spec(flags: dict[str, Any], config: Path | None) -> RunSpec:
-    """A spec of two backends that can be looked into.
+    """A spec of two backends whose servers assay starts itself, so that it can instrument them.
 
     Raises:
         UsageError: one of them is a URL.
     """
-    if flags.get("engine_arg") is not None:
-        flags["engine_arg"] = tuple(flags["engine_arg"])
     interpret_without_gpu()
     spec = make_spec(flags, config)
     for name, backend in (("--reference", spec.reference), ("--candidate", spec.candidate)):
         if Backend.parse(backend).is_url:
             raise UsageError(
-                f"{name} is the URL {backend}.", "a backend or kernel, to look into", "name one; see assay backends"
+                f"{name} is the URL {backend}.",
+                "a backend or kernel that assay starts itself",
+                "name one; see assay backends",
             )
     return spec
 
 
 @app.command()
+@spec_flags((*SERVER_FLAGS, "data", "budget_mb"))
 def diff(
-    device: Annotated[str | None, flag("device")] = None,
-    reference: Annotated[str | None, flag("reference")] = None,
-    candidate: Annotated[str | None, flag("candidate")] = None,
-    model: Annotated[str | None, flag("model")] = None,
-    data: Annotated[str | None, flag("data")] = None,
-    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
+    flags: dict[str, Any],
     suites: Annotated[str, typer.Option(help="layers, or layers,logits.")] = "layers,logits",
     greedy_prompts: Annotated[
         int | None, typer.Option(help="Number of prompts whose logits are compared, 16 at most.", show_default=False)
     ] = None,
-    budget_mb: Annotated[int | None, flag("budget_mb")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder; what is unfinished in it is gone on with.")] = None,
-    config: Annotated[Path | None, _CONFIG] = None,
+    out: Out = None,
+    config: Config = None,
 ) -> None:
     """Run the candidate in the shadow of the reference: its own error by layer, head and condition, and the bug's name."""
     from assay.harness.cli.run import measure
 
-    flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
-    spec = _spec(flags, config)
+    spec = _spec(flags | {"suites": suites, "greedy_prompts": greedy_prompts}, config)
     if not {"layers"} <= set(spec.suites) <= {"layers", "logits"}:
-        raise UsageError(f"--suites is {suites}.", "layers, or layers,logits", "ask for answers with assay run")
+        raise UsageError(f"--suites is {suites}.", "layers, or layers,logits", "use assay run for the other suites")
     made, _ = measure(spec, out)
     raise typer.Exit(made.exit_code)
 
 
 @app.command()
+@spec_flags((*SERVER_FLAGS, "data", "budget_mb"))
 def record(
+    flags: dict[str, Any],
     pack: Annotated[Path, typer.Argument(help="A new folder for the replay pack.")],
-    device: Annotated[str | None, flag("device")] = None,
-    reference: Annotated[str | None, flag("reference")] = None,
-    candidate: Annotated[
-        str | None, typer.Option(help="A backend whose worst calls are kept too; by default that of the profile.")
-    ] = None,
-    model: Annotated[str | None, flag("model")] = None,
-    data: Annotated[str | None, flag("data")] = None,
-    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
-    budget_mb: Annotated[int | None, flag("budget_mb")] = None,
-    config: Annotated[Path | None, _CONFIG] = None,
+    config: Config = None,
 ) -> None:
-    """Record a replay pack: q, k, v and the reference's output of chosen calls, to run kernels on without a server."""
+    """Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."""
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.record import record_pack
     from assay.harness.progress import ProgressDisplay
     from assay.reports.replay_terminal import render_pack
 
-    flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
     spec = _spec(flags | {"suites": "layers"}, config)
     with ProgressDisplay(console) as display:
         manifest = record_pack(prepare(spec), pack, display)
@@ -94,7 +80,7 @@ def replay(
     ],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
 ) -> None:
-    """Run a kernel over recorded calls, with no server and no model, and name what is wrong with it."""
+    """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
     from assay.harness.attention.call import KernelRefused
     from assay.harness.offline import replay as replaying
     from assay.reports.replay_terminal import render_replay

@@ -9,57 +9,26 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from assay.harness.cli.app import app, console, flag, interpret_without_gpu
-from assay.harness.config import make_spec
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli.app import app, console
+from assay.harness.cli.flags import Config, Out, spec_flags
+from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode, UsageError
 
 baseline_app = typer.Typer(no_args_is_help=True, help="Keep accepted results, in files that a team commits.")
 app.add_typer(baseline_app, name="baseline")
 
-_CONFIG = typer.Option(help="An assay.toml; by default the one in this folder, if any.")
 _BASELINES = typer.Option("--baselines", help="Folder of the accepted baselines; by default that of assay.toml.")
 
 
 @app.command()
-def gate(
-    device: Annotated[str | None, flag("device")] = None,
-    reference: Annotated[str | None, flag("reference")] = None,
-    candidate: Annotated[str | None, flag("candidate")] = None,
-    model: Annotated[str | None, flag("model")] = None,
-    data: Annotated[str | None, flag("data")] = None,
-    questions: Annotated[int | None, flag("questions")] = None,
-    margin: Annotated[float | None, flag("margin")] = None,
-    alpha: Annotated[float | None, flag("alpha", panel="Fine print")] = None,
-    greedy_prompts: Annotated[int | None, flag("greedy_prompts")] = None,
-    greedy_margin: Annotated[float | None, flag("greedy_margin", panel="Fine print")] = None,
-    growth: Annotated[float | None, flag("growth", panel="Fine print")] = None,
-    concurrency: Annotated[int | None, flag("concurrency", panel="Fine print")] = None,
-    max_tokens: Annotated[int | None, flag("max_tokens", panel="Fine print")] = None,
-    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
-    suites: Annotated[str | None, flag("suites")] = None,
-    latency_shapes: Annotated[str | None, flag("latency_shapes")] = None,
-    latency_concurrency: Annotated[str | None, flag("latency_concurrency")] = None,
-    latency_seconds: Annotated[float | None, flag("latency_seconds")] = None,
-    latency_bound: Annotated[float | None, flag("latency_bound")] = None,
-    require: Annotated[str | None, flag("require")] = None,
-    reference_from: Annotated[str | None, flag("reference_from")] = None,
-    baselines: Annotated[str | None, flag("baselines")] = None,
-    budget_mb: Annotated[int | None, flag("budget_mb", panel="Fine print")] = None,
-    servers: Annotated[str | None, flag("servers", panel="Fine print")] = None,
-    startup_timeout: Annotated[float | None, flag("startup_timeout", panel="Fine print")] = None,
-    request_timeout: Annotated[float | None, flag("request_timeout", panel="Fine print")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run in it is gone on with.")] = None,
-    config: Annotated[Path | None, _CONFIG] = None,
-) -> None:
-    """Run, hold the result against the policy and the accepted baselines, and exit with the verdict: for CI."""
+@spec_flags(FLAGS)
+def gate(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
+    """For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."""
     from assay.harness.cli.run import measure
-    from assay.harness.config import RunSpec
     from assay.reports.github import workflow_commands
     from assay.reports.markdown import to_markdown
 
-    flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
-    if engine_arg is not None:
-        flags["engine_arg"] = tuple(engine_arg)
     interpret_without_gpu()
     made, _ = measure(make_spec(flags, config), out, baselines=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
@@ -79,7 +48,7 @@ def accept(
         str, typer.Option(metavar="REASON", help="Accept worse numbers than those accepted before, and say why.")
     ] = "",
     baselines: Annotated[Path | None, _BASELINES] = None,
-    config: Annotated[Path | None, _CONFIG] = None,
+    config: Config = None,
 ) -> None:
     """Show what a run has otherwise than the accepted baselines, and accept its results."""
     from assay.harness import baselines as accepted
@@ -115,7 +84,7 @@ def accept(
 @baseline_app.command(name="list")
 def list_(
     baselines: Annotated[Path | None, _BASELINES] = None,
-    config: Annotated[Path | None, _CONFIG] = None,
+    config: Config = None,
 ) -> None:
     """List the accepted baselines."""
     from assay.harness.evidence.baseline import read_all

@@ -4,51 +4,23 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.harness.cli.app import app, console, flag, interpret_without_gpu
-from assay.harness.config import RunSpec, make_spec
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli.app import app, console
+from assay.harness.cli.flags import Config, Out, spec_flags
+from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
 
 if TYPE_CHECKING:
     from assay.harness.judge.report import Report
 
 
 @app.command()
-def run(
-    device: Annotated[str | None, flag("device")] = None,
-    reference: Annotated[str | None, flag("reference")] = None,
-    candidate: Annotated[str | None, flag("candidate")] = None,
-    model: Annotated[str | None, flag("model")] = None,
-    data: Annotated[str | None, flag("data")] = None,
-    questions: Annotated[int | None, flag("questions")] = None,
-    margin: Annotated[float | None, flag("margin")] = None,
-    alpha: Annotated[float | None, flag("alpha", panel="Fine print")] = None,
-    greedy_prompts: Annotated[int | None, flag("greedy_prompts")] = None,
-    greedy_margin: Annotated[float | None, flag("greedy_margin", panel="Fine print")] = None,
-    concurrency: Annotated[int | None, flag("concurrency", panel="Fine print")] = None,
-    max_tokens: Annotated[int | None, flag("max_tokens", panel="Fine print")] = None,
-    engine_arg: Annotated[list[str] | None, flag("engine_arg")] = None,
-    suites: Annotated[str | None, flag("suites")] = None,
-    require: Annotated[str | None, flag("require", panel="Fine print")] = None,
-    latency_shapes: Annotated[str | None, flag("latency_shapes", panel="Latency")] = None,
-    latency_concurrency: Annotated[str | None, flag("latency_concurrency", panel="Latency")] = None,
-    latency_seconds: Annotated[float | None, flag("latency_seconds", panel="Latency")] = None,
-    latency_bound: Annotated[float | None, flag("latency_bound", panel="Latency")] = None,
-    budget_mb: Annotated[int | None, flag("budget_mb", panel="Fine print")] = None,
-    servers: Annotated[str | None, flag("servers", panel="Fine print")] = None,
-    startup_timeout: Annotated[float | None, flag("startup_timeout", panel="Fine print")] = None,
-    request_timeout: Annotated[float | None, flag("request_timeout", panel="Fine print")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run in it is gone on with.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="An assay.toml; by default the one in this folder, if any.")
-    ] = None,
-) -> None:
-    """Start both servers, ask both the same, and say whether the candidate may be merged."""
-    flags = {key: value for key, value in locals().items() if key in RunSpec.model_fields}
-    if engine_arg is not None:
-        flags["engine_arg"] = tuple(engine_arg)
+@spec_flags(RUN_FLAGS)
+def run(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
+    """Ask both servers the same questions, and say whether the candidate may be merged."""
     interpret_without_gpu()
     made, _ = measure(make_spec(flags, config), out)
     raise typer.Exit(made.exit_code)
@@ -96,7 +68,7 @@ def measure(spec: RunSpec, out: Path | None, baselines: bool = False) -> tuple[R
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
-    """Read a run's evidence again, and write its reports anew."""
+    """Read a run's evidence again, and rewrite its reports."""
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.build import build
     from assay.reports.run_terminal import render
@@ -110,7 +82,7 @@ def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> N
 
 @app.command()
 def backends() -> None:
-    """List the attention backends and kernels that can be named."""
+    """List the attention backends and kernels."""
     from assay.harness.attention import kernels
     from assay.harness.engines.catalog import sglang_backends
 

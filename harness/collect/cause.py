@@ -7,7 +7,7 @@ from assay.harness.collect.plan import Plan
 from assay.harness.evidence.cause import read_cause, write_cause
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff import pack_of
-from assay.harness.offline.replay import examine_recorded
+from assay.harness.offline.replay import replay_recorded
 from assay.harness.progress import ProgressDisplay
 
 
@@ -21,7 +21,7 @@ def find_cause(folder: RunFolder, plan: Plan, display: ProgressDisplay) -> None:
     if pack is None or read_cause(folder) is not None:
         return
     served = pack.is_relative_to(folder.server_folder("candidate"))
-    result = examine_recorded(pack, plan.candidate, replay_command(pack, plan.candidate), served)
+    result = replay_recorded(pack, plan.candidate, replay_command(pack, plan.candidate), served)
     write_cause(folder, result)
     named = "; ".join(finding.title for finding in result.findings) or "nothing"
     display.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")

@@ -27,7 +27,7 @@ from assay.harness.evidence.records import Role
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import BUDGET_BYTES
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
-from assay.harness.offline.replay import name_recorded
+from assay.harness.offline.replay import diagnose_recorded
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.sglang_plugin import MODEL_HASH, RECORD, SHADOW, TRACE
@@ -71,22 +71,22 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
     prompts = prompts_of(plan)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     display.say(f"Layer diff in the {engine.role}'s server: {len(prompts)} questions in the shadow.")
-    named_s: float | None = None
+    first_finding_s: float | None = None
 
     def name() -> None:
-        nonlocal named_s
+        nonlocal first_finding_s
         pack = place / PACK_FOLDER
         again = replay_command(pack, plan.candidate)
         try:
-            findings = name_recorded(pack, plan.candidate, again, served=engine.role == "candidate")
+            findings = diagnose_recorded(pack, plan.candidate, again, served=engine.role == "candidate")
         except (
             UsageError
         ):  # the candidate computed nothing: the final examination says so, with everything that was seen
             return
         if findings:
-            named_s = time.monotonic() - begun
+            first_finding_s = time.monotonic() - begun
         for finding in findings:
-            display.say(f"After {named_s:.1f} s: {finding.where}: {finding.diagnosis}.")
+            display.say(f"After {first_finding_s:.1f} s: {finding.where}: {finding.diagnosis}.")
 
     shadow(engine, place, plan, name)
     layers = layers_seen(place)
@@ -95,7 +95,11 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
     trace(engine, place, other, prompts, Control(substitute=layers))
     set_control(place, Control())
     done = LayerDiffRecord(
-        traced=labels, substituted=True, layers=len(layers), seconds=time.monotonic() - begun, named_s=named_s
+        traced=labels,
+        substituted=True,
+        layers=len(layers),
+        seconds=time.monotonic() - begun,
+        first_finding_s=first_finding_s,
     )
     write_record(place, done)
 

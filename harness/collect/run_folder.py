@@ -12,15 +12,12 @@ from pathlib import Path
 
 from assay.harness.baselines import status_of
 from assay.harness.collect.plan import Plan
-from assay.harness.config import FLAGS, RunSpec
+from assay.harness.config import FLAGS, RUN_FLAGS, RunSpec
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence import manifest as made
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, Manifest
 from assay.harness.evidence.records import Role
-
-GATE_FLAGS = ("baselines", "growth", "reference_from")
-"""Flags that only a run compared with the accepted baselines has."""
 
 
 def default_folder(spec: RunSpec) -> Path:
@@ -41,12 +38,11 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
         UsageError: `path` holds something else.
     """
     spec = plan.spec
-    keys = [key for key in FLAGS if command == "gate" or key not in GATE_FLAGS]
     manifest = Manifest(
         run_id=path.resolve().name,
         created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         spec=spec.model_dump(mode="json"),
-        command=shlex.join(["assay", command, *given_flags(spec, keys)]),
+        command=shlex.join(["assay", command, *given_flags(spec, FLAGS if command == "gate" else RUN_FLAGS)]),
         packages=made.installed_packages(),
         hardware=made.hardware(spec.device),
         python=sys.version.split()[0],

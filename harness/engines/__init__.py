@@ -1,1 +1,1 @@
-"""Start, watch, talk to and stop a server under test."""
+"""Start, monitor, query and stop a server under test."""

@@ -1,4 +1,4 @@
-"""What two servers' arguments differ in, beyond what has to differ."""
+"""Differences between two servers' arguments, beyond those that must differ."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# State of a server, not its arguments. max_total_num_tokens is measured from the memory that was free at start-up, which
-# the other server has a part in; the flag behind it, max_total_tokens, is compared.
+# A server's state, not its arguments. max_total_num_tokens follows from the memory that was free at start-up, which depends on
+# the other server; the flag behind it, max_total_tokens, is compared.
 VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
-# What makes a server the one it is: backend, address and the name it answers to.
+# What identifies a server: its backend, its address and the name that it answers to.
 MUST_DIFFER = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
 ABSENT = "absent"
 
 
 def settled(info: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's ``/server_info`` without what changes while it runs."""
+    """A server's ``/server_info`` without the fields that change while it runs."""
     return {key: value for key, value in info.items() if key not in VOLATILE}
 
 
 def differences(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Arguments that differ, by name: (reference, candidate). Empty where only the backend differs.
+    """Arguments that differ, by name: (reference, candidate). Empty if only the backend differs.
 
-    Nested arguments are compared leaf by leaf and named with dots, such as ``cuda_graph_config.decode.backend``. An
-    argument that SGLang derived from the backend (its page size, say) is listed: it is a second difference.
+    Nested arguments are compared leaf by leaf and named with dots: ``cuda_graph_config.decode.backend``. An argument that
+    SGLang derives from the backend, for example its page size, is listed: it is a second difference.
     """
     left, right = _flat(reference), _flat(candidate)
     return {

@@ -1,4 +1,4 @@
-"""What every engine under test offers, whether assay started it or not."""
+"""The interface of an engine under test, whether assay started it or not."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STOP_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One user message, to be answered at temperature 0.
+    """One user message, answered at temperature 0.
 
     Attributes:
         prompt: the text of the message.
         max_tokens: token limit of the answer.
-        top_logprobs: log-probabilities of the answer's tokens with this many alternatives each; 0 asks for none.
+        top_logprobs: alternatives to return with the log-probability of each token of the answer; 0 for no log-probabilities.
     """
 
     prompt: str
@@ -31,17 +31,17 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered to an `ChatRequest`.
+    """A server's answer to a `ChatRequest`.
 
     Attributes:
-        request_id: the server's own name for the request.
+        request_id: the server's id of the request.
         text: the answer; may be empty.
-        finish_reason: "stop", or "length" where the answer ran to the token limit.
+        finish_reason: "stop", or "length" if the answer reached the token limit.
         prompt_tokens: tokens of the prompt, chat template included.
         completion_tokens: tokens of the answer.
-        cached_tokens: prompt tokens that came from the prefix cache; None where the server does not say.
-        latency_s: seconds from sending the request to its whole answer, as the client saw it.
-        tokens: the answer's tokens with log-probabilities; empty unless asked for.
+        cached_tokens: prompt tokens that came from the prefix cache; None if the server does not report it.
+        latency_s: seconds from sending the request to the end of its answer, as seen by the client.
+        tokens: the answer's tokens with log-probabilities; empty unless requested.
     """
 
     request_id: str
@@ -55,16 +55,16 @@ class Reply:
 
 
 class Engine(Protocol):
-    """A serving engine in one role. As a context manager it is started on entry and stopped on exit.
+    """A serving engine in one role. A context manager: it starts on entry and stops on exit.
 
     Attributes:
         role: which side of the comparison it is.
-        backend: name of its attention backend, or the URL of a server that assay cannot look into.
-        url: where it listens, such as "http://127.0.0.1:31000"; empty before `start`.
-        label: engine, version and device, such as "SGLang 0.5.23 on cpu".
-        startup_s: seconds from launch to ready; None where assay did not start it.
-        launch_command: the command line, to be pasted into a shell; empty where assay did not start it.
-        evidence: folder in which the server's process leaves ``counters/`` and ``admissions.jsonl``; None for a URL.
+        backend: name of its attention backend, or the URL of a server that assay cannot instrument.
+        url: its address ("http://127.0.0.1:31000"); empty before `start`.
+        label: engine, version and device ("SGLang 0.5.23 on cpu").
+        startup_s: seconds from launch to ready; None if assay did not start it.
+        launch_command: the command line, fit for a shell; empty if assay did not start it.
+        evidence: folder to which the server's process writes ``counters/`` and ``admissions.jsonl``; None for a URL.
     """
 
     role: Role
@@ -76,30 +76,30 @@ class Engine(Protocol):
     evidence: Path | None
 
     def start(self) -> None:
-        """Return when the server is ready. Raises EngineError if it does not get there."""
+        """Return when the server is ready. Raises EngineError if it does not become ready."""
 
     def stop(self) -> None:
-        """End the server and every process that it started. Safe to call twice, and from another thread."""
+        """Stop the server and every process that it started. Safe to call twice and from another thread."""
 
     def check(self) -> None:
-        """Raise EngineError, with exit status and log, if the server's process is gone."""
+        """Raise EngineError, with exit status and log, if the server's process has ended."""
 
     def arguments(self) -> dict[str, Any]:
-        """The server's arguments as it resolved them; empty where it does not say."""
+        """The arguments as the server resolved them; empty if it does not report them."""
 
     def flush_cache(self) -> None:
         """Empty the prefix cache."""
 
     def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
-        """Send all of ``asks`` and hand over each reply as it comes.
+        """Send all of ``asks`` and pass on each reply as it arrives.
 
         Args:
-            asks: what to send; started in this order.
-            concurrency: most requests in flight at a time.
-            on_reply: called with the index into ``asks`` and its reply, from the calling thread, one at a time.
+            asks: the requests, started in this order.
+            concurrency: largest number of requests in flight.
+            on_reply: called with the index into ``asks`` and the reply, in the calling thread, one at a time.
 
         Raises:
-            EngineError: on the first failure; replies that came before it were handed over.
+            EngineError: on the first failure; replies that arrived before it were passed on.
         """
 
     def __enter__(self) -> Self:
@@ -118,8 +118,8 @@ def start_together(engines: Sequence[Engine], at_once: bool = True) -> None:
     If one fails, or on Ctrl-C, all are stopped and the first error is raised.
 
     Args:
-        engines: what to start.
-        at_once: side by side; else one after the other.
+        engines: the engines.
+        at_once: start in parallel; otherwise one after the other.
     """
     with ThreadPoolExecutor(max_workers=len(engines) if at_once else 1, thread_name_prefix="assay-start") as pool:
         starts = [pool.submit(engine.start) for engine in engines]
@@ -129,7 +129,7 @@ def start_together(engines: Sequence[Engine], at_once: bool = True) -> None:
                 if start in done:
                     start.result()
         except BaseException:
-            # Again and again: an engine whose thread had not yet launched its process was not there to be stopped.
+            # Repeatedly: an engine whose thread had not launched its process yet could not be stopped.
             pending = {start for start in starts if at_once or not start.cancel()}
             while pending:
                 for engine in engines:

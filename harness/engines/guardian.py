@@ -1,10 +1,10 @@
-"""Stands between assay and a server, so that no process of the server outlives assay. Linux, standard library only.
+"""A process between assay and a server that makes sure no process of the server outlives assay. Linux, standard library only.
 
     python -I -S guardian.py GRACE_S SCRATCH COMMAND...
 
-Runs COMMAND in a session of its own. Ends it, and whatever it started, when standard input reaches its end (the other
-end of that pipe is held by assay alone, so the kernel closes it however assay ends, SIGKILL included), on SIGTERM, or when
-COMMAND ends by itself. Then removes the folder SCRATCH and ends as COMMAND did: same exit status, same signal.
+Runs COMMAND in its own session. Ends it, and whatever it started, at the end of standard input (only assay holds the other end
+of that pipe, so the kernel closes it however assay ends, SIGKILL included), on SIGTERM, or when COMMAND ends by itself. Then
+removes the folder SCRATCH and ends as COMMAND did, with the same exit status or signal.
 
 It is single-threaded: the kernel sends a parent-death signal when the *thread* that forked ends, not its process.
 """
@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-# After the main process was killed, its helpers get this long to end by themselves: Python's resource tracker then
-# removes shared memory that would otherwise be left behind.
+# How long the helpers of a killed main process have to end by themselves: Python's resource tracker removes shared memory then
+# that would otherwise be left behind.
 HELPERS_S = 1.0
 UNKILLABLE_S = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +34,7 @@ class Family:
     """The server's main process and everything that descends from it."""
 
     def __init__(self, command: list[str]) -> None:
-        # Orphans of the server become children of this process: they can neither escape nor hide in another session.
+        # Orphans of the server become children of this process, so they cannot escape into another session.
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.status: int | None = None
         self.main = os.fork()
@@ -42,7 +42,7 @@ class Family:
             _become(command)
 
     def reap(self) -> bool:
-        """Collect what has ended; whether nobody is left."""
+        """Collect ended processes. Returns whether none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -54,7 +54,7 @@ class Family:
                 self.status = status
 
     def end(self, grace_s: float) -> None:
-        """End everyone: SIGTERM, then SIGKILL after ``grace_s`` seconds."""
+        """End all processes: SIGTERM, then SIGKILL after ``grace_s`` seconds."""
         if self.status is None:
             os.killpg(self.main, signal.SIGTERM)
         if self.gone_within(grace_s):
@@ -85,7 +85,7 @@ def descendants(ancestor: int) -> list[int]:
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The second field, the name, is in parentheses and may hold spaces and parentheses itself.
+            # The second field, the name, is in parentheses and may contain spaces and parentheses.
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue
@@ -101,7 +101,7 @@ def _become(command: list[str]) -> None:
     if os.getppid() != guardian:
         os._exit(1)
     os.setsid()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and an ignored signal stays ignored
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and children inherit that
         signal.signal(number, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
@@ -136,7 +136,7 @@ def main() -> None:
         sys.exit(0)
     if os.WIFSIGNALED(status):
         deadly = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core dump, the server's own, is enough
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the server's own core dump is enough
         if deadly != signal.SIGKILL:
             signal.signal(deadly, signal.SIG_DFL)
         os.kill(os.getpid(), deadly)

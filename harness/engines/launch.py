@@ -1,4 +1,4 @@
-"""How an SGLang server is launched: command line and environment, as pure functions of a `Launch`."""
+"""Launching an SGLang server: its command line and environment, as pure functions of a `Launch`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from assay.harness.evidence.records import Role
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 CUDA_MEM_FRACTION = 0.40
-"""Share of the free GPU memory that a server takes for weights and KV cache, so that two fit side by side."""
+"""Share of the free GPU memory that a server takes for weights and KV cache, so that two servers fit."""
 
-# Both servers get them alike, so a user who sets one of them would undo the comparison or the proof of identity.
+# A user who set one of these would break the comparison, or the proof that the right server answers.
 OWN_FLAGS = (
     "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--model-path", "--device",
     "--host", "--port", "--served-model-name", "--api-key",
@@ -26,31 +26,31 @@ OWN_FLAGS = (
 _CPU_FLAGS = ("--dtype", "float32", "--mem-fraction-static", "0.2", "--max-total-tokens", "32768", "--sleep-on-idle")
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LOOPBACK = "127.0.0.1"
-# A server whose scheduler died stays for 5 s (65 s with a GPU) to dump stacks and memory, unless it is told not to: so
-# long nobody would see that it is dead. Who wants the dumps sets the variable.
+# A server whose scheduler died stays up for 5 s (65 s with a GPU) to dump stacks and memory, and nobody would notice its death.
+# Set a variable to get the dumps.
 _CRASH_DUMPS = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything that decides how a server is launched, but for its port and name.
+    """Everything that decides how a server is launched, except its port and name.
 
     Attributes:
         role: which side of the comparison it is.
-        backend: an attention backend that SGLang knows by name, or a kernel as ``module:function``.
+        backend: name of an attention backend that SGLang knows, or a kernel as ``module:function``.
         model: model folder or hub name.
         device: "cpu" or "cuda".
-        evidence: folder for what the server's process leaves; also its working directory.
+        evidence: folder for what the server's process writes; also its working directory.
         log: file that the server's output is appended to.
-        decode_backend: the backend that a kernel without a decode phase hands decode calls to: the reference's.
-        engine_args: the user's flags; they come last and so win.
-        cpu_core: the core that computes on the CPU; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
-        eager: no CUDA graphs. To be the same for both servers, and True if either backend cannot be captured.
-        prefill_graphs: whether, where it is not eager, prefill may be captured too. SGLang then runs it on batches that do not say
-            whose they are, so extend is neither shadowed nor traced.
-        startup_timeout: seconds until ready.
-        request_timeout: seconds an answer may take.
-        extra: further environment variables, such as ASSAY_SHADOW and ASSAY_RECORD (see `assay.harness.server.sglang_plugin`).
+        decode_backend: the native backend to which a kernel without a decode phase delegates decode calls.
+        engine_args: the user's flags; they come last, so they override assay's.
+        cpu_core: the core that a CPU server computes on; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
+        eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
+        prefill_graphs: whether prefill may be captured too, if not eager. SGLang then runs it on batches that do not name their
+            requests, so extend is neither shadowed nor traced.
+        startup_timeout: seconds until it must be ready.
+        request_timeout: seconds until an answer must be complete.
+        extra: further environment variables: ASSAY_SHADOW, ASSAY_RECORD, ... (see `assay.harness.server.sglang_plugin`).
     """
 
     role: Role
@@ -73,27 +73,27 @@ class Launch:
 
 
 def check_engine_args(engine_args: Sequence[str]) -> None:
-    """Refuse the user's flags that assay sets itself.
+    """Refuse flags that assay sets itself.
 
     Raises:
         UsageError: one of them sets one of `OWN_FLAGS`.
     """
     for given in engine_args:
         flag = given.partition("=")[0]
-        # argparse takes any unambiguous beginning of a flag for the flag
+        # argparse accepts any unambiguous prefix of a flag
         own = next((own for own in OWN_FLAGS if flag.startswith("--") and len(flag) > 2 and own.startswith(flag)), None)
         if own:
             raise UsageError(
                 f"--engine-arg={given} sets {own}, which assay sets itself.",
-                "a flag that both servers may share",
-                "use --reference, --candidate, --model or --device of assay, or leave it out",
+                "a flag for both servers that assay does not set",
+                "use assay's own --reference, --candidate, --model or --device, or remove it",
             )
 
 
 def command(launch: Launch, port: int, name: str) -> list[str]:
-    """The server's command line; ``name`` is the model name that it shall answer to."""
+    """The server's command line; ``name`` is the model name that it answers to."""
     profile = list(_CPU_FLAGS) if launch.device == "cpu" else ["--mem-fraction-static", f"{CUDA_MEM_FRACTION:.2f}"]
-    # On the CPU nothing is captured; saying so makes SGLang resolve the same arguments for every backend.
+    # Nothing is captured on the CPU. With the flag, SGLang resolves the same arguments for every backend.
     if launch.eager or launch.device == "cpu":
         profile.append("--disable-cuda-graph")
     elif not launch.prefill_graphs:
@@ -107,29 +107,29 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
         "--port", str(port),
         "--served-model-name", name,
         "--enable-cache-report",
-        "--random-seed", "0",  # SGLang draws one for each server otherwise
+        "--random-seed", "0",  # otherwise SGLang draws one for each server
         *profile,
         *launch.engine_args,
     ]  # fmt: skip
 
 
 def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that assay sets for a server, on top of those it ``inherited``."""
+    """The environment variables that assay sets for a server, in addition to those ``inherited``."""
     path = [str(STAND_INS)] if launch.device == "cpu" else []
     path += [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
-    path.append(str(Path.cwd()))  # a kernel given as module:function may lie there
+    path.append(str(Path.cwd()))  # a kernel given as module:function may be there
     no_proxy = ",".join(filter(None, [inherited.get("no_proxy") or inherited.get("NO_PROXY"), _LOOPBACK, "localhost"]))
     ours = {
         "PYTHONPATH": ":".join(path),
         "ASSAY_EVIDENCE": str(launch.evidence.resolve()),
         "ASSAY_DELEGATE": launch.decode_backend,
-        # SGLang's own warm-up request must have been answered before /health is good; without this, each look at
-        # /health would generate a token (and take a second), which would be counted as an attention call.
+        # /health is good only after SGLang's own warm-up request. Without this, every query of /health would generate a token,
+        # which takes a second and would be counted as an attention call.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
         # The warm-up request goes over the loopback address too.
         "no_proxy": no_proxy,
         "NO_PROXY": no_proxy,
-        # The default lies in the temporary folder, which a server has of its own: compiled code would be lost.
+        # The default is in the temporary folder, which each server has for itself: compiled code would be lost.
         "TORCHINDUCTOR_CACHE_DIR": inherited.get("TORCHINDUCTOR_CACHE_DIR")
         or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
     }
@@ -139,7 +139,7 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     if Path(launch.model).is_dir():
         ours["HF_HUB_OFFLINE"] = "1"
     if launch.device == "cpu":
-        # One thread for each server: the tiny model gains nothing from more, and two servers' threads spin on each other's cores.
+        # One thread per server: the tiny model gains nothing from more, and the threads of two servers would compete for cores.
         ours |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", **dict.fromkeys(_THREAD_COUNTS, "1")}
         if launch.cpu_core is not None:
             ours["SGLANG_CPU_OMP_THREADS_BIND"] = str(launch.cpu_core)

@@ -1,4 +1,4 @@
-"""Whether memory holds both servers at once (``servers = "auto"``)."""
+"""Whether memory holds both servers at the same time (``servers = "auto"``)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from assay.harness.engines.launch import CUDA_MEM_FRACTION
 from assay.harness.errors import UsageError
 
 GIB = 1024**3
-# A CPU server's three processes take about 2 GiB (measured, SGLang 0.5.23), and one more is left for KV cache and work.
+# The three processes of a CPU server take about 2 GiB (measured, SGLang 0.5.23); one more is for the KV cache and activations.
 CPU_SERVER_BYTES = 3 * GIB
-# bf16 weights become fp32 (twice the bytes), and half of them are there once more while they are loaded.
+# bf16 weights become fp32 (twice the bytes), and half of them exist a second time while they are loaded.
 CPU_MODEL_COPIES = 2.5
 # CUDA context and activations lie outside --mem-fraction-static.
 CUDA_OUTSIDE_FRACTION = 0.1
-# Of a server's share, what is left for the KV cache beside the weights.
+# The part of a server's share that remains for the KV cache.
 CUDA_KV_BYTES = 1 * GIB
 _WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -33,7 +33,7 @@ def hold_both(
 
     Args:
         device: where they run.
-        model_bytes: bytes of the model's weights on disk; None if unknown, which is taken for too many.
+        model_bytes: bytes of the model's weights on disk; None if unknown: then they are assumed not to fit.
         available_bytes: free memory of the device.
         mem_fraction: a CUDA server's ``--mem-fraction-static``.
     """
@@ -50,7 +50,7 @@ def mem_fraction(engine_args: Sequence[str]) -> float:
     """A CUDA server's ``--mem-fraction-static``: the user's, or assay's own.
 
     Raises:
-        UsageError: the user's is no number.
+        UsageError: the user's is not a number.
     """
     value = str(CUDA_MEM_FRACTION)
     for flag, following in pairwise([*engine_args, ""]):
@@ -66,14 +66,14 @@ def mem_fraction(engine_args: Sequence[str]) -> float:
 
 
 def model_bytes(model: str) -> int | None:
-    """Bytes of a model's weights: of its folder, or of what the hub's cache holds; None if neither is there."""
+    """Bytes of a model's weights: of its folder, or of its snapshot in the hub's cache; None if there is neither."""
     folder = Path(model)
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
         try:
             folder = Path(snapshot_download(model, local_files_only=True))
-        except (OSError, ValueError):  # not in the cache, or no name of a hub model at all
+        except (OSError, ValueError):  # not in the cache, or not the name of a hub model
             return None
     return sum(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)) or None
 
@@ -88,7 +88,7 @@ def available_bytes(device: Device) -> int:
 
 
 def _container_bytes(cgroup: Path) -> int | None:
-    """What is left below the limit of cgroup v2 (kernel documentation, cgroup-v2.rst); None without a limit."""
+    """Memory left below the limit of cgroup v2 (kernel documentation, cgroup-v2.rst); None without a limit."""
     try:
         limit, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
         if limit == "max":

@@ -1,4 +1,4 @@
-"""The model that both servers load: found and checked before anything is started, so that both load the same files."""
+"""The model that both servers load: found and checked before they start, so that both load the same files."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
-    """The folder of a model: the named one, or the snapshot of a hub model, downloaded if need be.
+    """The folder of a model: the named one, or the snapshot of a hub model, downloaded if necessary.
 
     Args:
-        name: "tiny" for the model that comes with assay, a folder, or a hub name such as "meta-llama/Llama-3.1-8B-Instruct".
-        engine_args: flags of the servers; with ``--load-format dummy`` no weights are needed.
+        name: "tiny" for the model that ships with assay, a folder, or a hub name ("meta-llama/Llama-3.1-8B-Instruct").
+        engine_args: the servers' flags; with ``--load-format dummy`` no weights are needed.
 
     Raises:
-        UsageError: no such folder or hub model, or a folder that lacks its configuration, tokenizer or weights.
+        UsageError: there is no such folder or hub model, or the folder has no configuration, tokenizer or weights.
     """
     folder = TINY_MODEL if name == BUILTIN_MODEL else Path(name).expanduser()
     if not folder.exists():
         if name.startswith((".", "/", "~")) or name.count("/") != 1:
             raise UsageError(
-                f"--model {name}: there is no such folder.", "a model folder or a hub name", "check the path"
+                f"--model {name}: no such folder.", "a model folder or a hub name", "check the path"
             )
         folder = _download(name)
     if not folder.is_dir():
         raise UsageError(
-            f"--model {name} is a file.", "the folder that holds config.json and the weights", f"name {folder.parent}"
+            f"--model {name} is a file.", "the folder with config.json and the weights", f"name {folder.parent}"
         )
     if not (folder / "config.json").exists():
         raise UsageError(
@@ -48,7 +48,7 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
     if not dummy and not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         raise UsageError(
             f"--model {name} has no weights.",
-            f"files such as {', '.join(_WEIGHTS)}",
+            f"files that match one of {', '.join(_WEIGHTS)}",
             "finish the download, or --engine-arg=--load-format=dummy",
         )
     return folder.resolve()
@@ -63,7 +63,7 @@ def _download(name: str) -> Path:
     except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"--model {name} is neither a folder here nor a model that the hub gives: {reason}",
+            f"--model {name} is neither a local folder nor a model on the hub: {reason}",
             "a model folder, or a hub model that this machine can reach",
             "check the name, log in to the hub, or name a folder",
         ) from None

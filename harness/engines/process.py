@@ -1,4 +1,4 @@
-"""A server's process: launched under a guardian, watched, and ended with everything that it started."""
+"""A server's process: launched under a guardian, monitored, and ended with everything that it started."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from assay.harness.engines import guardian
 
 GRACE_S = 2.0
-"""Seconds from SIGTERM to SIGKILL. SGLang looks for a SIGTERM every 5 s, and has nothing to save that would be worth them."""
+"""Seconds from SIGTERM to SIGKILL. SGLang checks for a SIGTERM every 5 s and has nothing to save that is worth the wait."""
 TAIL_LINES, TAIL_BYTES, LINE_WIDTH = 20, 256 * 1024, 300
 
-# Never the reason of an exit: nanobind (in Triton) reports "leaks" at every one, up to a hundred lines; requests that went
-# well, SGLang's answers to our own question whether it is ready yet, and the 400 lines of usage before an argparse error.
+# Never the reason for an exit: the "leaks" that nanobind (in Triton) reports at every exit, up to a hundred lines; successful
+# requests; SGLang's replies to our readiness queries; and the 400 lines of usage before an argparse error.
 _NOISE = re.compile(
     r"nanobind: |See https://nanobind\.|\s+- (leaked (instance|type|function) |\.\.\. skipped remainder)"
     r"|\s+\[-"
@@ -29,7 +29,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class ServerProcess:
-    """One launch of a command. Never restarted: a second launch is another `ServerProcess`."""
+    """One launch of a command. It is never restarted: a second launch is another `ServerProcess`."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> None:
         """Launch ``command`` in ``folder`` with its output appended to ``log``.
@@ -40,7 +40,7 @@ class ServerProcess:
         folder.mkdir(parents=True, exist_ok=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
-        # SGLang leaves its sockets and other small files in the temporary folder: it gets one that goes away with it.
+        # SGLang leaves sockets and other small files in the temporary folder, so it gets one that is removed with it.
         self._scratch = tempfile.mkdtemp(prefix="assay-")
         guarded = [sys.executable, "-I", "-S", guardian.__file__, str(GRACE_S), self._scratch, *command]
         try:
@@ -66,24 +66,24 @@ class ServerProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs; negative is the signal that ended it."""
+        """None while it runs; the negative number of the signal that ended it."""
         return self._guardian.poll()
 
     @property
     def how_it_ended(self) -> str:
-        """Such as "exited with status 2" or "was killed by SIGKILL"."""
+        """In words: "exited with status 2", "was killed by SIGKILL"."""
         status = self.exit_status
         if status is None:
             return "is running"
         return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
     def log_tail(self) -> str:
-        """The lines of this launch's log that say most about its end, indented, headed by the log's path."""
+        """The most informative last lines of this launch's log, indented, under the log's path."""
         lines = "\n".join(f"  {line}" for line in telling_lines(self._last_log()))
         return f"Its log ({self.log}) ends:\n{lines}" if lines else f"Its log ({self.log}) is empty."
 
     def wrote(self, text: str) -> bool:
-        """Whether ``text`` (in lower case) stands in this launch's last `TAIL_BYTES` of log, whatever its case there."""
+        """Whether ``text`` (in lower case) occurs, in any case, in the last `TAIL_BYTES` of this launch's log."""
         return text in self._last_log().lower()
 
     def _last_log(self) -> str:
@@ -93,21 +93,21 @@ class ServerProcess:
             return stream.read().decode(errors="replace")
 
     def stop(self) -> None:
-        """End the server and everything it started; return when they are gone. Idempotent, from any thread."""
+        """End the server and everything it started; return when they have ended. Idempotent; may be called from any thread."""
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         try:
             self._guardian.wait(GRACE_S + guardian.HELPERS_S + guardian.UNKILLABLE_S)
         except subprocess.TimeoutExpired:
-            self._guardian.kill()  # the parent-death signal then takes the server along
+            self._guardian.kill()  # the parent-death signal then ends the server too
             self._guardian.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)  # the guardian did it, unless it was killed
 
 
 def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:
-    """The last lines of a log, or, where it holds a traceback, the end of the last traceback and the last lines.
+    """The last lines of a log; if it contains a traceback, the end of the last traceback and the last lines.
 
-    Lines are cut to `LINE_WIDTH` characters; empty ones and known noise are left out.
+    Lines are cut to `LINE_WIDTH` characters. Empty lines and known noise are omitted.
     """
     lines = [line[:LINE_WIDTH].rstrip() for line in log.splitlines() if line.strip() and not _NOISE.match(line)]
     heads = [number for number, line in enumerate(lines) if _TRACEBACK in line]

@@ -1,4 +1,4 @@
-"""A server that somebody else started: any OpenAI-compatible URL."""
+"""A server that assay did not start: any OpenAI-compatible URL."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class RemoteServer(Engine):
-    """Asked over its URL; assay can neither start, stop, nor look into it.
+    """A server known by its URL, which assay can neither start, stop nor instrument.
 
     Args:
         role: which side of the comparison it is.
-        url: its address, with or without ``/v1``.
-        model: the model to ask for; None takes the only one that the server lists.
-        request_timeout: seconds an answer may take.
+        url: its address; a final ``/v1`` is optional.
+        model: the model to ask for; None for the only one that the server lists.
+        request_timeout: seconds until an answer must be complete.
     """
 
     def __init__(self, role: Role, url: str, model: str | None = None, request_timeout: float = 300.0) -> None:
@@ -46,14 +46,14 @@ class RemoteServer(Engine):
         )
 
     def start(self) -> None:
-        """See that the server is there, and which model it serves. Raises EngineError otherwise."""
+        """Check that the server answers, and find the model that it serves. Raises EngineError otherwise."""
         names = served_models(self._client)
         if self._model is None and len(names) == 1:
             self._model = names[0]
         if self._model not in names:
             wanted = self._model or "a model"
             raise self._client.error(
-                f"serves {', '.join(names) or 'no model'}; {wanted} was asked for.",
+                f"serves {', '.join(names) or 'no model'}; {wanted} was requested.",
                 "one model, or one that is named",
                 "give --model one of the names listed",
             )
@@ -68,7 +68,7 @@ class RemoteServer(Engine):
         return {}
 
     def flush_cache(self) -> None:
-        """POST /flush_cache, which SGLang has; a server without it is left alone."""
+        """POST /flush_cache, which SGLang has; other servers may refuse it."""
         self._client.status("/flush_cache", INFO_TIMEOUT_S, method="POST")
 
     def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:

@@ -1,4 +1,4 @@
-"""A real SGLang server, started and stopped by assay."""
+"""An SGLang server, started and stopped by assay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _PortTaken(Exception):
 
 
 class SGLangServer(Engine):
-    """An SGLang server in a process group of its own, proven to be the one that answers."""
+    """An SGLang server in its own process group, proven to be the one that answers."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -47,7 +47,7 @@ class SGLangServer(Engine):
         self._lock = threading.Lock()  # between a launch and a stop from another thread
 
     def start(self) -> None:
-        """Launch, wait until ready, and prove that the server that answers is this one.
+        """Launch the server, wait until it is ready, and prove that it is the one that answers.
 
         Raises:
             EngineError: it died (with its log), it was not ready in time, or another server holds its port.
@@ -63,7 +63,7 @@ class SGLangServer(Engine):
                         raise EngineError(
                             f"{self.who} could not get a port in {PORT_ATTEMPTS} attempts: {taken}.",
                             "a free port on 127.0.0.1",
-                            "see what else takes ports on this machine",
+                            "find what else takes ports on this machine",
                         ) from None
                     self.stop()
         except BaseException:
@@ -99,7 +99,7 @@ class SGLangServer(Engine):
 
     def _wait_until_ready(self, client: Client, process: ServerProcess, started: float) -> None:
         while client.status("/health", PROBE_TIMEOUT_S) != 200:
-            # SGLang 0.5.23 says so and stays, so this cannot wait for its exit.
+            # SGLang 0.5.23 logs this and stays up, so its exit cannot be waited for.
             if process.wrote("address already in use"):
                 raise _PortTaken(f"{self.url} was taken while the server started")
             if process.exit_status is not None:
@@ -108,7 +108,7 @@ class SGLangServer(Engine):
                 raise client.error(
                     f"was not ready after {self.launch.startup_timeout:g} s.",
                     "/health to answer 200",
-                    "look at the log, or give --startup-timeout more seconds",
+                    "read the log, or raise --startup-timeout",
                 )
             time.sleep(POLL_EVERY_S)
         names = served_models(client)
@@ -128,9 +128,9 @@ class SGLangServer(Engine):
             raise self._dead(process)
 
     def _dead(self, process: ServerProcess) -> EngineError:
-        when = "while it started" if self.startup_s is None else "after it had been ready"
+        when = "during start-up" if self.startup_s is None else "after it was ready"
         return EngineError(
-            f"{self.who} {process.how_it_ended} {when}.\n{process.log_tail()}", "a server that stays", "see its log"
+            f"{self.who} {process.how_it_ended} {when}.\n{process.log_tail()}", "a running server", "read its log"
         )
 
     def _log_tail(self) -> str:
@@ -140,21 +140,21 @@ class SGLangServer(Engine):
         return arguments.settled(self._arguments)
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache, waiting up to `FLUSH_S` seconds for the last requests to leave the scheduler."""
+        """Empty the prefix cache, waiting up to `FLUSH_S` seconds until the last requests have left the scheduler."""
         self._ready_client().post(f"/flush_cache?timeout={FLUSH_S}", FLUSH_S + PROBE_TIMEOUT_S)
 
     def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
-        def told(index: int, reply: Reply) -> None:
-            # It was launched to report cached tokens; up to 0.5.17 it leaves the report out where there are none.
+        def on_sglang_reply(index: int, reply: Reply) -> None:
+            # It was launched to report cached tokens. Up to 0.5.17 it omits the field if there are none.
             on_reply(index, replace(reply, cached_tokens=reply.cached_tokens or 0))
 
-        self._ready_client().ask(self._name, asks, concurrency, told)
+        self._ready_client().ask(self._name, asks, concurrency, on_sglang_reply)
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
-        """What the server answers to a POST of ``body`` as JSON: for SGLang's own interface, such as ``/generate``.
+        """The server's answer to a POST of ``body`` as JSON: for SGLang's own interface, for example ``/generate``.
 
         Raises:
-            EngineError: the server failed, or answered anything but JSON with HTTP 200.
+            EngineError: the server failed, or its answer is not JSON with HTTP 200.
         """
         return self._ready_client().post_json(path, body)
 
@@ -165,14 +165,14 @@ class SGLangServer(Engine):
 
 
 def served_models(client: Client) -> list[str]:
-    """Names of the models that a server offers. Raises EngineError if it does not say."""
+    """Names of the models that a server lists. Raises EngineError if it lists none in OpenAI's format."""
     listed = client.get("/v1/models", INFO_TIMEOUT_S)
     try:
         return [str(model["id"]) for model in listed["data"]]
     except (TypeError, KeyError):
         raise EngineError(
             f"{client.who} answered /v1/models with {str(listed)[:300]}.",
-            "a list of models, as OpenAI's interface gives",
+            "a list of models in OpenAI's format",
         ) from None
 
 

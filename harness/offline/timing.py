@@ -23,16 +23,19 @@ from assay.harness.attention.kernels import declaration, declares
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.examine import examine, observe
+from assay.harness.localize.kernel_runs import measure, run_kernel
 from assay.harness.offline.roofline import limit_s, work_of
-from assay.harness.stats.decision import StatOutcome
 from assay.harness.stats.ratio import FEWEST, RatioDecision, decide_ratios
-from assay.harness.verdict import Finding
+from assay.harness.verdict import Finding, Verdict
 
 WARM_UP = 3
 """Untimed runs of each kernel on each shape: Triton compiles and tunes in them."""
 MOST_REPEATS = 200
 _L2_BYTES = 256 * 2**20
+
+
+TORCH_SDPA = f"{__name__}:torch_sdpa"
+"""The kernel that others are compared with unless one is named."""
 
 
 @declares(about="PyTorch's scaled_dot_product_attention, one sequence at a time")
@@ -116,7 +119,7 @@ class KernelTiming:
     shapes: tuple[ShapeTiming, ...]
     refused: tuple[str, ...]
     findings: tuple[Finding, ...]
-    verdict: StatOutcome
+    verdict: Verdict
 
 
 def time_kernels(
@@ -173,7 +176,7 @@ def time_kernels(
     )
     findings = _findings(candidate, shapes, [group for group, _, _ in timed], reproduce)
     verdicts = {shape.decision.verdict for shape in shapes}
-    verdict: StatOutcome = "pass" if verdicts == {"pass"} and not refused else "inconclusive"
+    verdict: Verdict = "pass" if verdicts == {"pass"} and not refused else "inconclusive"
     if findings or "regression" in verdicts:
         verdict = "regression"
     return KernelTiming(name, shapes, tuple(refused), tuple(findings), verdict)
@@ -208,8 +211,7 @@ def _by_shape(calls: Sequence[AttentionCall]) -> list[list[AttentionCall]]:
 
 
 def _own_error(kernel: Kernel, call: AttentionCall) -> float:
-    seen = observe(call, kernel(call.clone()), declaration(kernel).noise)
-    return float(seen.own.max()) / seen.bound
+    return measure(call, kernel(call.clone()), declaration(kernel).noise).worst
 
 
 Times = tuple[float, float, float, float]
@@ -336,7 +338,7 @@ def _findings(
     faster = [shape for shape, _ in wrong if shape.decision.ratio.interval.high < 1]
     # The two cheapest shapes name a bug as well as all do.
     cheap = sorted((group for _, group in wrong), key=lambda group: work_of(group[0]).flops)[:2]
-    named = diagnose(examine(candidate, [group[0] for group in cheap]), reproduce)
+    named = diagnose(run_kernel(candidate, [group[0] for group in cheap]), reproduce)
     best = min((shape.decision.ratio.value for shape in faster), default=1.0)
     speed = (
         f"On {len(faster)} of these shapes the candidate takes less time, down to {best:.2f} of the reference's: this is no "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from assay.harness import cli
+from assay.harness.cli.app import COMMANDS, load_command
 from assay.harness.engines.model import TINY_MODEL
 
 
@@ -38,7 +40,7 @@ WITHOUT_WEIGHTS = {"config.json": "{}", "tokenizer.json": "{}"}
         (["--model", "./nowhere"], ["./nowhere", "no such folder"]),
         (["--model", "files"], ["files", "has no weights", "--load-format=dummy"]),
         (["--model", "empty"], ["empty", "no config.json"]),
-        (["--model", "nobody/nothing"], ["nobody/nothing", "neither a folder here nor a model that the hub gives"]),
+        (["--model", "nobody/nothing"], ["nobody/nothing", "neither a local folder nor a model on the hub"]),
         (["--data", "broken.csv", "--questions", "2"], ["broken.csv", "line 3"]),
         (["--data", "missing.csv"], ["missing.csv"]),
         (["--questions", "0"], ["--questions is 0", "greater than or equal to 1"]),
@@ -111,3 +113,18 @@ def test_the_builtin_model_is_complete() -> None:
     names = {path.name for path in TINY_MODEL.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     assert (TINY_MODEL / "model.safetensors").stat().st_size <= 8e6
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_commands_own_help_says(name: str) -> None:
+    assert load_command(name).help.splitlines()[0] == COMMANDS[name][1]
+
+
+def test_the_list_of_commands_imports_no_command() -> None:
+    heavy = "{'pydantic', 'torch', 'numpy', 'assay.harness.config'}"
+    code = (
+        "import sys; from assay.harness.cli import main; sys.argv = ['assay', '--help']\n"
+        f"try: main()\nexcept SystemExit: print({heavy} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")

@@ -86,24 +86,24 @@ def test_a_byte_order_mark_and_utf8_are_read(work: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found", "do"),
     [
-        ("[run]\nquestons = 3", "key 'questons' is not known", "did you mean 'questions'?"),
-        ("[run]\nengine-arg = []", "key 'engine-arg' is not known", "did you mean 'engine_arg'?"),
-        ("[run]\nzzz = 3", "key 'zzz' is not known", "remove it"),
-        ("[rum]\nquestions = 3", "section 'rum' is not known", "did you mean 'run'?"),
-        ("questions = 3", "section 'questions' is not known", "remove it"),
-        ("run = 3", "run is 3", "put the keys below a line [run]"),
-        ("[run", "cannot be read", "correct it at the place named"),
+        ("[run]\nquestons = 3", "key 'questons' is unknown", "did you mean 'questions'?"),
+        ("[run]\nengine-arg = []", "key 'engine-arg' is unknown", "did you mean 'engine_arg'?"),
+        ("[run]\nzzz = 3", "key 'zzz' is unknown", "remove it"),
+        ("[rum]\nquestions = 3", "section 'rum' is unknown", "did you mean 'run'?"),
+        ("questions = 3", "section 'questions' is unknown", "remove it"),
+        ("run = 3", "run is 3", "put the keys under a line [run]"),
+        ("[run", "cannot be read", "correct it at the position named"),
         (
             "[run]\nmargin = 0.1",
-            "key 'margin' is of [policy]",
-            "move it there: [run] is what is run, [policy] what it is held against",
+            "the key 'margin' belongs to [policy]",
+            "move it there: [run] says what is run, [policy] the bounds that apply",
         ),
         (
             "[policy]\nquestions = 1",
-            "key 'questions' is of [run]",
-            "move it there: [run] is what is run, [policy] what it is held against",
+            "the key 'questions' belongs to [run]",
+            "move it there: [run] says what is run, [policy] the bounds that apply",
         ),
-        ("[policy]\nmargn = 0.1", "key 'margn' is not known", "did you mean 'margin'?"),
+        ("[policy]\nmargn = 0.1", "key 'margn' is unknown", "did you mean 'margin'?"),
     ],
 )
 def test_a_wrong_file_is_refused(text: str, found: str, do: str) -> None:

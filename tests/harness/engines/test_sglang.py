@@ -1,4 +1,4 @@
-"""Real SGLang servers. A start takes tens of seconds, so one pair serves most of these tests."""
+"""Real SGLang servers. A start takes tens of seconds: these tests share the session's pair and end only servers of their own."""
 
 import math
 import os
@@ -20,7 +20,7 @@ import pytest
 
 from assay.harness.engines import sglang
 from assay.harness.engines.arguments import differences
-from assay.harness.engines.base import ChatRequest, Reply, start_together
+from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang import SGLangServer
@@ -28,6 +28,7 @@ from assay.harness.errors import EngineError
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[3]
+ServerPair = tuple[SGLangServer, SGLangServer]
 HEADER = "Facts, trades with: Jungal bawexn . Koven solfinn ."
 
 
@@ -57,16 +58,11 @@ def scheduler(processes: list[psutil.Process]) -> psutil.Process:
     return next(process for process in processes if "sglang::scheduler" in " ".join(process.cmdline()))
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SGLangServer, SGLangServer]]:
-    reference = make(tmp_path_factory.mktemp("reference"), role="reference")
-    candidate = make(tmp_path_factory.mktemp("candidate"), backend="triton", cpu_core=1)
-    try:
-        start_together([reference, candidate])
-        yield reference, candidate
-    finally:
-        reference.stop()
-        candidate.stop()
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[SGLangServer]:
+    """A server for a test that ends it."""
+    with make(tmp_path) as server:
+        yield server
 
 
 def ask_all(server: SGLangServer, asks: list[ChatRequest], concurrency: int = 4) -> list[Reply]:
@@ -75,14 +71,14 @@ def ask_all(server: SGLangServer, asks: list[ChatRequest], concurrency: int = 4)
     return [replies[index] for index in range(len(asks))]
 
 
-def test_a_ready_server_says_what_it_is(pair: tuple[SGLangServer, SGLangServer]) -> None:
-    reference, candidate = pair
+def test_a_ready_server_says_what_it_is(server_pair: ServerPair) -> None:
+    reference, candidate = server_pair
     assert re.fullmatch(r"SGLang \d+\.\d+\.\d+\S* on cpu", reference.label)
     assert reference.url != candidate.url
     assert reference.startup_s is not None
     assert reference.startup_s > 0
-    assert "--attention-backend triton" in candidate.launch_command
-    assert candidate.arguments()["attention_backend"] == "triton"
+    assert f"--attention-backend {candidate.backend}" in candidate.launch_command
+    assert candidate.arguments()["attention_backend"] == candidate.backend
     names = [model["id"] for model in httpx.get(f"{candidate.url}/v1/models", trust_env=False).json()["data"]]
     assert len(names) == 1
     assert re.fullmatch(r"assay-candidate-[0-9a-f]{8}", names[0])
@@ -90,15 +86,15 @@ def test_a_ready_server_says_what_it_is(pair: tuple[SGLangServer, SGLangServer])
     candidate.check()
 
 
-def test_a_pair_differs_in_nothing_but_its_backend(pair: tuple[SGLangServer, SGLangServer]) -> None:
-    reference, candidate = (server.arguments() for server in pair)
+def test_a_pair_differs_in_nothing_but_its_backend(server_pair: ServerPair) -> None:
+    reference, candidate = (server.arguments() for server in server_pair)
     assert len(reference) > 300
     assert differences(reference, candidate) == {}
     assert differences(reference, {**candidate, "dtype": "bfloat16"}) == {"dtype": ("float32", "bfloat16")}
 
 
-def test_questions_are_answered_with_counts_and_log_probabilities(pair: tuple[SGLangServer, SGLangServer]) -> None:
-    server = pair[0]
+def test_questions_are_answered_with_counts_and_log_probabilities(server_pair: ServerPair) -> None:
+    server = server_pair[0]
     asks = [ChatRequest(f"{HEADER}\nWhom does Koven trade with? {number}", 6, top_logprobs=3) for number in range(8)]
     replies = ask_all(server, asks)
     assert len({reply.request_id for reply in replies}) == len(asks)
@@ -113,8 +109,8 @@ def test_questions_are_answered_with_counts_and_log_probabilities(pair: tuple[SG
             assert token.logprob == pytest.approx(token.top[0][1])  # temperature 0
 
 
-def test_the_prefix_cache_is_reported_and_can_be_flushed(pair: tuple[SGLangServer, SGLangServer]) -> None:
-    server = pair[0]
+def test_the_prefix_cache_is_reported_and_can_be_flushed(server_pair: ServerPair) -> None:
+    server = server_pair[0]
     question = [ChatRequest(f"{HEADER}\nIs this prompt cached?", 2)]
     server.flush_cache()
     assert ask_all(server, question)[0].cached_tokens == 0
@@ -125,8 +121,9 @@ def test_the_prefix_cache_is_reported_and_can_be_flushed(pair: tuple[SGLangServe
     assert ask_all(server, question)[0].cached_tokens == 0
 
 
-def test_stop_leaves_no_process_and_no_litter(pair: tuple[SGLangServer, SGLangServer]) -> None:
-    server = pair[1]
+@pytest.mark.slow
+def test_stop_leaves_no_process_and_no_litter(own_server: SGLangServer) -> None:
+    server = own_server
     processes = family(server)
     assert len(processes) >= 4  # guardian, main, scheduler, detokenizer
     assert server._process is not None
@@ -140,18 +137,16 @@ def test_stop_leaves_no_process_and_no_litter(pair: tuple[SGLangServer, SGLangSe
         server.check()
 
 
-def test_a_running_server_that_hangs_and_then_dies(
-    pair: tuple[SGLangServer, SGLangServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Last of the pair's tests: it ends the reference."""
-    server = pair[0]
+@pytest.mark.slow
+def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = own_server
     processes = family(server)
     victim = scheduler(processes)
     assert server._client is not None
     victim.send_signal(signal.SIGSTOP)
 
     monkeypatch.setattr(server._client, "timeout_s", 3.0)
-    with pytest.raises(EngineError, match=r"has not answered a question for 3 s") as hung:
+    with pytest.raises(EngineError, match=r"has not answered a request for 3 s") as hung:
         ask_all(server, [ChatRequest("hello", 4)] * 4)
     assert "Its log" in str(hung.value)
 
@@ -164,7 +159,7 @@ def test_a_running_server_that_hangs_and_then_dies(
 
     timer = threading.Timer(1.0, kill)
     timer.start()
-    with pytest.raises(EngineError, match="after it had been ready") as died:
+    with pytest.raises(EngineError, match="after it was ready") as died:
         ask_all(server, [ChatRequest("hello", 4)] * 4)
     took = time.monotonic() - killed_at[0]
     assert took < 5, f"death was seen only after {took:.1f} s"
@@ -172,14 +167,16 @@ def test_a_running_server_that_hangs_and_then_dies(
     assert not any(process.is_running() for process in processes[1:])
 
 
+@pytest.mark.slow
 def test_a_flag_that_sglang_does_not_know_is_named(tmp_path: Path) -> None:
     server = make(tmp_path, engine_args=("--no-such-flag",))
     with pytest.raises(EngineError, match="unrecognized arguments: --no-such-flag") as caught:
         server.start()
-    assert "exited with status 2 while it started" in str(caught.value)
+    assert "exited with status 2 during start-up" in str(caught.value)
     assert str(server.launch.log) in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     server = make(tmp_path, startup_timeout=1.0)
     with pytest.raises(EngineError, match="was not ready after 1 s"):
@@ -200,6 +197,7 @@ class ForeignHandler(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), ForeignHandler) as foreign:
         thread = threading.Thread(target=foreign.serve_forever, args=(0.05,))
@@ -220,6 +218,7 @@ class AnotherPortWasAskedFor(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_meanwhile_leads_to_another_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +237,7 @@ def test_a_port_that_is_taken_meanwhile_leads_to_another_attempt(
             make(tmp_path).start()
 
 
+@pytest.mark.slow
 def test_killing_the_parent_with_sigkill_leaves_no_process_of_the_server(tmp_path: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, __file__, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL

@@ -1,0 +1,80 @@
+"""The flags of a run, derived from the fields of `RunSpec`: declared once, for every command that has them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+from assay.harness.config import RunSpec
+
+_PANELS = {
+    "Latency": ("latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound"),
+    "Advanced": (
+        "alpha", "greedy_margin", "concurrency", "max_tokens", "require", "growth", "budget_mb", "servers", "startup_timeout",
+        "request_timeout",
+    ),
+}  # fmt: skip
+
+Config = Annotated[Path | None, typer.Option(help="An assay.toml; by default the one in this folder, if any.")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run there is resumed.")]
+SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")
+"""Flags of every command that starts servers."""
+
+
+def spec_flags(names: Sequence[str], short: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command flags named and described as fields of `RunSpec`.
+
+    The command receives those that were given, by field name, as its first argument; the flags come before its other options.
+
+    Args:
+        names: fields.
+        short: a prefix of field names that a flag may leave out: with "latency_", ``--bound`` is ``--latency-bound``.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            flags = {name: given.pop(name) for name in names}
+            command({name: _value(flag) for name, flag in flags.items() if flag is not None}, **given)
+
+        others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        parameters = [_parameter(name, short) for name in names] + [
+            other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del run.__wrapped__  # type: ignore[attr-defined]  # its signature is another
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, short: str) -> inspect.Parameter:
+    names = [name.removeprefix(short), name] if short and name.startswith(short) else [name]
+    option = typer.Option(
+        *(f"--{one.replace('_', '-')}" for one in names),
+        help=RunSpec.model_fields[name].description,
+        rich_help_panel=next((panel for panel, fields in _PANELS.items() if name in fields and not short), None),
+        show_default=False,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_type(name) | None, option]
+    )
+
+
+def _type(name: str) -> Any:
+    """The type of a flag: a number, or text for everything that `RunSpec` itself parses. ``--engine-arg`` may be repeated."""
+    if name == "engine_arg":
+        return list[str]
+    annotation = RunSpec.model_fields[name].annotation
+    kinds = {annotation} if get_origin(annotation) is None else set(get_args(annotation))
+    return next((number for number in (int, float) if number in kinds), str)
+
+
+def _value(flag: Any) -> Any:
+    return tuple(flag) if isinstance(flag, list) else flag
