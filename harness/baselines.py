@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from assay.harness.collect import layer_diff
 from assay.harness.compare.answers import flips, pair, tally
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
+from assay.harness.evidence import layer_diff
 from assay.harness.evidence.baseline import Baseline, Key
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
@@ -180,7 +180,7 @@ def own_errors(cells: ShadowErrors) -> dict[str, float]:
 
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
     """Own errors that a run measured of its candidate; none of its reference, or where nothing was shadowed."""
-    cells = layer_diff.observed(folder) if role == "candidate" else None
+    cells = layer_diff.own_errors_of(folder) if role == "candidate" else None
     return own_errors(cells) if cells else {}
 
 

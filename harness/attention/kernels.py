@@ -11,11 +11,15 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from assay.harness.attention.call import Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.published import is_path as is_path
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
+
+if TYPE_CHECKING:  # see assay.harness.attention.call
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,22 @@ def load(name: str) -> Kernel:
             f"kernel {name!r} ({path}) is {type(found).__name__}, expected a function of an AttentionCall"
         )
     return found
+
+
+def run_kernel(name: str, kernel: Kernel, call: AttentionCall) -> Tensor:
+    """The kernel's output, [total_q, num_q_heads, head_dim_v].
+
+    Raises:
+        KernelRefused: its shape or dtype breaks the contract.
+    """
+    out = kernel(call)
+    expected = (*call.q.shape[:2], call.v.shape[2])
+    if out.shape != expected or out.dtype != call.q.dtype:
+        raise KernelRefused(
+            f"{name} returned {out.dtype} {list(out.shape)} in layer {call.layer}; "
+            f"expected {call.q.dtype} {list(expected)}"
+        )
+    return out
 
 
 def title(name: str, kernel: Kernel, interpreted: bool) -> str:

@@ -11,17 +11,15 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from allpairspy import AllPairs  # type: ignore[import-untyped]
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.paging import through_pages
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.conditions import PHASES
-from assay.harness.server.paging import Pages
 
 Size = Literal["small", "full"]
 Lens = list[tuple[int, int]]
@@ -206,42 +204,4 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed)
     call = _DATA[values.data](replace(wide, phase=values.phase))
     call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype))
-    return from_pages(call, values.page, seed) if values.page else call
-
-
-def from_pages(call: AttentionCall, page: int, seed: int = 0) -> AttentionCall:
-    """The same call with K and V gathered from a paged pool, by the code that gathers them in a server.
-
-    The pool is made for it: each sequence's tokens lie in pages in shuffled order, requests in shuffled rows of the block table,
-    and NaN where nothing was written.
-
-    Args:
-        call: a packed call.
-        page: tokens of a page.
-        seed: of the order of pages and requests.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    counts = [-(-length // page) for length in call.lens_k]
-    pages = torch.randperm(sum(counts), generator=generator).tensor_split(list(accumulate(counts))[:-1])
-    requests = torch.randperm(len(counts), generator=generator)
-    table = torch.zeros(len(counts), max(call.lens_k), dtype=torch.int32)
-    for request, own, length in zip(requests.tolist(), pages, call.lens_k, strict=True):
-        slots = (own[:, None] * page + torch.arange(page)).flatten()
-        table[request, :length] = slots[:length].int()
-    written = torch.cat([table[r, :n] for r, n in zip(requests.tolist(), call.lens_k, strict=True)]).long()
-
-    def pool(packed: torch.Tensor) -> torch.Tensor:
-        slots = packed.new_full((sum(counts) * page, *packed.shape[1:]), float("nan"))
-        slots[written.to(packed.device)] = packed
-        return slots
-
-    keys, values = pool(call.k), pool(call.v)
-    runner = SimpleNamespace(
-        req_to_token_pool=SimpleNamespace(req_to_token=table.to(call.q.device)),
-        token_to_kv_pool=SimpleNamespace(get_key_buffer=lambda layer: keys, get_value_buffer=lambda layer: values),
-    )
-    layer = SimpleNamespace(
-        layer_id=call.layer, tp_q_head_num=call.q.shape[1], qk_head_dim=call.q.shape[2], scaling=call.scale
-    )
-    batch = SimpleNamespace(req_pool_indices=requests)
-    return Pages(runner).resolve(call.phase, call.q.flatten(1), layer, batch, call.lens_q, call.prefixes)
+    return through_pages(call, values.page, seed) if values.page else call

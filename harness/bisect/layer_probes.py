@@ -1,4 +1,4 @@
-"""One running server, in which a control says which layers run the candidate: its probes, and a layer bisect by them."""
+"""One running server, in which a control file selects the layers that run the candidate: its probes and the layer bisect."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from pathlib import Path
 
 from assay.evals.greedy import MAX_TOKENS
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.bisect.layer_search import Search, find_layers, spans
+from assay.harness.bisect.layer_search import SearchResult, find_layers, spans
 from assay.harness.bisect.layer_task import (
-    By,
+    Criterion,
     LayerBisect,
     ProbeRecord,
+    answer_noise,
     can_fail,
-    choose,
+    choose_criterion,
+    compare_with_reference,
     fewest_prompts,
-    finding,
-    judge,
-    marks,
-    noise_of,
+    layer_finding,
+    right_prompts,
 )
+from assay.harness.collect.plan import Plan
+from assay.harness.collect.servers import core_of, make_engine
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import RunSpec
 from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine, Reply
-from assay.harness.engines.launch import Launch
-from assay.harness.engines.sglang import SGLangServer
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.records import Item
 from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
-from assay.harness.server.control import Control, set_control, substituted
+from assay.harness.server.control import Control, set_control, substituted_calls
 from assay.harness.server.sglang_plugin import SHADOW
 
 RESULT = "bisect.json"
-PREFIX_SHARE = 0.5
-"""Share of the prompts that must have met a cached prefix of 16 tokens or more, if nothing was found."""
+MIN_CACHED_SHARE = 0.5
+"""Minimum share of prompts with a cached prefix if no layer was found: without one, extend over a prefix was not tested."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class AnswerSet:
     Attributes:
         texts: in the order of the prompts.
         with_prefix: prompts of which at least 16 tokens were cached.
-        seconds: time that it took.
+        seconds: duration.
     """
 
     texts: tuple[str, ...]
@@ -58,83 +58,73 @@ class AnswerSet:
 
 
 class ProbeServer:
-    """A running server that has the candidate beside it (``ASSAY_SHADOW``), and the prompts that it is asked.
+    """A running server with the candidate beside the reference (``ASSAY_SHADOW``), and the prompts of a probe.
 
     Args:
-        server: the reference.
+        engine: the reference.
         evidence: its folder (``ASSAY_EVIDENCE``).
-        items: what is asked.
+        items: the prompts.
         max_tokens: token limit of an answer.
         concurrency: requests in flight.
     """
 
     def __init__(
-        self, server: Engine, evidence: Path, items: Sequence[Item], max_tokens: int, concurrency: int
+        self, engine: Engine, evidence: Path, items: Sequence[Item], max_tokens: int, concurrency: int
     ) -> None:
-        self.server, self.evidence, self.items = server, evidence, items
+        self.engine, self.evidence, self.items = engine, evidence, items
         self.max_tokens, self.concurrency = max_tokens, concurrency
 
     def ask(self, candidate: frozenset[int]) -> AnswerSet:
-        """Answer all prompts, the shared header cached, with the candidate in these layers, and prove that it ran there.
+        """Answer all prompts with the candidate in these layers and the shared header cached; verify that it ran there.
 
         Raises:
-            EngineError: the server failed; a candidate that raises ends it.
-            EvidenceError: the candidate ran in other layers than these.
+            EngineError: the server failed; a candidate that raises ends the server.
+            EvidenceError: the candidate ran in other layers.
         """
         begun = time.monotonic()
         set_control(self.evidence, Control(substitute=tuple(candidate)))
-        # What is cached was computed under the last control: below a substituted layer, K and V are its children.
-        self.server.flush_cache()
-        self.server.ask([ChatRequest(PROMPT_HEADER, 1)], 1, lambda index, reply: None)
+        # The cache was filled under the last control: the K and V below a substituted layer depend on it.
+        self.engine.flush_cache()
+        self.engine.ask([ChatRequest(PROMPT_HEADER, 1)], 1, lambda index, reply: None)
         replies: dict[int, Reply] = {}
         asks = [ChatRequest(item.prompt, self.max_tokens) for item in self.items]
-        self.server.ask(asks, self.concurrency, replies.__setitem__)
-        ran = frozenset(substituted(self.evidence))
+        self.engine.ask(asks, self.concurrency, replies.__setitem__)
+        ran = frozenset(substituted_calls(self.evidence))
         if ran != candidate:
             raise EvidenceError(
-                f"The candidate was to run in the layers {spans(candidate)}; it ran in {spans(ran)}.",
+                f"The candidate should have run in the layers {spans(candidate)}; it ran in {spans(ran)}.",
                 "the candidate's output in these layers and no others, in the phases that it computes",
-                "see the server's log; a replayed CUDA graph cannot be substituted: start without them",
+                "see the server's log; a replayed CUDA graph cannot be substituted: start the server without graphs",
             )
         texts = tuple(replies[index].text for index in range(len(asks)))
         with_prefix = sum((reply.cached_tokens or 0) >= CACHED_PREFIX_TOKENS for reply in replies.values())
         return AnswerSet(texts, with_prefix, time.monotonic() - begun)
 
     def layers(self) -> tuple[int, ...]:
-        """The attention layers that were counted running, in order."""
+        """The attention layers that ran, as counted, in order."""
         return tuple(sorted({n for count in read_counters(self.evidence / "counters") for n in count.calls_by_layer}))
 
 
-def bisect_layers(
-    spec: RunSpec,
-    model: Path,
-    items: Sequence[Item],
-    by: By | None,
-    folder: Path,
-    cpu_core: int | None,
-    display: ProgressDisplay,
-) -> LayerBisect:
+def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: ProgressDisplay) -> LayerBisect:
     """Find the layers that must run the reference for the task to be right again; start one server for it.
 
     Args:
-        spec: the run that it is about: roles, device, engine flags, limits and alpha.
-        model: the model's folder.
-        items: the questions of each probe, which share `PROMPT_HEADER`.
-        by: what must be right again; None chooses, see `assay.harness.bisect.layer_task.choose`.
+        plan: the validated run: roles, device, limits, alpha, and the questions of each probe, which share `PROMPT_HEADER`.
+        by: what must be right again; None to choose, see `assay.harness.bisect.layer_task.choose_criterion`.
         folder: new folder for the server's log and ``bisect.json``.
-        cpu_core: the core that a CPU server computes on.
         display: shows every probe.
 
     Returns:
         The result, which also lies in ``folder/bisect.json``.
 
     Raises:
-        UsageError: `folder` holds something, or there are too few questions to see any loss.
+        UsageError: `folder` is not empty, or there are too few questions to detect a loss.
         EngineError: the server failed, or the candidate raised.
         EvidenceError: a substitution did not happen, or a file cannot be written.
     """
+    spec, items = plan.spec, plan.of("mmlu")
     if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty.", "a new folder", "name another one with --out")
+        raise UsageError(f"{folder} is not empty.", "a new folder", "give another one with --out")
     fewest = fewest_prompts(spec.alpha)
     if len(items) < fewest:
         raise UsageError(
@@ -145,93 +135,88 @@ def bisect_layers(
     evidence = folder / "server"
     set_control(evidence, Control())
     display.say(f"Starting {spec.reference} with {spec.candidate} beside it.")
-    server = SGLangServer(
-        Launch(
-            role="reference",
-            backend=spec.reference,
-            model=str(model),
-            device=spec.device,
-            engine_args=spec.engine_arg,
-            evidence=evidence,
-            log=folder / "server.log",
-            startup_timeout=spec.startup_timeout,
-            request_timeout=spec.request_timeout,
-            decode_backend=Backend.parse(spec.reference).delegate,
-            cpu_core=cpu_core,
-            eager=True,
-            extra={SHADOW: spec.candidate},
-        )
+    server = make_engine(
+        plan,
+        "reference",
+        evidence,
+        folder / "server.log",
+        cpu_core=core_of(spec.device),
+        eager=True,
+        environment={SHADOW: spec.candidate},
     )
     with server:
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")
-        result = search(ProbeServer(server, evidence, items, spec.token_limit, spec.concurrency), spec, by, display)
+        result = search_layers(
+            ProbeServer(server, evidence, items, spec.token_limit, spec.concurrency), spec, by, display
+        )
     write_whole(folder / RESULT, result.model_dump_json(indent=2) + "\n")
     return result
 
 
 class _Probe:
-    """What `find_layers` asks: a set of layers in, right or wrong out, every answer kept."""
+    """The probe of `find_layers`: receives a set of layers, returns whether the task is right, and keeps every answer."""
 
     def __init__(
         self,
-        bench: ProbeServer,
+        server: ProbeServer,
         spec: RunSpec,
-        by: By,
+        by: Criterion,
         own: AnswerSet,
         reference: Sequence[bool],
         display: ProgressDisplay,
     ) -> None:
-        self._bench, self._spec, self._by, self._own = bench, spec, by, own
+        self._server, self._spec, self._by, self._own = server, spec, by, own
         self._reference, self._display = reference, display
-        self.whole = frozenset(bench.layers())
+        self.all_layers = frozenset(server.layers())
         self.records: list[ProbeRecord] = []
         self._waiting: list[AnswerSet] = []
 
     def floor(self) -> tuple[int, int]:
-        """Ask the candidate in all layers twice: prompts whose text differs, and that flip. Both answers serve as probes later."""
-        self._waiting = [self._bench.ask(self.whole) for _ in range(2)]
-        first, again = (self.marks(asking) for asking in self._waiting)
+        """Ask the candidate in all layers twice; return the prompts whose text differs and that flip. Both serve as probes."""
+        self._waiting = [self._server.ask(self.all_layers) for _ in range(2)]
+        first, again = (self.right_prompts(answers) for answers in self._waiting)
         return _differing(*self._waiting), _flips(first, again)
 
-    def marks(self, asking: AnswerSet) -> list[bool]:
+    def right_prompts(self, answers: AnswerSet) -> list[bool]:
         """Which prompts are right."""
-        return marks(self._by, self._bench.items, self._own.texts, asking.texts)
+        return right_prompts(self._by, self._server.items, self._own.texts, answers.texts)
 
     def __call__(self, candidate: frozenset[int]) -> bool:
-        known = self._waiting if candidate == self.whole else []
-        asking = known.pop(0) if known else self._bench.ask(candidate)
-        these = self.marks(asking)
-        judged = judge(self._reference, these, self._spec.alpha)
+        known = self._waiting if candidate == self.all_layers else []
+        answers = known.pop(0) if known else self._server.ask(candidate)
+        these = self.right_prompts(answers)
+        comparison = compare_with_reference(self._reference, these, self._spec.alpha)
         self.records.append(
             ProbeRecord(
                 candidate=tuple(sorted(candidate)),
-                right=judged.right,
-                lost=judged.lost,
-                gained=judged.gained,
-                p=judged.p,
-                outcome=judged.outcome,
-                with_prefix=asking.with_prefix,
-                seconds=asking.seconds,
+                right=comparison.right,
+                lost=comparison.lost,
+                gained=comparison.gained,
+                p=comparison.p,
+                outcome=comparison.outcome,
+                with_prefix=answers.with_prefix,
+                seconds=answers.seconds,
             )
         )
         self._display.say(
-            f"Probe {len(self.records)}: {self._spec.candidate} in {spans(candidate)}: {judged.outcome} "
-            f"({judged.lost} lost, {judged.gained} gained of {len(these)})."
+            f"Probe {len(self.records)}: {self._spec.candidate} in {spans(candidate)}: {comparison.outcome} "
+            f"({comparison.lost} lost, {comparison.gained} gained of {len(these)})."
         )
-        return judged.outcome == "right"
+        return comparison.outcome == "right"
 
 
-def search(bench: ProbeServer, spec: RunSpec, by: By | None, display: ProgressDisplay) -> LayerBisect:
-    """The bisect itself, on a server that runs.
+def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay) -> LayerBisect:
+    """Bisect on a running server.
 
-    The reference alone is asked twice, and the candidate in all layers twice. If both gave the same texts both times, the floor is
-    identical and each set is asked once. Else an answer of a probe may be false, see `noise_of`, and sets are
-    asked again, see `assay.harness.bisect.layer_search.lead_needed`.
+    The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, the floor is
+    identical and each set is asked once. Otherwise an answer of a probe may be wrong, see `answer_noise`, and sets are asked
+    repeatedly, see `assay.harness.bisect.layer_search.lead_needed`.
+
 
     Args:
-        bench: the server and the prompts.
+        server: the server and the prompts.
         spec: roles, device, limits and alpha.
-        by: what must be right again; None chooses.
+        by: what must be right again; None to choose.
         display: shows every probe.
 
     Raises:
@@ -241,50 +226,50 @@ def search(bench: ProbeServer, spec: RunSpec, by: By | None, display: ProgressDi
     begun = time.monotonic()
     short = min(spec.token_limit, MAX_TOKENS)
     if by == "text":
-        bench.max_tokens = short
-    own = bench.ask(frozenset())
-    chosen, by_why = (by, "asked for") if by else choose(bench.items, own.texts, spec.alpha)
-    if chosen == "text" and bench.max_tokens != short:
-        bench.max_tokens = short
-        own = bench.ask(frozenset())
-    again = bench.ask(frozenset())
-    once, twice = (marks(chosen, bench.items, own.texts, asking.texts) for asking in (own, again))
-    reference = twice if chosen == "text" else once  # a text is equal to itself, which says nothing
-    right, total, floor = sum(reference), len(bench.items), _differing(own, again)
+        server.max_tokens = short
+    own = server.ask(frozenset())
+    chosen, by_why = (by, "asked for") if by else choose_criterion(server.items, own.texts, spec.alpha)
+    if chosen == "text" and server.max_tokens != short:
+        server.max_tokens = short
+        own = server.ask(frozenset())
+    again = server.ask(frozenset())
+    once, twice = (right_prompts(chosen, server.items, own.texts, answers.texts) for answers in (own, again))
+    reference = twice if chosen == "text" else once  # a text compared with itself proves nothing
+    right, total, floor = sum(reference), len(server.items), _differing(own, again)
     display.say(f"By {chosen}: {by_why}.")
-    display.say(f"The reference asked twice: {total - floor} of {total} texts equal.")
+    display.say(f"The reference asked twice: {total - floor} of {total} texts identical.")
 
-    probe = _Probe(bench, spec, chosen, own, reference, display)
+    probe = _Probe(server, spec, chosen, own, reference, display)
     candidate_floor, flips, noise = 0, _flips(once, twice), 0.0
     if can_fail(chosen, right, total, spec.alpha):
         candidate_floor, more = probe.floor()
         flips += more
-        display.say(f"The candidate in all layers asked twice: {total - candidate_floor} of {total} texts equal.")
-        noise = noise_of(flips, 2 * total, total, spec.alpha) if floor or candidate_floor else 0.0
-        found = find_layers(sorted(probe.whole), probe, noise, spec.alpha)
+        display.say(f"The candidate in all layers asked twice: {total - candidate_floor} of {total} texts identical.")
+        noise = answer_noise(flips, 2 * total, total, spec.alpha) if floor or candidate_floor else 0.0
+        found = find_layers(sorted(probe.all_layers), probe, noise, spec.alpha)
     else:
-        why = f"The reference alone gets {right} of {total} right by {chosen}: next to it a broken candidate would look as good."
-        found = Search("inconclusive", why, (), True, ())
-    verdict, reason = found.verdict, found.why
-    met = min((one.with_prefix for one in probe.records if len(one.candidate) == len(probe.whole)), default=0)
-    if verdict == "nothing" and met < PREFIX_SHARE * total:
-        verdict = "inconclusive"
+        why = f"The reference alone gets {right} of {total} right by {chosen}: a broken candidate could not look worse."
+        found = SearchResult("inconclusive", why, (), True, ())
+    outcome, reason = found.outcome, found.why
+    met = min((one.with_prefix for one in probe.records if len(one.candidate) == len(probe.all_layers)), default=0)
+    if outcome == "nothing" and met < MIN_CACHED_SHARE * total:
+        outcome = "inconclusive"
         reason = (
-            f"Nothing failed with the candidate in all {len(probe.whole)} layers, but only {met} of {total} prompts met a cached "
-            "prefix of 16 tokens or more: run with the prefix cache on."
+            f"The task is right with the candidate in all {len(probe.all_layers)} layers, but only {met} of {total} prompts had a "
+            f"cached prefix of {CACHED_PREFIX_TOKENS} tokens or more: run with the prefix cache on."
         )
     reproduce = _command(spec, total, by)
     roles = (spec.reference, spec.candidate)
     return LayerBisect(
-        verdict=verdict,
+        outcome=outcome,
         why=reason,
         reference=spec.reference,
         candidate=spec.candidate,
         model=spec.model,
         device=spec.device,
-        engine=bench.server.label,
+        engine=server.engine.label,
         phases=Backend.parse(spec.candidate).phases,
-        layers=tuple(sorted(probe.whole)),
+        layers=tuple(sorted(probe.all_layers)),
         prompts=total,
         by=chosen,
         by_why=by_why,
@@ -297,7 +282,7 @@ def search(bench: ProbeServer, spec: RunSpec, by: By | None, display: ProgressDi
         restored=found.restored,
         monotone=found.monotone,
         probes=tuple(probe.records),
-        findings=(finding(found, probe.records, chosen, roles, reproduce),) if found.restored else (),
+        findings=(layer_finding(found, probe.records, chosen, roles, reproduce),) if found.restored else (),
         reproduce=reproduce,
         seconds=time.monotonic() - begun,
     )
@@ -311,7 +296,7 @@ def _flips(one: Sequence[bool], other: Sequence[bool]) -> int:
     return sum(first != second for first, second in zip(one, other, strict=True))
 
 
-def _command(spec: RunSpec, prompts: int, by: By | None) -> str:
+def _command(spec: RunSpec, prompts: int, by: Criterion | None) -> str:
     flags = [f"--device={spec.device}", f"--reference={spec.reference}", f"--candidate={spec.candidate}"]
     flags += [f"--model={spec.model}", *(f"--engine-arg={flag}" for flag in spec.engine_arg), f"--questions={prompts}"]
     return shlex.join(["assay", "bisect", "layers", *flags, *([f"--by={by}"] if by else [])])

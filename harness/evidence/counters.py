@@ -1,8 +1,8 @@
-"""Counts of attention calls, kept by the serving process and read by the harness, even of a server that was killed.
+"""Counts of attention calls, written by a server's process and read by the harness, even after the server was killed.
 
-The file is a memory-mapped table of int64: a row per (backend, kernel, phase, with or without a cached prefix), a column
-per layer. It is always up to date, costs one addition a call, and needs no flushing, no signal and no exit handler. The
-meaning of the rows stands in a small JSON file beside it.
+The file is a memory-mapped int64 table: a row per (backend, kernel, phase, with or without a cached prefix), a column per layer.
+It is always up to date, costs one addition per call, and needs no flush, signal or exit handler. A small JSON file beside it says
+what each row counts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class CounterRow(Record):
     """What one row counts.
 
     Attributes:
-        backend: name of the attention backend that the engine called.
-        kernel: what computed the output, with its version, such as "sageattention 1.0.6 (Triton interpreter)".
+        backend: name of the attention backend that computed the call.
+        kernel: what computed the output, with its version, for example "sageattention 1.0.6 (Triton interpreter)".
         phase: "extend" or "decode".
-        cached_prefix: whether any sequence of the call had a cached prefix; always True in decode.
-        delegated_by: the backend that handed the call on, empty if the engine called this one itself.
-        captured: whether the calls were inside a CUDA graph and counted at each replay of it, on the device. What a graph's calls
-            had cached is not known there: `cached_prefix` is True in decode and False in extend.
-        compiled: whether the calls were made by code of ``torch.compile``; the same holds for `cached_prefix`.
+        cached_prefix: whether any sequence of the call had a cached prefix. Always True in decode.
+        delegated_by: the backend that delegated the call; empty if the engine called `backend` directly.
+        captured: whether the calls were in a CUDA graph, counted on the device at each replay. Their prefix is unknown there, so
+            `cached_prefix` is True in decode and False in extend.
+        compiled: whether ``torch.compile`` code made the calls. `cached_prefix` is set as for `captured`.
     """
 
     backend: str
@@ -43,7 +43,7 @@ class CounterRow(Record):
 
 
 class CallCount(CounterRow):
-    """A row with its counts: calls by layer, layers without calls left out."""
+    """A row with its calls by layer. Layers without calls are left out."""
 
     calls_by_layer: dict[int, int]
 
@@ -54,7 +54,7 @@ class CallCount(CounterRow):
 
 
 class CounterFile:
-    """The writing side: lives in a server's process."""
+    """The writing side, in a server's process."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class CounterFile:
         self._table = np.memmap(folder / f"{name}.calls.i64", np.int64, "w+", shape=(MOST_ROWS, MOST_LAYERS))
 
     def row(self, row: CounterRow) -> int:
-        """Index of the row that counts `row`, made on first use. Raises ValueError past `MOST_ROWS`."""
+        """Index of the row that counts `row`, created at its first use. Raises ValueError beyond `MOST_ROWS`."""
         if row not in self._rows:
             if len(self._rows) == MOST_ROWS:
                 raise ValueError(f"more than {MOST_ROWS} kinds of attention call: {row}")
@@ -72,12 +72,12 @@ class CounterFile:
         return self._rows[row]
 
     def add(self, row: int, layer: int, calls: int = 1) -> None:
-        """Count calls. Raises IndexError for a layer past `MOST_LAYERS`."""
+        """Count calls. Raises IndexError for a layer beyond `MOST_LAYERS`."""
         self._table[row, layer] += calls
 
 
 def read_counters(folder: Path) -> list[CallCount]:
-    """The counts of all processes that wrote into `folder`, added up by row; an empty list where none did."""
+    """The counts of all processes that wrote to `folder`, added up by row. Empty if none did."""
     totals: dict[CounterRow, np.ndarray] = {}
     for legend in sorted(folder.glob("*.rows.json")):
         counts = legend.with_name(legend.name.replace(".rows.json", ".calls.i64"))

@@ -8,17 +8,18 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import safetensors.torch
 from pydantic import ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
-from torch import Tensor
 
 from assay.harness.attention.call import INPUTS, AttentionCall
 from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.schema import Record
+
+if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
+    from torch import Tensor
 
 SCHEMA: Literal["assay.pack/1"] = "assay.pack/1"
 MANIFEST = "manifest.json"
@@ -102,7 +103,7 @@ class PackManifest(Record):
 
 
 @dataclass(frozen=True)
-class PackedCall:
+class RecordedCall:
     """A recorded call.
 
     Attributes:
@@ -134,7 +135,7 @@ class PackedCall:
 
 
 @dataclass(frozen=True)
-class Seen:
+class CallMetadata:
     """A call as the engine made it, before anything is kept of it.
 
     Attributes:
@@ -186,7 +187,7 @@ def read_manifest(folder: Path) -> PackManifest:
         ) from None
 
 
-def read_pack(folder: Path) -> list[PackedCall]:
+def read_pack(folder: Path) -> list[RecordedCall]:
     """All calls of a pack, in the order of layers.
 
     Raises:
@@ -201,7 +202,9 @@ def read_pack(folder: Path) -> list[PackedCall]:
     return [_read(folder, entry) for entry in entries]
 
 
-def _read(folder: Path, entry: PackEntry) -> PackedCall:
+def _read(folder: Path, entry: PackEntry) -> RecordedCall:
+    import safetensors.torch
+
     path = folder / entry.file
     try:
         content = path.read_bytes()
@@ -214,7 +217,7 @@ def _read(folder: Path, entry: PackEntry) -> PackedCall:
         tensors = safetensors.torch.load(content)
         parts = {name: tensors[name] for name in INPUTS}
         call = AttentionCall(**parts, scale=entry.scale, causal=entry.causal, layer=entry.layer, phase=entry.phase)
-        return PackedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))
+        return RecordedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))
     except (OSError, SafetensorError, KeyError) as error:
         raise EvidenceError(
             f"{path} cannot be read: {error}.", "a recorded call", "copy the pack again, or record it again"

@@ -17,7 +17,16 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.errors import UsageError
-from assay.harness.evidence.pack import CANDIDATE, MANIFEST, TENSORS, PackEntry, PackManifest, Seen, Source, Stratum
+from assay.harness.evidence.pack import (
+    CANDIDATE,
+    MANIFEST,
+    TENSORS,
+    CallMetadata,
+    PackEntry,
+    PackManifest,
+    Source,
+    Stratum,
+)
 from assay.harness.files import write_whole
 
 BUDGET_BYTES = 256 * 2**20
@@ -34,7 +43,7 @@ _OVERHEAD = 4096  # a safetensors header and an entry of the manifest
 class _Kept:
     """A call in the pack; its tensors only until they are written."""
 
-    seen: Seen
+    seen: CallMetadata
     chosen: Literal["sample", "worst"]
     relative_l1: float | None
     bytes: int
@@ -72,7 +81,7 @@ class PackWriter:
         self._bytes = 0
         self._changed = True
 
-    def wants(self, seen: Seen) -> bool:
+    def wants(self, seen: CallMetadata) -> bool:
         """Whether the sample takes this call. Counts it as offered, so ask once for each call."""
         self._seen += 1
         stratum = seen.stratum
@@ -80,13 +89,13 @@ class PackWriter:
         # Reservoir sampling (Vitter's algorithm R): every call of a stratum is as likely to be kept as any other.
         return offered <= RESERVOIR or self._random.randrange(offered) < RESERVOIR
 
-    def wants_worst(self, seen: Seen, relative_l1: float) -> bool:
+    def wants_worst(self, seen: CallMetadata, relative_l1: float) -> bool:
         """Whether this error is the largest of its layer and phase."""
         known = self._worst.get((seen.layer, seen.phase))
         return relative_l1 > 0 and (known is None or relative_l1 > (known.relative_l1 or 0.0))
 
     def add(
-        self, seen: Seen, call: AttentionCall, reference: Tensor, relative_l1: float | None = None,
+        self, seen: CallMetadata, call: AttentionCall, reference: Tensor, relative_l1: float | None = None,
         worst_at: tuple[int, int] = (0, 0), first_head: int = 0, candidate: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Keep a copy of a call: as the worst of its layer and phase if it has an error, else as a sample.
@@ -173,7 +182,7 @@ class PackWriter:
         return sum(kept.bytes for kept in self._worst.values())
 
     def _cut(
-        self, seen: Seen, call: AttentionCall, outputs: dict[str, Tensor], relative_l1: float | None,
+        self, seen: CallMetadata, call: AttentionCall, outputs: dict[str, Tensor], relative_l1: float | None,
         worst_at: tuple[int, int], first_head: int,
     ) -> _Kept | None:  # fmt: skip
         limit = max(LARGEST_SHARE * self._budget, 2 * _OVERHEAD)

@@ -1,7 +1,7 @@
-"""Traces: the attention outputs that a model used, by layer, for one request; what a server's processes leave, and how it is read.
+"""Traces: the attention outputs that a model used for one request, by layer; what a server's processes write, and how it is read.
 
-A process writes ``trace/<label>/<process>-<pass>.safetensors`` at the end of each forward pass: the input tokens and positions of
-the rows that were kept, and for each layer their outputs in this process's heads.
+At the end of each forward pass a process writes ``trace/<label>/<pid>-<pass>.safetensors``: input tokens and positions of the kept
+rows, and per layer their outputs in this process's heads.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import safetensors.torch
-import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
@@ -23,23 +21,26 @@ from assay.harness.errors import EvidenceError
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
+if TYPE_CHECKING:  # a report without traces must not wait for torch
+    from torch import Tensor
+
 FOLDER = "trace"
 SCHEMA: Literal["assay.trace/1"] = "assay.trace/1"
 BUDGET_BYTES = 256 * 2**20
-"""What each process may keep in all its traces unless it is told otherwise (``ASSAY_TRACE``)."""
+"""Default byte budget of all traces of a process (``ASSAY_TRACE``)."""
 _LAYER = "layer."
 _REFUSED = ".refused"
 
 
-class TraceLegend(Record):
-    """What one file of a trace holds.
+class TraceHeader(Record):
+    """What one file of a trace contains.
 
     Attributes:
-        request: the engine's name of the request.
+        request: the engine's request id.
         phase: "extend" or "decode".
-        number: the pass's place in the trace, from 0.
-        rank: which share of the heads this is (tensor parallelism).
-        ranks: number of shares.
+        number: index of the pass in the trace, from 0.
+        rank: rank of the process, which has its own share of the heads (tensor parallelism).
+        ranks: number of those processes.
     """
 
     schema_id: Literal["assay.trace/1"] = SCHEMA
@@ -52,13 +53,13 @@ class TraceLegend(Record):
 
 @dataclass(frozen=True)
 class Trace:
-    """Attention outputs of one request, as the model used them; rows in the order of the passes.
+    """Attention outputs of one request, as the model used them. Rows are in the order of the passes.
 
     Attributes:
-        label: its label.
+        label: the trace's label.
         tokens: input token of each row, int64 [rows].
-        positions: position of each row in its request, cached prefix included, int64 [rows].
-        phases: "extend" or "decode", of each row.
+        positions: position of each row in the request, cached prefix included, int64 [rows].
+        phases: "extend" or "decode" for each row.
         outputs: layer -> float32 [rows, heads, head_dim_v].
     """
 
@@ -70,10 +71,10 @@ class Trace:
 
 
 def write_pass(
-    folder: Path, label: str, tokens: torch.Tensor, positions: torch.Tensor, outputs: Mapping[int, torch.Tensor],
-    legend: TraceLegend,
+    folder: Path, label: str, tokens: Tensor, positions: Tensor, outputs: Mapping[int, Tensor],
+    header: TraceHeader,
 ) -> None:  # fmt: skip
-    """Write what one process kept of one pass.
+    """Write the rows that one process kept of one pass.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
@@ -81,54 +82,56 @@ def write_pass(
         tokens: int64 [rows].
         positions: int64 [rows].
         outputs: layer -> [rows, this process's heads, head_dim_v], of any floating dtype.
-        legend: what they are of.
+        header: what they belong to.
     """
-    path = folder / FOLDER / label / f"{os.getpid()}-{legend.number:06d}.safetensors"
+    import safetensors.torch
+
+    path = folder / FOLDER / label / f"{os.getpid()}-{header.number:06d}.safetensors"
     tensors = {"tokens": tokens, "positions": positions} | {f"{_LAYER}{n}": out for n, out in outputs.items()}
-    content = safetensors.torch.save(tensors, {"legend": legend.model_dump_json()})
+    content = safetensors.torch.save(tensors, {"header": header.model_dump_json()})
     write_whole(path, content, durable=False)
 
 
 def write_refusal(folder: Path, label: str, why: str) -> None:
-    """Note that a trace is not whole, and why; reading it then fails."""
+    """Note that a trace is incomplete, and why. Reading it then fails."""
     write_whole(folder / FOLDER / label / f"{os.getpid()}{_REFUSED}", why, durable=False)
 
 
 def read_trace(folder: Path, label: str) -> Trace:
-    """What a server's processes kept under a label.
+    """The trace that a server's processes wrote under a label.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
         label: the label that the control named.
 
     Raises:
-        EvidenceError: nothing was traced under this label, it was refused (over budget, or more than one request), or a file is
-            damaged or missing.
+        EvidenceError: nothing was traced under this label, the trace was refused (over budget, or more than one request), or a
+            file is damaged or missing.
     """
     place = folder / FOLDER / label
     for note in sorted(place.glob(f"*{_REFUSED}")):
         raise EvidenceError(
-            f"the trace {label!r} is not whole: {note.read_text()}.",
+            f"the trace {label!r} is incomplete: {note.read_text()}.",
             "one request under each label, within the byte budget",
             "trace a shorter request under a new label, or raise ASSAY_TRACE",
         )
     passes: dict[int, list[_Part]] = {}
     for file in sorted(place.glob("*.safetensors")):
         part = _read(file)
-        passes.setdefault(part.legend.number, []).append(part)
+        passes.setdefault(part.header.number, []).append(part)
     if not passes:
         raise EvidenceError(
-            f"{place} holds nothing: no pass was traced.",
-            "a request that was asked while the control named this label",
+            f"{place} is empty: no pass was traced.",
+            "a request that was sent while the control named this label",
             "check that the server was started with ASSAY_TRACE or ASSAY_SHADOW, and see its log; "
-            "a replayed CUDA graph cannot be traced: start without them",
+            "passes that are replayed CUDA graphs cannot be traced: start the server without them",
         )
-    if len({part.legend.request for parts in passes.values() for part in parts}) > 1:
+    if len({part.header.request for parts in passes.values() for part in parts}) > 1:
         raise EvidenceError(
-            f"the trace {label!r} is of more than one request.", "one request under each label", "use a new label"
+            f"the trace {label!r} has more than one request.", "one request under each label", "use a new label"
         )
     if sorted(passes) != list(range(len(passes))):
-        raise _damaged(place, f"{len(passes)} passes are numbered up to {max(passes)}")
+        raise _damaged(place, f"there are {len(passes)} passes, but their numbers go up to {max(passes)}")
     return _joined(place, label, [passes[number] for number in sorted(passes)])
 
 
@@ -139,13 +142,13 @@ class _Part:
     tokens: NDArray[np.int64]
     positions: NDArray[np.int64]
     outputs: dict[int, NDArray[np.float32]]
-    legend: TraceLegend
+    header: TraceHeader
 
 
 def _read(path: Path) -> _Part:
     try:
         with safe_open(path, framework="pt") as file:
-            legend = TraceLegend.model_validate_json((file.metadata() or {})["legend"])
+            header = TraceHeader.model_validate_json((file.metadata() or {})["header"])
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
         outputs = {
@@ -153,39 +156,39 @@ def _read(path: Path) -> _Part:
             for name, tensor in tensors.items()
             if name.startswith(_LAYER)
         }
-        return _Part(tensors["tokens"].numpy(), tensors["positions"].numpy(), outputs, legend)
+        return _Part(tensors["tokens"].numpy(), tensors["positions"].numpy(), outputs, header)
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
         raise _damaged(path, str(error).splitlines()[0]) from None
 
 
 def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace:
-    whole = [_heads_joined(place, parts) for parts in passes]
-    layers = [set(outputs) for outputs in whole]
+    complete = [_heads_joined(place, parts) for parts in passes]
+    layers = [set(outputs) for outputs in complete]
     if any(found != layers[0] for found in layers):
-        raise _damaged(place, "not every pass has the same layers")
+        raise _damaged(place, "the passes have different layers")
     firsts = [parts[0] for parts in passes]
     return Trace(
         label=label,
         tokens=np.concatenate([part.tokens for part in firsts]),
         positions=np.concatenate([part.positions for part in firsts]),
-        phases=tuple(part.legend.phase for part in firsts for _ in part.tokens),
-        outputs={layer: np.concatenate([outputs[layer] for outputs in whole]) for layer in sorted(layers[0])},
+        phases=tuple(part.header.phase for part in firsts for _ in part.tokens),
+        outputs={layer: np.concatenate([outputs[layer] for outputs in complete]) for layer in sorted(layers[0])},
     )
 
 
 def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[int, NDArray[np.float32]]:
-    """Outputs of one pass by layer, with the heads of all processes in the order of their ranks."""
+    """Outputs of one pass by layer, with the heads of all processes in rank order."""
     first = parts[0]
     for part in parts:
         if not np.array_equal(part.tokens, first.tokens) or not np.array_equal(part.positions, first.positions):
-            raise _damaged(place, f"the processes kept different rows of pass {first.legend.number}")
+            raise _damaged(place, f"the processes kept different rows of pass {first.header.number}")
     joined = {}
     for layer in {layer for part in parts for layer in part.outputs}:
-        shares = sorted((part for part in parts if layer in part.outputs), key=lambda part: part.legend.rank)
-        if [part.legend.rank for part in shares] != list(range(first.legend.ranks)):
+        shares = sorted((part for part in parts if layer in part.outputs), key=lambda part: part.header.rank)
+        if [part.header.rank for part in shares] != list(range(first.header.ranks)):
             raise _damaged(
                 place,
-                f"{len(shares)} of {first.legend.ranks} processes wrote layer {layer} of pass {first.legend.number}",
+                f"{len(shares)} of {first.header.ranks} processes wrote layer {layer} of pass {first.header.number}",
             )
         joined[layer] = np.concatenate([part.outputs[layer] for part in shares], axis=1)
     return joined

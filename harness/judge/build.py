@@ -17,7 +17,7 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Manifest, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Item, Role
-from assay.harness.evidence.shadow_sums import ShadowSums
+from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge import checks as rules
 from assay.harness.judge import report
 from assay.harness.judge.calls import call_summaries
@@ -119,7 +119,7 @@ def _checks(
     servers: dict[Role, ServerManifest],
     counts: dict[Role, list[CallCount]],
     argument_differences: dict[str, tuple[str, str]],
-    cells: ShadowSums | None,
+    cells: ShadowErrors | None,
 ) -> list[Check]:
     started = not (Backend.parse(spec.reference).is_url or Backend.parse(spec.candidate).is_url)
     compared = {suite for suite in ("mmlu", "greedy") if suite in spec.suites}
@@ -128,7 +128,7 @@ def _checks(
     layers_there = {layer for role in ROLES for count in counts[role] for layer in count.calls_by_layer}
     # As the server said, for a report can be made where the kernel cannot be imported.
     claimed = (
-        servers["candidate"].claimed_phases if "candidate" in servers else cells.legends[0].phases if cells else ()
+        servers["candidate"].claimed_phases if "candidate" in servers else cells.headers[0].phases if cells else ()
     )
     checks = []
     if compared:

@@ -16,7 +16,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import Answer, Role
-from assay.harness.evidence.shadow_sums import ShadowSums
+from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.verdict import Check, Verdict
 
 CACHED_SHARE = 0.5
@@ -40,7 +40,7 @@ BASELINE = "baseline"
 
 
 def check_layers(
-    suites: Sequence[str], cells: ShadowSums | None, claimed: Sequence[str], expected: Collection[int]
+    suites: Sequence[str], cells: ShadowErrors | None, claimed: Sequence[str], expected: Collection[int]
 ) -> Check:
     """Whether the candidate's output was compared with the reference's, on the same inputs, in every layer.
 
@@ -70,7 +70,7 @@ def check_layers(
         )
     seen = {phase: _layers_of(cells, phase) for phase in claimed}
     compared = set().union(*seen.values())
-    if failed := cells.errors:
+    if failed := cells.failed_calls:
         found = f"the candidate did not compute {sum(e.calls for e in failed)} calls: {failed[0].text}"
         return Check(
             id="layers-compared",
@@ -93,7 +93,7 @@ def check_layers(
     return Check(id="layers-compared", title=name, status="ok", found="; ".join(words))
 
 
-def _layers_of(cells: ShadowSums, phase: str) -> set[int]:
+def _layers_of(cells: ShadowErrors, phase: str) -> set[int]:
     table = cells.table(("layer",), {"phase": phase})
     return {int(layer) for layer, n in zip(table.axes["layer"], table.elements, strict=True) if n > 0}
 
@@ -309,7 +309,7 @@ def check_cached_prefix(answers: Sequence[Answer]) -> Check:
     return Check(id="cached-prefix", title=name, status="ok", found=found)
 
 
-def check_cached_prefix_inside(cells: ShadowSums) -> Check:
+def check_cached_prefix_inside(cells: ShadowErrors) -> Check:
     """Whether calls with a cached prefix were compared, where no question was asked for its answer."""
     deepest = CACHED_PREFIX.labels[-1]
     met = int(np.nansum(cells.table((), {"prefix": deepest}).elements))

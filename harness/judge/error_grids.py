@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
-from assay.harness.evidence.shadow_sums import Floats, ShadowError, ShadowSums
+from assay.harness.evidence.error_sums import Floats
+from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
 from assay.harness.judge.report import (
     NOT_FINITE,
     DepthRow,
@@ -35,7 +36,7 @@ DIGITS = 4
 """Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
 
 
-def own_errors(cells: ShadowSums) -> dict[tuple[str, str], Floats]:
+def own_errors(cells: ShadowErrors) -> dict[tuple[str, str], Floats]:
     """Own error of the finest cells, by phase and cached prefix, for those that were observed.
 
     Returns:
@@ -54,7 +55,7 @@ def own_errors(cells: ShadowSums) -> dict[tuple[str, str], Floats]:
 
 
 def layers_result(
-    cells: ShadowSums,
+    cells: ShadowErrors,
     bounds: Bounds,
     *,
     depth: Sequence[DepthRow] = (),
@@ -71,18 +72,18 @@ def layers_result(
         pack: folder of the replay pack.
     """
     errors = own_errors(cells)
-    legend = cells.legends[0]
+    header = cells.headers[0]
     layers = sorted({*map(int, cells.observed("layer"))})
     profile = tuple(depth) or depth_rows(cells, bounds)
     sources = [row.layer for row in profile if row.out_of_bounds]
     return LayersResult(
-        reference=legend.reference,
-        candidate=legend.candidate,
-        phases=legend.phases,
+        reference=header.reference,
+        candidate=header.candidate,
+        phases=header.phases,
         layers=len(layers),
         heads=len(cells.observed("head")),
         # Each process of a tensor-parallel server sees every pass.
-        passes=max(one.passes for one in cells.legends),
+        passes=max(one.passes for one in cells.headers),
         sources=some("layer", sources, layers) if sources else "",
         grids=tuple(_grids(errors, bounds)),
         depth=profile,
@@ -97,12 +98,12 @@ def layers_result(
         logits=tuple(logits),
         not_observed=tuple(_not_observed(cells, errors, layers)),
         pack=pack,
-        candidate_errors=tuple(_failed(error) for error in cells.errors),
+        candidate_errors=tuple(_failed(error) for error in cells.failed_calls),
     )
 
 
 def depth_rows(
-    cells: ShadowSums,
+    cells: ShadowErrors,
     bounds: Bounds,
     total: Mapping[int, float] | None = None,
     inherited: Mapping[int, float] | None = None,
@@ -192,12 +193,12 @@ def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple
             yield name, _worst(np.stack(found), (0,))
 
 
-def _not_observed(cells: ShadowSums, errors: dict[tuple[str, str], Floats], layers: Sequence[int]) -> Iterable[str]:
-    legend = cells.legends[0]
+def _not_observed(cells: ShadowErrors, errors: dict[tuple[str, str], Floats], layers: Sequence[int]) -> Iterable[str]:
+    header = cells.headers[0]
     for phase in PHASES:
         seen = {prefix: array for (p, prefix), array in errors.items() if p == phase}
-        if phase not in legend.phases:
-            yield f"{phase}: {legend.candidate} does not compute it"
+        if phase not in header.phases:
+            yield f"{phase}: {header.candidate} does not compute it"
         elif not seen:
             yield f"{phase}: no call of it was seen; calls inside a replayed CUDA graph are not"
         else:
@@ -209,10 +210,10 @@ def _not_observed(cells: ShadowSums, errors: dict[tuple[str, str], Floats], laye
             missing = [layer for layer in layers if np.isnan(array[layer])]
             if missing:
                 yield f"{phase}: no call of {some('layer', missing, layers)} was seen"
-    for one in cells.legends:
+    for one in cells.headers:
         for layer, why in sorted(one.unrecorded.items()):
             yield f"replay pack, layer {layer}: its calls could not be recorded: {one_line(why)}"
 
 
-def _failed(error: ShadowError) -> str:
+def _failed(error: FailedCalls) -> str:
     return f"layer {error.layer}, {error.phase}, {error.calls:,} calls: {one_line(error.text)}"

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.harness.collect import layer_suite
-from assay.harness.collect.cause import read_cause
 from assay.harness.collect.logit_scoring import compare_logits
 from assay.harness.compare.logits import LogitsComparison, LogitsRow
 from assay.harness.compare.traces import compare, joined, split
 from assay.harness.config import RunSpec
 from assay.harness.engines.backend import Backend
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence import layer_diff
+from assay.harness.evidence.cause import ReplayResult, read_cause
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.records import ROLES
-from assay.harness.evidence.shadow_sums import ShadowSums
+from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge import report
 from assay.harness.judge.error_grids import depth_rows, layers_result
-from assay.harness.offline.replay import ReplayResult
 from assay.harness.text import one_line
 from assay.harness.verdict import Finding, Verdict
 
@@ -35,7 +34,7 @@ class Inside:
         findings: what the replay named.
     """
 
-    cells: ShadowSums | None
+    cells: ShadowErrors | None
     result: report.LayersResult | None
     suite: report.SuiteResult | None
     findings: tuple[Finding, ...]
@@ -47,13 +46,13 @@ def inside(folder: RunFolder, spec: RunSpec) -> Inside:
     Raises:
         EvidenceError: a file is damaged.
     """
-    cells = layer_suite.observed(folder)
+    cells = layer_diff.own_errors_of(folder)
     if cells is None:
         return Inside(None, None, None, ())
-    replay = read_cause(folder.path)
+    replay = read_cause(folder)
     logits = _logits(folder)
     bounds = {(one.layer, one.phase): one.bound for one in replay.bounds} if replay else {}
-    pack = layer_suite.pack_of(folder)
+    pack = layer_diff.pack_of(folder)
     not_traced: tuple[str, ...] = ()
     try:
         free = _free_running(folder, cells)
@@ -72,9 +71,9 @@ def inside(folder: RunFolder, spec: RunSpec) -> Inside:
     return Inside(cells, result, suite, replay.findings if replay else ())
 
 
-def _free_running(folder: RunFolder, cells: ShadowSums) -> tuple[dict[int, float], dict[int, float]]:
+def _free_running(folder: RunFolder, cells: ShadowErrors) -> tuple[dict[int, float], dict[int, float]]:
     """By layer: what its output is off by when the candidate runs free, and how much of that it inherited; empty if not traced."""
-    looked = {role: layer_suite.looked(folder, role) for role in ROLES}
+    looked = {role: layer_diff.read_record(folder, role) for role in ROLES}
     if all(one is None for one in looked.values()):
         return {}, {}
     # The candidate's own server, where there is one: it writes keys and values by itself.
@@ -99,7 +98,7 @@ def _logits_row(row: LogitsRow) -> report.LogitsRow:
 
 
 def _suite(
-    spec: RunSpec, result: report.LayersResult, cells: ShadowSums, replay: ReplayResult | None
+    spec: RunSpec, result: report.LayersResult, cells: ShadowErrors, replay: ReplayResult | None
 ) -> report.SuiteResult:
     verdict, why = judge_layers(spec, result, cells, replay)
     metrics = [] if replay is None else [_worst(replay)]
@@ -114,7 +113,7 @@ def _suite(
 
 
 def judge_layers(
-    spec: RunSpec, result: report.LayersResult, cells: ShadowSums, replay: ReplayResult | None
+    spec: RunSpec, result: report.LayersResult, cells: ShadowErrors, replay: ReplayResult | None
 ) -> tuple[Verdict, str]:
     """Whether the candidate's own error is within what noise explains, in every replayed call.
 
@@ -132,8 +131,8 @@ def judge_layers(
         largest = max((row.own for row in result.depth if isinstance(row.own, float)), default=0.0)
         if not largest <= spec.bounds[family]:
             return "regression", f"The largest own error is {largest:.3g}, above {spec.policy_line(family)}."
-    if cells.errors:
-        return "inconclusive", f"The candidate did not compute a call: {one_line(cells.errors[0].text)}."
+    if cells.failed_calls:
+        return "inconclusive", f"The candidate did not compute a call: {one_line(cells.failed_calls[0].text)}."
     calls = f"{replay.calls} of {replay.recorded} recorded calls"
     measured = f"the worst own error is {replay.worst:.2g} of what noise explains, in {calls}"
     if not replay.with_prefix:

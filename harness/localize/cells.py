@@ -1,4 +1,4 @@
-"""Where in a call an output is off: relative L1 error by sequence, query position and head."""
+"""The error of an output by cell: relative L1 by sequence, query position and head."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.compare.tensors import ratio
 from assay.harness.conditions import POSITION
+from assay.harness.evidence.error_sums import ratio
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class CallCells:
 
     Attributes:
         sequence: sequence of each cell.
-        position: index into `assay.harness.evidence.shadow_sums.POSITION.labels` of each cell.
+        position: index into `assay.harness.conditions.POSITION.labels` of each cell.
         of_row: int64 [total_q], the cell of each query.
     """
 
@@ -30,12 +30,12 @@ class CallCells:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far an output is from what was expected of it, by cell and head; float64 [cells, num_q_heads] each, on the CPU.
+    """The distance between an output and an expected one, by cell and head; each float64 [cells, num_q_heads], on the CPU.
 
     Attributes:
         difference: sum of |out - expected|; infinite where only one of the two is finite.
         size: sum of |expected|.
-        compared: number of elements that were compared or are not finite in both.
+        compared: number of elements compared, including those that are not finite in both.
     """
 
     difference: Tensor
@@ -44,7 +44,7 @@ class Deviation:
 
     @property
     def relative_l1(self) -> Tensor:
-        """difference / size, [cells, num_q_heads]; 0 where nothing was to be compared."""
+        """difference / size, [cells, num_q_heads]; 0 where nothing was compared."""
         return ratio(self.difference, self.size)
 
     def over(self, chosen: Tensor) -> tuple[float, float, float]:
@@ -68,9 +68,9 @@ def cells_of(call: AttentionCall) -> CallCells:
 
 
 def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
-    """How far `out` is from `expected`, [total_q, num_q_heads, head_dim_v] both.
+    """The distance between `out` and `expected`, both [total_q, num_q_heads, head_dim_v].
 
-    NaN in `expected` means undefined: not compared. Infinity in it agrees with anything that is not finite.
+    NaN in `expected` means undefined and is not compared. Infinity in it matches anything that is not finite.
     """
     a, b = out.detach().double(), expected.double()
     undefined = b.isnan()
@@ -81,5 +81,5 @@ def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
 
     by_row = torch.stack([values.sum(-1) for values in (difference, size, compared)], -1)
     by_cell = torch.zeros(len(cells.sequence), *by_row.shape[1:], dtype=torch.float64, device=out.device)
-    # One move for all three: on a GPU each costs a wait.
+    # One transfer for all three: each synchronises with the GPU.
     return Deviation(*by_cell.index_add_(0, cells.of_row, by_row).cpu().unbind(-1))

@@ -1,7 +1,7 @@
-"""What stands beside a server's attention backends: shadow, layer substitution and trace, each switched by the control.
+"""What is attached to a server's attention backends: shadow, layer substitution and trace, switched by the control.
 
-A backend is attached to by wrapping its ``forward_extend`` and ``forward_decode``. When a forward pass begins the control is
-looked at (`assay.harness.server.control`); while everything is off, a call costs one comparison more.
+Attaching wraps a backend's ``forward_extend`` and ``forward_decode``. The control (`assay.harness.server.control`) is read when a
+forward pass starts. While everything is off, a call costs one more comparison.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
+from assay.harness.evidence.layer_diff import PACK_FOLDER
 from assay.harness.evidence.pack import Source
 from assay.harness.evidence.pack_writer import PackWriter
 from assay.harness.server.candidates import make_candidate
 from assay.harness.server.control import Control, ControlReader, Setting
+from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.paging import Pages
-from assay.harness.server.passes import EngineCall, Pass, Phase, pass_of
-from assay.harness.server.shadow import PACK_FOLDER, Shadow
+from assay.harness.server.shadow import Shadow
 from assay.harness.server.substitution import Substitution
 from assay.harness.server.tracer import Tracer
 
 
 class Attachment:
-    """What one process has beside its backends: one, also where prefill and decode have backends of their own.
+    """What is attached in one process. There is one, even where prefill and decode have different backends.
 
     Args:
-        folder: the server's folder (``ASSAY_EVIDENCE``), in which the control lies.
-        shadow: runs the candidate while the control says `watch`.
-        substitution: gives the output of the layers that the control names.
-        tracer: keeps outputs while the control names a label.
+        folder: the server's folder (``ASSAY_EVIDENCE``), which holds the control.
+        shadow: runs the candidate while the control says `shadow`.
+        substitution: computes the output of the layers that the control names.
+        tracer: keeps outputs while the control names a trace.
     """
 
     def __init__(self, folder: Path, shadow: Shadow, substitution: Substitution, tracer: Tracer) -> None:
@@ -42,27 +43,27 @@ class Attachment:
         self._setting = Setting()
         self._off = True
         self._batch: Any = None
-        self._pass: Pass | None = None
+        self._pass: ForwardPass | None = None
         self._passes = 0
         self._highest = -1
         self._last_layer: int | None = None
 
     def attach(self, backend: Any, name: str) -> Any:
-        """Stand beside every call of an SGLang backend object from now on, and return it."""
+        """Wrap every call of an SGLang backend object from now on, and return the object."""
         self._shadow.references.add(name)
 
         def attached(phase: Phase, forward: Any) -> Any:
             def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
                 out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
                 if torch.compiler.is_compiling():
-                    return out  # compiled code is captured, and what is captured is not looked into
+                    return out  # compiled code is captured in CUDA graphs, which cannot be observed
                 if self._batch is not forward_batch:
-                    self._begin(forward_batch)
+                    self._start(forward_batch)
                 self._highest = max(self._highest, layer.layer_id)
-                # Batches of no request are SGLang's own: warm-up and capture of CUDA graphs.
+                # Batches without a request are SGLang's own: warm-up and capture of CUDA graphs.
                 if self._off or not isinstance(out, Tensor) or not getattr(forward_batch, "rids", None) or capturing():
                     return out
-                return self._use(phase, (q, k, v), layer, forward_batch, kwargs, out, name)
+                return self._output(phase, (q, k, v), layer, forward_batch, kwargs, out, name)
 
             return call
 
@@ -70,41 +71,41 @@ class Attachment:
         backend.forward_decode = attached("decode", backend.forward_decode)
         return backend
 
-    def _begin(self, batch: Any) -> None:
-        """A pass begins: what the control says now holds until it ends."""
+    def _start(self, batch: Any) -> None:
+        """Start a pass: what the control says now applies until the pass ends."""
         self._batch, self._pass = batch, None
         if self._highest >= 0:
             self._last_layer = max(self._highest, self._last_layer or 0)
         self._tracer.write()
-        before, self._setting = self._setting.watch, self._reader.latest()
-        if before and not self._setting.watch:
+        before, self._setting = self._setting.session, self._reader.latest()
+        if before and not self._setting.session:
             self._shadow.write()
-        if self._setting.watch not in ("", before):
-            self._shadow.begin()
+        if self._setting.session not in ("", before):
+            self._shadow.start_session()
         self._off = self._setting.control == Control()
 
-    def _use(
+    def _output(
         self, phase: Phase, qkv: tuple[Any, Any, Any], layer: Any, batch: Any, kwargs: dict[str, Any], out: Tensor,
         reference: str,
     ) -> Tensor:  # fmt: skip
-        """What the model uses of a call; what is switched on sees it."""
+        """The output that the model uses, shown to everything that is switched on."""
         control, number = self._setting.control, layer.layer_id
         substitute = number in control.substitute
         try:
             if self._pass is None:
-                self._pass = pass_of(self._passes, phase, batch, out.shape[0])
+                self._pass = ForwardPass.of(self._passes, phase, batch, out.shape[0])
                 self._passes += 1
         except KernelRefused as error:
             if substitute:
                 raise
-            if control.watch:
-                self._shadow.note(number, phase, error)
+            if control.shadow:
+                self._shadow.note_failure(number, phase, error)
             if control.trace:
                 self._tracer.refuse(control.trace, str(error))
         else:
             extra = {key: value for key, value in kwargs.items() if key != "save_kv_cache"}
             call = EngineCall(phase, *qkv, layer, batch, self._pass, extra)
-            if control.watch:
+            if control.shadow:
                 self._shadow.observe(call, out)
             if substitute:
                 out = self._substitution.output(call, out, reference, self._setting)
@@ -115,7 +116,7 @@ class Attachment:
         return out
 
     def _end(self) -> None:
-        if self._setting.control.watch:
+        if self._setting.control.shadow:
             self._shadow.end_pass()
         self._tracer.write()
 
@@ -124,7 +125,7 @@ class Attachment:
 def _attachment(
     runner: Any, folder: Path, candidate: str, record_bytes: int, trace_bytes: int, model_hash: str
 ) -> Attachment:
-    """What a server's process has: one."""
+    """The one attachment of a server process."""
     import sglang
     from sglang.srt.distributed.parallel_state import (
         get_tensor_model_parallel_rank,
@@ -157,19 +158,19 @@ def attach(
     """Attach to an SGLang backend object, and return it.
 
     Args:
-        backend: the reference, whose outputs the model uses unless the control says otherwise.
-        name: its name.
+        backend: the reference. The model uses its outputs unless the control says otherwise.
+        name: name of the reference.
         runner: SGLang's ModelRunner.
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        candidate: a published kernel, a ``module:function`` or a backend of SGLang's; empty only to record and trace.
-        record_bytes: budget of the replay pack; 0 records nothing. Under tensor parallelism the first process records its heads.
-        trace_bytes: what each process may keep in traces.
-        model_hash: of the model, for the pack.
+        candidate: a published kernel, a ``module:function`` or an SGLang backend; empty to only record and trace.
+        record_bytes: byte budget of the replay pack; 0 records nothing. Under tensor parallelism rank 0 records its own heads.
+        trace_bytes: byte budget of all traces of a process.
+        model_hash: hash of the model, noted in the pack.
 
     Raises:
-        KernelRefused: nothing has the candidate's name.
-        UsageError: the replay pack's folder holds something else.
+        KernelRefused: no candidate has this name.
+        UsageError: the pack's folder holds something else.
     """
     if getattr(runner, "is_draft_worker", False):
-        return backend  # a speculative draft model, whose calls no kernel of the contract serves
+        return backend  # the kernel contract does not cover the calls of a speculative draft model
     return _attachment(runner, folder, candidate, record_bytes, trace_bytes, model_hash).attach(backend, name)

@@ -1,4 +1,4 @@
-"""What can run beside a server's own backend: a kernel of the contract, or an attention backend of SGLang's."""
+"""What can compute beside a server's own backend: a kernel of the contract, or another attention backend of SGLang."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.conditions import PHASES
-from assay.harness.server.paging import Pages, compute, refuse
-from assay.harness.server.passes import EngineCall
+from assay.harness.server.forward_pass import EngineCall
+from assay.harness.server.paging import Pages, refuse_unsupported
 
 
 class Candidate(Protocol):
-    """It computes the phases that it names, and is not asked for others."""
+    """Computes calls of the phases that it names."""
 
     name: str
 
@@ -29,22 +29,22 @@ class Candidate(Protocol):
 
 
 class KernelCandidate:
-    """A kernel of the contract, on packed calls resolved from the pool after the reference wrote K and V to it."""
+    """A kernel of the contract. It runs on packed calls, gathered from the pool after the reference has written K and V to it."""
 
     def __init__(self, name: str, kernel: Kernel, pages: Pages) -> None:
         self.name, self._kernel, self._pages = name, kernel, pages
         self.phases = kernels.declaration(kernel).phases
 
     def run(self, call: EngineCall) -> Tensor:
-        refuse(call.layer, self.name)
-        packed = resolve(self._pages, call)
-        # K and V are gathered copies; q is the model's own.
+        refuse_unsupported(call.layer, self.name)
+        packed = packed_call(self._pages, call)
+        # K and V are gathered copies; q is the model's own tensor.
         packed = replace(packed, q=packed.q.clone())
-        return compute(self.name, self._kernel, packed).reshape(call.q.shape[0], -1)
+        return kernels.run_kernel(self.name, self._kernel, packed).reshape(call.q.shape[0], -1)
 
 
 class BackendCandidate:
-    """An attention backend of SGLang's, on the same pool, which it does not write to."""
+    """An attention backend of SGLang. It reads the same pool and does not write to it."""
 
     def __init__(self, name: str, backend: Any) -> None:
         self.name, self._backend = name, backend
@@ -62,13 +62,8 @@ class BackendCandidate:
         return out
 
 
-def resolve(pages: Pages, call: EngineCall) -> AttentionCall:
-    """The packed call of a situation."""
-    return pages.resolve(call.phase, call.q, call.layer, call.batch, list(call.now.new), list(call.now.prefix))
-
-
 class LazyCandidate:
-    """A candidate that is built when it is first needed: until then it costs the server nothing."""
+    """A candidate that is built at its first use. Until then it costs the server nothing."""
 
     def __init__(self, name: str, build: Callable[[], Candidate]) -> None:
         self.name, self._build = name, build
@@ -81,14 +76,14 @@ class LazyCandidate:
         return self._candidate().phases
 
     def run(self, call: EngineCall) -> Tensor:
-        """The candidate's output. Raises KernelRefused if it cannot be built, and what the candidate raises."""
+        """The candidate's output. Raises KernelRefused if it cannot be built, and whatever the candidate raises."""
         return self._candidate().run(call)
 
     def _candidate(self) -> Candidate:
         if self._built is None and not self._failed:
             try:
                 self._built = self._build()
-            except Exception as error:  # whatever its modules raise; it is tried once, not at every call
+            except Exception as error:  # its modules may raise anything; building is tried once, not at every call
                 self._failed = f"{self.name} cannot be built: {type(error).__name__}: {error}"
                 raise KernelRefused(self._failed) from error
         if self._built is None:
@@ -96,11 +91,21 @@ class LazyCandidate:
         return self._built
 
 
-def make_candidate(name: str, runner: Any, pages: Pages) -> Candidate:
-    """The candidate with this name, built at its first use: a published kernel, a ``module:function``, or a backend of SGLang's.
+def packed_call(pages: Pages, call: EngineCall) -> AttentionCall:
+    """An engine call as a call of the kernel contract.
 
     Raises:
-        KernelRefused: nothing has this name. What else may go wrong is raised at the first use.
+        KernelRefused: the pool's dtype is not that of q.
+    """
+    lens = call.forward_pass
+    return pages.packed_call(call.phase, call.q, call.layer, call.batch, list(lens.new), list(lens.prefix))
+
+
+def make_candidate(name: str, runner: Any, pages: Pages) -> Candidate:
+    """The candidate of this name, built at its first use: a published kernel, a ``module:function``, or a backend of SGLang.
+
+    Raises:
+        KernelRefused: nothing has this name. Any other failure is raised at the first use.
     """
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
@@ -108,7 +113,7 @@ def make_candidate(name: str, runner: Any, pages: Pages) -> Candidate:
         return LazyCandidate(name, lambda: KernelCandidate(name, kernels.load(name), pages))
     if name not in ATTENTION_BACKENDS:
         known = sorted({*ATTENTION_BACKENDS, *kernels.published()})
-        raise KernelRefused(f"{name!r} is no candidate; expected a module:function or one of {', '.join(known)}")
-    # Below the meter: what runs beside the server's own backend does not serve by itself.
+        raise KernelRefused(f"unknown candidate {name!r}; expected a module:function or one of {', '.join(known)}")
+    # Below the meter: calls of the shadow are not calls that the model used.
     create = getattr(ATTENTION_BACKENDS[name], "assay_unmetered", ATTENTION_BACKENDS[name])
     return LazyCandidate(name, lambda: BackendCandidate(name, create(runner)))

@@ -1,7 +1,7 @@
-"""What a running server's attached candidate shall do from now on: set by the harness in a file, read at the start of each pass.
+"""Controls what a running server's attachment does: the harness writes a file, and the server reads it at the start of each pass.
 
-A scheduler listens to nothing but requests, so the control lies in a file that a server looks at when a forward pass begins: a
-request that is sent after `set_control` has returned is certain to see it. A server without the file does nothing.
+A scheduler listens to nothing but requests. A request that is sent after `set_control` has returned is certain to see the new
+control. A server without the file does nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _SUBSTITUTED = "substituted"
 
 
 class Control(Record):
-    """What a server that has a candidate beside it (``ASSAY_SHADOW``) does in the passes that begin from now on.
+    """What a server with a candidate beside it (``ASSAY_SHADOW``) does in the passes that start from now on.
 
     Attributes:
-        watch: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``). Switched on
-            after it was off, a watch begins anew: nothing of an earlier one is in what it writes.
-        substitute: layers in which the candidate's output is what the model uses, in the phases that the candidate computes.
-        trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label is
-            for one request: the next one needs a new label.
+        shadow: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``). Switching it
+            off and on again starts a new session, which forgets the one before.
+        substitute: layers in which the model uses the candidate's output, in the phases that the candidate computes.
+        trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label
+            serves one request; the next request needs a new label.
     """
 
-    watch: bool = False
+    shadow: bool = False
     substitute: tuple[int, ...] = ()
     trace: str = ""
 
@@ -48,53 +48,44 @@ class Control(Record):
     @classmethod
     def _label(cls, label: str) -> str:
         if label and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", label):
-            raise ValueError(f"the label {label!r} is no plain name; expected letters, digits, '.', '_' and '-'")
+            raise ValueError(f"the label {label!r} is not a plain name; expected letters, digits, '.', '_' and '-'")
         return label
 
 
 class Setting(Record):
-    """A control as it lies on disk.
+    """A control as it is on disk.
 
     Attributes:
-        token: tells this time of setting it from any other.
-        watch: tells this watch from any other; it stays the same while one setting after another says `watch`. Empty for none.
-        control: what the server shall do.
+        token: identifies this setting.
+        session: identifies the shadow session. It stays the same while successive settings keep the shadow on; empty if it is off.
+        control: what the server does.
     """
 
     token: str = ""
-    watch: str = ""
+    session: str = ""
     control: Control = Field(default_factory=Control)
 
 
 def set_control(folder: Path, control: Control) -> None:
     """Replace a server's control.
 
-    Whoever changes `substitute` also empties the server's prefix cache: what lies there was computed under the control before.
+    A caller that changes `substitute` must also empty the server's prefix cache, whose K and V were computed under the old control.
 
     Args:
-        folder: the server's folder (``ASSAY_EVIDENCE``); made if it is not there.
-        control: what the server shall do.
+        folder: the server's folder (``ASSAY_EVIDENCE``), created if it does not exist.
+        control: what the server does from now on.
 
     Raises:
         EvidenceError: it cannot be written.
     """
     token = secrets.token_hex(8)
-    # Here and not in the server, which may not have looked at all while the watch was off.
-    watch = (_watch_of(folder) or token) if control.watch else ""
-    write_whole(folder / _FILE, Setting(token=token, watch=watch, control=control).model_dump_json())
+    # Decided here, not in the server: it may not have run a single pass while the shadow was off.
+    session = (_session(folder) or token) if control.shadow else ""
+    write_whole(folder / _FILE, Setting(token=token, session=session, control=control).model_dump_json(), durable=False)
 
 
-def read_control(folder: Path) -> Control:
-    """A server's control; everything is off where there is none.
-
-    Raises:
-        EvidenceError: the file is damaged.
-    """
-    return _read(folder).control
-
-
-def substituted(folder: Path) -> dict[int, int]:
-    """Calls by layer whose output the candidate gave since the control was set; layers without any are left out.
+def substituted_calls(folder: Path) -> dict[int, int]:
+    """Calls per layer whose output the candidate gave since the control was set. Layers without any are left out.
 
     Under tensor parallelism each process counts its own share of a call.
 
@@ -109,12 +100,12 @@ def substituted(folder: Path) -> dict[int, int]:
 
 
 def substitution_folder(folder: Path, token: str) -> Path:
-    """Where the calls that were substituted under one setting are counted (`assay.harness.evidence.counters`)."""
+    """Where the substituted calls of one setting are counted (`assay.harness.evidence.counters`)."""
     return folder / _SUBSTITUTED / token
 
 
 class ControlReader:
-    """The server's side: the latest setting, for one look at the file's status where it did not change."""
+    """The server's side: the latest setting. While the file does not change, reading it costs one ``stat``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -122,7 +113,7 @@ class ControlReader:
         self._setting = Setting()
 
     def latest(self) -> Setting:
-        """The setting that holds now.
+        """The setting that applies now.
 
         Raises:
             EvidenceError: the file is damaged.
@@ -137,10 +128,10 @@ class ControlReader:
         return self._setting
 
 
-def _watch_of(folder: Path) -> str:
-    """The watch that is on; empty if none is, or if the file is damaged: it is about to be replaced."""
+def _session(folder: Path) -> str:
+    """The running shadow session. Empty if there is none, or if the file is damaged: it is about to be replaced."""
     try:
-        return _read(folder).watch
+        return _read(folder).session
     except EvidenceError:
         return ""
 
@@ -153,6 +144,6 @@ def _read(folder: Path) -> Setting:
     except (OSError, ValidationError) as error:
         raise EvidenceError(
             f"{folder / _FILE} cannot be read: {str(error).splitlines()[0]}.",
-            "what set_control wrote",
+            "a file that set_control wrote",
             "delete the file, or set the control again",
         ) from None

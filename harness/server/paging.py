@@ -1,4 +1,4 @@
-"""From an engine's paged batch to one packed `AttentionCall`: shared by served kernels and by the shadow."""
+"""An SGLang batch with paged K and V as one packed `AttentionCall`, for served kernels and for the shadow."""
 
 from __future__ import annotations
 
@@ -8,64 +8,51 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative
+from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative
+from assay.harness.attention.paging import slots_of
 
 EXTEND_MODES = ("EXTEND", "MIXED")
-"""SGLang's forward modes that are the contract's extend phase; others are speculative, diffusion or split prefill."""
+"""SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill."""
 
 
 def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
-    """New tokens and cached prefix of each sequence of an SGLang ``ForwardBatch``.
+    """New tokens and cached prefix per sequence of an SGLang ``ForwardBatch``.
 
     Raises:
-        KernelRefused: the batch's mode is none of the contract's phases.
+        KernelRefused: the batch's mode is not a phase of the contract.
     """
     if phase == "decode":
         lens = [int(n) for n in batch.seq_lens.tolist()]
         return [1] * len(lens), [n - 1 for n in lens]
     mode = batch.forward_mode.name
     if mode not in EXTEND_MODES:
-        raise KernelRefused(f"{who} was asked to run {mode}; expected {' or '.join(EXTEND_MODES)}: start without it")
+        raise KernelRefused(
+            f"{who} cannot run {mode} batches; expected {' or '.join(EXTEND_MODES)}: start the server without that feature"
+        )
     return [int(n) for n in batch.extend_seq_lens_cpu], [int(n) for n in batch.extend_prefix_lens_cpu]
 
 
-def refuse(layer: Any, who: str) -> None:
+def refuse_unsupported(layer: Any, who: str) -> None:
     """Refuse an SGLang layer whose attention the kernel contract cannot express.
 
     Raises:
-        KernelRefused: it needs a sliding window, a logit cap, cross attention or attention that is not causal.
+        KernelRefused: it needs a sliding window, a logit cap, cross attention or non-causal attention.
     """
     wants = {
         "a sliding window": (layer.sliding_window_size or -1) > -1,
         "a logit cap": bool(layer.logit_cap),
         "cross attention": layer.is_cross_attention,
-        "attention that is not causal": layer.attn_type.value != "decoder",
+        "non-causal attention": layer.attn_type.value != "decoder",
     }
     if any(wants.values()):
         what = " and ".join(feature for feature, wanted in wants.items() if wanted)
         raise KernelRefused(
-            f"layer {layer.layer_id} needs {what}; the kernel contract has none, so {who} cannot serve it"
+            f"layer {layer.layer_id} needs {what}, which the kernel contract does not express, so {who} cannot serve it"
         )
-
-
-def compute(name: str, kernel: Kernel, call: AttentionCall) -> Tensor:
-    """The kernel's output, [total_q, num_q_heads, head_dim_v].
-
-    Raises:
-        KernelRefused: its shape or dtype is not the contract's.
-    """
-    out = kernel(call)
-    expected = (*call.q.shape[:2], call.v.shape[2])
-    if out.shape != expected or out.dtype != call.q.dtype:
-        raise KernelRefused(
-            f"{name} returned {out.dtype} {list(out.shape)} in layer {call.layer}; "
-            f"expected {call.q.dtype} {list(expected)}"
-        )
-    return out
 
 
 class Pages:
-    """The KV pool of a running server, read as packed calls."""
+    """The KV pool of a running server, read as packed calls. Paging is resolved once per batch."""
 
     def __init__(self, runner: Any) -> None:
         self._requests = runner.req_to_token_pool
@@ -78,27 +65,29 @@ class Pages:
 
         self._cache.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, None), k, v)
 
-    def resolve(
+    def packed_call(
         self, phase: str, q: Tensor, layer: Any, batch: Any, new: list[int], prefix: list[int]
     ) -> AttentionCall:
-        """The packed call: K and V of each whole sequence gathered (copied) from the pool's pages; q is a view.
+        """The packed call: K and V of each complete sequence, gathered (copied) from the pool. q is a view.
 
         Args:
             phase: "extend" or "decode".
             q: [tokens, heads * head_dim].
             layer: SGLang's RadixAttention.
-            batch: SGLang's ForwardBatch, whose K and V are in the pool.
-            new: new tokens of each sequence.
-            prefix: cached prefix of each sequence.
+            batch: SGLang's ForwardBatch. Its K and V are in the pool.
+            new: new tokens per sequence.
+            prefix: cached prefix per sequence.
 
         Raises:
-            KernelRefused: the pool holds another dtype than q's.
+            KernelRefused: the pool's dtype is not that of q.
         """
         if self._paging.batch is not batch or self._paging.lens != (new, prefix):
             self._paging = _Paging.of(batch, new, prefix, self._requests.req_to_token)
         keys, values = self._cache.get_key_buffer(layer.layer_id), self._cache.get_value_buffer(layer.layer_id)
         if keys.dtype != q.dtype:
-            raise KernelRefused(f"the KV cache is {keys.dtype} and q is {q.dtype}; start without --kv-cache-dtype")
+            raise KernelRefused(
+                f"the KV cache is {keys.dtype} and q is {q.dtype}; start the server without --kv-cache-dtype"
+            )
         return AttentionCall(
             q=q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             k=keys[self._paging.slots],
@@ -114,7 +103,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class _Paging:
-    """Where the tokens of a batch lie in the pool: the same for every layer, so resolved once a batch."""
+    """Where the tokens of a batch are in the pool: the same for every layer."""
 
     batch: Any
     lens: tuple[list[int], list[int]]
@@ -131,5 +120,5 @@ class _Paging:
     def of(cls, batch: Any, new: list[int], prefix: list[int], table: Tensor) -> _Paging:
         lens_k = [n + p for n, p in zip(new, prefix, strict=True)]
         requests = batch.req_pool_indices.tolist()
-        slots = torch.cat([table[request, :length] for request, length in zip(requests, lens_k, strict=True)]).long()
+        slots = slots_of(table, requests, lens_k)
         return cls(batch, (new, prefix), slots, cumulative(new, table.device), cumulative(lens_k, table.device))

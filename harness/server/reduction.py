@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.harness.evidence.shadow_sums import CONDITION_COUNT, CONDITIONS, SUMS, Floats, Integers
+from assay.harness.evidence.error_sums import SUMS, Floats, ratio
+from assay.harness.evidence.shadow_errors import CONDITION_COUNT, CONDITIONS, Integers
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def row_errors(out: Tensor, reference: Tensor) -> RowErrors:
         count, known - count, reference.shape[-1] - known,
     ]  # fmt: skip
     assert len(sums) == len(SUMS)
-    relative = torch.where(difference == 0, 0.0, difference / size).nan_to_num(nan=float("inf"), posinf=float("inf"))
+    relative = ratio(difference, size).nan_to_num(nan=float("inf"), posinf=float("inf"))
     relative = relative.masked_fill(known > count, float("inf"))
     return RowErrors(torch.stack([one.double() for one in sums], -1), apart.amax(-1), relative)
 

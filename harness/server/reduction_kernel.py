@@ -13,12 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.harness.evidence.shadow_sums import CONDITION_COUNT, SUMS
+from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.shadow_errors import CONDITION_COUNT
 
 TILE = 1024
 """Elements of each output that a program reads at once; half of it where they are reduced in float64."""
 WARPS = 1
-"""With `TILE`, the fastest of nine on an H200 over both dtypes and sizes (``benchmarks/shadow.py --sweep``)."""
+"""With `TILE`, the fastest of nine on an H200 over both dtypes and sizes (``benchmarks/layer_diff_speed.py --sweep``)."""
 _LAST = 2**31 - 1
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from assay.harness.attention.call import Kernel, KernelRefused
-from assay.harness.attention.kernels import declaration, title
-from assay.harness.server.paging import Pages, compute, lengths, refuse
+from assay.harness.attention.kernels import declaration, run_kernel, title
+from assay.harness.server.paging import Pages, lengths, refuse_unsupported
 
 
 def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
@@ -82,8 +82,8 @@ class _ServedKernel:
         self, phase: str, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool
     ) -> Tensor:
         new, prefix = lengths(phase, batch, self._name)
-        refuse(layer, self._name)
+        refuse_unsupported(layer, self._name)
         if save and k is not None:
             self._pages.write(layer, batch, k, v)
-        call = self._pages.resolve(phase, q, layer, batch, new, prefix)
-        return compute(self._name, self._kernel, call).reshape(q.shape[0], -1)
+        call = self._pages.packed_call(phase, q, layer, batch, new, prefix)
+        return run_kernel(self._name, self._kernel, call).reshape(q.shape[0], -1)

@@ -1,7 +1,7 @@
-"""Shadowing inside a server: the reference computes what the model uses, and the candidate runs on the same q, k and v.
+"""The shadow inside a server: the model uses the reference's output, and the candidate runs on the same q, k and v.
 
-The candidate's errors are reduced on the device and written from time to time; calls are recorded into a replay pack.
-Whatever the candidate does, the model gets the reference's output: a candidate that raises is noted, and the server goes on.
+The candidate's errors are reduced on the device and written at intervals. Calls are recorded into a replay pack.
+Whatever the candidate does, the model gets the reference's output: if the candidate raises, that is noted and the server goes on.
 """
 
 from __future__ import annotations
@@ -16,40 +16,39 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
-from assay.harness.evidence.pack import Seen
+from assay.harness.evidence.pack import CallMetadata
 from assay.harness.evidence.pack_writer import PackWriter
-from assay.harness.evidence.shadow_sums import (
+from assay.harness.evidence.shadow_errors import (
     FOLDER,
-    Legend,
-    ShadowError,
+    FailedCalls,
+    ShadowHeader,
     WorstCase,
     condition_numbers,
-    write_shadow_sums,
+    write_shadow_errors,
 )
-from assay.harness.server.candidates import Candidate, resolve
-from assay.harness.server.paging import Pages, refuse
-from assay.harness.server.passes import EngineCall, Pass, Phase
+from assay.harness.server.candidates import Candidate, packed_call
+from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
+from assay.harness.server.paging import Pages, refuse_unsupported
 from assay.harness.server.reduction import LayerSums
-from assay.harness.server.write_request import asked
+from assay.harness.server.write_request import latest_write_request
 
-PACK_FOLDER = "pack"
 WRITE_EVERY_S = 0.5
 WRITE_SHARE = 0.05
-"""Largest share of the time that goes into writing."""
+"""Largest share of wall-clock time spent on writing."""
 _LONGEST_TEXT = 1000
-_MOST_PASSES = 256  # that are remembered until the worst cases among them are looked up
+_MOST_PASSES = 256  # kept in memory until the worst cases among them are resolved
 
 
 class Shadow:
-    """One process's shadow: sums up errors, records calls.
+    """The shadow of one process: sums up errors and records calls.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        candidate: what is shadowed; None only to record.
-        new_writer: makes what records the calls of a watch, in place of an earlier watch's; None to record nowhere.
+        candidate: what runs in the shadow; None to only record.
+        new_writer: creates the pack writer of a session, which replaces the pack of the session before; None to record nothing.
         pages: the server's KV pool.
-        rank: this process's place among those that share the heads (tensor parallelism).
-        clock: seconds.
+        rank: rank of this process among those that share the heads (tensor parallelism).
+        clock: a clock, in seconds.
     """
 
     def __init__(
@@ -60,43 +59,43 @@ class Shadow:
         self._rank, self._clock = rank, clock
         self.references: set[str] = set()
         self._next_write = 0.0
-        self._answered = ""
-        self.begin()
+        self._written = ""
+        self.start_session()
 
-    def begin(self) -> None:
-        """Begin a watch: what an earlier one summed up and recorded is forgotten, and its files are replaced by the next write.
+    def start_session(self) -> None:
+        """Forget what an earlier session summed up and recorded. The next write replaces its files.
 
         Raises:
-            UsageError: the replay pack's folder holds something else.
+            UsageError: the pack's folder holds something else.
         """
         self._writer = self._new_writer() if self._new_writer else None
         self._phases: tuple[str, ...] = ()
         self._sums: dict[int, LayerSums] = {}
         self._unrecorded: dict[int, str] = {}
-        self._errors: dict[tuple[int, Phase], ShadowError] = {}
+        self._failed: dict[tuple[int, Phase], FailedCalls] = {}
         self._worst: dict[tuple[int, Phase], Tensor] = {}
         self._cases: dict[tuple[int, Phase], WorstCase] = {}
-        self._passes: dict[int, Pass] = {}
-        self._pass: Pass | None = None
+        self._passes: dict[int, ForwardPass] = {}
+        self._pass: ForwardPass | None = None
         self._conditions = torch.empty(0, dtype=torch.int64)
         self._count = 0
 
     def observe(self, call: EngineCall, out: Tensor) -> None:
-        """Run the candidate on a call whose output `out`, [tokens, num_q_heads * head_dim_v], the reference computed."""
+        """Run the candidate on a call. `out`, [tokens, num_q_heads * head_dim_v], is the reference's output."""
         try:
-            self._begin(call, out)
-            seen = Seen(call.layer.layer_id, call.phase, call.now.new, call.now.prefix, call.now.requests)
+            self._enter(call, out)
+            metadata = _metadata(call)
             reference = out.view(out.shape[0], call.layer.tp_q_head_num, -1)
             got = self._run(call, reference)
-            if self._writer is not None and self._writer.wants(seen):
-                self._record(seen, call, reference, got)
+            if self._writer is not None and self._writer.wants(metadata):
+                self._record(metadata, call, reference, got)
             if got is not None:
-                self._measure(seen, call, got, reference)
-        except Exception as error:  # the model has its output
-            self.note(call.layer.layer_id, call.phase, error)
+                self._measure(metadata, call, got, reference)
+        except Exception as error:  # the model has its output already
+            self.note_failure(call.layer.layer_id, call.phase, error)
 
     def _run(self, call: EngineCall, reference: Tensor) -> Tensor | None:
-        """The candidate's output in the shape of the reference's; None if it does not compute the phase, or raised."""
+        """The candidate's output in the shape of the reference's; None if it raised or does not compute the phase."""
         if self._candidate is None:
             return None
         try:
@@ -108,97 +107,100 @@ class Shadow:
                 expected = [len(reference), reference[0].numel()]
                 raise KernelRefused(f"{self._candidate.name} returned {list(got.shape)}; expected {expected}")
             return got.view(reference.shape)
-        except Exception as error:  # the candidate's, whatever it is; the call is recorded all the same
-            self.note(call.layer.layer_id, call.phase, error)
+        except Exception as error:  # a candidate may raise anything; the call is recorded all the same
+            self.note_failure(call.layer.layer_id, call.phase, error)
             return None
 
-    def note(self, layer: int, phase: Phase, error: Exception) -> None:
-        """Note a call that the candidate did not compute."""
-        known = self._errors.get((layer, phase))
+    def note_failure(self, layer: int, phase: Phase, error: Exception) -> None:
+        """Count a call that the candidate did not compute, with the first error of its layer and phase."""
+        known = self._failed.get((layer, phase))
         text = known.text if known else f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
         calls = known.calls + 1 if known else 1
-        self._errors[layer, phase] = ShadowError(layer=layer, phase=phase, calls=calls, text=text)
+        self._failed[layer, phase] = FailedCalls(layer=layer, phase=phase, calls=calls, text=text)
 
-    def _begin(self, call: EngineCall, out: Tensor) -> None:
-        """Remember the call's pass, if it is a new one."""
-        if call.now is self._pass:
+    def _enter(self, call: EngineCall, out: Tensor) -> None:
+        """Take note of the call's pass if it is a new one."""
+        if call.forward_pass is self._pass:
             return
         if len(self._passes) == _MOST_PASSES:
-            self._settle()
-        self._pass = self._passes[call.now.number] = call.now
-        self._conditions = torch.from_numpy(condition_numbers(call.phase, call.now.new, call.now.prefix)).to(out.device)
+            self._resolve_worst()
+        self._pass = self._passes[call.forward_pass.number] = call.forward_pass
+        numbers = condition_numbers(call.phase, call.forward_pass.new, call.forward_pass.prefix)
+        self._conditions = torch.from_numpy(numbers).to(out.device)
         self._count += 1
 
-    def _measure(self, seen: Seen, call: EngineCall, got: Tensor, reference: Tensor) -> None:
-        layer, heads = seen.layer, reference.shape[1]
+    def _measure(self, metadata: CallMetadata, call: EngineCall, got: Tensor, reference: Tensor) -> None:
+        layer, heads = metadata.layer, reference.shape[1]
         if layer not in self._sums:
             self._sums[layer] = LayerSums(heads, reference.device)
         value, at = self._sums[layer].measure(got, reference, self._conditions)
-        latest = torch.stack([value, torch.full_like(value, call.now.number), at.double()])
-        known = self._worst.get((layer, seen.phase))
-        self._worst[layer, seen.phase] = latest if known is None else torch.where(latest[0] > known[0], latest, known)
-        if self._writer is not None and self._writer.wants_worst(seen, float(value)):
+        latest = torch.stack([value, torch.full_like(value, call.forward_pass.number), at.double()])
+        known = self._worst.get((layer, metadata.phase))
+        self._worst[layer, metadata.phase] = (
+            latest if known is None else torch.where(latest[0] > known[0], latest, known)
+        )
+        if self._writer is not None and self._writer.wants_worst(metadata, float(value)):
             row, head = divmod(int(at), heads)
-            self._record(seen, call, reference, got, float(value), (call.now.at(row)[0], head))
+            self._record(metadata, call, reference, got, float(value), (call.forward_pass.locate(row)[0], head))
 
     def _record(
-        self, seen: Seen, call: EngineCall, reference: Tensor, candidate: Tensor | None, relative_l1: float | None = None,
-        worst_at: tuple[int, int] = (0, 0),
+        self, metadata: CallMetadata, call: EngineCall, reference: Tensor, candidate: Tensor | None,
+        relative_l1: float | None = None, worst_at: tuple[int, int] = (0, 0),
     ) -> None:  # fmt: skip
         assert self._writer is not None
         try:
-            refuse(call.layer, "a replay pack")
-            # Resolved anew each time: the candidate may have written into the call that it was given.
-            packed = resolve(self._pages, call)
+            refuse_unsupported(call.layer, "a replay pack")
+            # Gathered again: the candidate may have written to the call that it received.
+            packed = packed_call(self._pages, call)
         except KernelRefused as error:
-            self._unrecorded.setdefault(seen.layer, str(error))
+            self._unrecorded.setdefault(metadata.layer, str(error))
             return
         first_head = self._rank * reference.shape[1]
-        self._writer.add(seen, packed, reference, relative_l1, worst_at, first_head, candidate)
+        self._writer.add(metadata, packed, reference, relative_l1, worst_at, first_head, candidate)
 
     def end_pass(self) -> None:
-        """Write at the end of a pass, if it is time or if it was asked for."""
-        token = asked(self._folder)
+        """At the end of a pass, write if it is time or if there is a new write request."""
+        token = latest_write_request(self._folder)
         started = self._clock()
-        if token == self._answered and started < self._next_write:
+        if token == self._written and started < self._next_write:
             return
         self.write()
         finished = self._clock()
         self._next_write = finished + max(WRITE_EVERY_S, (finished - started) / WRITE_SHARE)
 
     def write(self) -> None:
-        """Write the cells and the pack, which answers the latest request to write."""
-        self._answered = asked(self._folder)
+        """Write the errors and the pack, which serves the latest write request."""
+        self._written = latest_write_request(self._folder)
         if self._writer is not None:
             self._writer.flush()
-        self._settle()
+        self._resolve_worst()
         cells = [sums.cells(layer, self._rank * sums.heads) for layer, sums in sorted(self._sums.items())]
-        legend = Legend(
+        header = ShadowHeader(
             reference=" + ".join(sorted(self.references)),
             candidate=self._candidate.name if self._candidate else "",
             phases=self._phases,
             passes=self._count,
             worst=tuple(self._cases.values()),
-            errors=tuple(self._errors.values()),
+            failed=tuple(self._failed.values()),
             unrecorded=self._unrecorded,
-            answered=self._answered,
+            write_request=self._written,
         )
         empty = (np.zeros((0, 6), np.int64), np.zeros((0, 9)), np.zeros(0))
         index, sums, max_abs = (np.concatenate(parts) for parts in zip(empty, *cells, strict=False))
-        write_shadow_sums(self._folder / FOLDER / f"{os.getpid()}.safetensors", index, sums, max_abs, legend)
+        write_shadow_errors(self._folder / FOLDER / f"{os.getpid()}.safetensors", index, sums, max_abs, header)
 
-    def _settle(self) -> None:
-        """Look up the requests of the worst cases, and forget the passes."""
+    def _resolve_worst(self) -> None:
+        """Look up the requests of the worst cases, and drop the passes."""
         for (layer, phase), tensor in self._worst.items():
             value, number, at = tensor.tolist()
             if int(number) in self._passes:
                 self._cases[layer, phase] = self._case(layer, phase, value, self._passes[int(number)], int(at))
         self._passes = {self._pass.number: self._pass} if self._pass else {}
 
-    def _case(self, layer: int, phase: Phase, relative_l1: float, of: Pass, at: int) -> WorstCase:
+    def _case(self, layer: int, phase: Phase, relative_l1: float, of: ForwardPass, at: int) -> WorstCase:
         heads = self._sums[layer].heads
         row, head = divmod(at, heads)
-        sequence, position = of.at(row)
+        sequence, position = of.locate(row)
         return WorstCase(
             layer=layer,
             phase=phase,
@@ -210,3 +212,8 @@ class Shadow:
             new=of.new[sequence],
             sequences=len(of.new),
         )
+
+
+def _metadata(call: EngineCall) -> CallMetadata:
+    of_pass = call.forward_pass
+    return CallMetadata(call.layer.layer_id, call.phase, of_pass.new, of_pass.prefix, of_pass.requests)

@@ -1,7 +1,7 @@
-"""Layer substitution inside a server: in chosen layers the model uses the candidate's output in place of the reference's.
+"""Layer substitution inside a server: in chosen layers the model uses the candidate's output instead of the reference's.
 
-The reference has run before, so K and V are in the pool, and the phases that the candidate does not compute stay the reference's.
-Nothing falls back in silence: a candidate that raises, or returns what is no such output, stops the server.
+The reference runs first, so K and V are in the pool. Phases that the candidate does not compute stay with the reference.
+There is no silent fallback: a candidate that raises, or returns an output of another shape or dtype, stops the server.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from assay.harness.attention.call import KernelRefused
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.server.candidates import Candidate
 from assay.harness.server.control import Setting, substitution_folder
-from assay.harness.server.passes import EngineCall
+from assay.harness.server.forward_pass import EngineCall
 
 
 class Substitution:
-    """One process's substitutions, counted by phase and layer for each setting of the control.
+    """Substitutes in one process, and counts the substituted calls by phase and layer for each setting of the control.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        candidate: what computes in place of the reference; None where the server was given none.
+        candidate: computes instead of the reference; None if the server has no candidate.
     """
 
     def __init__(self, folder: Path, candidate: Candidate | None) -> None:
@@ -32,19 +32,21 @@ class Substitution:
         self._counters: CounterFile | None = None
 
     def output(self, call: EngineCall, out: Tensor, reference: str, setting: Setting) -> Tensor:
-        """What the model uses: the candidate's output, shaped as the reference's, or `out` in a phase that it does not compute.
+        """The output that the model uses: the candidate's, in the shape of `out`, or `out` in a phase that it does not compute.
 
         Args:
-            call: a call of a layer that is substituted.
+            call: a call of a substituted layer.
             out: the reference's output, [tokens, ...].
-            reference: name of the backend that computed it.
-            setting: the control that asks for this.
+            reference: name of the reference backend.
+            setting: the setting that asks for it.
 
         Raises:
-            KernelRefused: there is no candidate, or its output has another size or dtype. What the candidate raises.
+            KernelRefused: there is no candidate, or its output has another size or dtype. Also whatever the candidate raises.
         """
         if self._candidate is None:
-            raise KernelRefused("a layer was to be substituted and there is no candidate; start with ASSAY_SHADOW")
+            raise KernelRefused(
+                "a layer is to be substituted but the server has no candidate; start it with ASSAY_SHADOW"
+            )
         if call.phase not in self._candidate.phases:
             return out
         got = self._candidate.run(call)
@@ -62,6 +64,9 @@ class Substitution:
             self._token = token
             self._counters = CounterFile(substitution_folder(self._folder, token), str(os.getpid()))
         row = CounterRow(
-            backend=reference, kernel=self._candidate.name, phase=call.phase, cached_prefix=any(call.now.prefix)
+            backend=reference,
+            kernel=self._candidate.name,
+            phase=call.phase,
+            cached_prefix=any(call.forward_pass.prefix),
         )
         self._counters.add(self._counters.row(row), call.layer.layer_id)

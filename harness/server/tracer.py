@@ -1,6 +1,6 @@
-"""Keeping the attention outputs that the model used, for one request under one label, within a byte budget.
+"""Keeps the attention outputs that the model used, for one request under one label, within a byte budget.
 
-Rows that are kept are gathered on the device when a layer has computed them, and written when the pass has ended.
+Kept rows are gathered on the device after each layer and written when the pass has ended.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.harness.evidence.trace import TraceLegend, write_pass, write_refusal
-from assay.harness.server.passes import EngineCall, Pass, Phase
+from assay.harness.evidence.trace import TraceHeader, write_pass, write_refusal
+from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 
 MOST_ROWS = 32
-"""Most rows that are kept of one extend call: the last one always, the others evenly spaced."""
+"""Most rows kept per extend call: the last row, and others evenly spaced."""
 
 
 @dataclass(eq=False)
 class _Pending:
-    """What is kept of the pass that goes on."""
+    """What is kept of the current pass."""
 
-    now: Pass
+    forward_pass: ForwardPass
     phase: Phase
     rows: Tensor
     tokens: Tensor
@@ -32,7 +32,7 @@ class _Pending:
 
 @dataclass(eq=False)
 class _Label:
-    """How far the trace of a label is."""
+    """The state of one trace."""
 
     name: str
     request: str
@@ -45,9 +45,9 @@ class Tracer:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        budget_bytes: what may be kept in all traces together; what goes beyond it is refused whole, never cut.
-        rank: this process's place among those that share the heads (tensor parallelism).
-        ranks: their number.
+        budget_bytes: byte budget of all traces together. A trace that exceeds it is refused, never cut.
+        rank: rank of this process among those that share the heads (tensor parallelism).
+        ranks: number of those processes.
     """
 
     def __init__(self, folder: Path, budget_bytes: int, rank: int = 0, ranks: int = 1) -> None:
@@ -58,28 +58,28 @@ class Tracer:
         self._bytes = 0
 
     def keep(self, label: str, call: EngineCall, used: Tensor) -> None:
-        """Keep rows of what the model uses of a call, [tokens, num_q_heads * head_dim_v]."""
+        """Keep rows of the output that the model uses, [tokens, num_q_heads * head_dim_v]."""
         if label in self._refused:
             return
-        kept = self._labels.setdefault(label, _Label(label, call.now.requests[0]))
-        if call.now.requests != (kept.request,):
+        kept = self._labels.setdefault(label, _Label(label, call.forward_pass.requests[0]))
+        if call.forward_pass.requests != (kept.request,):
             self.refuse(
-                label, f"it began with request {kept.request}, and a pass was of {', '.join(call.now.requests)}"
+                label, f"it started with request {kept.request}, but a pass has {', '.join(call.forward_pass.requests)}"
             )
             return
         if kept.pending is None:
-            rows = torch.from_numpy(rows_of(call.now.new[0])).to(used.device)
-            kept.pending = _Pending(call.now, call.phase, rows, call.batch.input_ids[rows])
+            rows = torch.from_numpy(rows_of(call.forward_pass.new[0])).to(used.device)
+            kept.pending = _Pending(call.forward_pass, call.phase, rows, call.batch.input_ids[rows])
         outputs = used[kept.pending.rows].view(len(kept.pending.rows), call.layer.tp_q_head_num, -1)
         if self._bytes + outputs.nbytes > self._budget:
-            self.refuse(label, f"all traces together would be larger than {self._budget} bytes in a process")
+            self.refuse(label, f"the traces of a process would exceed {self._budget} bytes")
             return
         self._bytes += outputs.nbytes
         self._label = kept
         kept.pending.outputs[call.layer.layer_id] = outputs
 
     def refuse(self, label: str, why: str) -> None:
-        """Keep nothing under a label from now on, and note why."""
+        """Refuse a trace: keep nothing under its label from now on, and note why."""
         if label not in self._refused:
             self._refused.add(label)
             self._labels.pop(label, None)
@@ -87,20 +87,20 @@ class Tracer:
             write_refusal(self._folder, label, why)
 
     def write(self) -> None:
-        """Write what is kept of the pass that has ended, if anything is."""
+        """Write what was kept of the pass that has ended, if anything."""
         if self._label is None or self._label.pending is None:
             return
         label, pending = self._label, self._label.pending
         self._label, label.pending = None, None
-        prefix = pending.now.prefix[0]
-        legend = TraceLegend(
+        prefix = pending.forward_pass.prefix[0]
+        header = TraceHeader(
             request=label.request, phase=pending.phase, number=label.passes, rank=self._rank, ranks=self._ranks
         )
         outputs = {layer: out.contiguous().cpu() for layer, out in pending.outputs.items()}
-        write_pass(self._folder, label.name, pending.tokens.long().cpu(), pending.rows.cpu() + prefix, outputs, legend)
+        write_pass(self._folder, label.name, pending.tokens.long().cpu(), pending.rows.cpu() + prefix, outputs, header)
         label.passes += 1
 
 
 def rows_of(new: int) -> np.ndarray:
-    """Which of a sequence's new tokens are kept: at most `MOST_ROWS`, evenly spaced, the last one always; int64."""
+    """Which of a sequence's new tokens are kept: at most `MOST_ROWS`, evenly spaced, always including the last; int64."""
     return np.unique(np.linspace(new - 1, 0, min(new, MOST_ROWS)).round().astype(np.int64))

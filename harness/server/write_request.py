@@ -1,7 +1,7 @@
-"""Asking a running server's processes to write what their shadow has summed up.
+"""Requests to a running server: write now what the shadow has summed up.
 
-A scheduler is a busy loop, or sleeps, and listens to nothing but requests. So a request to write lies in a file, which is looked at
-at the end of every forward pass; any small question brings a pass about.
+A scheduler is either busy or asleep and listens to nothing but requests. A write request is therefore a file that every process
+checks at the end of a forward pass; any short question causes a pass.
 """
 
 from __future__ import annotations
@@ -14,57 +14,55 @@ from pathlib import Path
 import psutil
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.shadow_sums import FOLDER, answers
+from assay.harness.evidence.shadow_errors import FOLDER, written_requests
 from assay.harness.files import write_whole
 
-_FILE = "ask"
+_FILE = "write-request"
 _POLL_EVERY_S = 0.05
 
 
-def ask_to_write(folder: Path, token: str) -> None:
-    """Leave a request to write in a server's folder (``ASSAY_EVIDENCE``); `token` names it, and is new each time."""
-    write_whole(folder / FOLDER / _FILE, token)
+def request_write(folder: Path, token: str) -> None:
+    """Leave a write request in a server's folder (``ASSAY_EVIDENCE``). `token` identifies it and must be new each time."""
+    write_whole(folder / FOLDER / _FILE, token, durable=False)
 
 
-def asked(folder: Path) -> str:
-    """The token of the latest request to write; empty if there was none."""
+def latest_write_request(folder: Path) -> str:
+    """The token of the latest write request; empty if there was none."""
     try:
         return (folder / FOLDER / _FILE).read_text()
     except FileNotFoundError:
         return ""
 
 
-def answered(folder: Path, token: str) -> bool:
-    """Whether every living process that has written has answered this request, and at least one has."""
-    given = [answer for process, answer in answers(folder).items() if psutil.pid_exists(process)]
-    return bool(given) and all(answer == token for answer in given)
+def is_written(folder: Path, token: str) -> bool:
+    """Whether every living process that writes has served this request, and at least one has."""
+    served = [latest for process, latest in written_requests(folder).items() if psutil.pid_exists(process)]
+    return bool(served) and all(latest == token for latest in served)
 
 
-def bring_up_to_date(folder: Path, poke: Callable[[], None], timeout_s: float = 30.0) -> None:
-    """Have a running server write its cells and its pack, and return when that is done.
+def write_now(folder: Path, poke: Callable[[], None], timeout_s: float = 30.0) -> None:
+    """Make a running server write its errors and its pack, and wait until it has.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        poke: sends the server a small question and returns when it is answered; its own errors are summed up too. Called once
-            or twice: the first pass of a process only teaches it how many layers there are.
-        timeout_s: seconds to wait after each.
+        poke: sends the server a short question and waits for the answer; its errors are summed up like any other. Called once
+            or twice: in its first pass a process only learns how many layers there are.
+        timeout_s: seconds to wait in total, half of it after each poke.
 
     Raises:
         EvidenceError: nothing was written in time, or a file is damaged.
     """
     token = secrets.token_hex(8)
-    ask_to_write(folder, token)
+    request_write(folder, token)
     for _ in range(2):
         poke()
         deadline = time.monotonic() + timeout_s / 2
-        while not answered(folder, token):
-            if time.monotonic() > deadline:
-                break
+        while time.monotonic() <= deadline:
+            if is_written(folder, token):
+                return
             time.sleep(_POLL_EVERY_S)
-        else:
-            return
     raise EvidenceError(
         f"the server's shadow wrote nothing to {folder / FOLDER} in {timeout_s:g} s.",
-        "one file a process, at the end of a forward pass",
-        "see the server's log; a backend whose passes are replayed CUDA graphs cannot be watched: start without them",
+        "one file per process, written at the end of a forward pass",
+        "see the server's log; the shadow cannot see passes that are replayed CUDA graphs: start the server without them",
     )

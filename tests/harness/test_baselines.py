@@ -21,7 +21,6 @@ from assay.harness.baselines import (
     own_errors,
     status_of,
 )
-from assay.harness.collect.layer_diff import turned
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import asked_roles, open_folder
 from assay.harness.config import RunSpec, make_spec
@@ -29,6 +28,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, write_baseline
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff import turned
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
-from assay.harness.evidence.shadow_sums import SUMS, Floats, Legend, ShadowError, ShadowSums, WorstCase
+from assay.harness.evidence.error_sums import SUMS, Floats
+from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader, WorstCase
 from assay.harness.judge.error_grids import depth_rows, layers_result
 from assay.harness.judge.report import LayersResult, LogitsRow
 
@@ -28,9 +29,9 @@ def cells(
     error: Sum,
     phases: tuple[str, ...] = PHASES[:1],
     worst: tuple[WorstCase, ...] = (),
-    errors: tuple[ShadowError, ...] = (),
+    errors: tuple[FailedCalls, ...] = (),
     unrecorded: dict[int, str] | None = None,
-) -> ShadowSums:
+) -> ShadowErrors:
     """A shadow run with the given errors. A cell has 64 elements whose reference sums up to 10."""
     index, sums = [], []
     for layer in range(layers):
@@ -50,11 +51,11 @@ def cells(
                                 "nonfinite": 0.0 if finite else 4.0,
                             }  # fmt: skip
                             sums.append([made.get(name, 0.0) for name in SUMS])
-    legend = Legend(
+    legend = ShadowHeader(
         reference="torch_native", candidate="sage_attn_as_shipped", phases=phases, passes=62, worst=worst,
-        errors=errors, unrecorded=unrecorded or {},
+        failed=errors, unrecorded=unrecorded or {},
     )  # fmt: skip
-    return ShadowSums(np.array(index).reshape(-1, 6), np.array(sums).reshape(-1, 9), np.ones(len(index)), (legend,))
+    return ShadowErrors(np.array(index).reshape(-1, 6), np.array(sums).reshape(-1, 9), np.ones(len(index)), (legend,))
 
 
 def noise(layers: int, heads: int, seed: int = 0) -> Floats:
@@ -137,7 +138,7 @@ def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES
             prefix=400, new=20, sequences=1,
         ),
     )  # fmt: skip
-    failed = ShadowError(layer=2, phase="extend", calls=3, text="RuntimeError: no kernel image\nfor this device")
+    failed = FailedCalls(layer=2, phase="extend", calls=3, text="RuntimeError: no kernel image\nfor this device")
     run = cells(layers, heads, error, phases, worst, (failed,), {5: "it is larger than the budget"})
     rng = np.random.default_rng(2)
     bounds = {
@@ -159,7 +160,6 @@ def logits_row(condition: str, kl: float, same: float) -> LogitsRow:
 
 if __name__ == "__main__":
     import examples
-
     from assay.reports.write import write_all
 
     for title, layers in (("4", seed_case()), ("32", one_head()), ("128", one_head(128, 128))):

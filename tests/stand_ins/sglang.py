@@ -47,7 +47,7 @@ class Backend:
         if save:
             self.runner.token_to_kv_pool.keys[layer.layer_id][batch.out_cache_loc] = k
             self.runner.token_to_kv_pool.values[layer.layer_id][batch.out_cache_loc] = v
-        call = self.pages.resolve(phase, q, layer, batch, batch.new, batch.prefix)
+        call = self.pages.packed_call(phase, q, layer, batch, batch.new, batch.prefix)
         return rounded_oracle(call).reshape(q.shape[0], -1)
 
     def forward_extend(

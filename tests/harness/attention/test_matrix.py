@@ -6,10 +6,7 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 
-from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.matrix import DTYPES, LONG, PAGES, Case, Size, axes, cases, from_pages
-from assay.harness.attention.sample_calls import call_of
-from assay.harness.server import paging
+from assay.harness.attention.matrix import LONG, Case, Size, axes, cases
 
 SIZES: list[Size] = ["small", "full"]
 
@@ -102,30 +99,3 @@ def test_data_differ_as_they_say() -> None:
     assert size["peaky"][0] > 1.5 * size["normal"][0]
     assert size["K offset"][1] > 2
     assert size["large values"][2] > 100 * size["normal"][2]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("page", [p for p in PAGES if p])
-def test_pages_hold_the_same_as_the_packed_call(page: int, dtype: torch.dtype) -> None:
-    packed = call_of([(20, 0), (5, 77), (1, 64), (1, 0)], (4, 2), 64, dtype, "cpu")
-    paged = from_pages(packed, page, seed=1)
-    for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"):
-        assert torch.equal(getattr(paged, name), getattr(packed, name)), name
-    assert (paged.scale, paged.phase, paged.layer) == (packed.scale, packed.phase, packed.layer)
-
-
-def test_pages_are_read_by_the_servers_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = call_of([(3, 50), (4, 20)], (4, 2), 64, torch.float16, "cpu")
-    tables: list[torch.Tensor] = []
-    real = paging.Pages.resolve
-
-    def spied(self: paging.Pages, *given: object) -> AttentionCall:
-        tables.append(self._requests.req_to_token)
-        return real(self, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(paging.Pages, "resolve", spied)
-    from_pages(packed, 4, seed=1)
-    [table] = tables
-    starts = table[:, : min(packed.lens_k) : 4]
-    assert bool((starts.diff(dim=1) < 0).any())  # pages in shuffled order
-    assert bool((starts % 4 == 0).all())

@@ -12,15 +12,17 @@ from rich.console import Console
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.evals.synthetic import questions
-from assay.harness.bisect.layer_probes import ProbeServer, bisect_layers, search
+from assay.harness.bisect.layer_probes import ProbeServer, bisect_layers, search_layers
 from assay.harness.bisect.layer_task import LayerBisect
+from assay.harness.collect.plan import Plan
 from assay.harness.config import RunSpec
+from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.records import Item
 from assay.harness.progress import ProgressDisplay
-from assay.harness.server.control import ControlReader, read_control, substituted, substitution_folder
+from assay.harness.server.control import ControlReader, substituted_calls, substitution_folder
 
 LAYERS = frozenset(range(4))
 ITEMS = [
@@ -63,7 +65,7 @@ class Server(Engine):
         self.flushed, self.primed = True, False
 
     def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
-        substitute = frozenset(read_control(self.evidence).substitute)
+        substitute = frozenset(ControlReader(self.evidence).latest().control.substitute)
         if [one.prompt for one in asks] == [PROMPT_HEADER]:
             self.primed = True
             return
@@ -96,22 +98,22 @@ def spec(**changes: object) -> RunSpec:
 
 
 def bisect(server: Server, by: str | None = None, **changes: object) -> LayerBisect:
-    bench = ProbeServer(server, server.evidence, ITEMS, 32, 8)
+    probed = ProbeServer(server, server.evidence, ITEMS, 32, 8)
     with ProgressDisplay(Console(quiet=True)) as display:
-        return search(bench, spec(**changes), by, display)  # type: ignore[arg-type]
+        return search_layers(probed, spec(**changes), by, display)  # type: ignore[arg-type]
 
 
 def test_the_layer_that_is_wrong_is_found(tmp_path: Path) -> None:
     server = Server(tmp_path, knows(lambda candidate: 2 in candidate))
     result = bisect(server)
-    assert (result.verdict, result.exit_code) == ("found", ExitCode.REGRESSION)
+    assert (result.outcome, result.exit_code) == ("found", ExitCode.REGRESSION)
     assert [(one.layer, one.alone) for one in result.restored] == [(2, True)]
     assert (result.by, result.noise, result.floor, result.candidate_floor) == ("answers", 0.0, 0, 0)
     assert result.layers == (0, 1, 2, 3)
     assert result.findings[0].where == "layer 2 of 0-3"
     assert result.reproduce.startswith("assay bisect layers --device=cpu --reference=torch_native --candidate=triton")
     assert LayerBisect.model_validate_json(result.model_dump_json()) == result
-    assert '"schema":"assay.bisect-layers/1"' in result.model_dump_json()
+    assert '"schema":"assay.bisect-layers/2"' in result.model_dump_json()
 
 
 def test_each_set_is_asked_once_but_for_the_floors(tmp_path: Path) -> None:
@@ -126,13 +128,13 @@ def test_each_set_is_asked_once_but_for_the_floors(tmp_path: Path) -> None:
 
 def test_no_layer_needs_the_reference(tmp_path: Path) -> None:
     result = bisect(Server(tmp_path, knows(lambda candidate: False)))
-    assert (result.verdict, result.exit_code, result.findings) == ("nothing", ExitCode.PASS, ())
+    assert (result.outcome, result.exit_code, result.findings) == ("nothing", ExitCode.PASS, ())
 
 
 def test_nothing_found_without_a_cached_prefix_is_no_pass(tmp_path: Path) -> None:
     result = bisect(Server(tmp_path, knows(lambda candidate: False), cached_tokens=1))
-    assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
-    assert "only 0 of 16 prompts met a cached prefix" in result.why
+    assert (result.outcome, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
+    assert "only 0 of 16 prompts had a cached prefix" in result.why
 
 
 def test_a_reference_that_cannot_answer_is_judged_by_its_text(tmp_path: Path) -> None:
@@ -146,8 +148,8 @@ def test_a_reference_that_cannot_answer_is_judged_by_its_text(tmp_path: Path) ->
 
 def test_a_reference_that_cannot_answer_has_no_verdict_by_answers(tmp_path: Path) -> None:
     result = bisect(Server(tmp_path, lambda candidate, item, before: "Answer: B"), by="answers")
-    assert (result.verdict, result.probes) == ("inconclusive", ())
-    assert "a broken candidate would look as good" in result.why
+    assert (result.outcome, result.probes) == ("inconclusive", ())
+    assert "a broken candidate could not look worse" in result.why
 
 
 def test_a_floor_that_is_not_identical_asks_for_repeats(tmp_path: Path) -> None:
@@ -178,16 +180,20 @@ def test_a_candidate_that_is_not_the_same_twice_asks_for_repeats(tmp_path: Path)
 
 def test_a_substitution_that_did_not_happen_is_no_answer(tmp_path: Path) -> None:
     server = Server(tmp_path, knows(lambda candidate: 2 in candidate), ignores=frozenset({3}))
-    with pytest.raises(EvidenceError, match=r"was to run in the layers 0-3; it ran in 0-2"):
+    with pytest.raises(EvidenceError, match=r"should have run in the layers 0-3; it ran in 0-2"):
         bisect(server)
-    assert set(substituted(tmp_path)) == {0, 1, 2}
+    assert set(substituted_calls(tmp_path)) == {0, 1, 2}
+
+
+def plan(items: list[Item]) -> Plan:
+    return Plan(spec(), Path(), tuple(items), Backend("torch_native", "native"), Backend("sage_attn", "kernel"))
 
 
 def test_too_few_questions_and_foreign_folders_are_wrong_use(tmp_path: Path) -> None:
     with ProgressDisplay(Console(quiet=True)) as display:
         with pytest.raises(UsageError, match="at least 5"):
-            bisect_layers(spec(), tmp_path, ITEMS[:4], None, tmp_path / "new", None, display)
+            bisect_layers(plan(ITEMS[:4]), None, tmp_path / "new", display)
         (tmp_path / "thesis.tex").write_text("x")
         with pytest.raises(UsageError, match="not empty"):
-            bisect_layers(spec(), tmp_path, ITEMS, None, tmp_path, None, display)
+            bisect_layers(plan(ITEMS), None, tmp_path, display)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -25,7 +25,7 @@ from assay.harness.verdict import Finding
 
 PROMPTS = [f"question {number}" for number in range(COLD_QUESTIONS + WARM_QUESTIONS)]
 FOUND = Finding(
-    id="causal mask top-left", title="causal mask top-left", severity="serious", where="extend, all 4 layers", diagnosis="agrees with it",
+    id="mask-top-left", title="causal mask top-left", severity="serious", where="extend, all 4 layers", diagnosis="agrees with it",
     evidence=(), reproduce="",
 )  # fmt: skip
 
@@ -74,7 +74,7 @@ def layers_compared(
             raise found
         return found
 
-    monkeypatch.setattr(layer_diff, "name_recorded", name)
+    monkeypatch.setattr(layer_diff, "diagnose_recorded", name)
     monkeypatch.setattr(layer_diff, "layers_seen", lambda place: (0, 1))
     said = io.StringIO()
     spec = make_spec({"candidate": "sage_attn_as_shipped", "suites": "layers", "device": "cpu"})
@@ -104,15 +104,15 @@ def test_a_cold_and_a_warm_question_come_before_the_name_and_all_others_after_it
     assert "s: extend, all 4 layers: agrees with it." in said
     done = read_record(RunFolder(tmp_path), "reference")
     assert done is not None
-    assert done.named_s is not None
-    assert 0 <= done.named_s <= done.seconds
+    assert done.first_finding_s is not None
+    assert 0 <= done.first_finding_s <= done.seconds
 
 
 def test_nothing_is_named_in_a_right_kernel(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = layers_compared(server, tmp_path, monkeypatch, [])
     done = read_record(RunFolder(tmp_path), "reference")
     assert done is not None
-    assert done.named_s is None
+    assert done.first_finding_s is None
     assert "After" not in said
 
 

@@ -13,7 +13,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.pack import PackEntry, Seen, Source, read_manifest, read_pack
+from assay.harness.evidence.pack import CallMetadata, PackEntry, Source, read_manifest, read_pack
 from assay.harness.evidence.pack_writer import RESERVOIR, PackWriter
 
 SOURCE = Source(engine="SGLang 0 on cpu", model="tiny", model_hash="abc", reference="torch_native", candidate="mine")
@@ -25,7 +25,9 @@ def offer(
 ) -> AttentionCall:  # fmt: skip
     """Offer a call as the shadow does: as a sample, or as a worst one if it has an error."""
     call = call_of(lens, (4, 2), head_dim, dtype, "cpu", seed=layer)
-    seen = Seen(layer, "extend", tuple(n for n, _ in lens), tuple(p for _, p in lens), tuple(request for _ in lens))
+    seen = CallMetadata(
+        layer, "extend", tuple(n for n, _ in lens), tuple(p for _, p in lens), tuple(request for _ in lens)
+    )
     reference = oracle(call).to(dtype)
     if error is not None and writer.wants_worst(seen, error):
         writer.add(seen, call, reference, error, worst_at)

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.trace import TraceLegend, read_trace, write_pass, write_refusal
+from assay.harness.evidence.trace import TraceHeader, read_trace, write_pass, write_refusal
 
 
 def write(folder: Path, number: int, layers: tuple[int, ...] = (0, 2), first: int = 0, **legend: Any) -> None:
     fields = {"request": "r", "phase": "extend", "number": number, "rank": 0, "ranks": 1} | legend
     rows = torch.arange(first, first + 2)
     outputs = {layer: torch.full((2, 3, 4), layer + 0.5, dtype=torch.bfloat16) for layer in layers}
-    write_pass(folder, "a", rows + 50, rows, outputs, TraceLegend.model_validate(fields))
+    write_pass(folder, "a", rows + 50, rows, outputs, TraceHeader.model_validate(fields))
 
 
 def test_passes_come_back_in_order_as_float32(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from assay.harness.evidence.shadow_sums import ShadowSums
+from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.error_grids import depth_rows, layers_result, own_error, own_errors
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, LayersResult, excess, out_of_bounds
 from assay.reports.json_report import load, to_json
@@ -31,8 +31,8 @@ def _only(found: dict[tuple[int, int, str, str, str, str], float]) -> Any:
     return lambda *cell: found.get(cell)
 
 
-def test_a_cell_is_the_worst_of_what_it_covers_and_not_the_average(inside: ModuleType) -> None:
-    run = inside.cells(
+def test_a_cell_is_the_worst_of_what_it_covers_and_not_the_average(layer_diffs: ModuleType) -> None:
+    run = layer_diffs.cells(
         1, 2, _only({
             (0, 0, "extend", ">= 16", "0", "only"): 0.9, (0, 0, "extend", ">= 16", "1-15", "only"): 0.01,
             (0, 1, "extend", ">= 16", "1-15", "only"): 0.02, (0, 1, "extend", "1", "1-15", "first"): 0.03,
@@ -52,9 +52,9 @@ def test_a_cell_is_the_worst_of_what_it_covers_and_not_the_average(inside: Modul
 
 
 def test_not_observed_zero_and_not_finite_are_three_things_in_json_too(
-    examples: ModuleType, inside: ModuleType, tmp_path: Path
+    examples: ModuleType, layer_diffs: ModuleType, tmp_path: Path
 ) -> None:
-    run = inside.cells(
+    run = layer_diffs.cells(
         2, 2, _only({
             (0, 0, "extend", "0", "0", "only"): 0.0, (0, 1, "extend", "0", "0", "only"): INFINITE,
             (1, 1, "extend", "0", "0", "only"): 0.123456,
@@ -71,8 +71,8 @@ def test_not_observed_zero_and_not_finite_are_three_things_in_json_too(
     assert written == [[0.0, "not finite"], [None, 0.1235]]
 
 
-def test_a_row_of_a_heat_map_is_one_line_of_the_json(examples: ModuleType, inside: ModuleType) -> None:
-    report = examples.regression().model_copy(update={"layers": inside.one_head(8, 8)})
+def test_a_row_of_a_heat_map_is_one_line_of_the_json(examples: ModuleType, layer_diffs: ModuleType) -> None:
+    report = examples.regression().model_copy(update={"layers": layer_diffs.one_head(8, 8)})
     lines = [line.strip() for line in to_json(report).splitlines()]
     row = report.layers.grids[1].values[5]
     assert "[" + ", ".join(json.dumps(value) for value in row) + "]," in lines
@@ -85,8 +85,8 @@ def test_text_that_looks_like_numbers_is_not_touched(examples: ModuleType) -> No
     assert json.loads(to_json(report))["headline"] == text
 
 
-def test_an_output_that_is_partly_not_finite_is_not_finite(inside: ModuleType) -> None:
-    run = inside.cells(1, 1, _only({(0, 0, "extend", "0", "0", "only"): INFINITE}))
+def test_an_output_that_is_partly_not_finite_is_not_finite(layer_diffs: ModuleType) -> None:
+    run = layer_diffs.cells(1, 1, _only({(0, 0, "extend", "0", "0", "only"): INFINITE}))
     assert np.isfinite(run.table(("layer",)).relative_l1).all(), "the other elements are finite, so the table is"
     [errors] = own_errors(run).values()
     assert errors[0, 0, 0, 0] == INFINITE
@@ -104,8 +104,8 @@ def test_an_output_that_is_partly_not_finite_is_not_finite(inside: ModuleType) -
         max_size=12,
     )
 )  # fmt: skip
-def test_every_picture_shows_the_same_worst(inside: ModuleType, found: dict[Any, float]) -> None:
-    run = inside.cells(3, 3, _only(found), phases=("extend", "decode"))
+def test_every_picture_shows_the_same_worst(layer_diffs: ModuleType, found: dict[Any, float]) -> None:
+    run = layer_diffs.cells(3, 3, _only(found), phases=("extend", "decode"))
     result = layers_result(run, {})
     for phase in ("extend", "decode"):
         for layer in range(3):
@@ -119,8 +119,8 @@ def test_every_picture_shows_the_same_worst(inside: ModuleType, found: dict[Any,
         assert row.own == own_error(max(value for (layer, *_), value in found.items() if layer == row.layer))
 
 
-def test_depth_takes_the_phase_that_is_most_beyond_its_bound(inside: ModuleType) -> None:
-    run = inside.cells(
+def test_depth_takes_the_phase_that_is_most_beyond_its_bound(layer_diffs: ModuleType) -> None:
+    run = layer_diffs.cells(
         2, 1, _only({
             (0, 0, "extend", "0", "0", "only"): 0.04, (0, 0, "decode", ">= 16", "0", "only"): 0.02,
             (1, 0, "extend", "0", "0", "only"): 0.04,
@@ -136,17 +136,17 @@ def test_depth_takes_the_phase_that_is_most_beyond_its_bound(inside: ModuleType)
     assert layers_result(run, bounds, depth=(second,)).sources == ""
 
 
-def test_a_layer_without_a_bound_is_held_against_none(inside: ModuleType) -> None:
-    run = inside.cells(2, 1, _only({(layer, 0, "extend", "0", "0", "only"): 9.0 for layer in (0, 1)}))
+def test_a_layer_without_a_bound_is_held_against_none(layer_diffs: ModuleType) -> None:
+    run = layer_diffs.cells(2, 1, _only({(layer, 0, "extend", "0", "0", "only"): 9.0 for layer in (0, 1)}))
     result = layers_result(run, {(1, "extend"): 0.047123})
     assert result.grids[0].bounds == (None, 0.04712)
     assert [row.out_of_bounds for row in result.depth] == [False, True]
     assert [out_of_bounds(x, 0.1) for x in (None, 0.1, 0.2, NOT_FINITE)] == [False, False, True, True]
 
 
-def test_what_was_not_observed_is_said(inside: ModuleType) -> None:
+def test_what_was_not_observed_is_said(layer_diffs: ModuleType) -> None:
     def says(found: dict[Any, float], phases: tuple[str, ...]) -> tuple[str, ...]:
-        run = inside.cells(2, 1, _only(found), phases=phases, unrecorded={1: "too\nlarge"})
+        run = layer_diffs.cells(2, 1, _only(found), phases=phases, unrecorded={1: "too\nlarge"})
         result: LayersResult = layers_result(run, {})
         return result.not_observed
 
@@ -162,8 +162,8 @@ def test_what_was_not_observed_is_said(inside: ModuleType) -> None:
     assert "decode: no call of it was seen" in says(at, ("extend", "decode"))[1]
 
 
-def test_worst_calls_and_failed_calls_come_from_the_legends(inside: ModuleType) -> None:
-    result = inside.one_head(12, 12)
+def test_worst_calls_and_failed_calls_come_from_the_legends(layer_diffs: ModuleType) -> None:
+    result = layer_diffs.one_head(12, 12)
     first, second = result.worst
     assert (first.relative_l1, first.layer, first.request) == (NOT_FINITE, 9, "req-1")
     assert (second.relative_l1, second.position, second.prefix, second.new) == (0.8812, 400, 400, 20)
@@ -172,30 +172,30 @@ def test_worst_calls_and_failed_calls_come_from_the_legends(inside: ModuleType) 
     assert (result.layers, result.heads, result.passes) == (12, 12, 62)
 
 
-def test_a_run_that_observed_nothing_has_no_pictures(inside: ModuleType) -> None:
-    result = layers_result(inside.cells(1, 1, lambda *_: None), {})
+def test_a_run_that_observed_nothing_has_no_pictures(layer_diffs: ModuleType) -> None:
+    result = layers_result(layer_diffs.cells(1, 1, lambda *_: None), {})
     assert (result.grids, result.depth, result.sources, result.layers) == ((), (), "", 0)
     assert result.not_observed[0].startswith("extend: no call of it was seen")
 
 
-def test_a_grid_whose_values_do_not_fit_its_labels_is_refused(inside: ModuleType) -> None:
-    grid = inside.seed_case().grids[0].model_dump()
+def test_a_grid_whose_values_do_not_fit_its_labels_is_refused(layer_diffs: ModuleType) -> None:
+    grid = layer_diffs.seed_case().grids[0].model_dump()
     with pytest.raises(ValidationError, match="do not fit 4 row and 3 column"):
         ErrorGrid.model_validate(grid | {"column_labels": ("0", "1", "2")})
     with pytest.raises(ValidationError):
         ErrorGrid.model_validate(grid | {"values": ((INFINITE,) * 4,) * 4})
 
 
-def test_128_layers_of_128_heads_are_quick_and_small(examples: ModuleType, inside: ModuleType) -> None:
+def test_128_layers_of_128_heads_are_quick_and_small(examples: ModuleType, layer_diffs: ModuleType) -> None:
     rng = np.random.default_rng(0)
     axes = np.meshgrid(range(128), range(128), range(2), (0, 3), range(2), [0], indexing="ij")
     index = np.stack([axis.ravel() for axis in axes], axis=1)
     sums = np.ones((len(index), 9))
     sums[:, 3] = rng.uniform(0, 0.1, len(index))
     sums[:, 7:] = 0
-    legends = inside.cells(1, 1, lambda *_: 0.1, phases=("extend", "decode")).legends
+    headers = layer_diffs.cells(1, 1, lambda *_: 0.1, phases=("extend", "decode")).headers
     begun = time.monotonic()
-    result = layers_result(ShadowSums(index, sums, np.ones(len(index)), legends), {})
+    result = layers_result(ShadowErrors(index, sums, np.ones(len(index)), headers), {})
     assert sum(grid.columns == "head" for grid in result.grids) == 4
     text = to_json(examples.passing().model_copy(update={"layers": result}))
     assert time.monotonic() - begun < 8

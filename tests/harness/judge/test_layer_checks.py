@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from assay.harness.conditions import CACHED_PREFIX, PHASES
-from assay.harness.evidence.shadow_sums import SUMS, Legend, ShadowError, ShadowSums
+from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
 from assay.harness.judge import checks
 
 ASKED = ("mmlu", "layers")
 
 
-def cells(layers: list[int], prefix: str = ">= 16", phase: str = "extend", failed: bool = False) -> ShadowSums:
+def cells(layers: list[int], prefix: str = ">= 16", phase: str = "extend", failed: bool = False) -> ShadowErrors:
     index = np.array([[n, 0, PHASES.index(phase), CACHED_PREFIX.labels.index(prefix), 0, 0] for n in layers], np.int64)
-    error = (ShadowError(layer=0, phase="extend", calls=2, text="it raised"),) if failed else ()
-    legend = Legend(reference="r", candidate="c", phases=("extend",), errors=error)
-    return ShadowSums(index.reshape(-1, 6), np.ones((len(layers), len(SUMS))), np.ones(len(layers)), (legend,))
+    error = (FailedCalls(layer=0, phase="extend", calls=2, text="it raised"),) if failed else ()
+    legend = ShadowHeader(reference="r", candidate="c", phases=("extend",), failed=error)
+    return ShadowErrors(index.reshape(-1, 6), np.ones((len(layers), len(SUMS))), np.ones(len(layers)), (legend,))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def cells(layers: list[int], prefix: str = ">= 16", phase: str = "extend", faile
         (None, "missing"),
     ],
 )
-def test_every_layer_in_a_phase_that_the_candidate_claims(seen: ShadowSums | None, status: str) -> None:
+def test_every_layer_in_a_phase_that_the_candidate_claims(seen: ShadowErrors | None, status: str) -> None:
     assert checks.check_layers(ASKED, seen, ("extend",), range(4)).status == status
 
 

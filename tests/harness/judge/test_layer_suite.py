@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from assay.harness.config import make_spec
-from assay.harness.evidence.shadow_sums import SUMS, Legend, ShadowError, ShadowSums
+from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
 from assay.harness.judge.layer_suite import judge_layers
-from assay.harness.offline.replay import ReplayResult
 from assay.harness.verdict import Finding, Severity
 
 
@@ -25,10 +26,10 @@ def replay(*severities: Severity, with_prefix: int = 4) -> ReplayResult:
     )  # fmt: skip
 
 
-def cells(failed: bool = False) -> ShadowSums:
-    error = (ShadowError(layer=0, phase="extend", calls=2, text="it raised"),) if failed else ()
-    legend = Legend(reference="r", candidate="c", phases=("extend",), errors=error)
-    return ShadowSums(np.zeros((1, 6), np.int64), np.ones((1, len(SUMS))), np.ones(1), (legend,))
+def cells(failed: bool = False) -> ShadowErrors:
+    error = (FailedCalls(layer=0, phase="extend", calls=2, text="it raised"),) if failed else ()
+    legend = ShadowHeader(reference="r", candidate="c", phases=("extend",), failed=error)
+    return ShadowErrors(np.zeros((1, 6), np.int64), np.ones((1, len(SUMS))), np.ones(1), (legend,))
 
 
 @pytest.mark.parametrize(
@@ -43,13 +44,13 @@ def cells(failed: bool = False) -> ShadowSums:
         (None, False, "inconclusive"),
     ],
 )
-def test_verdict(inside: ModuleType, made: ReplayResult | None, failed: bool, verdict: str) -> None:
-    assert judge_layers(make_spec({}), inside.sound(), cells(failed), made)[0] == verdict
+def test_verdict(layer_diffs: ModuleType, made: ReplayResult | None, failed: bool, verdict: str) -> None:
+    assert judge_layers(make_spec({}), layer_diffs.sound(), cells(failed), made)[0] == verdict
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(1e-9, "regression"), (100.0, "pass")])
-def test_the_policys_bound_of_the_kernels_family(inside: ModuleType, bound: float, verdict: str) -> None:
+def test_the_policys_bound_of_the_kernels_family(layer_diffs: ModuleType, bound: float, verdict: str) -> None:
     bounds: dict[str, Any] = {"bounds": {"int8_qk": bound}, "candidate": "sage_attn"}
-    found, why = judge_layers(make_spec(bounds), inside.sound(), cells(), replay())
+    found, why = judge_layers(make_spec(bounds), layer_diffs.sound(), cells(), replay())
     assert found == verdict
     assert ("bounds.int8_qk" in why) is (verdict == "regression")

@@ -14,9 +14,9 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.backend import Backend
 from assay.harness.errors import UsageError
-from assay.harness.evidence.pack import Seen, Source, read_pack
+from assay.harness.evidence.pack import CallMetadata, Source, read_pack
 from assay.harness.evidence.pack_writer import PackWriter
-from assay.harness.offline.replay import choose, examine_recorded, name_recorded, replay
+from assay.harness.offline.replay import choose, diagnose_recorded, replay, replay_recorded
 
 
 def sdpa(call: AttentionCall) -> torch.Tensor:
@@ -25,7 +25,7 @@ def sdpa(call: AttentionCall) -> torch.Tensor:
 
 
 LENS = [[(3, 0)], [(9, 0)], [(30, 0)], [(4, 20)], [(8, 40), (3, 0)]]
-KERNEL = fault("causal mask top-left", sdpa, layers=[1], heads=[0])
+KERNEL = fault("mask-top-left", sdpa, layers=[1], heads=[0])
 """Wrong in layer 1 and head 0, where a prefix is cached."""
 
 
@@ -36,7 +36,7 @@ def pack(folder: Path, kernel: Kernel, layers: int = 2) -> Path:
     for number, lens in enumerate(LENS):
         for layer in range(layers):
             call = replace(call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number), layer=layer)
-            seen = Seen(
+            seen = CallMetadata(
                 layer,
                 "extend",
                 tuple(new for new, _ in lens),
@@ -64,15 +64,15 @@ def test_every_layer_is_there_with_and_without_a_prefix_and_the_worst_call(tmp_p
 
 
 def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Path) -> None:
-    result = examine_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("triton"), "again")
+    result = replay_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("triton"), "again")
     (finding,) = [f for f in result.findings if f.severity == "serious"]
-    assert finding.id == "causal mask top-left"
+    assert finding.id == "mask-top-left"
     assert "layer 1 of 2, head 0 of 2" in finding.where
     assert finding.reproduce == "again"
     assert result.worst > 1
-    assert result.named_s is not None
+    assert result.first_finding_s is not None
     assert {(one.layer, one.phase) for one in result.bounds} == {(0, "extend"), (1, "extend")}
-    assert "not run by itself" in result.not_looked_for[0]
+    assert "not run by itself" in result.not_tested[0]
 
 
 def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,19 +81,19 @@ def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, m
 
     monkeypatch.setattr(replayed := sys.modules["assay.harness.offline.replay"], "look", never)
     monkeypatch.setattr(replayed, "run_again", never)
-    (finding,) = name_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("sage_attn"), "again")
-    assert (finding.id, finding.reproduce) == ("causal mask top-left", "again")
-    assert not name_recorded(pack(tmp_path / "right", sdpa), Backend.parse("sage_attn"), "again")
+    (finding,) = diagnose_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("sage_attn"), "again")
+    assert (finding.id, finding.reproduce) == ("mask-top-left", "again")
+    assert not diagnose_recorded(pack(tmp_path / "right", sdpa), Backend.parse("sage_attn"), "again")
 
 
 def test_in_the_candidates_own_server_its_outputs_are_the_served_ones(tmp_path: Path) -> None:
     recorded = pack(tmp_path / "pack", KERNEL)
-    assert not examine_recorded(recorded, Backend.parse("triton"), "again", served=True).findings, "what served was right"
+    assert not replay_recorded(recorded, Backend.parse("triton"), "again", served=True).findings, "what served was right"
 
 
 def test_a_right_backend_has_no_finding(tmp_path: Path) -> None:
-    result = examine_recorded(pack(tmp_path / "pack", sdpa), Backend.parse("triton"), "again")
-    assert (result.findings, result.worst < 1, result.named_s) == ((), True, None)
+    result = replay_recorded(pack(tmp_path / "pack", sdpa), Backend.parse("triton"), "again")
+    assert (result.findings, result.worst < 1, result.first_finding_s) == ((), True, None)
 
 
 def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(
@@ -108,20 +108,20 @@ def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(
         "from assay.harness.attention.oracle import oracle\n\ndef sdpa(call):\n    return oracle(call).to(call.q.dtype)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    result = examine_recorded(recorded, Backend.parse("moody:forward"), "again")
+    result = replay_recorded(recorded, Backend.parse("moody:forward"), "again")
     assert "nondeterminism" in {f.id for f in result.findings}
-    assert result.not_looked_for == ("nondeterminism, state and writing to inputs were looked for on 2 calls",)
+    assert result.not_tested == ("nondeterminism, state and writing to inputs were looked for on 2 calls",)
 
 
 def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "top_left.py").write_text(
-        "from assay.harness.attention.faults import fault\n\nforward = fault('causal mask top-left', layers=[1], heads=[0])\n"
+        "from assay.harness.attention.faults import fault\n\nforward = fault('mask-top-left', layers=[1], heads=[0])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     result = replay(pack(tmp_path / "pack", KERNEL), "top_left:forward", "again")
-    assert result.findings[0].id == "causal mask top-left"
+    assert result.findings[0].id == "mask-top-left"
     assert result.smallest.startswith("layer 1 extend, new+prefix ")
     assert "def test_" in result.test
     compile(result.test, "test_it.py", "exec")
@@ -131,10 +131,10 @@ def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
 def test_a_pack_without_the_candidates_outputs_is_wrong_use(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack", Source(engine="e", model="m", model_hash="h", reference="r"), 10**7)
     call = call_of([(3, 0)], (2, 1), 64, torch.float32, "cpu")
-    writer.add(Seen(0, "extend", (3,), (0,), ("a",)), call, sdpa(call))
+    writer.add(CallMetadata(0, "extend", (3,), (0,), ("a",)), call, sdpa(call))
     writer.flush()
     with pytest.raises(UsageError, match="no output of a candidate"):
-        examine_recorded(tmp_path / "pack", Backend.parse("triton"), "again")
+        replay_recorded(tmp_path / "pack", Backend.parse("triton"), "again")
 
 
 def test_a_folder_that_is_no_pack_is_wrong_use(

@@ -16,7 +16,7 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import UsageError
-from assay.harness.evidence.pack import Seen, Source
+from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.evidence.pack_writer import PackWriter
 from assay.harness.offline.timing import KernelTiming, time_kernels, torch_sdpa
 
@@ -64,7 +64,7 @@ def test_a_kernel_that_waits_is_a_regression_though_it_is_right() -> None:
 
 
 def test_the_speed_of_a_wrong_kernel_is_a_finding_with_the_name_of_its_bug() -> None:
-    wrong = fault("causal mask top-left")
+    wrong = fault("mask-top-left")
     slow = time_kernels(wrong, rounded_oracle_slowly, calls(), 1.1, 0.05, 0.2, "again")
     assert slow.verdict == "regression", "though it is faster than the reference"
     assert [shape.right for shape in slow.shapes] == [True, False, False]
@@ -80,7 +80,7 @@ def rounded_oracle_slowly(call: AttentionCall) -> Tensor:
 
 
 def test_being_wrong_in_one_layer_only_is_seen() -> None:
-    assert [shape.right for shape in timed(fault("causal mask top-left", layers=[1])).shapes] == [True, False, False]
+    assert [shape.right for shape in timed(fault("mask-top-left", layers=[1])).shapes] == [True, False, False]
 
 
 def test_phases_that_the_kernel_does_not_declare_are_not_timed() -> None:
@@ -120,7 +120,7 @@ def pack(tmp_path: Path) -> Path:
     for number, call in enumerate(calls()):
         phase = "decode" if call.phase == "decode" else "extend"
         names = tuple(f"r{number}-{i}" for i in range(len(call.lens_q)))
-        seen = Seen(call.layer, phase, tuple(call.lens_q), tuple(call.prefixes), names)
+        seen = CallMetadata(call.layer, phase, tuple(call.lens_q), tuple(call.prefixes), names)
         writer.add(seen, call, rounded_oracle(call))
     writer.flush()
     return tmp_path / "pack"

@@ -23,16 +23,16 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.pack_writer import PackWriter
-from assay.harness.evidence.shadow_sums import read_shadow_sums
+from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.server.candidates import BackendCandidate, Candidate, KernelCandidate, LazyCandidate, make_candidate
-from assay.harness.server.control import Control, set_control, substituted
+from assay.harness.server.control import Control, set_control, substituted_calls
 from assay.harness.server.paging import Pages
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.tracer import MOST_ROWS, rows_of
 
 HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
-TOP_LEFT = fault("causal mask top-left")
+TOP_LEFT = fault("mask-top-left")
 Attached = Callable[..., Any]
 
 
@@ -87,7 +87,7 @@ def test_a_control_holds_from_the_next_pass_on(attached: Attached, tmp_path: Pat
     server = attached(counting)
     server.step("extend", [(4, 0)])
     assert calls == []
-    set_control(tmp_path, Control(watch=True))
+    set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(4, 0)])
     assert calls == [0, 1, 2]
     server.step("extend", [(4, 0)])
@@ -96,12 +96,12 @@ def test_a_control_holds_from_the_next_pass_on(attached: Attached, tmp_path: Pat
 
 def test_switching_the_watch_off_leaves_all_that_was_seen(attached: Attached, tmp_path: Path) -> None:
     server = attached(right)
-    set_control(tmp_path, Control(watch=True))
+    set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(4, 0)])
     assert not (tmp_path / "shadow").exists()
     set_control(tmp_path, Control())
     server.step("extend", [(4, 0)])
-    assert read_shadow_sums(tmp_path).legends[0].passes == 1
+    assert read_shadow_errors(tmp_path).headers[0].passes == 1
 
 
 def test_a_watch_that_is_switched_on_anew_begins_anew(stand_in: ModuleType, tmp_path: Path) -> None:
@@ -118,19 +118,19 @@ def test_a_watch_that_is_switched_on_anew_begins_anew(stand_in: ModuleType, tmp_
         """Passes, error, lengths of worst and recorded calls of the watch that has just been switched off."""
         set_control(tmp_path, Control())
         server.step("extend", [(9, 0)])  # sees nothing but the end of it
-        cells = read_shadow_sums(tmp_path)
+        cells = read_shadow_errors(tmp_path)
         lengths = {one.entry.new[0] for one in read_pack(tmp_path / "pack")}
         error = cells.table(by=("phase",)).relative_l1[0]
-        return cells.legends[0].passes, float(error), {case.new for case in cells.worst}, lengths
+        return cells.headers[0].passes, float(error), {case.new for case in cells.worst}, lengths
 
-    set_control(tmp_path, Control(watch=True))
+    set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(4, 0)])
     passes, error, worst, lengths = ends()
     assert (passes, round(error, 3), worst, lengths) == (1, 1.0, {4}, {4})
     wrong[0] = False
-    set_control(tmp_path, Control(watch=True))
+    set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(5, 0)])
-    set_control(tmp_path, Control(watch=True, trace="a"))  # it goes on
+    set_control(tmp_path, Control(shadow=True, trace="a"))  # it goes on
     server.step("extend", [(3, 0)])
     passes, error, _, lengths = ends()
     assert (passes, error < 1e-6, lengths) == (2, True, {3, 5})
@@ -138,15 +138,15 @@ def test_a_watch_that_is_switched_on_anew_begins_anew(stand_in: ModuleType, tmp_
 
 def test_a_watch_that_no_pass_saw_switched_off_begins_anew_all_the_same(attached: Attached, tmp_path: Path) -> None:
     server = attached(right)
-    set_control(tmp_path, Control(watch=True))
+    set_control(tmp_path, Control(shadow=True))
     for _ in range(3):
         server.step("extend", [(4, 0)])
     set_control(tmp_path, Control())
-    set_control(tmp_path, Control(watch=True))
+    set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(4, 0)])
     set_control(tmp_path, Control())
     server.step("extend", [(4, 0)])
-    assert read_shadow_sums(tmp_path).legends[0].passes == 1
+    assert read_shadow_errors(tmp_path).headers[0].passes == 1
 
 
 def test_a_candidate_that_cannot_be_built_is_noted_where_it_watches_and_stops_where_it_substitutes(
@@ -160,10 +160,10 @@ def test_a_candidate_that_cannot_be_built_is_noted_where_it_watches_and_stops_wh
 
     server = stand_in.Server()
     stand_in.attach(server, tmp_path, LazyCandidate("other", broken))
-    set_control(tmp_path, Control(watch=True))
+    set_control(tmp_path, Control(shadow=True))
     for _ in range(3):
         server.step("extend", [(4, 0)])
-    errors = read_shadow_sums(tmp_path).errors
+    errors = read_shadow_errors(tmp_path).failed_calls
     assert [error.layer for error in errors] == [0, 1, 2]
     assert errors[0].text == "KernelRefused: other cannot be built: ImportError: no such module"
     assert len(attempts) == 1
@@ -197,7 +197,7 @@ def test_a_candidate_is_built_at_its_first_use_and_an_unknown_name_is_refused_at
     assert built == ["bare"]
     with pytest.raises(KernelRefused, match=r"no\.such\.module:kernel cannot be built"):
         _ = kernel.phases
-    with pytest.raises(KernelRefused, match="'unknown' is no candidate; expected"):
+    with pytest.raises(KernelRefused, match="unknown candidate 'unknown'; expected"):
         make_candidate("unknown", runner, pages)
 
 
@@ -218,7 +218,7 @@ def test_the_substituted_layers_are_the_candidates_and_the_others_the_references
     for one, other in zip(expected, got, strict=True):
         assert (one.shape, one.dtype, other.is_contiguous()) == (other.shape, other.dtype, True)
         assert torch.equal(one[3:], other[3:])  # the sequence without a prefix
-    assert substituted(tmp_path) == {0: 1, 2: 1}
+    assert substituted_calls(tmp_path) == {0: 1, 2: 1}
     assert not (tmp_path / "shadow").exists()
 
 
@@ -228,17 +228,17 @@ def test_the_count_is_of_the_latest_control(attached: Attached, tmp_path: Path) 
     for _ in range(3):
         server.step("extend", [(4, 0)])
     server.step("decode", [(1, 4)])
-    assert substituted(tmp_path) == {1: 4}
+    assert substituted_calls(tmp_path) == {1: 4}
     (folder,) = (tmp_path / "substituted").iterdir()
     counts = {(row.kernel, row.phase, row.cached_prefix): row.calls for row in read_counters(folder)}
     assert counts == {("other", "extend", False): 3, ("other", "decode", True): 1}
     set_control(tmp_path, Control(substitute=(1,)))
-    assert substituted(tmp_path) == {}
+    assert substituted_calls(tmp_path) == {}
     server.step("extend", [(4, 0)])
-    assert substituted(tmp_path) == {1: 1}
+    assert substituted_calls(tmp_path) == {1: 1}
     set_control(tmp_path, Control())
     server.step("extend", [(4, 0)])
-    assert substituted(tmp_path) == {}
+    assert substituted_calls(tmp_path) == {}
 
 
 def test_a_phase_that_the_candidate_does_not_compute_stays_the_references(
@@ -247,9 +247,9 @@ def test_a_phase_that_the_candidate_does_not_compute_stays_the_references(
     server = attached(declares(phases=("decode",))(lambda call: torch.zeros_like(call.q)))
     set_control(tmp_path, Control(substitute=(0, 1, 2)))
     assert all(same(plain.step("extend", [(4, 0)]), server.step("extend", [(4, 0)])))
-    assert substituted(tmp_path) == {}
+    assert substituted_calls(tmp_path) == {}
     assert all(out.eq(0).all() for out in server.step("decode", [(1, 4)]))
-    assert substituted(tmp_path) == {0: 1, 1: 1, 2: 1}
+    assert substituted_calls(tmp_path) == {0: 1, 1: 1, 2: 1}
 
 
 def test_warm_up_batches_of_no_request_are_not_substituted(plain: Any, attached: Attached, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_mixed_batch_is_substituted(plain: Any, attached: Attached, tmp_path: 
     mixed = ("extend", [(1, 4), (3, 6), (2, 0)], None, "MIXED")
     expected, got = plain.step(*mixed), server.step(*mixed)
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(expected, got, strict=True))
-    assert substituted(tmp_path) == {1: 1}
+    assert substituted_calls(tmp_path) == {1: 1}
 
 
 def raises(call: AttentionCall) -> Tensor:
@@ -287,7 +287,7 @@ def test_nothing_falls_back_in_silence(attached: Attached, tmp_path: Path, kerne
     set_control(tmp_path, Control(substitute=(2,)))
     with pytest.raises(RuntimeError, match=words):
         server.step("extend", [(4, 0)])
-    assert substituted(tmp_path) == {}
+    assert substituted_calls(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_a_trace_is_of_one_request(attached: Attached, tmp_path: Path) -> None:
     server.step("extend", [(2, 0)], rids=["x"])
     server.step("extend", [(2, 0)], rids=["y"])
     for label in ("batch", "twice"):
-        with pytest.raises(EvidenceError, match=f"'{label}' is not whole: it began with request"):
+        with pytest.raises(EvidenceError, match=f"'{label}' is incomplete: it started with request"):
             read_trace(tmp_path, label)
 
 
@@ -381,7 +381,7 @@ def test_a_trace_beyond_the_budget_is_refused_and_never_cut(attached: Attached, 
         server.step("decode", [(1, 2)], rids=[label])
     assert len(read_trace(tmp_path, "fits").positions) == 3
     server.step("extend", [(2, 0)], rids=["not"])
-    with pytest.raises(EvidenceError, match=f"'not' is not whole: .* larger than {3 * one_pass - 1} bytes"):
+    with pytest.raises(EvidenceError, match=f"'not' is incomplete: .* exceed {3 * one_pass - 1} bytes"):
         read_trace(tmp_path, "not")
 
 

@@ -8,15 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError
-from assay.harness.server.control import Control, ControlReader, read_control, set_control, substituted
+from assay.harness.server.control import Control, ControlReader, set_control, substituted_calls
 
 
 def test_a_control_comes_back_as_it_was_set(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "server"
-    assert read_control(folder) == Control()
-    control = Control(watch=True, substitute=(3, 1, 3), trace="probe-1.a")
+    assert ControlReader(folder).latest().control == Control()
+    control = Control(shadow=True, substitute=(3, 1, 3), trace="probe-1.a")
     set_control(folder, control)
-    assert read_control(folder) == control
+    assert ControlReader(folder).latest().control == control
     assert control.substitute == (1, 3)
     assert [file.name for file in folder.iterdir()] == ["control.json"]
 
@@ -48,21 +48,19 @@ def test_a_damaged_control_is_an_error_and_not_off(tmp_path: Path) -> None:
     (tmp_path / "control.json").write_text('{"token": "a", "control": {"watsh": true}}')
     with pytest.raises(EvidenceError, match=r"control\.json cannot be read"):
         ControlReader(tmp_path).latest()
-    with pytest.raises(EvidenceError, match=r"control\.json cannot be read"):
-        read_control(tmp_path)
 
 
 def test_a_damaged_control_can_be_set_again(tmp_path: Path) -> None:
     (tmp_path / "control.json").write_text("{")
-    set_control(tmp_path, Control(watch=True))
-    assert read_control(tmp_path) == Control(watch=True)
+    set_control(tmp_path, Control(shadow=True))
+    assert ControlReader(tmp_path).latest().control == Control(shadow=True)
 
 
-def test_a_watch_keeps_its_name_until_it_is_switched_off(tmp_path: Path) -> None:
+def test_a_session_lasts_until_the_shadow_is_switched_off(tmp_path: Path) -> None:
     names = []
-    for control in (Control(watch=True), Control(watch=True, trace="a"), Control(trace="a"), Control(watch=True)):
+    for control in (Control(shadow=True), Control(shadow=True, trace="a"), Control(trace="a"), Control(shadow=True)):
         set_control(tmp_path, control)
-        names.append(ControlReader(tmp_path).latest().watch)
+        names.append(ControlReader(tmp_path).latest().session)
     first, same, off, second = names
     assert (first == same, off, second not in ("", first)) == (True, "", True)
     assert first
@@ -75,4 +73,4 @@ def test_a_control_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 
 def test_nothing_was_substituted_where_no_control_was_set(tmp_path: Path) -> None:
-    assert substituted(tmp_path) == {}
+    assert substituted_calls(tmp_path) == {}

@@ -13,7 +13,7 @@ import pytest
 
 from assay.harness.engines.launch import STAND_INS
 
-pytestmark = [pytest.mark.server, pytest.mark.interpreter]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 
 CASES = 12
 

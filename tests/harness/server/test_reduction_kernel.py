@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assay.harness.evidence.shadow_sums import CONDITION_COUNT, SUMS
+from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.shadow_errors import CONDITION_COUNT
 from assay.harness.server.reduction import LayerSums, row_errors
 from assay.harness.server.reduction_kernel import TILE, reduce, unpack
 

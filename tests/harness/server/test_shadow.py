@@ -22,12 +22,12 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.pack_writer import PackWriter
-from assay.harness.evidence.shadow_sums import ShadowSums, read_shadow_sums
+from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.server.candidates import BackendCandidate, KernelCandidate
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.paging import Pages
 from assay.harness.server.shadow import Shadow
-from assay.harness.server.write_request import answered, ask_to_write
+from assay.harness.server.write_request import is_written, request_write
 
 HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
 Watched = Callable[..., tuple[Any, Shadow]]
@@ -53,15 +53,15 @@ def watched(stand_in: ModuleType, tmp_path: Path) -> Watched:
         candidate = KernelCandidate("other", kernel, pages) if kernel else None
         shadow = Shadow(tmp_path, candidate, writer, pages, clock=clock)
         stand_in.attach(server, tmp_path, candidate, shadow)
-        set_control(tmp_path, Control(watch=True))
+        set_control(tmp_path, Control(shadow=True))
         return server, shadow
 
     return make
 
 
-def seen(shadow: Shadow, folder: Path) -> ShadowSums:
+def seen(shadow: Shadow, folder: Path) -> ShadowErrors:
     shadow.write()
-    return read_shadow_sums(folder)
+    return read_shadow_errors(folder)
 
 
 def wrong_with_a_prefix(call: AttentionCall) -> Tensor:
@@ -137,7 +137,7 @@ def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(watched: Watche
     for _ in range(2):
         assert len(server.step("extend", [(4, 0)])) == LAYERS
     cells = seen(shadow, tmp_path)
-    (error,) = cells.errors
+    (error,) = cells.failed_calls
     assert (error.layer, error.phase, error.calls, error.text) == (2, "extend", 2, "RuntimeError: attempt 1")
     assert cells.observed("layer") == ("0", "1")
 
@@ -146,7 +146,7 @@ def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(watched: Watche
 def test_an_output_of_another_shape_or_dtype_is_an_error(watched: Watched, tmp_path: Path, out: Kernel) -> None:
     server, shadow = watched(out)
     server.step("extend", [(4, 0)])
-    assert seen(shadow, tmp_path).errors[0].text.startswith("KernelRefused: other returned torch")
+    assert seen(shadow, tmp_path).failed_calls[0].text.startswith("KernelRefused: other returned torch")
 
 
 def test_a_phase_that_the_candidate_does_not_declare_is_not_observed(watched: Watched, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_phase_that_the_candidate_does_not_declare_is_not_observed(watched: Wa
     server.step("extend", [(5, 0)])
     server.step("decode", [(1, 5)])
     cells = seen(shadow, tmp_path)
-    assert cells.legends[0].passes == 2
+    assert cells.headers[0].passes == 2
     assert cells.observed("phase") == ("extend",)
 
 
@@ -182,8 +182,8 @@ def test_what_the_contract_cannot_express_is_noted(
     server, shadow = watched(right, budget=10**6)
     server.step("extend", [(4, 0)], **change)
     cells = seen(shadow, tmp_path)
-    assert len(cells.errors) == LAYERS
-    assert words in cells.errors[0].text
+    assert len(cells.failed_calls) == LAYERS
+    assert words in cells.failed_calls[0].text
 
 
 def test_an_sglang_backend_is_prepared_once_a_batch_and_writes_nothing(stand_in: ModuleType, tmp_path: Path) -> None:
@@ -191,13 +191,13 @@ def test_an_sglang_backend_is_prepared_once_a_batch_and_writes_nothing(stand_in:
     other = stand_in.Backend(server.runner)
     shadow = Shadow(tmp_path, BackendCandidate("other", other), None, Pages(server.runner))
     stand_in.attach(server, tmp_path, shadow=shadow)
-    set_control(tmp_path, Control(watch=True))
+    set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(4, 0)])
     before = [keys.clone() for keys in server.runner.token_to_kv_pool.keys]
     other.runner = SimpleNamespace(token_to_kv_pool=None)  # a write would fail
     server.step("decode", [(1, 4)])
     cells = seen(shadow, tmp_path)
-    assert cells.errors == ()
+    assert cells.failed_calls == ()
     assert cells.observed("phase") == ("extend", "decode")
     assert other.prepared == 2
     assert cells.table().max_abs.max() == 0
@@ -226,16 +226,16 @@ def test_the_last_state_is_written_when_it_is_asked_for_and_otherwise_now_and_th
     server.step("extend", [(4, 0)])
     assert not file.exists()  # one pass teaches how many layers there are
     server.step("extend", [(4, 0)])
-    assert read_shadow_sums(tmp_path).legends[0].passes == 2
+    assert read_shadow_errors(tmp_path).headers[0].passes == 2
     server.step("extend", [(4, 0)])
-    assert read_shadow_sums(tmp_path).legends[0].passes == 2
+    assert read_shadow_errors(tmp_path).headers[0].passes == 2
     clock.now += 1.0
     server.step("extend", [(4, 0)])
-    assert read_shadow_sums(tmp_path).legends[0].passes == 4
-    ask_to_write(tmp_path, "now")
-    assert not answered(tmp_path, "now")
+    assert read_shadow_errors(tmp_path).headers[0].passes == 4
+    request_write(tmp_path, "now")
+    assert not is_written(tmp_path, "now")
     server.step("extend", [(4, 0)])
-    assert answered(tmp_path, "now")
-    assert read_shadow_sums(tmp_path).legends[0].passes == 5
+    assert is_written(tmp_path, "now")
+    assert read_shadow_errors(tmp_path).headers[0].passes == 5
     server.step("extend", [(4, 0)])
-    assert read_shadow_sums(tmp_path).legends[0].passes == 5
+    assert read_shadow_errors(tmp_path).headers[0].passes == 5

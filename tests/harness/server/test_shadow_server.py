@@ -21,11 +21,12 @@ from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.evidence.counters import read_counters
-from assay.harness.evidence.pack import PackedCall, read_manifest, read_pack
-from assay.harness.evidence.shadow_sums import SUMS, ShadowSums, read_shadow_sums
+from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.pack import RecordedCall, read_manifest, read_pack
+from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.trace import Trace, read_trace
-from assay.harness.server.control import Control, set_control, substituted
-from assay.harness.server.write_request import bring_up_to_date
+from assay.harness.server.control import Control, set_control, substituted_calls
+from assay.harness.server.write_request import write_now
 
 pytestmark = [pytest.mark.server, pytest.mark.interpreter]
 LAYERS, HEADS = 4, 4
@@ -68,7 +69,7 @@ def ask_all(server: SGLangServer) -> list[Reply]:
 
 def up_to_date(server: SGLangServer) -> None:
     assert server.evidence is not None
-    bring_up_to_date(server.evidence, lambda: server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None))
+    write_now(server.evidence, lambda: server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None))
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Served:
     off: list[Reply]
     files_while_off: set[str]
     watched: list[Reply]
-    cells: ShadowSums
-    pack: list[PackedCall]
+    cells: ShadowErrors
+    pack: list[RecordedCall]
     after: list[Reply]
 
     @property
@@ -110,12 +111,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serve(tmp_path_factory.mktemp("served"), extra) as server:
         off = ask_all(server)
         files = {file.name for file in evidence(server).iterdir()}
-        set_control(evidence(server), Control(watch=True))
+        set_control(evidence(server), Control(shadow=True))
         watched = ask_all(server)
         up_to_date(server)
         set_control(evidence(server), Control())
         # Read at once: another watch writes in their place.
-        cells, pack = read_shadow_sums(evidence(server)), read_pack(evidence(server) / "pack")
+        cells, pack = read_shadow_errors(evidence(server)), read_pack(evidence(server) / "pack")
         yield Served(server, off, files, watched, cells, pack, ask_all(server))
 
 
@@ -125,12 +126,12 @@ def evidence(server: SGLangServer) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cells(served: Served) -> ShadowSums:
+def cells(served: Served) -> ShadowErrors:
     return served.cells
 
 
 @pytest.fixture(scope="module")
-def pack(served: Served) -> list[PackedCall]:
+def pack(served: Served) -> list[RecordedCall]:
     return served.pack
 
 
@@ -150,8 +151,8 @@ def test_what_runs_in_the_shadow_is_not_counted_as_serving(served: Served) -> No
     assert {count.backend for count in read_counters(served.folder / "counters")} == {"torch_native"}
 
 
-def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(cells: ShadowSums) -> None:
-    assert cells.errors == ()
+def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(cells: ShadowErrors) -> None:
+    assert cells.failed_calls == ()
     cold = cells.table(by=("layer", "head"), where={"phase": "extend", "prefix": "0"})
     warm = cells.table(by=("layer", "head"), where={"phase": "extend", "prefix": ">= 16"})
     assert cold.relative_l1.shape == warm.relative_l1.shape == (LAYERS, HEADS)
@@ -160,13 +161,13 @@ def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(cells: Sh
     assert warm.relative_l1.min() > 0.2
 
 
-def test_decode_is_not_observed(cells: ShadowSums) -> None:
-    assert cells.legends[0].phases == ("extend",)
+def test_decode_is_not_observed(cells: ShadowErrors) -> None:
+    assert cells.headers[0].phases == ("extend",)
     assert cells.observed("phase") == ("extend",)
     assert np.isnan(cells.table(where={"phase": "decode"}).relative_l1).all()
 
 
-def test_the_worst_case_names_a_request_of_this_run(cells: ShadowSums, served: Served) -> None:
+def test_the_worst_case_names_a_request_of_this_run(cells: ShadowErrors, served: Served) -> None:
     by_request = {reply.request_id: reply for reply in served.watched}
     assert {case.layer for case in cells.worst} == set(range(LAYERS))
     known = [case for case in cells.worst if case.request in by_request]
@@ -177,7 +178,7 @@ def test_the_worst_case_names_a_request_of_this_run(cells: ShadowSums, served: S
         assert case.relative_l1 > 0.2
 
 
-def test_the_pack_has_every_layer_with_and_without_a_prefix(pack: list[PackedCall]) -> None:
+def test_the_pack_has_every_layer_with_and_without_a_prefix(pack: list[RecordedCall]) -> None:
     sampled = {(one.layer, one.phase, max(one.entry.prefix) > 0) for one in pack if one.entry.chosen == "sample"}
     every = {(layer, "extend", cached) for layer in range(LAYERS) for cached in (False, True)}
     assert every <= sampled
@@ -186,7 +187,7 @@ def test_the_pack_has_every_layer_with_and_without_a_prefix(pack: list[PackedCal
     assert all(one.requests for one in pack)
 
 
-def test_recorded_outputs_agree_with_the_oracle(pack: list[PackedCall]) -> None:
+def test_recorded_outputs_agree_with_the_oracle(pack: list[RecordedCall]) -> None:
     for one in pack:
         assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-5, rtol=0), one.entry
 
@@ -201,17 +202,17 @@ def test_the_pack_keeps_its_budget_and_says_where_it_comes_from(served: Served) 
 
 def test_a_substituted_layer_changes_the_answer_and_none_leaves_it(served: Served) -> None:
     everywhere = tuple(range(LAYERS))
-    right = answer(served.server, Control(watch=True))
-    assert substituted(served.folder) == {}
+    right = answer(served.server, Control(shadow=True))
+    assert substituted_calls(served.folder) == {}
     wrong = answer(served.server, Control(substitute=everywhere))
     assert (wrong.cached_tokens or 0) >= 16
-    assert substituted(served.folder) == dict.fromkeys(
+    assert substituted_calls(served.folder) == dict.fromkeys(
         everywhere, 1
     )  # it computes extend; decode stays the reference's
     one = answer(served.server, Control(substitute=(2,)))
-    assert substituted(served.folder) == {2: 1}
+    assert substituted_calls(served.folder) == {2: 1}
     again = answer(served.server, Control())
-    assert substituted(served.folder) == {}
+    assert substituted_calls(served.folder) == {}
     assert again.tokens == right.tokens
     assert wrong.text != right.text
     assert one.tokens != right.tokens
@@ -255,14 +256,15 @@ def prefill_of(trace: Trace) -> Trace:
 
 def own_errors(served: Served) -> NDArray[np.float64]:
     """Own relative L1 of each layer in the prefill of the question alone: a watch of its own."""
-    answer(served.server, Control(watch=True))
+    answer(served.server, Control(shadow=True))
     set_control(served.folder, Control())
     served.server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None)  # the pass that notices
-    cells, sums = read_shadow_sums(served.folder), np.zeros((LAYERS, len(SUMS)))
+    cells, sums = read_shadow_errors(served.folder), np.zeros((LAYERS, len(SUMS)))
     np.add.at(sums, cells.index[:, 0], cells.sums)
     return sums[:, SUMS.index("difference")] / sums[:, SUMS.index("reference_size")]
 
 
+@pytest.mark.slow
 def test_backends_of_sglangs_own_agree_in_the_shadow_and_in_place_in_chunks_and_mixed_batches_and_decode(
     tmp_path: Path,
 ) -> None:
@@ -271,7 +273,7 @@ def test_backends_of_sglangs_own_agree_in_the_shadow_and_in_place_in_chunks_and_
     replies: dict[bool, list[Reply]] = {True: [], False: []}
     with serve(tmp_path, {"ASSAY_SHADOW": "triton"}, engine_args=chunked) as server:
         questions = [ChatRequest(f"{HEADER}Whom does {name} write to?", 2) for name in ("Koven", "Jungal", "Daltas")]
-        for control in (Control(watch=True), Control(substitute=everywhere)):
+        for control in (Control(shadow=True), Control(substitute=everywhere)):
             set_control(evidence, control)
             server.flush_cache()
             for _ in range(2):
@@ -280,11 +282,11 @@ def test_backends_of_sglangs_own_agree_in_the_shadow_and_in_place_in_chunks_and_
                 up_to_date(server)
     assert max(reply.cached_tokens or 0 for reply in replies[False]) >= 16
     assert sorted(reply.text for reply in replies[False]) == sorted(reply.text for reply in replies[True])
-    calls = substituted(evidence)
+    calls = substituted_calls(evidence)
     assert set(calls) == set(everywhere)
     assert min(calls.values()) >= 8  # chunks of 16 tokens, in the first round alone
-    cells = read_shadow_sums(evidence)
-    assert cells.errors == ()
+    cells = read_shadow_errors(evidence)
+    assert cells.failed_calls == ()
     table = cells.table(by=("phase", "layer", "head"))
     assert table.relative_l1.max() < 1e-4
     assert table.relative_l1.shape == (2, LAYERS, HEADS)

@@ -7,20 +7,20 @@ import pytest
 
 from assay.harness.conditions import CACHED_PREFIX, PLACE, POSITION
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.shadow_sums import (
+from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.shadow_errors import (
     CONDITIONS,
-    SUMS,
-    Legend,
-    ShadowSums,
+    ShadowErrors,
+    ShadowHeader,
     WorstCase,
     condition_numbers,
-    read_shadow_sums,
-    write_shadow_sums,
+    read_shadow_errors,
+    write_shadow_errors,
 )
-from assay.harness.server.write_request import answered, ask_to_write, asked, bring_up_to_date
+from assay.harness.server.write_request import is_written, latest_write_request, request_write, write_now
 
 SHAPE = tuple(len(labels) for labels in CONDITIONS.values())
-LEGEND = Legend(reference="r", candidate="c", phases=("extend",))
+HEADER = ShadowHeader(reference="r", candidate="c", phases=("extend",))
 
 
 def row(difference: float, size: float, count: float) -> list[float]:
@@ -28,19 +28,22 @@ def row(difference: float, size: float, count: float) -> list[float]:
     return [values.get(name, 1.0 if name == "dot" or name.endswith("ed") else 0.0) for name in SUMS[:6]] + [count, 0, 0]
 
 
-def made(index: list[list[int]], sums: list[list[float]], legend: Legend = LEGEND) -> ShadowSums:
-    return ShadowSums(np.array(index), np.array(sums), np.arange(len(index)) + 1.0, (legend,))
+def made(index: list[list[int]], sums: list[list[float]], header: ShadowHeader = HEADER) -> ShadowErrors:
+    return ShadowErrors(np.array(index), np.array(sums), np.arange(len(index)) + 1.0, (header,))
 
 
-def write(folder: Path, pid: int, cells: ShadowSums) -> None:
-    write_shadow_sums(
-        folder / "shadow" / f"{pid}.safetensors", cells.index, cells.sums, cells.max_abs, cells.legends[0]
+def write(folder: Path, pid: int, cells: ShadowErrors) -> None:
+    write_shadow_errors(
+        folder / "shadow" / f"{pid}.safetensors", cells.index, cells.sums, cells.max_abs, cells.headers[0]
     )
 
 
 def labels_of(phase: str, new: list[int], prefix: list[int]) -> list[tuple[str, str, str]]:
     _, prefixes, positions, places = np.unravel_index(condition_numbers(phase, new, prefix), SHAPE)
-    return [(CACHED_PREFIX.labels[a], POSITION.labels[b], PLACE[c]) for a, b, c in zip(prefixes, positions, places, strict=True)]
+    return [
+        (CACHED_PREFIX.labels[a], POSITION.labels[b], PLACE[c])
+        for a, b, c in zip(prefixes, positions, places, strict=True)
+    ]
 
 
 def test_conditions_of_every_query() -> None:
@@ -90,45 +93,45 @@ def test_processes_are_read_together(tmp_path: Path) -> None:
     case = WorstCase(layer=0, phase="extend", relative_l1=float("inf"), head=1, request="a", position=9, prefix=8, new=3,
                      sequences=1)  # fmt: skip
     milder = case.model_copy(update={"relative_l1": 2.0, "request": "b"})
-    first = made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)], LEGEND.model_copy(update={"worst": (milder,)}))
+    first = made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)], HEADER.model_copy(update={"worst": (milder,)}))
     write(tmp_path, 1, first)
-    write(tmp_path, 2, made([[0, 1, 0, 0, 0, 0]], [row(3.0, 2.0, 1)], LEGEND.model_copy(update={"worst": (case,)})))
-    cells = read_shadow_sums(tmp_path)
+    write(tmp_path, 2, made([[0, 1, 0, 0, 0, 0]], [row(3.0, 2.0, 1)], HEADER.model_copy(update={"worst": (case,)})))
+    cells = read_shadow_errors(tmp_path)
     assert cells.table().relative_l1.tolist() == [[0.5, 1.5]]
     assert [found.request for found in cells.worst] == ["a"]
     assert cells.worst[0].relative_l1 == float("inf")
 
 
 def test_damage_and_absence_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no shadow run"):
-        read_shadow_sums(tmp_path)
+    with pytest.raises(UsageError, match="has no errors of a shadow"):
+        read_shadow_errors(tmp_path)
     write(tmp_path, 1, made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)]))
-    write(tmp_path, 2, made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)], LEGEND.model_copy(update={"candidate": "other"})))
+    write(tmp_path, 2, made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)], HEADER.model_copy(update={"candidate": "other"})))
     with pytest.raises(EvidenceError, match="different backends"):
-        read_shadow_sums(tmp_path)
+        read_shadow_errors(tmp_path)
     file = tmp_path / "shadow" / "2.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(EvidenceError, match=r"2\.safetensors is damaged"):
-        read_shadow_sums(tmp_path)
+        read_shadow_errors(tmp_path)
 
 
 def test_a_server_is_asked_to_write(tmp_path: Path) -> None:
     from os import getpid
 
-    assert asked(tmp_path) == ""
-    ask_to_write(tmp_path, "first")
-    assert asked(tmp_path) == "first"
-    assert not answered(tmp_path, "first")
+    assert latest_write_request(tmp_path) == ""
+    request_write(tmp_path, "first")
+    assert latest_write_request(tmp_path) == "first"
+    assert not is_written(tmp_path, "first")
 
     dead = 2**22 + 1  # above the largest process id of Linux
     write(tmp_path, dead, made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)]))
-    assert not answered(tmp_path, "first")
+    assert not is_written(tmp_path, "first")
 
     def poke() -> None:
-        answer = LEGEND.model_copy(update={"answered": asked(tmp_path)})
+        answer = HEADER.model_copy(update={"write_request": latest_write_request(tmp_path)})
         write(tmp_path, getpid(), made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)], answer))
 
-    bring_up_to_date(tmp_path, poke, timeout_s=1.0)
-    assert not answered(tmp_path, "first")
+    write_now(tmp_path, poke, timeout_s=1.0)
+    assert not is_written(tmp_path, "first")
     with pytest.raises(EvidenceError, match="wrote nothing"):
-        bring_up_to_date(tmp_path, lambda: None, timeout_s=0.2)
+        write_now(tmp_path, lambda: None, timeout_s=0.2)

@@ -1,0 +1,89 @@
+"""Sums over compared elements, and the errors that follow from them. Sums of several places are merged by adding; ratios are not."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+SUMS = (
+    "dot", "candidate_squared", "reference_squared", "difference", "reference_size", "difference_squared",
+    "compared", "nonfinite", "undefined",
+)  # fmt: skip
+"""The last axis of an array of sums: a b, a^2, b^2, |a - b|, |b|, (a - b)^2 and the count, over the elements where both candidate a
+and reference b are finite; the count of elements where only b is finite; and of those where b is not, which are not compared."""
+_COLUMN = {name: index for index, name in enumerate(SUMS)}
+Array = TypeVar("Array")
+
+
+def ratio(difference: Array, size: Array) -> Array:
+    """Relative L1, elementwise: 0 where nothing differs, infinite where only the size is zero.
+
+    The figure of arXiv 2410.02367, section 4.4.
+
+    Args:
+        difference: sum of |candidate - reference|; a numpy array or a torch tensor, as is `size`.
+        size: sum of |reference|.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return difference / (size + (difference == 0))  # type: ignore[operator,no-any-return]
+
+
+def sums_of(candidate: NDArray[np.floating], reference: NDArray[np.floating], axes: tuple[int, ...]) -> Floats:
+    """The sums of two outputs over some axes, float64 [remaining axes, 9]."""
+    a, b = candidate.astype(np.float64), reference.astype(np.float64)
+    defined = np.isfinite(b)
+    both = defined & np.isfinite(a)
+    a, b = np.where(both, a, 0.0), np.where(both, b, 0.0)
+    parts = (a * b, a * a, b * b, np.abs(a - b), np.abs(b), (a - b) ** 2, both, defined & ~both, ~defined)
+    return np.stack([part.sum(axes, dtype=np.float64) for part in parts], -1)
+
+
+def relative_l1(sums: Floats) -> Floats:
+    """Sum |candidate - reference| / sum |reference|: infinite where nothing of the candidate is finite, NaN where nothing was seen."""
+    return _seen(sums, ratio(_of(sums, "difference"), _of(sums, "reference_size")), np.inf)
+
+
+def cosine(sums: Floats) -> Floats:
+    """Cosine similarity: 1 if both are zero everywhere, 0 if only one is or nothing is finite, NaN where nothing was seen."""
+    a, b = _of(sums, "candidate_squared"), _of(sums, "reference_squared")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.where((a == 0) | (b == 0), (a == b).astype(float), _of(sums, "dot") / np.sqrt(a * b))
+    return _seen(sums, found, 0.0)
+
+
+def rmse(sums: Floats) -> Floats:
+    """Root of the mean squared difference: infinite where nothing of the candidate is finite, NaN where nothing was seen."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _seen(sums, np.sqrt(_of(sums, "difference_squared") / _of(sums, "compared")), np.inf)
+
+
+def nonfinite_share(sums: Floats) -> Floats:
+    """Share of the candidate's elements that are not finite where the reference's are; NaN where nothing was seen."""
+    lost = _of(sums, "nonfinite")
+    with np.errstate(invalid="ignore"):
+        share: Floats = lost / (lost + _of(sums, "compared"))
+    return share
+
+
+def largest(sums: Floats, max_abs: Floats) -> Floats:
+    """Largest differences: infinite where nothing of the candidate is finite, NaN where nothing was seen."""
+    return _seen(sums, max_abs, np.inf)
+
+
+def elements(sums: Floats) -> Floats:
+    """Elements that the reference defines; NaN where nothing was seen."""
+    count = _of(sums, "compared") + _of(sums, "nonfinite")
+    return np.where(count > 0, count, np.nan)
+
+
+def _of(sums: Floats, name: str) -> Floats:
+    column: Floats = sums[..., _COLUMN[name]]
+    return column
+
+
+def _seen(sums: Floats, values: Floats, where_nothing_is_finite: float) -> Floats:
+    compared, lost = _of(sums, "compared"), _of(sums, "nonfinite")
+    return np.where(compared > 0, values, np.where(lost > 0, where_nothing_is_finite, np.nan))

@@ -1,0 +1,109 @@
+"""What a layer diff leaves in the folders of a run's servers: its record, the shadow's own errors, and the replay pack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from assay.harness.conditions import PHASES
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.counters import read_counters
+from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import ROLES, Role
+from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, read_shadow_errors
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
+
+PACK_FOLDER = "pack"
+"""Replay pack in a server's folder."""
+_RECORD = "layer-diff.json"
+
+
+class LayerDiffRecord(Record):
+    """``layer-diff.json`` in a server's folder: what the layer diff did there, written at its end.
+
+    Attributes:
+        traced: labels of the traced prompts, without their role.
+        substituted: whether the candidate's traces were made in this server, with the candidate in every layer.
+        layers: number of layers.
+        seconds: from the first question to the last.
+        first_finding_s: seconds from the first question until the first two were examined and the findings shown; None if nothing was
+            out of bounds.
+    """
+
+    traced: tuple[str, ...]
+    substituted: bool
+    layers: int
+    seconds: float
+    first_finding_s: float | None = None
+
+
+def write_record(server: Path, record: LayerDiffRecord) -> None:
+    """Write the record into a server's folder.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    write_whole(server / _RECORD, record.model_dump_json(indent=1))
+
+
+def read_record(folder: RunFolder, role: Role) -> LayerDiffRecord | None:
+    """The record of a role's server; None if the layer diff did not finish there."""
+    path = folder.server_folder(role) / _RECORD
+    return LayerDiffRecord.model_validate_json(path.read_text()) if path.exists() else None
+
+
+def pack_of(folder: RunFolder) -> Path | None:
+    """The replay pack that a run recorded; None if it recorded none."""
+    packs = [folder.server_folder(role) / PACK_FOLDER for role in ROLES]
+    return next((pack for pack in packs if (pack / "manifest.json").exists()), None)
+
+
+def own_errors_of(folder: RunFolder) -> ShadowErrors | None:
+    """The candidate's errors on the reference's inputs, whichever server the layer diff ran in; None without a layer diff.
+
+    Raises:
+        EvidenceError: a file is damaged.
+    """
+    for role in ROLES:
+        place = folder.server_folder(role)
+        if any((place / SHADOW_FOLDER).glob("*.safetensors")):
+            cells = read_shadow_errors(place)
+            servers = {server.role: server for server in folder.progress().servers}
+            return cells if role == "reference" else turned(cells, servers["candidate"].claimed_phases)
+    return None
+
+
+def turned(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowErrors:
+    """Errors measured in the candidate's server, with the reference as its shadow, with the roles exchanged; only the phases that
+    the candidate computes itself.
+
+    The differences are the same. Where the server's own output is not finite, it is the candidate's that is not. Relative errors
+    stay relative to the size of the server's output, the candidate's: that of the shadow's was not summed up.
+    """
+    own = np.isin(cells.index[:, DIMENSIONS.index("phase")], [PHASES.index(phase) for phase in claimed])
+    swapped = {"candidate_squared": "reference_squared", "nonfinite": "undefined"}
+    swapped |= {other: name for name, other in swapped.items()}
+    sums = cells.sums[own][:, [SUMS.index(swapped.get(name, name)) for name in SUMS]]
+    headers = (
+        one.model_copy(update={"reference": one.candidate, "candidate": one.reference, "phases": tuple(claimed)})
+        for one in cells.headers
+    )
+    return replace(cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], headers=tuple(headers))
+
+
+def layers_seen(place: Path) -> tuple[int, ...]:
+    """Layers that called attention in a server.
+
+    Raises:
+        EvidenceError: none was counted.
+    """
+    layers = tuple(sorted({layer for count in read_counters(place / "counters") for layer in count.calls_by_layer}))
+    if not layers:
+        raise EvidenceError(f"{place} counted no attention call.", "a server with assay's plugin", "see the server's log")
+    return layers

@@ -1,0 +1,315 @@
+"""Errors of a candidate in the shadow, by layer, head and condition: what a server's processes write, and how it is read.
+
+Each process writes one file, ``shadow/<pid>.safetensors``, with a header in its metadata. The file holds sums over the elements of
+each observed cell, so that cells are merged by adding. A missing cell was not observed; it is not an error of zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION, Buckets
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence import error_sums
+from assay.harness.evidence.error_sums import SUMS, Floats
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
+
+FOLDER = "shadow"
+SCHEMA: Literal["assay.shadow/2"] = "assay.shadow/2"
+CONDITIONS = {"phase": PHASES, "prefix": CACHED_PREFIX.labels, "position": POSITION.labels, "batch": PLACE}
+"""Dimensions of a cell besides layer and head, with their labels in order. Files hold indices into the labels."""
+DIMENSIONS = ("layer", "head", *CONDITIONS)
+Integers = NDArray[np.int64]
+
+_SHAPE = tuple(len(labels) for labels in CONDITIONS.values())
+CONDITION_COUNT = math.prod(_SHAPE)
+
+
+def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> Integers:
+    """Condition of each query of a call, int64 [sum(new)]: its index into the product of `CONDITIONS`.
+
+    Args:
+        phase: "extend" or "decode".
+        new: new tokens per sequence.
+        prefix: cached prefix per sequence.
+    """
+    place = np.full(len(new), PLACE.index("between"))
+    place[0], place[-1] = PLACE.index("first"), PLACE.index("last")
+    if len(new) == 1:
+        place[0] = PLACE.index("only")
+    positions = np.concatenate([np.arange(n) for n in new])
+    parts = (
+        np.full(len(positions), PHASES.index(phase)),
+        np.repeat(_bucket(np.asarray(prefix), CACHED_PREFIX), new),
+        _bucket(positions, POSITION),
+        np.repeat(place, new),
+    )
+    return np.ravel_multi_index(parts, _SHAPE).astype(np.int64)
+
+
+def _bucket(values: NDArray[np.int_], buckets: Buckets) -> NDArray[np.int_]:
+    return np.searchsorted(buckets.starts, values, side="right") - 1
+
+
+class WorstCase(Record):
+    """The query and head with the largest relative L1 in a layer and phase.
+
+    Attributes:
+        relative_l1: sum |candidate - reference| / sum |reference| over the head's dimension; infinite if not finite.
+        request: the engine's request id.
+        position: position in the request, cached prefix included.
+        prefix: cached prefix of the request in that call.
+        new: new tokens of the request in that call.
+        sequences: sequences in the call.
+    """
+
+    layer: int
+    phase: Literal["extend", "decode"]
+    relative_l1: float
+    head: int
+    request: str
+    position: int
+    prefix: int
+    new: int
+    sequences: int
+
+
+class FailedCalls(Record):
+    """Calls of a layer and phase that the candidate did not compute: how many, and the first error."""
+
+    layer: int
+    phase: Literal["extend", "decode"]
+    calls: int
+    text: str
+
+
+class ShadowHeader(Record):
+    """What the sums of a file describe.
+
+    Attributes:
+        reference: the serving backend, or backends.
+        candidate: what ran in the shadow; empty if calls were only recorded.
+        phases: phases that the candidate computes. The cells of other phases are not observed.
+        passes: forward passes with the shadow on.
+        worst: worst case of each layer and phase.
+        failed: calls that the candidate did not compute.
+        unrecorded: layers whose calls could not be recorded, and why.
+        write_request: the latest write request that was served; see `assay.harness.server.write_request`.
+    """
+
+    schema_id: Literal["assay.shadow/2"] = SCHEMA
+    reference: str
+    candidate: str
+    phases: tuple[str, ...]
+    passes: int = 0
+    worst: tuple[WorstCase, ...] = ()
+    failed: tuple[FailedCalls, ...] = ()
+    unrecorded: dict[int, str] = Field(default_factory=dict)
+    write_request: str = ""
+
+
+@dataclass(frozen=True)
+class ErrorTable:
+    """Errors by one or more dimensions: float64 arrays of one shape, NaN where nothing was observed.
+
+    Attributes:
+        axes: dimension -> labels, in the order of the arrays' axes. Layers and heads are labelled by number.
+        cosine: cosine similarity; 1 if both outputs are all zero, 0 if only one of them is or nothing is finite.
+        relative_l1: sum |candidate - reference| / sum |reference|, as in arXiv 2410.02367, section 4.4.
+        rmse: root mean squared difference, in units of the output.
+        max_abs: largest absolute difference, in units of the output.
+        nonfinite_share: share of the candidate's elements that are not finite where the reference's are.
+        elements: elements observed.
+    """
+
+    axes: dict[str, tuple[str, ...]]
+    cosine: Floats
+    relative_l1: Floats
+    rmse: Floats
+    max_abs: Floats
+    nonfinite_share: Floats
+    elements: Floats
+
+
+@dataclass(frozen=True)
+class ShadowErrors:
+    """All observed cells, one row each.
+
+    Attributes:
+        index: int64 [cells, 6], the columns of `DIMENSIONS`: layer and head by number, the others into `CONDITIONS`.
+        sums: float64 [cells, 9], the columns of `SUMS`.
+        max_abs: float64 [cells], largest absolute difference.
+        headers: one per process.
+    """
+
+    index: Integers
+    sums: Floats
+    max_abs: Floats
+    headers: tuple[ShadowHeader, ...]
+
+    @property
+    def worst(self) -> tuple[WorstCase, ...]:
+        """Worst case of each layer and phase over all processes, worst first."""
+        found: dict[tuple[int, str], WorstCase] = {}
+        for case in (case for header in self.headers for case in header.worst):
+            known = found.get((case.layer, case.phase))
+            if known is None or case.relative_l1 > known.relative_l1:
+                found[case.layer, case.phase] = case
+        return tuple(sorted(found.values(), key=lambda case: -case.relative_l1))
+
+    @property
+    def failed_calls(self) -> tuple[FailedCalls, ...]:
+        """Calls that the candidate did not compute, in all processes."""
+        return tuple(calls for header in self.headers for calls in header.failed)
+
+    def observed(self, dimension: str) -> tuple[str, ...]:
+        """Labels of a dimension that were observed.
+
+        Raises:
+            KeyError: there is no such dimension.
+        """
+        labels = self._labels(dimension)
+        return tuple(labels[i] for i in np.unique(self.index[:, DIMENSIONS.index(dimension)]))
+
+    def table(
+        self, by: Sequence[str] = ("layer", "head"), where: Mapping[str, str | int | Sequence[str | int]] | None = None
+    ) -> ErrorTable:
+        """Errors by some dimensions over selected cells. Sums are merged, never ratios.
+
+        Args:
+            by: dimensions of the result, one per axis, in order.
+            where: dimension -> the label or labels to select, such as {"phase": "extend", "prefix": ("2-15", ">= 16")}.
+
+        Raises:
+            KeyError: there is no such dimension or label.
+        """
+        keep = np.ones(len(self.index), bool)
+        for dimension, wanted in (where or {}).items():
+            keep &= np.isin(self.index[:, _column(dimension)], self._numbers(dimension, wanted))
+        axes = {dimension: self._labels(dimension) for dimension in by}
+        shape = tuple(len(labels) for labels in axes.values())
+        columns = self.index[keep][:, [_column(dimension) for dimension in by]]
+        flat = np.ravel_multi_index(tuple(columns.T), shape) if shape else np.zeros(int(keep.sum()), np.int64)
+        sums = np.zeros((math.prod(shape), len(SUMS)))
+        largest = np.zeros(math.prod(shape))
+        np.add.at(sums, flat, self.sums[keep])
+        np.maximum.at(largest, flat, self.max_abs[keep])
+        return _table(axes, sums.reshape(*shape, len(SUMS)), largest.reshape(shape))
+
+    def _labels(self, dimension: str) -> tuple[str, ...]:
+        column = _column(dimension)
+        if dimension in CONDITIONS:
+            return CONDITIONS[dimension]
+        return tuple(str(number) for number in range(int(self.index[:, column].max(initial=-1)) + 1))
+
+    def _numbers(self, dimension: str, wanted: str | int | Sequence[str | int]) -> list[int]:
+        labels = self._labels(dimension)
+        labels_wanted = [str(label) for label in ([wanted] if isinstance(wanted, (str, int)) else wanted)]
+        if unknown := [label for label in labels_wanted if label not in labels]:
+            raise KeyError(f"{dimension} {unknown[0]!r} does not exist; expected one of {', '.join(labels)}")
+        return [labels.index(label) for label in labels_wanted]
+
+
+def _column(dimension: str) -> int:
+    if dimension not in DIMENSIONS:
+        raise KeyError(f"{dimension!r} is not a dimension of a cell; expected one of {', '.join(DIMENSIONS)}")
+    return DIMENSIONS.index(dimension)
+
+
+def _table(axes: dict[str, tuple[str, ...]], sums: Floats, largest: Floats) -> ErrorTable:
+    """Errors from sums [..., 9] and largest differences [...]."""
+    return ErrorTable(
+        axes=axes,
+        cosine=error_sums.cosine(sums),
+        relative_l1=error_sums.relative_l1(sums),
+        rmse=error_sums.rmse(sums),
+        max_abs=error_sums.largest(sums, largest),
+        nonfinite_share=error_sums.nonfinite_share(sums),
+        elements=error_sums.elements(sums),
+    )
+
+
+def write_shadow_errors(path: Path, index: Integers, sums: Floats, max_abs: Floats, header: ShadowHeader) -> None:
+    """Replace the file of a process.
+
+    Args:
+        path: the file.
+        index: int64 [cells, 6], as in `ShadowErrors`.
+        sums: float64 [cells, 9].
+        max_abs: float64 [cells].
+        header: what they describe.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    content = save({"index": index, "sums": sums, "max_abs": max_abs}, {"header": header.model_dump_json()})
+    write_whole(path, content, durable=False)
+
+
+def read_shadow_errors(folder: Path) -> ShadowErrors:
+    """The errors that all processes of a server observed.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+
+    Raises:
+        UsageError: the shadow never ran there.
+        EvidenceError: a file is damaged, or the processes ran different backends.
+    """
+    files = sorted((folder / FOLDER).glob("*.safetensors"))
+    if not files:
+        raise UsageError(
+            f"{folder} has no errors of a shadow.",
+            f"files {FOLDER}/*.safetensors",
+            "start the server with ASSAY_SHADOW=<candidate>, switch the shadow on and send a request",
+        )
+    read = [_read(file) for file in files]
+    if len({(one.headers[0].reference, one.headers[0].candidate) for one in read}) > 1:
+        raise EvidenceError(
+            f"{folder} has errors of different backends.", "one reference and one candidate", "use a new folder"
+        )
+    return reduce(_joined, read)
+
+
+def _joined(a: ShadowErrors, b: ShadowErrors) -> ShadowErrors:
+    return ShadowErrors(
+        np.concatenate([a.index, b.index]),
+        np.concatenate([a.sums, b.sums]),
+        np.concatenate([a.max_abs, b.max_abs]),
+        a.headers + b.headers,
+    )
+
+
+def _read(path: Path) -> ShadowErrors:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = ShadowHeader.model_validate_json((file.metadata() or {})["header"])
+            return ShadowErrors(
+                file.get_tensor("index"), file.get_tensor("sums"), file.get_tensor("max_abs"), headers=(header,)
+            )
+    except (SafetensorError, OSError, KeyError, ValidationError) as error:
+        raise EvidenceError(
+            f"{path} is damaged: {str(error).splitlines()[0]}.", f"a file of {SCHEMA}", "run again in a new folder"
+        ) from None
+
+
+def written_requests(folder: Path) -> dict[int, str]:
+    """The latest write request that each process served, by process id. Processes that wrote nothing are left out.
+
+    Raises:
+        EvidenceError: a file is damaged.
+    """
+    files = sorted((folder / FOLDER).glob("*.safetensors"))
+    return {int(file.stem): _read(file).headers[0].write_request for file in files}
