@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -11,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
 from pydantic import Field
 
 from assay.harness.evidence.records import Item, Role
@@ -93,8 +93,8 @@ def hardware(device: str) -> str:
         if info.exists()
         else []
     )
-    memory = round(psutil.virtual_memory().total / 2**30)
-    line = f"{models[0] if models else platform.machine()}, {psutil.cpu_count()} cores, {memory} GiB"
+    memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+    line = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores, {memory} GiB"
     if device == "cuda":
         import torch
 

@@ -1,0 +1,330 @@
+"""What is installed: one import package, a public API that costs nothing until it is used, and extras."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import assay
+from assay.harness import extras
+from assay.harness.errors import UsageError
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {"harness", "evals", "suites", "reports"}
+TRACKED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+FILES = [ROOT / name for name in TRACKED.split("\0") if name.endswith((".py", ".md")) and (ROOT / name).exists()]
+
+
+def python(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    return subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, check=False)
+
+
+# The public API.
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    for name in assay.__all__:
+        assert getattr(assay, name) is not None
+    assert dir(assay) == sorted(assay.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        assay.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names_from_the_same_places() -> None:
+    (block,) = [
+        node
+        for node in ast.parse(inspect.getsource(assay)).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == assay._HOME
+
+
+def test_every_public_function_and_class_has_a_docstring() -> None:
+    for name in assay.__all__:
+        found = getattr(assay, name)
+        if inspect.isfunction(found) or inspect.isclass(found):
+            assert inspect.getdoc(found), name
+
+
+def test_the_package_is_imported_in_milliseconds_and_without_torch() -> None:
+    code = (
+        "import sys, time; start = time.process_time(); import assay; cost = time.process_time() - start\n"
+        "assert cost < 0.2, cost\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'pytest'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_plugin_is_imported_in_less_than_a_third_of_a_second() -> None:
+    """What every pytest run of an environment with assay pays."""
+    code = (
+        "import sys, time, pytest; start = time.process_time(); import assay.suites.plugin; cost = time.process_time() - start\n"
+        "assert cost < 0.3, cost\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'rich', 'typer'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+# One import package.
+
+
+def imports(source: str) -> set[str]:
+    """Modules that a source imports, by their whole names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return found
+
+
+def sources(file: Path) -> list[str]:
+    """The Python in a file: all of a module, the code blocks of a page."""
+    text = file.read_text()
+    return [text] if file.suffix == ".py" else re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_nothing_imports_a_room_by_its_bare_name() -> None:
+    found = {
+        f"{file.relative_to(ROOT)}: import {name}"
+        for file in FILES
+        for source in sources(file)
+        for name in imports(source)
+        if name.split(".")[0] in ROOMS
+    }
+    assert not found, "write assay.harness, assay.evals, assay.suites, assay.reports"
+
+
+def test_pages_and_examples_import_only_the_public_api() -> None:
+    for file in FILES:
+        if file.suffix != ".md" and not file.is_relative_to(ROOT / "examples"):
+            continue
+        for source in sources(file):
+            assert not {name for name in imports(source) if name.startswith("assay.")}, file
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.ImportFrom) and node.module == "assay":
+                    assert {alias.name for alias in node.names} <= set(assay.__all__), file
+
+
+def test_a_bare_import_would_be_found() -> None:
+    assert imports("import harness.errors\nfrom evals import mmlu") == {"harness.errors", "evals"}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_one_package_with_all_its_files(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in TRACKED.split("\0"):
+        # A build writes into the tree that it builds, so it gets a copy; links stay links, as in a clone.
+        if name and name.split("/")[0] in {*ROOMS, "assay", "pyproject.toml", "README.md", "LICENSE"}:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).is_symlink():
+                (source / name).symlink_to((ROOT / name).readlink())
+            elif (ROOT / name).exists():
+                (source / name).write_bytes((ROOT / name).read_bytes())
+    built = python(
+        "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name.split("/")[0] for name in names} == {"assay", f"assay-{assay.__version__}.dist-info"}
+    expected = {
+        f"assay/{file}" for file in TRACKED.split("\0") if file.split("/")[0] in ROOMS and (ROOT / file).exists()
+    }
+    assert expected <= names, "modules, templates, the report's schema and the tiny model"
+    assert {"assay/__init__.py", "assay/py.typed"} <= names
+    assert f"assay-{assay.__version__}.dist-info/licenses/LICENSE" in names
+
+
+# Extras.
+
+
+def base() -> set[str]:
+    """Distributions that ``pip install assay`` brings, among those installed here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    todo = [Requirement(line).name for line in project["dependencies"]]
+    found: set[str] = set()
+    while todo:
+        name = canonicalize_name(todo.pop())
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            lines = requires(name) or []
+        except PackageNotFoundError:
+            continue
+        needed = (one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""}))
+        todo += [one.name for one in needed]
+    return found
+
+
+ONLY_BASE = """
+import sys
+from importlib.metadata import packages_distributions
+
+from packaging.utils import canonicalize_name
+
+ALLOWED = {allowed!r}
+OTHERS = {{
+    name for name, owners in packages_distributions().items() if not {{canonicalize_name(owner) for owner in owners}} & ALLOWED
+}} - {{"assay", "sitecustomize"}}
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OTHERS and not name.startswith("_"):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+@pytest.fixture(scope="module")
+def base_only(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment variable under which only what `pip install assay` brings can be imported."""
+    folder = tmp_path_factory.mktemp("base")
+    (folder / "sitecustomize.py").write_text(ONLY_BASE.format(allowed=base() | {"pip", "setuptools"}))
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: Path) -> None:
+    missing = python("-c", "import scipy", **base_only)
+    assert "No module named 'scipy'" in missing.stderr
+    (tmp_path / "mine.py").write_text(
+        "from assay import declares, oracle\n\n\n@declares(phases=('decode',))\ndef forward(call):\n"
+        "    return oracle(call).to(call.q.dtype)\n"
+    )
+    env = {**base_only, "PYTHONPATH": f"{base_only['PYTHONPATH']}:{tmp_path}"}
+    done = python("-m", "assay", "check", "mine:forward", "--dtype", "float16", "--head-dim", "64", **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mine:forward is correct on all" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["assay.harness.offline.replay", "assay.suites.plugin", "assay.harness.cli"])
+def test_the_base_install_imports(base_only: dict[str, str], module: str) -> None:
+    done = python("-c", f"import {module}", **base_only)
+    assert done.returncode == 0, done.stderr
+
+
+LINES = ["torch>=2", "assay[reports]; extra == 'serve'", "no-such; extra == 'reports'"]
+
+
+def test_a_missing_extra_is_wrong_use_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "requires", lambda name: LINES)
+    with pytest.raises(UsageError) as raised:
+        extras.require("serve", "assay run")
+    assert raised.value.exit_code == 2
+    assert str(raised.value).splitlines() == [
+        "assay run needs packages that are not installed: no-such.",
+        "Expected: the packages of assay[serve]",
+        'What to do: pip install "assay[serve]"',
+    ]
+
+
+def test_installed_extras_are_no_obstacle() -> None:
+    extras.require("reports", "assay report")
+    extras.require("serve", "assay run")
+
+
+# A repository with packages of the same names.
+
+FOREIGN = {
+    **{f"{room}/__init__.py": f'"""Their own {room}."""\n\nOWNER = "foreign"\n' for room in sorted(ROOMS)},
+    "harness/attention.py": """
+import evals
+import reports
+import suites
+from assay import AttentionCall, declares, oracle
+
+assert evals.OWNER == reports.OWNER == suites.OWNER == "foreign"
+
+
+@declares(phases=("extend",))
+def forward(call: AttentionCall):
+    return oracle(call).to(call.q.dtype)
+""",
+    "conftest.py": """
+import harness
+import suites
+
+assert harness.OWNER == suites.OWNER == "foreign"
+""",
+    "tests/test_forward.py": """
+import reports
+from harness.attention import forward
+
+
+def test_forward(assay):
+    assert reports.OWNER == "foreign"
+    result = assay.check(forward, dtypes=["float16"], head_dims=(64,))
+    assert result.computed
+""",
+}
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A kernel repository that has its own harness/, evals/, suites/ and reports/."""
+    for name, text in FOREIGN.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def there(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module as in that repository: its folder first on the path, assay installed."""
+    env = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def test_a_foreign_repository_uses_the_plugin(foreign: Path) -> None:
+    done = there(foreign, "pytest", "-p", "no:cacheprovider", "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^assay: 1 kernel, \d+ calls", done.stdout, re.MULTILINE)
+
+
+def test_a_foreign_repository_uses_the_command(foreign: Path) -> None:
+    done = there(foreign, "assay", "check", "harness.attention:forward", "--dtype", "float16", "--head-dim", "64")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "harness.attention:forward is correct on all" in done.stdout
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_a_foreign_repository_uses_a_server(foreign: Path) -> None:
+    done = there(
+        foreign, "assay", "diff", "--candidate", "harness.attention:forward", "--questions", "24", "--out", "run"
+    )
+    report = json.loads((foreign / "run" / "report.json").read_text())
+    (layers,) = [suite for suite in report["suites"] if suite["id"] == "layers"]
+    assert layers["verdict"] == "pass", done.stdout + done.stderr
