@@ -1,1 +1,1 @@
-"""The questions: what is asked of both servers, and how an answer is read."""
+"""Questions, prompts and loads for both servers, how answers are parsed, and the tiny model that can answer."""

@@ -1,4 +1,4 @@
-"""Prompts of the greedy comparison: the same text from both servers, token by token."""
+"""Prompts of the greedy comparison: do both servers generate the same text, token by token?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from assay.evals.synthetic import BUILTIN_SEED, questions
 
 MAX_TOKENS = 48
 
-# Short prompts without a shared header, such as smoke tests use. Not for the tiny model, which knows only its questions.
+# Short prompts without a shared header, as in smoke tests. Not for the tiny model, which knows only its own questions.
 PLAIN = (
     "The capital of France is",
     "What is 2 + 2?",
@@ -24,10 +24,10 @@ PLAIN = (
 
 
 def greedy_prompts(asked: Sequence[Question], count: int, synthetic: bool) -> list[tuple[str, str]]:
-    """`count` prompts as (id, prompt).
+    """Return `count` prompts as (id, prompt).
 
-    For the built-in set they are further synthetic questions, not among those asked. For any other set they are the plain prompts
-    and then the asked questions' own, so that both short prompts and a shared, cached header occur.
+    For the built-in set they are further synthetic questions that the accuracy suite does not ask. For any other set they are the
+    plain prompts followed by those of the questions, so that both short prompts and a shared, cached header occur.
     """
     if synthetic:
         fresh = itertools.islice(questions(BUILTIN_SEED + 1), count)

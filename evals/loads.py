@@ -1,8 +1,7 @@
-"""Loads of the latency suite: how long prompts and answers are, in tokens, and what the prompts share.
+"""Loads of the latency suite: lengths of prompts and answers in tokens, and the prefix that prompts share.
 
-Prompts are token numbers, not text, so that their length is exact under any tokenizer (``random-ids`` of SGLang's own
-``sglang.benchmark.serving`` does the same). What they say is nonsense and does not matter: a dense
-model takes as long for any tokens.
+Prompts are token ids, not text, so their length is exact with any tokenizer (as with ``random-ids`` in SGLang's own
+``sglang.benchmark.serving``). The tokens are random: a dense model takes the same time for any of them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from assay.harness.errors import UsageError
 
 MARGIN = 10
-"""A tenth of the vocabulary at each end is left out: special tokens lie there."""
+"""One part in `MARGIN` of the vocabulary is left out at each end, where special tokens lie."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +21,11 @@ class Shape:
     """Lengths of the requests of a load, in tokens.
 
     Attributes:
-        name: what reports call it.
-        prompt: length of each prompt, the shared part included.
-        output: length of each answer, which is forced.
-        shared: length of the part that all prompts of a block begin with, and that is cached beforehand.
-        chunked: whether the prompt must be longer than what the server prefills at once.
+        name: name in reports.
+        prompt: length of each prompt, including the shared part.
+        output: length of each answer; forced.
+        shared: length of the prefix that all prompts of a block share; it is cached beforehand.
+        chunked: whether the prompt must exceed what the server prefills at once.
     """
 
     name: str
@@ -37,9 +36,9 @@ class Shape:
 
 
 CHUNK = {"cpu": 128, "cuda": 2048}
-"""Tokens that are prefilled at once (``--chunked-prefill-size``) where the shape `chunked` is asked for, by device."""
+"""Tokens that are prefilled at once (``--chunked-prefill-size``) if the shape `chunked` is used, by device."""
 SHAPES: dict[str, tuple[Shape, ...]] = {
-    # For the tiny model: a block takes some tenths of a second.
+    # For the tiny model: a block takes a few tenths of a second.
     "cpu": (
         Shape("short", 32, 16),
         Shape("long", 120, 16),
@@ -60,20 +59,20 @@ DEFAULT = ("short", "long", "shared", "chunked")
 
 
 def shapes_of(names: Iterable[str], device: str) -> tuple[Shape, ...]:
-    """The shapes with these names.
+    """Look up shapes by name.
 
     Args:
         names: names of `SHAPES`, or lengths as ``PROMPT:OUTPUT`` or ``PROMPT:OUTPUT:SHARED``.
         device: "cpu" or "cuda".
 
     Raises:
-        UsageError: no such shape, a length out of range, or a shape given twice.
+        UsageError: a shape does not exist, a length is out of range, or a shape is repeated.
     """
     known = {shape.name: shape for shape in SHAPES[device]}
     found = tuple(known[name] if name in known else _custom(name, known) for name in names)
     if not found or len({shape.name for shape in found}) < len(found):
         raise UsageError(
-            f"the shapes are {', '.join(names) or 'none'}.", "at least one, and none twice", "name other shapes"
+            f"the shapes are {', '.join(names) or 'none'}.", "at least one, without repetition", "name other shapes"
         )
     return found
 
@@ -86,27 +85,27 @@ def _custom(name: str, known: Iterable[str]) -> Shape:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"{name} is no shape.",
+            f"{name} is not a shape.",
             f"one of {', '.join(known)}, or lengths in tokens as PROMPT:OUTPUT or PROMPT:OUTPUT:SHARED, "
-            "with at least 2 tokens of output and less shared than there is prompt",
+            "with at least 2 tokens of output and a shared part shorter than the prompt",
             "name other shapes",
         ) from None
     return Shape(name, prompt, output, shared)
 
 
 def prefix(shape: Shape, vocabulary: int, seed: str) -> tuple[int, ...]:
-    """The tokens that all prompts of a block begin with; empty where nothing is shared."""
+    """The tokens that all prompts of a block begin with; empty if nothing is shared."""
     return _tokens(random.Random(f"{seed}/shared"), shape.shared, vocabulary)
 
 
 def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[int, ...]]:
-    """`count` prompts as token numbers; the same for the same arguments, on every machine.
+    """`count` prompts as token ids; the same arguments give the same prompts on every machine.
 
     Args:
         shape: their lengths.
         count: how many.
-        vocabulary: number of tokens that the model knows.
-        seed: different seeds share nothing, so no prefix cache can know a block from the one before.
+        vocabulary: size of the model's vocabulary.
+        seed: prompts of different seeds share nothing, so no block can hit the prefix cache of the one before.
     """
     head = prefix(shape, vocabulary, seed)
     rngs = (random.Random(f"{seed}/{index}") for index in range(count))
@@ -119,15 +118,15 @@ def _tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
 
 
 def check_fit(shapes: Sequence[Shape], context: int) -> None:
-    """See that each shape fits into a model's context (in tokens) with its answer.
+    """Check that each shape with its answer fits into a model's context (in tokens).
 
     Raises:
-        UsageError: one does not.
+        UsageError: a shape does not fit.
     """
     for shape in shapes:
         if shape.prompt + shape.output > context:
             raise UsageError(
                 f"shape {shape.name} needs {shape.prompt} + {shape.output} tokens, and the model takes {context}.",
                 "a shape that fits",
-                f"leave {shape.name} out, or give lengths as PROMPT:OUTPUT",
+                f"remove {shape.name}, or give lengths as PROMPT:OUTPUT",
             )

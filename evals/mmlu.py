@@ -1,7 +1,7 @@
-"""MMLU: from a local CSV or parquet file, from a Hugging Face set, or the built-in synthetic set.
+"""MMLU questions from a local CSV or parquet file, a Hugging Face set, or the built-in synthetic set.
 
-The questions that are asked of a real set are those that SGLang's own runner and simple-evals would ask with the same
-number of examples: ``random.Random(0).sample`` over the set in its own order.
+From a real set, the same questions are drawn that SGLang's own runner and simple-evals ask for that number of examples:
+``random.Random(0).sample`` over the set in its own order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from assay.harness.errors import UsageError
 
 BUILTIN = "builtin"
 FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
-"""Columns of simple-evals' ``mmlu.csv``; others, such as an index, may be there too."""
+"""Columns of simple-evals' ``mmlu.csv``; further columns, such as an index, are ignored."""
 HUB_COLUMNS = ("question", "subject", "choices", "answer")
 """Columns of ``cais/mmlu``; ``answer`` is the index of the right choice."""
 
@@ -56,7 +56,7 @@ _WHAT_TO_GIVE = (
 
 @dataclass(frozen=True)
 class _Row:
-    """A row as it was read, before it is known to be a question; ``where`` is its place for an error."""
+    """A row as read, before it is known to be a question; ``where`` locates it in error messages."""
 
     where: str
     text: str
@@ -71,15 +71,15 @@ def load_questions(data: str, count: int, seed: int = 0) -> list[Question]:
     Args:
         data: ``"builtin"``; a ``.csv`` or ``.parquet`` file with simple-evals' columns; or a Hugging Face set with the
             columns of ``cais/mmlu``, by hub name or as a local folder (configuration ``all``, split ``test``).
-        count: how many. The built-in set has no end; of a real set that has more, a sample is drawn.
+        count: how many. The built-in set is endless; from a larger real set, a sample is drawn.
         seed: seed of that sample; 0 draws the questions that SGLang's runner and simple-evals draw.
 
     Returns:
         The questions. Ids of a real set are ``mmlu-<index in the set>``, so they do not depend on the sample.
 
     Raises:
-        UsageError: no such file or set, a file that cannot be read (with the line), a row that is no question (with its
-            line or row), ``count`` below 1 or above what the set has.
+        UsageError: the file or set does not exist, a file cannot be read (with the line), a row is not a question (with its
+            line or row), or ``count`` is below 1 or above the size of the set.
     """
     if count < 1:
         raise UsageError(f"{count} questions were asked for.", "1 or more", "give a larger --questions")
@@ -109,7 +109,7 @@ def _rows(data: str) -> Iterable[_Row]:
     if suffix == ".parquet":
         return _parquet_rows(path)
     if path.exists():
-        raise UsageError(f"{data} is not a kind of file that can be read.", ".csv or .parquet", _WHAT_TO_GIVE)
+        raise UsageError(f"{data} has an unsupported file type.", ".csv or .parquet", _WHAT_TO_GIVE)
     if not _HUB_NAME.fullmatch(data):
         raise UsageError(f"{data} does not exist.", "a file, a folder, or the name of a data set", _WHAT_TO_GIVE)
     return _hub_rows(data)
@@ -125,8 +125,8 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _csv_rows(path: Path) -> Iterator[_Row]:
-    # Not pandas.read_csv: it fills short rows without a word, reads the option "None" as a missing value, and counts
-    # records where an editor counts lines, of which MMLU's quoted questions have several.
+    # Not pandas.read_csv: it silently pads short rows, reads the option "None" as a missing value, and counts records where
+    # an editor counts lines (MMLU's quoted questions span several).
     raw = _read_bytes(path)
     try:
         content = raw.decode("utf-8-sig")
@@ -153,7 +153,7 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
 
 
 def _csv_records(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
-    """Records that are not blank, each with the number of the line on which it starts."""
+    """Non-blank records, each with the number of the line it starts on."""
     reader = csv.reader(io.StringIO(content, newline=""), strict=True)
     while True:
         line = reader.line_num + 1
@@ -223,7 +223,7 @@ def _require_columns(found: Sequence[str], needed: Sequence[str], source: Path |
     if missing:
         raise UsageError(
             f"{source} has the columns {', '.join(repr(name) for name in found)}: "
-            f"{', '.join(missing)} missing or there more than once.",
+            f"{', '.join(missing)} missing or duplicated.",
             f"each of {', '.join(needed)} once",
             "rename or add the columns",
         )

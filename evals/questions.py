@@ -1,4 +1,4 @@
-"""A multiple-choice question, the prompt it becomes, and how an answer is read.
+"""A multiple-choice question, its prompt, and how an answer is parsed.
 
 The prompt and the answer pattern are those of OpenAI's simple-evals (``common.py``), which SGLang's own MMLU
 evaluation follows, so that scores can be compared with published ones.
@@ -28,7 +28,7 @@ class Question:
         id: stable within its set; the key by which both roles' answers are paired.
         subject: the MMLU subject, or the relation of a synthetic question.
         group: one of `GROUPS`.
-        text: the question itself.
+        text: the text of the question.
         options: the texts of A, B, C and D.
         answer: the right letter.
     """
@@ -42,25 +42,25 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """The text of the one user message that is sent."""
+        """The text of the single user message."""
         options = "\n".join(f"{letter}) {option}" for letter, option in zip(LETTERS, self.options, strict=True))
         return f"{PROMPT_HEADER}\n\n{self.text}\n\n{options}"
 
     @property
     def prompt_hash(self) -> str:
-        """See the function of this name."""
+        """`prompt_hash` of the prompt."""
         return prompt_hash(self.prompt)
 
 
 def prompt_hash(prompt: str) -> str:
-    """First 16 hex digits of a prompt's SHA-256: says whether two runs asked the same."""
+    """First 16 hex digits of a prompt's SHA-256; shows whether two runs asked the same."""
     return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def parse_answer(text: str) -> str | None:
-    """The letter that a response gives, or None where it gives none.
+    """The letter that a response gives, or None if it gives none.
 
-    As in simple-evals the first match counts; None is an *unparsed* answer, which is counted apart from a wrong one.
+    As in simple-evals, the first match counts. None is an *unparsed* answer, which is counted separately from wrong ones.
     """
     match = ANSWER_PATTERN.search(text)
     return match.group(1).upper() if match else None

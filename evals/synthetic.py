@@ -1,10 +1,10 @@
-"""The built-in set: synthetic MMLU-shaped questions that the tiny model can answer.
+"""The built-in set: synthetic questions in MMLU's format that the tiny model can answer.
 
-A question lists a few facts about invented names and asks for one of them, so it can only be answered by attending to
-the prompt: nothing can be known beforehand, and a model whose attention is wrong falls to chance or below. The
-sets are endless and deterministic: question ``i`` of seed ``s`` is always the same, on every machine.
+A question lists a few facts about invented names and asks for one of them, so it can only be answered by attending to the prompt:
+nothing can be known beforehand, and a model whose attention is wrong drops to chance or below. The sets are endless and
+deterministic: question ``i`` of seed ``s`` is the same on every machine.
 
-These questions are *synthetic*, and every report says so: they gate an attention backend, they do not grade a model.
+These questions are *synthetic*, and every report says so: they gate an attention backend; they do not grade a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from assay.evals.questions import GROUPS, LETTERS, Question
 
 BUILTIN_SEED = 20261120
-"""Seed of the built-in set. Training draws from other seeds, and drops any draw whose facts are in the built-in set."""
+"""Seed of the built-in set. Training uses other seeds, and drops any draw whose facts are in the built-in set."""
 FEWEST_FACTS, MOST_FACTS = 4, 8
 
 _ONSETS = "b d f g j k l m n p r s t v w z".split()
@@ -36,7 +36,7 @@ THINGS = _words(_THING_RHYMES, 128, seed=2)
 
 @dataclass(frozen=True)
 class Relation:
-    """What the facts of a question are about: ``verb`` states one, ``asks`` is the question for a name."""
+    """The relation that facts state: ``verb`` states a fact, ``asks`` is the question for a name."""
 
     group: str
     verb: str
@@ -60,14 +60,14 @@ class Draw:
 
     @property
     def statement(self) -> str:
-        """The facts as text. A word stands before the first name, so that every name follows a space."""
+        """The facts as text. A word precedes the first name, so that every name follows a space."""
         pairs = " ".join(f"{name} {thing} ." for name, thing in self.facts)
         return f"Facts, {self.relation.verb}: {pairs}"
 
     def ask(self, rng: random.Random, about: int, with_statement: bool = True) -> tuple[str, tuple[str, ...], str]:
         """Text, options and right letter of a question about fact number ``about``.
 
-        Wrong options are things of other facts first, so that having read them is not enough.
+        Wrong options come from the other facts first, so that having read the option is not enough.
         """
         name, thing = self.facts[about]
         others = [other for i, (_, other) in enumerate(self.facts) if i != about]
@@ -85,16 +85,16 @@ class Draw:
 
 
 def draw(rng: random.Random, group: str, fewest: int = FEWEST_FACTS, most: int = MOST_FACTS) -> Draw:
-    """Draw ``fewest`` to ``most`` facts, with no name and no thing twice."""
+    """Draw ``fewest`` to ``most`` facts without repeating a name or a thing."""
     count = rng.randint(fewest, most)
     facts = tuple(zip(rng.sample(NAMES, count), rng.sample(THINGS, count), strict=True))
     return Draw(RELATIONS[group], facts)
 
 
 def questions(seed: int = BUILTIN_SEED) -> Iterator[Question]:
-    """The questions of a seed, without end; groups take turns.
+    """The endless questions of a seed; groups take turns.
 
-    Each question has a generator of its own, so question ``i`` does not depend on how many are asked.
+    Each question has its own random generator, so question ``i`` does not depend on how many are asked.
     """
     index = 0
     while True:
@@ -114,5 +114,5 @@ def questions(seed: int = BUILTIN_SEED) -> Iterator[Question]:
 
 
 def worked_answer(name: str, thing: str, letter: str) -> str:
-    """The answer the tiny model was taught to give: the fact, the letter beside the thing (so one look-up finds it), the answer."""
+    """The answer the tiny model was trained to give: the fact, the letter beside the thing (one look-up finds it), the letter."""
     return f" {name} {thing} {letter} .\nAnswer: {letter}"

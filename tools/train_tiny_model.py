@@ -2,10 +2,10 @@
 
     python tools/train_tiny_model.py --out DIR
 
-What makes it work, found by trying: fresh data all the time (a fixed pool is memorised), an answer that states the fact before
+What makes it work, found by experiment: new data in every step (a fixed pool is memorised), an answer that states the fact before
 the letter (asking for the letter alone stays at chance), facts as plain pairs (so that looking one up is a bigram), nothing but
-look-ups until they are learned, and embeddings that begin with a direction in common.
-Needs torch, transformers and tokenizers; it is no part of a run of assay.
+look-ups until they are learned, and embeddings that start with a common direction.
+Needs torch, transformers and tokenizers; no run of assay needs it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ BATCH = 320
 # (share of the time after which it starts, fewest facts, most facts, share of drills); the built-in set has 4 to 8
 CURRICULUM = ((0.0, 3, 5, 1.0), (0.25, 3, 8, 0.2), (0.40, 3, 10, 0.1))
 DRILLED = 0.1
-"""Answer loss at which the first stage, which is all drills, ends before its time."""
+"""Answer loss at which the first stage, which consists of drills only, ends early."""
 
 
 def make_tokenizer() -> Tokenizer:
-    """Byte-level BPE in which every invented word is one token when it follows a space."""
+    """Byte-level BPE in which every invented word is a single token after a space."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -64,7 +64,9 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.train_from_iterator([*words, *(PROMPT_HEADER + " " + p for p in phrases)] * 20, trainer)
     split = [word for word in words if len(tokenizer.encode(word).ids) != 1]
     if split:
-        raise SystemExit(f"{len(split)} of {len(words)} words are not one token, such as {split[:5]}: raise vocab_size")
+        raise SystemExit(
+            f"{len(split)} of {len(words)} words are not a single token, such as {split[:5]}: raise vocab_size"
+        )
     return tokenizer
 
 
@@ -80,7 +82,7 @@ class Sequences:
         self.builtin = {q.text.split("\n")[0] for q in itertools.islice(questions(), 4096)}
 
     def batch(self, count: int, fewest: int, most: int, drills: float) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids [count, LENGTH] int16 and loss weights [count, LENGTH] float16 (weight of predicting that token)."""
+        """Token ids [count, LENGTH] int16 and loss weights [count, LENGTH] float16 (weight of predicting each token)."""
         ids = np.full((count, LENGTH), SPECIAL.index("<pad>"), np.int16)
         weights = np.zeros((count, LENGTH), np.float16)
         pieces: list[str] = []
@@ -109,14 +111,14 @@ class Sequences:
                 return drawn
 
     def _drill(self, fewest: int, most: int) -> tuple[list[int], list[float]]:
-        """The facts without the header, then again and again in other orders: the name is all that tells the thing.
+        """The facts without the header, repeated in other orders: only the name determines the thing.
 
-        Nothing else is asked and little stands before a fact, so the look-up is learned in a fraction of the steps.
+        Nothing else is asked and little precedes a fact, so the look-up is learned in a fraction of the steps.
         """
         drawn = self._draw(fewest, most)
         tokens = self.openings[drawn.relation.group][:]
         weights = [PROMPT_WEIGHT] * len(tokens)
-        again = PROMPT_WEIGHT  # what a thing weighs: at first it cannot be known
+        again = PROMPT_WEIGHT  # weight of a thing: the first time it cannot be known
         while len(tokens) < LENGTH:
             for name, thing in self.rng.sample(drawn.facts, len(drawn.facts)):
                 tokens += (self.words[name], self.words[thing], self.stop)
@@ -125,7 +127,7 @@ class Sequences:
         return tokens[:LENGTH], weights[:LENGTH]
 
     def _conversation(self, fewest: int, most: int) -> list[str]:
-        """Three questions with options; a fact may be asked twice, so that having been asked says nothing."""
+        """Three questions with options; a fact may be asked twice, so that having been asked carries no information."""
         drawn = self._draw(fewest, most)
         parts = []
         for turn, about in enumerate(self.rng.choices(range(len(drawn.facts)), k=3)):
@@ -146,7 +148,7 @@ def _produce(tokenizer_json: str, seed: int, stage: Any, queue: Any) -> None:
 
 def losses_of(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The training loss, and the mean loss of an answer's tokens."""
-    # The model's own forward builds a mask under torch.compile (torch < 2.14), which rules flash attention out;
+    # The model's own forward builds a mask under torch.compile (torch < 2.14), which rules out flash attention;
     # the padding is at the end, so causal attention needs none.
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
         hidden = model.model.embed_tokens(ids)
@@ -163,7 +165,7 @@ def losses_of(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor)
 def greedy_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int) -> tuple[float, float]:
     """Accuracy at temperature 0 on the first ``count`` built-in questions, with the chat template, as a server asks them.
 
-    Also the share of answers that state the right fact: says which of the two look-ups is missing.
+    Also the share of answers that state the right fact, which shows which of the two look-ups is missing.
     """
     asked = list(itertools.islice(questions(), count))
     prompts = [
@@ -205,11 +207,11 @@ def main() -> None:
     )  # fmt: skip
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    torch.set_num_threads(1)  # more would spin on the cores that the workers need
+    torch.set_num_threads(1)  # more threads would spin on the cores that the workers need
     model = LlamaForCausalLM(config).cuda()
     with torch.no_grad():
-        # A direction that all tokens share. Llama has no bias in its projections, so without one no head can attend by position
-        # alone, such as to the token before, which is the first half of a look-up: 20,000 steps did not find it.
+        # A direction that all tokens share. Llama has no bias in its projections, so without it no head can attend by position
+        # alone, for instance to the previous token, the first half of a look-up: 20,000 steps did not learn it.
         embedding = model.model.embed_tokens.weight
         embedding += config.initializer_range * torch.randn(config.hidden_size, device=embedding.device)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}", flush=True)

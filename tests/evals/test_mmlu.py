@@ -173,7 +173,7 @@ def test_a_missing_file_is_named(
 
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "set.jsonl").write_text("{}")
-    assert "is not a kind of file" in failure(tmp_path / "set.jsonl")
+    assert "has an unsupported file type" in failure(tmp_path / "set.jsonl")
 
 
 def test_a_damaged_parquet_is_refused(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     [
         ("Question,A,B,C,Answer", "D, Subject missing"),
         ("question,a,b,c,d,answer,subject", "Question, A, B, C, D, Answer, Subject missing"),
-        (HEADER + ",A", "A missing or there more than once"),
+        (HEADER + ",A", "A missing or duplicated"),
     ],
 )
 def test_missing_columns_are_named(header: str, missing: str, tmp_path: Path) -> None:
