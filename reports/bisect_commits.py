@@ -1,4 +1,4 @@
-"""``report.html`` and ``report.json`` of a commit bisection: the commit, the error profile by commit, and every probe."""
+"""``report.html`` and ``report.json`` of a commit bisection: the commit, the error by commit, and every probe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from assay.harness.bisect.commits import ui
-from assay.harness.bisect.commits.state import Folder, Probe, Result, State
+from assay.harness.bisect.commits.state import BisectFolder, BisectResult, BisectState, CommitProbe
 from assay.harness.files import write_whole
 from assay.harness.verdict import Verdict
 from assay.reports import charts
@@ -35,12 +35,12 @@ from assay.reports.svg import (
 HTML, JSON = "report.html", "report.json"
 COLOURS = {"good": "chart-right", "bad": "chart-forbidden", "skip": "chart-muted"}
 SHAPES: dict[str, Shape] = {"good": "circle", "bad": "diamond", "skip": "cross"}
-HEADINGS = {"found": "Found", "hidden": "Not told apart", "lost": "Too flaky"}
-CLASSES: dict[str, Verdict] = {"found": "pass", "hidden": "inconclusive", "lost": "inconclusive"}
+HEADINGS = {"found": "Found", "ambiguous": "Ambiguous", "flaky": "Too flaky"}
+CLASSES: dict[str, Verdict] = {"found": "pass", "ambiguous": "inconclusive", "flaky": "inconclusive"}
 
 
-def write_reports(state: State, folder: Folder) -> Path:
-    """Write ``report.json`` (the whole state) and ``report.html`` into a bisection's folder.
+def write_reports(state: BisectState, folder: BisectFolder) -> Path:
+    """Write ``report.json`` (the complete state) and ``report.html`` into a bisection's folder.
 
     Returns:
         The path of the page.
@@ -55,22 +55,22 @@ def write_reports(state: State, folder: Folder) -> Path:
     return page
 
 
-def to_html(state: State) -> str:
-    """The page of a bisection that has a result.
+def to_html(state: BisectState) -> str:
+    """Render a bisection that has a result.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the bisection has no result.
     """
     result = state.result
     if result is None:
-        raise ValueError("the bisection has no result yet; expected one that was run to its end")
+        raise ValueError("the bisection has no result yet; expected one that has ended")
     return to_page(
         "bisect_commits.html.jinja",
-        CLASSES[result.verdict],
+        CLASSES[result.outcome],
         state=state,
         spec=state.spec,
         result=result,
-        heading=HEADINGS[result.verdict],
+        heading=HEADINGS[result.outcome],
         headline=ui.headline(state, result),
         newly=ui.newly(result),
         effort=ui.effort(state, result),
@@ -80,14 +80,14 @@ def to_html(state: State) -> str:
     )
 
 
-def error_chart(state: State, result: Result) -> str:
-    """Worst own error by commit, as a multiple of its limit, on a log scale; the named commit as a line.
+def error_chart(state: BisectState, result: BisectResult) -> str:
+    """Worst own error by commit, as a multiple of its limit, on a log scale; a vertical line marks the named commit.
 
-    A probe without a number (it was skipped, raised, or was judged by accuracy) stands at the edge of its verdict: good and
-    skipped at the lower one, bad at the upper one, as does an error that is not finite.
+    A probe without a number (skipped, raised, or classified by accuracy) is drawn at the edge: bad at the top, good and skipped at
+    the bottom. An error that is not finite is drawn at the top.
 
     Returns:
-        An ``<svg>`` element; an empty string where nothing was probed.
+        An ``<svg>`` element; an empty string if nothing was probed.
     """
     place = {one.commit: i for i, one in enumerate(state.history, start=1)} | {state.spec.good: 0}
     if not state.probes:
@@ -95,7 +95,7 @@ def error_chart(state: State, result: Result) -> str:
     known = [p.worst for p in state.probes if p.worst is not None and 0 < p.worst < math.inf]
     low, high = min([0.5, *known]) / 2, max([2.0, *known]) * 2
 
-    def height(probe: Probe) -> float:
+    def height(probe: CommitProbe) -> float:
         if probe.worst is None or not math.isfinite(probe.worst):
             return high if probe.outcome == "bad" else low
         return max(probe.worst, low)
@@ -108,7 +108,7 @@ def error_chart(state: State, result: Result) -> str:
     parts += log_axis_beside(x, y)
     parts += [line(x.start, y(1.0), x.stop, y(1.0), FORBIDDEN, 1.5, stroke_dasharray="4 3")]
     parts += [text("error / limit", x.stop, y.stop - 14, "end")]
-    if result.verdict != "lost":
+    if result.outcome != "flaky":
         spots = [x(place[commit]) for commit in result.candidates]
         parts += [line(at, y.start, at, y.stop, PALETTE["chart-candidate"], 2, stroke_opacity=0.6) for at in spots]
     parts += [

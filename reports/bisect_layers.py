@@ -1,4 +1,4 @@
-"""A layer bisect on the terminal: the layers that must run the reference, each probe, and the finding in words."""
+"""A layer bisect on the terminal: every probe, the layers that must run the reference, and the finding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from assay.harness.text import one_line
 
 
 def render_layers(result: LayerBisect, console: Console) -> None:
-    """Print the probes as a table, then the verdict, and the finding with the command that shows it again."""
-    right = "answers right" if result.by == "answers" else "texts as the reference's"
+    """Print the probes as a table, then the outcome, and the finding with the command that reproduces it."""
+    right = "answers right" if result.by == "answers" else "texts identical to the reference's"
     sets = len({probe.candidate for probe in result.probes})
     title = f"Layer bisect by {result.by}: {len(result.probes)} probes of {sets} sets over {len(result.layers)} layers"
     table = Table(title=title)
@@ -38,18 +38,18 @@ def render_layers(result: LayerBisect, console: Console) -> None:
             f"[{style}]{probe.outcome}[/]",
         )
     lines = [
-        f"Judged by {result.by} ({result.by_why}); the reference alone: {result.reference_right} of {result.prompts}."
+        f"SetComparison by {result.by} ({result.by_why}); the reference alone: {result.reference_right} of {result.prompts}."
     ]
     if result.probes:
         console.print(table)
-        repeats = f"sets are asked until alpha = {result.alpha:g} is kept" if result.noise else "each set is asked once"
+        repeats = f"sets are asked until alpha = {result.alpha:g} is met" if result.noise else "each set is asked once"
         lines.append(
             f"Asked twice, {result.floor} texts of the reference differ and {result.candidate_floor} of the candidate, "
             f"and {result.flips} flip between right and wrong: {repeats}."
         )
     lines.append(f"The candidate computes {' and '.join(result.phases)}.")
-    verdict = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
-    lines.append(f"{verdict[result.verdict]}: {result.why}")
+    heading = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
+    lines.append(f"{heading[result.outcome]}: {result.why}")
     for line in lines:
         _print(console, line)
     for finding in result.findings:

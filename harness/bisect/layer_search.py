@@ -1,16 +1,16 @@
-"""Which layers must run the reference for a task to be right again: the search. No server, no clock; it asks a probe.
+"""Which layers must run the reference for a task to be right again: the search. No server, no clock; it calls a probe.
 
-A probe is asked with the set of layers that run the candidate, all others running the reference. Sought is a set R of layers such
-that the task is right with the candidate everywhere but in R, and wrong again as soon as any one layer of R is put back.
+A probe receives the set of layers that run the candidate; all others run the reference. The search looks for a set R of layers
+such that the task is right with the candidate everywhere but in R, and wrong again as soon as any one layer of R is put back.
 
-- *Re-checks*: the task must be right with no layer substituted (else it is too noisy to tell anything), and wrong with all (else
-  there is nothing to find).
+- *Sanity checks*: the task must be right with no layer substituted (else it is too noisy to decide anything), and wrong with all
+  of them (else there is nothing to find).
 - *Monotone answers* (one more layer of the candidate never makes a wrong task right): a set of layers that are right together
-  grows from the front; the first layer that turns it wrong is found by bisection and must run the reference; and so on behind
-  it. Later layers are looked for in steps that begin at the last distance and double (galloping, Bentley & Yao, An almost optimal
+  grows from the front; bisection finds the first layer that turns it wrong, which must run the reference; and so on behind it.
+  Later layers are searched for in steps that start at the last distance and double (galloping, Bentley & Yao, An almost optimal
   algorithm for unbounded searching, Information Processing Letters 5, 82-87 (1976)), so that k of n layers cost about
   k log2(n / k) probes, and n of n about n.
-- *Answers that are not monotone* (errors that cancel) show by a wrong set within a right one, which is so if a layer of R proves
+- *Non-monotone answers* (errors that cancel) show as a wrong set within a right one, which is the case if a layer of R turns out
   not to be needed. Then R is reduced by ddmin (Zeller & Hildebrandt, Simplifying and isolating failure-inducing input, IEEE
   Transactions on Software Engineering 28, 183-200 (2002)), which assumes nothing.
 """
@@ -26,24 +26,24 @@ from typing import Literal
 
 from scipy.stats import binom
 
-Probe = Callable[[frozenset[int]], bool]
-"""Takes the layers that run the candidate; says whether the task is right. May err, see `lead_needed`."""
+ProbeFunction = Callable[[frozenset[int]], bool]
+"""Receives the layers that run the candidate; returns whether the task is right. May be wrong, see `lead_needed`."""
 SearchOutcome = Literal["found", "nothing", "inconclusive"]
 
-MOST_EXPLAINED = 4
-"""With more layers to restore than these, none is asked alone, and no partners are looked for: that would double the probes."""
-MOST_PARTNERS = 3
-"""Layers that it may take besides one to be wrong; a sum of small errors over more layers is said to be one."""
+MAX_EXPLAINED_LAYERS = 4
+"""If more layers must be restored, none is probed alone and no partners are searched for: that would double the probes."""
+MAX_PARTNERS = 3
+"""Maximum number of partners a layer may need to be wrong; beyond that the cause is reported as a sum of small errors."""
 
 
 @dataclass(frozen=True)
-class LayersTried:
-    """A set that was probed, and what the probe said, each time that it was asked.
+class ProbedSet:
+    """A set that was probed, and the answers.
 
     Attributes:
         candidate: layers that ran the candidate.
-        right: times that the task was right.
-        wrong: times that it was not.
+        right: number of times the task was right.
+        wrong: number of times it was not.
     """
 
     candidate: frozenset[int]
@@ -52,13 +52,13 @@ class LayersTried:
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredLayer:
     """A layer that must run the reference.
 
     Attributes:
         layer: its number.
-        alone: whether the task is wrong with the candidate in this layer only; None where that was not asked.
-        partners: if not alone: other layers, with which together it is wrong; empty where more than `MOST_PARTNERS` are needed.
+        alone: whether the task is wrong with the candidate in this layer only; None if that was not probed.
+        partners: if not alone: other layers with which it is wrong; empty if more than `MAX_PARTNERS` are needed.
     """
 
     layer: int
@@ -67,43 +67,43 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class Search:
-    """What a search came to.
+class SearchResult:
+    """The result of a search.
 
     Attributes:
-        verdict: "found" (there are layers that must run the reference), "nothing" (it does not fail even with all layers), or
-            "inconclusive".
+        outcome: "found" (there are layers that must run the reference), "nothing" (the task is right even with the candidate in all
+            layers), or "inconclusive".
         why: one sentence.
         restored: layers that must run the reference, in order; empty unless found.
-        monotone: whether no answer contradicted that more layers of the candidate are never better.
-        asked: every set that was probed, in order; none twice.
+        monotone: whether all answers agree with "more layers of the candidate are never better".
+        probed: every set that was probed, in order and without repetition.
     """
 
-    verdict: SearchOutcome
+    outcome: SearchOutcome
     why: str
-    restored: tuple[Restored, ...]
+    restored: tuple[RestoredLayer, ...]
     monotone: bool
-    asked: tuple[LayersTried, ...]
+    probed: tuple[ProbedSet, ...]
 
     @property
     def probes(self) -> int:
-        """Times that the probe was asked, repeats counted."""
-        return sum(one.right + one.wrong for one in self.asked)
+        """Number of probes, including repeats."""
+        return sum(one.right + one.wrong for one in self.probed)
 
 
 def lead_needed(noise: float, error: float) -> int:
-    """By how many answers one outcome must lead to be taken: Wald's sequential test of two simple hypotheses.
+    """The lead in answers that decides an outcome: Wald's sequential test of two simple hypotheses.
 
-    Let each answer be false with probability at most e < 1/2, independently. One answer changes the log likelihood ratio of "right"
-    against "wrong" by log((1 - e) / e), up or down. So the ratio depends on the lead alone, and the lead is a random walk: it meets
-    -m before m, against the truth, with probability 1 / (1 + ((1 - e) / e)^m) (the gambler's ruin). That is at most `error` for
-    m >= log((1 - error) / error) / log((1 - e) / e). The expected number of answers is at most m / (1 - 2 e).
+    Let each answer be wrong with probability at most e < 1/2, independently. One answer changes the log likelihood ratio of "right"
+    against "wrong" by log((1 - e) / e), up or down. The ratio therefore depends on the lead alone, and the lead is a random walk:
+    it reaches -m before m, against the truth, with probability 1 / (1 + ((1 - e) / e)^m) (the gambler's ruin). That is at most
+    `error` for m >= log((1 - error) / error) / log((1 - e) / e). The expected number of answers is at most m / (1 - 2 e).
 
     Source: Wald, Sequential tests of statistical hypotheses, Annals of Mathematical Statistics 16, 117-186 (1945).
 
     Args:
-        noise: e; where it is 0 one answer is enough.
-        error: probability with which the outcome that is taken may be false.
+        noise: e; if it is 0, one answer is enough.
+        error: probability with which the decided outcome may be wrong.
 
     Raises:
         ValueError: `noise` is not in [0, 0.5), or `error` not in (0, 0.5).
@@ -116,11 +116,12 @@ def lead_needed(noise: float, error: float) -> int:
 
 
 @cache
-def most_answers(noise: float, error: float) -> int:
-    """The number of answers by which the lead is there with probability ``1 - error``, if `noise` is what it is said to be.
+def max_answers(noise: float, error: float) -> int:
+    """The number of answers that suffice for the lead with probability ``1 - error``, if `noise` is right.
 
-    The walk has not ended after N answers only if fewer than (N + m) / 2 of them are true: a binomial tail. More answers without
-    the lead show, at level `error`, that the noise is greater, or that the set is on the edge between right and wrong.
+    The walk is still undecided after N answers only if fewer than (N + m) / 2 of them are true: a binomial tail. More answers
+    without the lead show, at level `error`, that the noise is greater or that the set is on the edge between right and wrong.
+
     """
     lead = lead_needed(noise, error)
     answers = lead
@@ -133,16 +134,16 @@ class _Undecided(Exception):
     pass
 
 
-class _Answers:
-    """Answers by set: no set is probed twice, but for the repeats that the noise asks for."""
+class _AnswerCache:
+    """Answers by set. No set is probed twice, except for the repeats that noise requires."""
 
-    def __init__(self, probe: Probe, noise: float, alpha: float) -> None:
+    def __init__(self, probe: ProbeFunction, noise: float, alpha: float) -> None:
         self._probe, self._noise, self._alpha = probe, noise, alpha
         self._known: dict[frozenset[int], bool] = {}
-        self.asked: list[LayersTried] = []
+        self.probed: list[ProbedSet] = []
 
     def right(self, candidate: Collection[int]) -> bool:
-        """Whether the task is right with the candidate in these layers. Raises _Undecided if it cannot be told."""
+        """Whether the task is right with the candidate in these layers. Raises _Undecided if that cannot be decided."""
         key = frozenset(candidate)
         if key not in self._known:
             self._known[key] = self._ask(key)
@@ -153,90 +154,90 @@ class _Answers:
         return frozenset(candidate) in self._known
 
     def _ask(self, key: frozenset[int]) -> bool:
-        number = len(self.asked) + 1
-        # Shares of alpha that add up to alpha over any number of sets: 1/2 + 1/6 + 1/12 + ... = 1.
+        number = len(self.probed) + 1
+        # Shares that sum to alpha over any number of sets: 1/2 + 1/6 + 1/12 + ... = 1.
         error = self._alpha / (number * (number + 1))
-        lead, most = lead_needed(self._noise, error), most_answers(self._noise, error)
+        lead, most = lead_needed(self._noise, error), max_answers(self._noise, error)
         right = wrong = 0
         while abs(right - wrong) < lead and right + wrong < most:
             if self._probe(key):
                 right += 1
             else:
                 wrong += 1
-        self.asked.append(LayersTried(key, right, wrong))
+        self.probed.append(ProbedSet(key, right, wrong))
         if abs(right - wrong) < lead:
             raise _Undecided(
-                f"With the candidate in layers {spans(key)} the task was right {right} times and wrong {wrong} times: more "
-                f"noise than the {self._noise:.0%} that the floor explains, or just on the edge."
+                f"With the candidate in layers {spans(key)} the task was right {right} times and wrong {wrong} times: either the "
+                f"noise exceeds the {self._noise:.0%} that the floor explains, or the set is on the edge."
             )
         return right > wrong
 
     @property
     def monotone(self) -> bool:
-        """Whether no wrong set lies within a right one."""
+        """Whether no wrong set is a subset of a right one."""
         right = [key for key, answer in self._known.items() if answer]
         return not any(key < other for key, answer in self._known.items() if not answer for other in right)
 
 
-def find_layers(layers: Sequence[int], probe: Probe, noise: float = 0.0, alpha: float = 0.05) -> Search:
+def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha: float) -> SearchResult:
     """Find layers that must run the reference for the task to be right.
 
     Args:
         layers: all layers, in the order of the model.
-        probe: is asked with the layers that run the candidate.
-        noise: probability with which one answer of the probe may be false; 0 where the floor was measured to be identical.
-        alpha: probability with which any set's outcome may be false, over the whole search.
+        probe: receives the layers that run the candidate.
+        noise: probability that one answer of the probe is wrong; 0 if the floor was measured to be identical.
+        alpha: probability with which any set's outcome may be wrong, over the complete search.
 
     Returns:
-        The layers, each needed: put back alone, it makes the task wrong again. Another set of layers may do as well where layers
-        are only wrong together.
+        The layers, each needed: put back alone, it makes the task wrong again. Another set may work as well if layers are
+        only wrong together.
 
     Raises:
-        ValueError: no layer, a layer twice, or `noise` or `alpha` out of range.
+        ValueError: there is no layer, a layer is repeated, or `noise` or `alpha` out of range.
     """
     if not layers or len(set(layers)) < len(layers):
-        raise ValueError(f"the layers {list(layers)}; expected at least one, and none twice")
+        raise ValueError(f"the layers {list(layers)}; expected at least one, without repetition")
     lead_needed(noise, alpha)
-    answers = _Answers(probe, noise, alpha)
+    answers = _AnswerCache(probe, noise, alpha)
     try:
         if not answers.right(()):
-            why = "With no layer substituted the task fails too: the workload is too noisy to tell anything."
-            return Search("inconclusive", why, (), True, tuple(answers.asked))
+            why = "With no layer substituted the task fails too: the workload is too noisy to decide anything."
+            return SearchResult("inconclusive", why, (), True, tuple(answers.probed))
         if answers.right(layers):
-            why = f"The task does not fail even with the candidate in all {len(layers)} layers."
-            return Search("nothing", why, (), True, tuple(answers.asked))
+            why = f"The task is right even with the candidate in all {len(layers)} layers."
+            return SearchResult("nothing", why, (), True, tuple(answers.probed))
         restored = _restore(layers, answers)
         monotone = answers.monotone
         found = _explain(layers, restored, answers)
     except _Undecided as undecided:
-        return Search("inconclusive", str(undecided), (), answers.monotone, tuple(answers.asked))
-    why = f"With the reference in {_count(restored)} the task is right, with the candidate in all the others"
-    why += f"; with the candidate in any one of {spans(restored)} besides, it is wrong." if len(restored) > 1 else "."
-    return Search("found", why, found, monotone and answers.monotone, tuple(answers.asked))
+        return SearchResult("inconclusive", str(undecided), (), answers.monotone, tuple(answers.probed))
+    why = f"The task is right with the reference in {_count(restored)} and the candidate in all others"
+    why += f"; with the candidate in any one of {spans(restored)} as well, it is wrong." if len(restored) > 1 else "."
+    return SearchResult("found", why, found, monotone and answers.monotone, tuple(answers.probed))
 
 
-def _restore(layers: Sequence[int], answers: _Answers) -> list[int]:
+def _restore(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
     restored = _grow(layers, answers)
     kept = set(layers) - set(restored)
-    # Every wrong set so far holds a restored layer, so one that is not needed is how answers that are not monotone show.
+    # Every wrong set so far contains a restored layer, so a restored layer that is not needed reveals non-monotone answers.
     if any(answers.right(kept | {layer}) for layer in restored):
         return ddmin(restored, lambda some: answers.right(set(layers) - set(some)))
     return restored
 
 
-def _grow(layers: Sequence[int], answers: _Answers) -> list[int]:
-    """The layers left over when a set that is right takes up all that it can, from the front."""
+def _grow(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
+    """The layers that are left when a right set takes up as many as it can, from the front."""
     kept: set[int] = set()
     restored: list[int] = []
     at, gap, end = 0, 0, len(layers)
     while at < end:
-        # `low` layers from `at` are right with what is kept; `high` are wrong, or one more than there are.
+        # With `low` layers from `at` the kept set is right; with `high` it is wrong, or `high` is one more than there are.
         low, high = at, end + 1
 
         def right(to: int, kept: set[int] = kept, at: int = at) -> bool:
             return answers.right(kept.union(layers[at:to]))
 
-        # The whole rest is tried after 0, 1, 2, 4, 8, ... finds: one layer costs one probe more, many cost log n more.
+        # All remaining layers are tried after 0, 1, 2, 4, 8, ... finds: one layer costs one extra probe, many cost log n.
         if len(restored) & (len(restored) - 1) == 0:
             low, high = (end, high) if right(end) else (low, end)
         step = max(1, gap)
@@ -254,23 +255,23 @@ def _grow(layers: Sequence[int], answers: _Answers) -> list[int]:
     return restored
 
 
-def _explain(layers: Sequence[int], restored: Sequence[int], answers: _Answers) -> tuple[Restored, ...]:
-    """Which of the restored layers are wrong alone, and together with which others those are that are not."""
+def _explain(layers: Sequence[int], restored: Sequence[int], answers: _AnswerCache) -> tuple[RestoredLayer, ...]:
+    """Which of the restored layers are wrong alone, and for the others, which layers they are wrong together with."""
     kept = [layer for layer in layers if layer not in restored]
     explained = []
     for layer in restored:
-        few = len(restored) <= MOST_EXPLAINED
+        few = len(restored) <= MAX_EXPLAINED_LAYERS
         alone = not answers.right({layer}) if few or answers.knows({layer}) else None
         partners = _partners(layer, kept, answers) if few and not alone else ()
-        explained.append(Restored(layer, alone, partners))
+        explained.append(RestoredLayer(layer, alone, partners))
     return tuple(explained)
 
 
-def _partners(layer: int, kept: Sequence[int], answers: _Answers) -> tuple[int, ...]:
-    """Few of the kept layers with which together a layer is wrong, though not alone; empty if it takes too many."""
+def _partners(layer: int, kept: Sequence[int], answers: _AnswerCache) -> tuple[int, ...]:
+    """A few of the kept layers that make a layer wrong which is right alone; empty if it takes too many."""
     found: list[int] = []
     while answers.right({layer, *found}):
-        if len(found) == MOST_PARTNERS:
+        if len(found) == MAX_PARTNERS:
             return ()
         low, high = 0, len(kept)  # with so many from the front it is right, and wrong
         while high - low > 1:
@@ -282,11 +283,11 @@ def _partners(layer: int, kept: Sequence[int], answers: _Answers) -> tuple[int, 
 
 
 def ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list[int]:
-    """Reduce `items` to some for which `holds` is still true, and false if any one of them is left out.
+    """Reduce `items` to a subset for which `holds` is true, and false if any one of its items is removed.
 
     Args:
-        items: for which `holds` is true, as it is not for none of them.
-        holds: a property of some of them; need not be monotone.
+        items: `holds` is true for all of them and false for none.
+        holds: a property of a subset; need not be monotone.
 
     Source: Zeller & Hildebrandt (2002), figure 3.
     """
@@ -310,7 +311,7 @@ def ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list[
 
 
 def spans(layers: Collection[int]) -> str:
-    """Layers in short, such as "0-7, 12"; "none" for none."""
+    """Layers in short form, such as "0-7, 12"; "none" if empty."""
     ordered = sorted(layers)
     starts = [layer for layer in ordered if layer - 1 not in set(ordered)]
     stops = [layer for layer in ordered if layer + 1 not in set(ordered)]

@@ -7,11 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console
-from assay.harness.cli.flags import SERVER_FLAGS, Config, spec_flags
-from assay.harness.config import make_spec
-from assay.harness.errors import UsageError
+from assay.harness.cli.flags import SERVER_FLAGS, Config, instrumented_spec, spec_flags
 
 bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
 app.add_typer(bisect_app, name="bisect")
@@ -36,19 +33,10 @@ def layers(
     from assay.harness.bisect.layer_probes import bisect_layers
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import default_folder
-    from assay.harness.engines.backend import Backend
     from assay.harness.progress import ProgressDisplay
     from assay.reports.bisect_layers import render_layers
 
-    interpret_without_gpu()
-    spec = make_spec(flags | {"questions": questions, "greedy_prompts": 0}, config)
-    for name, backend in (("--reference", spec.reference), ("--candidate", spec.candidate)):
-        if Backend.parse(backend).is_url:
-            raise UsageError(
-                f"{name} is the URL {backend}.",
-                "a backend or kernel that assay starts itself",
-                "name one; see assay backends",
-            )
+    spec = instrumented_spec(flags | {"questions": questions, "greedy_prompts": 0}, config)
     plan = prepare(spec)
     folder = out or default_folder(spec)
     with ProgressDisplay(console) as display:

@@ -23,7 +23,6 @@ from assay.harness.bisect.commits.state import (
 from assay.harness.verdict import Finding
 from assay.reports.bisect_commits import error_chart, to_html, write_reports
 from assay.reports.svg import PALETTE
-from assay.reports.svg import PALETTE
 
 HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
 
@@ -43,7 +42,7 @@ def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
         parents=(HASHES[10],),
     )  # fmt: skip
     finding = Finding(
-        id="no mask",
+        id="mask-missing",
         title="no mask",
         severity="serious",
         where="layer 0",

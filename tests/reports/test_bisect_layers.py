@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from assay.harness.bisect.layer_search import Restored
+from assay.harness.bisect.layer_search import RestoredLayer
 from assay.harness.bisect.layer_task import LayerBisect, ProbeRecord
 from assay.harness.verdict import Finding
 from assay.reports.bisect_layers import render_layers
@@ -21,10 +21,10 @@ FINDING = Finding(
     evidence=("layer 12: wrong alone",), reproduce="assay bisect layers --candidate=[red]mine",
 )  # fmt: skip
 FOUND = LayerBisect(
-    verdict="found", why="With the reference in layer 12 the task is right.", reference="triton", candidate="[red]mine",
+    outcome="found", why="With the reference in layer 12 the task is right.", reference="triton", candidate="[red]mine",
     model="tiny", device="cpu", engine="SGLang", phases=("extend",), layers=(0, 1, 2, 3, 12), prompts=32, by="answers",
     by_why="the reference is right on 32 of 32 questions", reference_right=32, floor=0, candidate_floor=0, flips=0,
-    noise=0.0, alpha=0.05, restored=(Restored(12, True),), monotone=True, probes=PROBES,
+    noise=0.0, alpha=0.05, restored=(RestoredLayer(12, True),), monotone=True, probes=PROBES,
     findings=(FINDING,), reproduce=FINDING.reproduce, seconds=9.0,
 )  # fmt: skip
 
@@ -51,14 +51,14 @@ def test_the_finding_and_how_to_see_it_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "says"), [("nothing", "No layer needs the reference: "), ("inconclusive", "No verdict: ")]
+    ("outcome", "says"), [("nothing", "No layer needs the reference: "), ("inconclusive", "No verdict: ")]
 )
-def test_what_was_not_found_is_said_plainly(verdict: str, says: str) -> None:
-    text = shown(FOUND.model_copy(update={"verdict": verdict, "findings": (), "probes": ()}))
+def test_what_was_not_found_is_said_plainly(outcome: str, says: str) -> None:
+    text = shown(FOUND.model_copy(update={"outcome": outcome, "findings": (), "probes": ()}))
     assert says in text
     assert "serious" not in text
     assert "outcome" not in text, "no table of no probes"
 
 
 def test_repeats_are_said() -> None:
-    assert "sets are asked until alpha = 0.05 is kept" in shown(FOUND.model_copy(update={"noise": 0.05}))
+    assert "sets are asked until alpha = 0.05 is met" in shown(FOUND.model_copy(update={"noise": 0.05}))

@@ -1,4 +1,4 @@
-"""Probing a commit: check it out, build it, and measure it in a process of its own, or by a whole ``assay run``."""
+"""Probing a commit: check it out, build it, and measure it in a process of its own or with an ``assay run``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from pydantic import ValidationError
 
 from assay.harness.bisect.commits import probe
 from assay.harness.bisect.commits.repo import Worktree
-from assay.harness.bisect.commits.state import Measurement, Spec
+from assay.harness.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import AssayError, ExitCode, UsageError
 
-PRELOADED = ["torch", "assay.harness.cli", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
-"""What the process that probes are forked from imports; what is not installed is left out."""
-NOT_FOUND = (126, 127)
+PRELOADED_MODULES = ["torch", "assay.harness.cli", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
+"""Imported by the process that probes are forked from; modules that are not installed are skipped."""
+COMMAND_NOT_FOUND = (126, 127)
 ABORT = 128
-"""Exit codes of a build from here on are the environment's, as for ``git bisect run``."""
+"""Exit codes from here on blame the environment, as for ``git bisect run``."""
 GRACE_S = 30.0
 
 
 class BrokenEnvironment(AssayError):
-    """The machine is at fault, not a commit. Exit code 3; 128 for ``git bisect run``."""
+    """The machine is at fault, not a commit. Exit code 3; 128 under ``git bisect run``."""
 
 
 class Prober(Protocol):
@@ -45,35 +45,35 @@ class Prober(Protocol):
 
         Args:
             commit: its hash.
-            log: what is printed goes here.
-            name_bug: whether to look for a hypothesis that fits.
+            log: file that output is appended to.
+            name_bug: look for a hypothesis that fits.
 
         Raises:
-            BrokenEnvironment: it cannot be probed, for no fault of the commit.
+            BrokenEnvironment: the commit cannot be probed through no fault of its own.
         """
 
 
 class Builder:
-    """Makes a worktree that of a commit, and builds it."""
+    """Checks commits out into a worktree and builds them."""
 
-    def __init__(self, spec: Spec, tree: Worktree) -> None:
+    def __init__(self, spec: BisectSpec, tree: Worktree) -> None:
         self._spec, self._tree = spec, tree
 
     def build(self, commit: str, log: Path) -> tuple[str, float]:
         """Check a commit out and build it.
 
         Returns:
-            Why it does not build, empty if it does; and the seconds that building took.
+            The reason why it does not build, empty if it does; and the build time in seconds.
         """
         self._tree.checkout(commit, self._spec.keep_build)
         return run_build(self._spec.build, self._tree.path, self._spec.build_timeout, log)
 
 
 def run_build(command: str, folder: Path, timeout: float, log: Path) -> tuple[str, float]:
-    """Run a build command in a folder; why it failed, empty if it did not, and its seconds.
+    """Run a build command in a folder; return the reason for a failure (empty if none) and the build time in seconds.
 
     Raises:
-        BrokenEnvironment: it exited with 128 or more, which says so by git's convention.
+        BrokenEnvironment: the exit code was 128 or more, by git's convention a broken environment.
     """
     if not command:
         return "", 0.0
@@ -81,14 +81,14 @@ def run_build(command: str, folder: Path, timeout: float, log: Path) -> tuple[st
     code = run_command(["/bin/sh", "-c", command], folder, {}, timeout, log)
     seconds = time.monotonic() - begun
     if code is None:
-        return f"the build did not end within {timeout:.0f} s", seconds
+        return f"the build did not finish within {timeout:.0f} s", seconds
     if code >= ABORT:
         raise BrokenEnvironment(
             f"the build command exited with {code}: {tail(log)}",
-            "0 for built, 1 to 127 for a commit that does not build",
-            "mend the environment; the same command then goes on",
+            "exit code 0 if it built, 1 to 127 if the commit does not build",
+            "fix the environment; the same command then resumes",
         )
-    if code in NOT_FOUND:
+    if code in COMMAND_NOT_FOUND:
         return f"the build command was not found (exit code {code}): {tail(log)}", seconds
     return (f"the build exited with {code}: {tail(log)}" if code else ""), seconds
 
@@ -96,10 +96,10 @@ def run_build(command: str, folder: Path, timeout: float, log: Path) -> tuple[st
 def run_command(
     command: list[str], folder: Path, environment: dict[str, str], timeout: float, log: Path, gently: bool = False
 ) -> int | None:
-    """Run a command in a session of its own, its output appended to a log, and leave nothing of it running.
+    """Run a command in its own session, append its output to a log, and leave none of its processes running.
 
     Returns:
-        Its exit code, 128 + n for a signal n; None if it did not end in time.
+        Its exit code, 128 + n for a signal n; None if it timed out.
     """
     with log.open("ab") as out:
         process = subprocess.Popen(
@@ -122,42 +122,44 @@ def run_command(
 
 
 def tail(log: Path, most: int = 200) -> str:
-    """The last words of a log, on one line."""
+    """The end of a log, on one line."""
     with suppress(OSError):
         return " ".join(log.read_text(errors="replace")[-4 * most :].split())[-most:] or "it printed nothing"
     return "it printed nothing"
 
 
 class Forks:
-    """Fresh processes, forked from one that has imported torch and assay, and no kernel."""
+    """Fresh processes, forked from one that has imported torch and assay but no kernel."""
 
     def __init__(self) -> None:
-        # Whether there is a GPU must not be asked in a way that keeps forked processes from using it.
+        # Ask NVML whether there is a GPU: initialising CUDA here would keep forked processes from using it.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
-        with _environment(PYTHONSAFEPATH="1"):  # what it imports must not come from the working directory
+        self._context.set_forkserver_preload(PRELOADED_MODULES)
+        with _environment(PYTHONSAFEPATH="1"):  # never import from the working directory
             forkserver.ensure_running()
 
     def run(self, task: probe.Task, timeout: float) -> Measurement:
-        """Do a task in a fresh process.
+        """Run a task in a fresh process.
 
         Raises:
-            BrokenEnvironment: no process can be started, or it did not write its result although it ended well.
+            BrokenEnvironment: no process can be started, or it ended normally without writing its result.
         """
         task.result.unlink(missing_ok=True)
         process = self._context.Process(target=probe.main, args=(task,))
         try:
             process.start()
         except (OSError, EOFError, RuntimeError) as error:
-            raise BrokenEnvironment(f"no process can be started: {error}.", "room for one more", "free some") from error
+            raise BrokenEnvironment(
+                f"no process can be started: {error}.", "enough memory and free process ids", "free some"
+            ) from error
         try:
             process.join(timeout)
             late = process.is_alive()
         finally:
             _end(process)
         if late:
-            return Measurement(status="died", reason=f"it did not end within {timeout:.0f} s")
+            return Measurement(status="died", reason=f"it did not finish within {timeout:.0f} s")
         try:
             return Measurement.model_validate_json(task.result.read_text())
         except (OSError, ValidationError):
@@ -168,7 +170,7 @@ class Forks:
         raise BrokenEnvironment(
             f"a probe ended with exit code {code} and without a result: {tail(task.log)}",
             f"its result in {task.result}",
-            f"see {task.log}; the same command then goes on",
+            f"see {task.log}; the same command then resumes",
         )
 
 
@@ -195,9 +197,9 @@ def _end(process: ForkServerProcess) -> None:
 
 
 class ReplayProber:
-    """Judges by layer error: the kernel runs on the calls, without a server and without a model."""
+    """Measures layer error: the kernel computes the calls, without a server or a model."""
 
-    def __init__(self, spec: Spec, builder: Builder, tree: Path, calls: Path | None, forks: Forks) -> None:
+    def __init__(self, spec: BisectSpec, builder: Builder, tree: Path, calls: Path | None, forks: Forks) -> None:
         self._spec, self._builder, self._tree, self._calls, self._forks = spec, builder, tree, calls, forks
 
     def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
@@ -207,7 +209,9 @@ class ReplayProber:
         if why:
             found = Measurement(status="build", reason=why)
         else:
-            with tempfile.TemporaryDirectory(dir=self._tree.parent) as scratch:  # swept with it, if this is killed
+            with tempfile.TemporaryDirectory(
+                dir=self._tree.parent
+            ) as scratch:  # removed with the worktree after a kill
                 task = probe.Task(
                     tree=self._tree, sources=self._spec.sources, kernel=self._spec.kernel, calls=self._calls,
                     result=Path(scratch) / "result.json", log=log.resolve(), name_bug=name_bug,
@@ -218,16 +222,16 @@ class ReplayProber:
 
 
 class AccuracyProber:
-    """Judges by a whole ``assay run`` with the commit's kernel as the candidate."""
+    """Runs ``assay run`` with the commit's kernel as the candidate, in a new process: a kernel can be imported only once."""
 
-    def __init__(self, spec: Spec, imports: ReplayProber, tree: Path) -> None:
+    def __init__(self, spec: BisectSpec, imports: ReplayProber, tree: Path) -> None:
         self._spec, self._imports, self._tree = spec, imports, tree
 
     def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
         """Measure a commit; see `Prober`.
 
         Raises:
-            UsageError: ``assay run`` was called wrongly.
+            UsageError: ``assay run`` rejected its arguments.
         """
         begun = time.monotonic()
         imported = self._imports.probe(commit, log)
@@ -255,7 +259,7 @@ class AccuracyProber:
             update["regression"] = code == ExitCode.REGRESSION
         elif code == ExitCode.USAGE:
             raise UsageError(
-                f"assay run was called wrongly: {tail(log, 400)}", "arguments that it knows", "see --run-arg"
+                f"assay run rejected its arguments: {tail(log, 400)}", "arguments that it accepts", "check --run-arg"
             )
         else:
             update |= {
@@ -267,22 +271,22 @@ class AccuracyProber:
 
 def _why(code: int | None, folder: Path, log: Path) -> str:
     if code is None:
-        return "assay run did not end in time"
+        return "assay run timed out"
     with suppress(OSError, ValueError, KeyError):
         report = json.loads((folder / "report.json").read_text())
         return f"{report['verdict']}: {report['headline']}"
     return f"assay run exited with {code}: {tail(log)}"
 
 
-def reproduce(spec: Spec, commit: str) -> str:
-    """The command that judges a commit again, against the good revision."""
+def reproduce(spec: BisectSpec, commit: str) -> str:
+    """The command that probes a commit again, against the good revision."""
     return shlex.join(["assay", "bisect", "commits", *flags(spec, commit)])
 
 
-def flags(spec: Spec, bad: str) -> list[str]:
-    """Flags of ``assay bisect commits`` for the same question about another bad revision."""
+def flags(spec: BisectSpec, bad: str) -> list[str]:
+    """Flags of ``assay bisect commits`` for the same question with another bad revision."""
     given = ["--repo", spec.repo, "--good", spec.good[:12], "--bad", bad[:12], "--kernel", spec.kernel]
-    fields = Spec.model_fields
+    fields = BisectSpec.model_fields
     for name, value in (("--build", spec.build), ("--pack", spec.pack)):
         given += [name, value] if value else []
     for name, values, field in (("--condition", spec.conditions, "conditions"), ("--source", spec.sources, "sources")):

@@ -1,23 +1,23 @@
-"""What was measured of a commit -> good, bad, or not to be told."""
+"""Measurement of a commit -> good, bad or skip."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.harness.bisect.commits.state import Change, Measurement, Outcome, Row, Spec
+from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Change, Measurement, Outcome
 from assay.harness.localize.diagnose import percent
 
 
 @dataclass(frozen=True)
 class ProbeOutcome:
-    """A verdict on one measurement.
+    """The outcome of one probe.
 
     Attributes:
         outcome: good, bad or skip.
-        reason: why it is not to be told, or why it is bad without a layer error; else empty.
-        worst: largest own error, as a multiple of what it is held against; None where none was measured.
-        where: call and head of the largest own error, in words.
+        reason: why it was skipped, or why it is bad without a layer error; else empty.
+        worst: largest own error, as a multiple of its limit; None if none was measured.
+        where: call and head of the largest own error.
     """
 
     outcome: Outcome
@@ -26,12 +26,12 @@ class ProbeOutcome:
     where: str = ""
 
 
-def judge(measurement: Measurement, spec: Spec, good: Sequence[Measurement]) -> ProbeOutcome:
-    """Judge what a probe measured.
+def outcome_of(measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]) -> ProbeOutcome:
+    """Classify a measurement.
 
     Args:
-        measurement: what was measured.
-        spec: what it is held against.
+        measurement: the measurement.
+        spec: the limits that apply.
         good: measurements of the good revision, needed where `spec.against` is "good".
     """
     if measurement.status in ("raised", "died") and spec.raises == "bad":
@@ -50,11 +50,13 @@ def judge(measurement: Measurement, spec: Spec, good: Sequence[Measurement]) -> 
     return ProbeOutcome("bad" if worst > 1 else "good", worst=worst, where=where)
 
 
-def multiples(measurement: Measurement, spec: Spec, good: Sequence[Measurement]) -> list[tuple[Row, tuple[float, ...]]]:
-    """Own error of each call and head, as a multiple of what it is held against; above 1 it is out of bounds.
+def multiples(
+    measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]
+) -> list[tuple[CallErrors, tuple[float, ...]]]:
+    """Own error of each call and head, as a multiple of its limit; above 1 it is out of bounds.
 
-    Against the good revision, a limit is `spec.times` its largest own error of that call and head, and at least what
-    rounding explains: summing in another order is no regression.
+    Against the good revision, the limit is `spec.times` its largest own error for that call and head, but at least what rounding
+    explains: summing in another order is no regression.
     """
     known = _largest(good) if spec.against == "good" else {}
     found = []
@@ -74,14 +76,14 @@ def _largest(measurements: Sequence[Measurement]) -> Mapping[int, list[float]]:
 
 
 def changes(
-    commit: Measurement, before: Measurement | None, spec: Spec, good: Sequence[Measurement]
+    commit: Measurement, before: Measurement | None, spec: BisectSpec, good: Sequence[Measurement]
 ) -> tuple[Change, ...]:
-    """What fails at a commit and did not before it, by layer, head and each axis of the conditions.
+    """What fails at a commit but not before it, by layer, head and each axis of the conditions.
 
     Args:
-        commit: measured at the commit.
-        before: measured at its parent; None if it was not.
-        spec: what errors are held against.
+        commit: measurement of the commit.
+        before: measurement of its parent; None if it was not measured.
+        spec: the limits that apply.
         good: measurements of the good revision.
     """
     failing, values = _failing(commit, spec, good)
@@ -98,9 +100,9 @@ def changes(
 
 
 def _failing(
-    measurement: Measurement, spec: Spec, good: Sequence[Measurement]
+    measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]
 ) -> tuple[dict[str, set[str]], dict[str, tuple[str, ...]]]:
-    """Values with a failing call, and all values, by axis."""
+    """By axis: the values with a failing call, and all values."""
     failing: dict[str, set[str]] = {}
     values: dict[str, set[str]] = {}
     for row, heads in multiples(measurement, spec, good):

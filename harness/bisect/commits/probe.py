@@ -1,7 +1,7 @@
-"""What runs in a commit's own process: import its kernel from its worktree, prove it, run it on the calls, and write down what
-was measured.
+"""What runs in a commit's own process: import its kernel from its worktree, verify its origin, run it on the calls, and save the
+measurement.
 
-The process is forked from one that has imported torch and assay and never a kernel, so an import costs what the kernel costs.
+The process is forked from one that has imported torch and assay but no kernel, so it pays for the kernel's imports only.
 """
 
 from __future__ import annotations
@@ -29,29 +29,31 @@ import torch
 from assay.harness.attention import kernels
 from assay.harness.attention.call import KernelRefused
 from assay.harness.bisect.commits.calls import ProbeCall, read_calls
-from assay.harness.bisect.commits.state import Measurement, Row
+from assay.harness.bisect.commits.state import CallErrors, Measurement
 from assay.harness.errors import AssayError
+from assay.harness.files import write_whole
 from assay.harness.localize.bounds import bound_of
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.examine import Examination, examine
+from assay.harness.localize.kernel_runs import KernelRun, run_kernel
 
 _OWN = {"torch", "numpy", *sys.stdlib_module_names}
-"""Never taken from a worktree unless the kernel is named so: they are loaded, and cannot be loaded twice."""
+"""Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a process is to do.
+    """The task of one process.
 
     Attributes:
         tree: top of the worktree.
-        sources: folders in it that modules are imported from, relative.
+        sources: folders in it that modules are imported from, relative to it.
         kernel: ``module:function``.
-        calls: file of the calls; None to import the kernel and no more.
-        result: file that the `Measurement` is written to.
-        log: file that everything printed is appended to.
-        name_bug: whether to look for a hypothesis that fits; takes seconds.
-        reproduce: the command that findings name.
+        calls: file of the calls; None to import the kernel and nothing else.
+        result: file for the `Measurement`.
+        log: file that all output is appended to.
+        name_bug: look for a hypothesis that fits; takes seconds.
+        reproduce: the command that findings cite.
+        kernel: ``module:function``.
     """
 
     tree: Path
@@ -65,25 +67,23 @@ class Task:
 
 
 def main(task: Task) -> None:
-    """Do a task in this process, which must be a fresh one, and write its result. Errors of the kernel's are results."""
+    """Run a task in this process, which must be a fresh one. Errors of the kernel are results."""
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     out = os.open(task.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(out, stream)
-    # A forked process begins with its parent's random state: a kernel's dice would fall alike in every probe.
+    # A forked process inherits its parent's random state: every probe of a randomised kernel would draw the same numbers.
     random.seed()
     np.random.seed()
     torch.seed()
     os.chdir(task.tree)
     measurement = measure(task)
-    part = task.result.with_name(task.result.name + ".part")
-    part.write_text(measurement.model_dump_json())
-    part.replace(task.result)
+    write_whole(task.result, measurement.model_dump_json(), durable=False)
 
 
 def _end_with_parent() -> None:
-    """End this process and its children when the bisection is gone, however it ended: a kernel may run for ever."""
+    """End this process and its children when the bisection ends, however it ends: a kernel may never return."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -96,47 +96,47 @@ def measure(task: Task) -> Measurement:
     _prefer(roots, task.kernel.split(":")[0].split(".")[0])
     try:
         kernel = kernels.load(task.kernel)
-    except BaseException as error:  # a module may raise anything, and SystemExit too
+    except BaseException as error:  # a module may raise anything, even SystemExit
         traceback.print_exc()
-        return Measurement(status="import", reason=_words(error.__cause__ or error))
-    wrong = foreign(task.tree, roots, task.kernel)
-    if wrong:
-        return Measurement(status="import", reason=wrong)
+        return Measurement(status="import", reason=_describe(error.__cause__ or error))
+    outsider = imported_from_elsewhere(task.tree, roots, task.kernel)
+    if outsider:
+        return Measurement(status="import", reason=outsider)
     origin = _origin(task.tree, sys.modules[task.kernel.partition(":")[0]])
     if task.calls is None:
         return Measurement(status="measured", origin=origin)
-    asked = read_calls(task.calls, "cuda" if torch.cuda.is_available() else "cpu")
+    calls = read_calls(task.calls, "cuda" if torch.cuda.is_available() else "cpu")
     try:
-        examination = examine(kernel, [one.call for one in asked])
+        run = run_kernel(kernel, [one.call for one in calls])
     except BaseException as error:
         traceback.print_exc()
-        return Measurement(status="raised", reason=_words(error), origin=origin)
-    wrong = foreign(task.tree, roots, task.kernel)  # a kernel may import more when it first runs
-    if wrong:
-        return Measurement(status="import", reason=wrong)
-    findings = tuple(diagnose(examination, task.reproduce)) if task.name_bug else ()
+        return Measurement(status="raised", reason=_describe(error), origin=origin)
+    outsider = imported_from_elsewhere(task.tree, roots, task.kernel)  # a kernel may import more when it first runs
+    if outsider:
+        return Measurement(status="import", reason=outsider)
+    findings = tuple(diagnose(run, task.reproduce)) if task.name_bug else ()
     return Measurement(
-        status="measured", origin=origin, rows=_rows(examination, asked), delegated=len(examination.delegated),
-        refused=len(examination.refused), findings=findings,
+        status="measured", origin=origin, rows=_rows(run, calls), delegated=len(run.delegated),
+        refused=len(run.refused), findings=findings,
     )  # fmt: skip
 
 
-def _rows(examination: Examination, asked: Sequence[ProbeCall]) -> tuple[Row, ...]:
-    number = {id(one.call): i for i, one in enumerate(asked)}
+def _rows(run: KernelRun, calls: Sequence[ProbeCall]) -> tuple[CallErrors, ...]:
+    number = {id(one.call): i for i, one in enumerate(calls)}
     rows = []
-    for seen in examination.observations:
+    for seen in run.results:
         i = number[id(seen.call)]
         rows.append(
-            Row(
-                number=i, layer=seen.call.layer, call=asked[i].name, condition=asked[i].condition,
+            CallErrors(
+                number=i, layer=seen.call.layer, call=calls[i].name, condition=calls[i].condition,
                 own=tuple(seen.own.amax(0).tolist()), bound=seen.bound,
-                rounding=bound_of(seen.call) if seen.scheme else seen.bound,
+                rounding=bound_of(seen.call) if seen.noise else seen.bound,
             )
         )  # fmt: skip
     return tuple(rows)
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, AssayError):
         return error.found
     if isinstance(error, KernelRefused):
@@ -145,7 +145,7 @@ def _words(error: BaseException) -> str:
 
 
 class _Preferring(importlib.abc.MetaPathFinder):
-    """Finds a worktree's modules before anything else does, whatever an editable install has put before the path."""
+    """Finds a worktree's modules first, even ahead of what an editable install puts on ``sys.meta_path``."""
 
     def __init__(self, roots: list[str], top: str) -> None:
         self._roots, self._top = roots, top
@@ -157,7 +157,7 @@ class _Preferring(importlib.abc.MetaPathFinder):
             if fullname in _OWN and fullname != self._top:
                 return None
             spec = importlib.machinery.PathFinder.find_spec(fullname, self._roots)
-            # A folder without __init__.py is a package only if it is the kernel's: else any folder would hide a package.
+            # A folder without __init__.py counts as a package only if it is the kernel's: any folder could hide a real package.
             return spec if spec is not None and (spec.loader is not None or fullname == self._top) else None
         if all(_inside(entry, self._roots) for entry in path):
             return importlib.machinery.PathFinder.find_spec(fullname, list(path))
@@ -165,8 +165,8 @@ class _Preferring(importlib.abc.MetaPathFinder):
 
 
 def _prefer(roots: list[str], top: str) -> None:
-    """Have modules imported from `roots`, not from the working directory, and none of the worktree's that is loaded already."""
-    sys.dont_write_bytecode = True  # a source of the same size and second would else be taken for another commit's
+    """Import from `roots` rather than the working directory, and unload modules that the worktree has versions of."""
+    sys.dont_write_bytecode = True  # bytecode is matched by size and second, so it could be another commit's
     finder = _Preferring(roots, top)
     loaded = {name.partition(".")[0] for name in sys.modules}
     for name in loaded - {"__main__", "__mp_main__"}:
@@ -178,8 +178,8 @@ def _prefer(roots: list[str], top: str) -> None:
     importlib.invalidate_caches()
 
 
-def foreign(tree: Path, roots: Sequence[str], kernel: str) -> str:
-    """Which module of the kernel's package, or of another one of the worktree's, came from elsewhere, in words; empty if none."""
+def imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> str:
+    """Describe a module of the kernel's package, or of the worktree, that was imported from elsewhere; empty if there is none."""
     module = kernel.partition(":")[0]
     tops = {path.stem for root in roots for path in Path(root).iterdir() if path.suffix == ".py"}
     tops |= {path.parent.name for root in roots for path in Path(root).glob("*/__init__.py")}

@@ -1,4 +1,4 @@
-"""git: what is in the range, what a commit says, and a worktree of assay's own. The user's checkout and index are never touched."""
+"""git: the range, the description of a commit, and a private worktree. The user's checkout and index are never touched."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from assay.harness.bisect.commits.state import CommitNote, Listed
+from assay.harness.bisect.commits.state import CommitInfo, RangeCommit
 from assay.harness.errors import AssayError, UsageError
 
 _PREFIX = "assay-worktree-"
 _LOCK = "assay.lock"
-# Nothing of the user's that runs by itself: hooks, background maintenance, a file watcher.
+# Disable everything of the user's that runs by itself: hooks, background maintenance, a file watcher.
 _QUIET = (
     "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.fsmonitor=false",
     "-c", "advice.detachedHead=false", "-c", "log.showSignature=false", "-c", "core.quotePath=false",
@@ -26,17 +26,17 @@ _FIELDS = "%H%x1f%P%x1f%an <%ae>%x1f%aI%x1f%s%x1f%b"
 
 
 class GitFailed(AssayError):
-    """git did not do what it should, which is no commit's fault. Exit code 3."""
+    """A git command failed; no commit is to blame. Exit code 3."""
 
 
 class Repository:
-    """A git repository, read only but for its list of worktrees."""
+    """A git repository; only its list of worktrees is written to."""
 
     def __init__(self, path: Path) -> None:
-        """The repository that `path` lies in.
+        """Find the repository that `path` lies in.
 
         Raises:
-            UsageError: there is none, or no git.
+            UsageError: there is none, or git is not installed.
         """
         if shutil.which("git") is None:
             raise UsageError("git is not installed.", "the command git", "install git")
@@ -44,7 +44,9 @@ class Repository:
         found = self._run("rev-parse", "--show-toplevel", "--git-common-dir", check=False)
         if found.returncode:
             raise UsageError(
-                f"{path} is no git repository with a working tree: {found.stderr.strip()}", "one", "give --repo"
+                f"{path} is not in a git repository with a working tree: {found.stderr.strip()}",
+                "a folder of one",
+                "give --repo",
             )
         top, common = found.stdout.splitlines()
         self.common = (path / common).resolve()
@@ -63,53 +65,53 @@ class Repository:
             )
         return found.stdout.strip()
 
-    def between(self, good: str, bad: str, first_parent: bool) -> tuple[Listed, ...]:
+    def between(self, good: str, bad: str, first_parent: bool) -> tuple[RangeCommit, ...]:
         """Commits reachable from `bad` and not from `good`, parents before children.
 
         Raises:
-            UsageError: `good` is no ancestor of `bad`, or is the same.
+            UsageError: `good` is not an ancestor of `bad`, or is the same commit.
         """
         if good == bad:
             raise UsageError(f"good and bad are the same commit {good[:12]}.", "two commits", "check --good and --bad")
         if self._run("merge-base", "--is-ancestor", good, bad, check=False).returncode:
             base = self._run("merge-base", good, bad, check=False).stdout.strip()
             raise UsageError(
-                f"{good[:12]} is no ancestor of {bad[:12]}.",
-                "a good revision that the bad one was made from",
-                f"give their merge base {base[:12]} as --good, if it is good; if it is bad, they never shared a good kernel"
+                f"{good[:12]} is not an ancestor of {bad[:12]}.",
+                "a good revision that the bad one descends from",
+                f"give their merge base {base[:12]} as --good if it is good; if it is bad, they never shared a good kernel"
                 if base
                 else "give revisions with a common history",
             )
         order = ["--topo-order", "--reverse", *(["--first-parent"] if first_parent else [])]
         lines = self._run("log", "-z", "--format=%H%x1f%P%x1f%s", *order, bad, f"^{good}").stdout.split("\0")
         place: dict[str, int] = {}
-        listed: list[Listed] = []
+        listed: list[RangeCommit] = []
         for line in filter(None, lines):
             commit, parents, subject = line.strip("\n").split("\x1f")
             followed = parents.split()[: 1 if first_parent else None]
             place[commit] = len(listed)
             listed.append(
-                Listed(commit=commit, subject=subject, parents=tuple(place[p] for p in followed if p in place))
+                RangeCommit(commit=commit, subject=subject, parents=tuple(place[p] for p in followed if p in place))
             )
         return tuple(listed)
 
-    def describe(self, commit: str) -> CommitNote:
-        """A commit's message, and what it changed against its first parent."""
+    def describe(self, commit: str) -> CommitInfo:
+        """A commit's message and its diffstat against its first parent."""
         text = self._run("log", "-1", f"--format={_FIELDS}", commit).stdout
         full, parents, author, date, subject, body = text.rstrip("\n").split("\x1f")
         first = f"{commit}^1" if parents else self._run("hash-object", "-t", "tree", "/dev/null").stdout.strip()
         stat = self._run("diff", "--stat=100", "--no-color", "--no-ext-diff", first, commit).stdout.rstrip()
-        return CommitNote(
+        return CommitInfo(
             commit=full, subject=subject, body=body.strip(), author=author, date=date, diffstat=stat,
             parents=tuple(parents.split()),
         )  # fmt: skip
 
     @contextmanager
     def worktree(self) -> Iterator[Worktree]:
-        """A worktree in a temporary folder, removed at the end. What an earlier, killed process left behind is removed first.
+        """A worktree in a temporary folder, removed at the end. What a killed process left behind is removed first.
 
         Raises:
-            GitFailed: git cannot make one.
+            GitFailed: git cannot create one.
         """
         self._sweep()
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
@@ -125,7 +127,7 @@ class Repository:
     def _sweep(self) -> None:
         for line in self._run("worktree", "list", "--porcelain").stdout.splitlines():
             tree = Path(line.removeprefix("worktree "))
-            # Only what `worktree` made is removed: a linked worktree (whose .git is a file), in a folder of our name and lock.
+            # Remove only what `worktree` created: a linked worktree (its .git is a file) in a folder with our prefix and lock.
             if not line.startswith("worktree ") or not tree.parent.name.startswith(_PREFIX) or (tree / ".git").is_dir():
                 continue
             try:
@@ -135,7 +137,7 @@ class Repository:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                lock.close()  # its bisection is alive
+                lock.close()  # its bisection is still running
             else:
                 self._remove(tree, lock)
         self._run("worktree", "prune", check=False)  # entries whose folders are gone
@@ -151,26 +153,26 @@ class Repository:
 
 
 class Worktree:
-    """A working tree that assay may do with as it likes."""
+    """A working tree that belongs to assay."""
 
     def __init__(self, path: Path, repository: Repository) -> None:
         self.path, self._repository = path, repository
 
     def checkout(self, commit: str, keep_ignored: bool) -> None:
-        """Make the tree that of a commit, with nothing left of another but, if asked for, the files that git ignores.
+        """Check a commit out, with nothing left of another one except, if `keep_ignored`, the files that git ignores.
 
         Raises:
-            GitFailed: it cannot be done, for instance because the disk is full.
+            GitFailed: git failed, for instance because the disk is full.
         """
         run_git(self.path, "checkout", "--quiet", "--force", "--detach", commit)
         run_git(self.path, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
 
 
 def run_git(folder: Path, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run git in a folder, deaf to the variables that a hook or another git command sets.
+    """Run git in a folder, without the environment variables that a hook or another git command sets.
 
     Raises:
-        GitFailed: it failed, and `check`.
+        GitFailed: it failed, and `check` is set.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
@@ -181,6 +183,6 @@ def run_git(folder: Path, *args: str, check: bool = True) -> subprocess.Complete
     if check and done.returncode:
         raise GitFailed(
             f"git {args[0]} failed in {folder}: {done.stderr.strip()}", "a sound repository and room on the disk",
-            "see what git says; the same command then goes on",
+            "see git's message; the same command then resumes",
         )  # fmt: skip
     return done

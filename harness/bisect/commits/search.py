@@ -1,15 +1,15 @@
-"""What to test next, and when to stop: probabilistic bisection over a history with merges.
+"""What to probe next, and when to stop: probabilistic bisection over a history with merges.
 
-The culprit is one commit of the range; a commit is bad if the culprit is among its ancestors or itself. A verdict may be wrong:
-good commits are judged bad with one unknown probability, bad ones good with another. Both have Jeffreys' prior, Beta(1/2, 1/2), and
-are integrated out, so the probability of each candidate given all verdicts has a closed form (Beta-Bernoulli). Asking where a
-verdict tells most about the culprit is Horstein's scheme (Sequential transmission using noiseless feedback, IEEE Transactions on
-Information Theory 9, 136-143 (1963); Burnashev & Zigangirov 1974; convergence: Waeber, Frazier & Henderson, Bisection search
-with noisy responses, SIAM Journal on Control and Optimization 51, 2261-2279 (2013)). While no verdict has contradicted another
-one, candidates that a verdict excludes are taken for excluded, which is plain bisection and costs log2(n) verdicts; what is
-stated at the end still counts with flips.
+The culprit is one commit of the range; a commit is bad if it is the culprit or descends from it. A probe may misclassify: good
+commits come out bad with one unknown probability, bad ones good with another. Both have Jeffreys' prior, Beta(1/2, 1/2), and are
+integrated out, so the probability of each candidate given all outcomes has a closed form (Beta-Bernoulli). Probing where an
+outcome carries the most information about the culprit is Horstein's scheme (Sequential transmission using noiseless feedback,
+IEEE Transactions on Information Theory 9, 136-143 (1963); Burnashev & Zigangirov 1974; convergence: Waeber, Frazier & Henderson,
+Bisection search with noisy responses, SIAM Journal on Control and Optimization 51, 2261-2279 (2013)). As long as no two outcomes
+contradict each other, candidates that an outcome excludes are treated as excluded: plain bisection, at log2(n) probes. The
+confidence stated at the end always allows for misclassification.
 
-Pure: no git, no clock. The next step follows from the verdicts alone, so a bisection can be gone on with from a list of them.
+Pure: no git, no clock. The next step follows from the outcomes alone, so a bisection can be resumed from a list of them.
 """
 
 from __future__ import annotations
@@ -23,41 +23,49 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, betaln, xlogy
 
-PRIOR = 0.5
-"""Jeffreys' prior of a probability: Beta(1/2, 1/2)."""
-PROVEN = 0.95
-"""An end whose verdicts differ is proven once its flips are below one half with this probability."""
-MOST_REPEATS = 25
-"""Verdicts at an end after which it is too flaky to tell."""
-FIRM = 2
-"""Verdicts that a commit needs before it may contradict the assumption that the history is monotone."""
+JEFFREYS = 0.5
+"""Both parameters of Jeffreys' prior for a probability: Beta(1/2, 1/2)."""
+END_CONFIDENCE = 0.95
+"""An end whose outcomes differ is established once its misclassification rate is below one half with this probability."""
+MAX_END_PROBES = 25
+"""Probes of an end after which it counts as too flaky."""
+MIN_CONTRADICTIONS = 2
+"""Bad outcomes a commit needs before it may contradict the assumption that the history is monotone."""
+NEGLIGIBLE_BITS = 1e-9
+"""Information below which a probe is not worth its time; the rest is rounding."""
 
 Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Tally:
-    """How often a commit was judged good and bad."""
+class OutcomeCounts:
+    """How often a commit came out good and bad."""
 
     good: int = 0
     bad: int = 0
 
     @property
+    def total(self) -> int:
+        """Probes that classified it."""
+        return self.good + self.bad
+
+    @property
     def flipped(self) -> bool:
-        """Whether it was judged both ways."""
+        """Whether it came out both ways."""
         return bool(self.good and self.bad)
 
     @property
     def is_bad(self) -> bool:
-        """Whether it was judged bad more often than good."""
+        """Whether it came out bad more often than good."""
         return self.bad > self.good
 
 
 class History:
-    """Commits that may be the culprit: those reachable from the bad revision and not from the good one.
+    """Commits that may be the culprit: those reachable from the bad revision but not from the good one.
 
-    Holds who is an ancestor of whom as n x n bits: 125 kB for 1,000 commits, 50 MB for 20,000.
+    Stores ancestry as n x n bits: 125 kB for 1,000 commits, 50 MB for 20,000.
+
     """
 
     def __init__(self, commits: Sequence[str], parents: Sequence[Sequence[int]]) -> None:
@@ -83,33 +91,33 @@ class History:
         return len(self.commits)
 
     def ancestors(self, i: int) -> Booleans:
-        """Which commits are an ancestor of commit i, or i itself; bool [n]."""
+        """Which commits are commit i or an ancestor of it; bool [n]."""
         return np.unpackbits(self._bits[i], count=len(self)).astype(bool)
 
     def descendants(self, i: int) -> Booleans:
-        """Of which commits commit i is an ancestor, or itself; bool [n]."""
+        """Which commits are commit i or a descendant of it; bool [n]."""
         return (self._bits[:, i >> 3] & (128 >> (i & 7))).astype(bool)
 
     def mass(self, weights: Floats) -> Floats:
         """Sum of the weights of each commit's ancestors, itself included; float64 [n]."""
         some = np.flatnonzero(weights)
         found = np.empty(len(self))
-        for start in range(0, len(self), 512):  # unpacked, the whole would take eight times its memory
+        for start in range(0, len(self), 512):  # in blocks: unpacked bits take eight times the memory
             rows = np.unpackbits(self._bits[start : start + 512], axis=1, count=len(self))
             found[start : start + 512] = rows[:, some] @ weights[some]
         return found
 
     def upto(self, i: int) -> History:
-        """The history of commit i alone: its ancestors and itself."""
+        """The history that ends with commit i: its ancestors and itself."""
         kept = np.flatnonzero(self.ancestors(i)).tolist()
         place = {old: new for new, old in enumerate(kept)}
         return History([self.commits[k] for k in kept], [[place[p] for p in self.parents[k]] for k in kept])
 
-    def alike(self, i: int, tested: Booleans) -> Booleans:
-        """Which commits no verdict on the commits in `tested` (bool [n]) can tell from commit i; bool [n]."""
+    def indistinguishable(self, i: int, probed: Booleans) -> Booleans:
+        """Which commits cannot be told from commit i by probing the commits in `probed` (bool [n]); bool [n]."""
         same = np.ones(len(self), dtype=bool)
         own = self.descendants(i)
-        rows = np.flatnonzero(tested)
+        rows = np.flatnonzero(probed)
         for start in range(0, len(rows), 512):
             block = rows[start : start + 512]
             unpacked = np.unpackbits(self._bits[block], axis=1, count=len(self)).astype(bool)
@@ -119,7 +127,7 @@ class History:
 
 @dataclass(frozen=True)
 class NextProbe:
-    """Test this commit: to search, to make sure once one candidate is left, or to check what was only inferred."""
+    """Probe this commit: to search, to confirm the last remaining candidate, or to verify what was only inferred."""
 
     commit: str
     purpose: Literal["search", "confirm", "verify"]
@@ -127,40 +135,40 @@ class NextProbe:
 
 @dataclass(frozen=True)
 class Found:
-    """The culprit, and the probability that it is."""
+    """The culprit, and its probability."""
 
     commit: str
     confidence: float
 
 
 @dataclass(frozen=True)
-class Hidden:
-    """The culprit is one of these, oldest first, which skipped commits keep from being told apart; with this probability."""
+class Ambiguous:
+    """The culprit is one of these commits, oldest first, with this probability; skipped commits make them indistinguishable."""
 
     commits: tuple[str, ...]
     confidence: float
 
 
 @dataclass(frozen=True)
-class Lost:
-    """Too many verdicts without an answer: they are too flaky. The likeliest candidates, and the first one's probability."""
+class TooFlaky:
+    """Too many probes without a result: the outcomes are too flaky. The likeliest candidates, and the first one's probability."""
 
     commits: tuple[str, ...]
     confidence: float
 
 
-Step = NextProbe | Found | Hidden | Lost
+Step = NextProbe | Found | Ambiguous | TooFlaky
 
 
 @dataclass(frozen=True)
 class Belief:
-    """What the verdicts say.
+    """The state of knowledge after some outcomes.
 
     Attributes:
         weights: probability of each candidate, float64 [n].
-        consistent: candidates that need no verdict to be wrong, bool [n].
-        good_flips: expected probability that a good commit is judged bad.
-        bad_flips: expected probability that a bad commit is judged good.
+        consistent: candidates that no outcome contradicts, bool [n].
+        good_flips: expected probability that a good commit comes out bad.
+        bad_flips: expected probability that a bad commit comes out good.
     """
 
     weights: Floats
@@ -169,30 +177,30 @@ class Belief:
     bad_flips: float
 
 
-def believe(history: History, tallies: Mapping[str, Tally], good: Tally) -> Belief:
-    """Probability of each candidate given all verdicts.
+def believe(history: History, counts: Mapping[str, OutcomeCounts], good: OutcomeCounts) -> Belief:
+    """Probability of each candidate given all outcomes.
 
     Args:
-        history: the candidates, all as likely before any verdict.
-        tallies: verdicts by commit; those on commits outside of `history` are left out.
-        good: verdicts on the good revision, which is before every candidate.
+        history: the candidates, equally likely a priori.
+        counts: outcomes by commit; commits outside `history` are ignored.
+        good: outcomes of the good revision, which precedes every candidate.
     """
     right_bad, wrong_good = np.zeros(len(history)), np.zeros(len(history))
-    total = Tally()
-    for commit, tally in tallies.items():
+    total = OutcomeCounts()
+    for commit, count in counts.items():
         if commit in history.index:
             # If the candidate is an ancestor, this commit is bad.
             above = history.ancestors(history.index[commit])
-            right_bad[above] += tally.bad
-            wrong_good[above] += tally.good
-            total = Tally(total.good + tally.good, total.bad + tally.bad)
+            right_bad[above] += count.bad
+            wrong_good[above] += count.good
+            total = OutcomeCounts(total.good + count.good, total.bad + count.bad)
     wrong_bad, right_good = total.bad - right_bad + good.bad, total.good - wrong_good + good.good
-    logs = betaln(PRIOR + wrong_good, PRIOR + right_bad) + betaln(PRIOR + wrong_bad, PRIOR + right_good)
+    logs = betaln(JEFFREYS + wrong_good, JEFFREYS + right_bad) + betaln(JEFFREYS + wrong_bad, JEFFREYS + right_good)
     weights = np.exp(logs - logs.max())
     weights /= weights.sum()
 
     def expected(wrong: Floats, right: Floats) -> float:
-        return float(weights @ ((PRIOR + wrong) / (2 * PRIOR + wrong + right)))
+        return float(weights @ ((JEFFREYS + wrong) / (2 * JEFFREYS + wrong + right)))
 
     return Belief(
         weights, (wrong_good == 0) & (wrong_bad == 0), expected(wrong_bad, right_good), expected(wrong_good, right_bad)
@@ -200,51 +208,55 @@ def believe(history: History, tallies: Mapping[str, Tally], good: Tally) -> Beli
 
 
 def proof(
-    tally: Tally, expected: Literal["good", "bad"], repeats: int
+    count: OutcomeCounts, expected: Literal["good", "bad"], repeats: int
 ) -> Literal["more", "proven", "refuted", "flaky"]:
-    """Whether verdicts on an end of the range prove that it is what was said of it.
+    """Whether the outcomes at an end of the range establish that it is what the user stated.
 
     Args:
-        tally: the verdicts so far.
-        expected: what it was said to be.
-        repeats: verdicts that are needed where all agree.
+        count: the outcomes so far.
+        expected: what the user stated.
+        repeats: outcomes that are needed if all agree.
     """
-    right, wrong = (tally.good, tally.bad) if expected == "good" else (tally.bad, tally.good)
+    right, wrong = (count.good, count.bad) if expected == "good" else (count.bad, count.good)
     if right + wrong < repeats:
         return "more"
-    if not tally.flipped:
+    if not count.flipped:
         return "proven" if right else "refuted"
-    below_half = float(betainc(PRIOR + wrong, PRIOR + right, 0.5))
-    if below_half >= PROVEN:
+    below_half = float(betainc(JEFFREYS + wrong, JEFFREYS + right, 0.5))
+    if below_half >= END_CONFIDENCE:
         return "proven"
-    if below_half <= 1 - PROVEN:
+    if below_half <= 1 - END_CONFIDENCE:
         return "refuted"
-    return "flaky" if right + wrong >= MOST_REPEATS else "more"
+    return "flaky" if right + wrong >= MAX_END_PROBES else "more"
 
 
 def next_step(
-    history: History, tallies: Mapping[str, Tally], skipped: Collection[str], good: Tally, confidence: float
+    history: History,
+    counts: Mapping[str, OutcomeCounts],
+    skipped: Collection[str],
+    good: OutcomeCounts,
+    confidence: float,
 ) -> Step:
-    """What to do next.
+    """The next step.
 
     Args:
         history: the range.
-        tallies: verdicts by commit, the bad revision's among them.
-        skipped: commits that cannot be tested (any more: verdicts that they have still count).
-        good: verdicts on the good revision.
+        counts: outcomes by commit, including the bad revision's.
+        skipped: commits that cannot be probed (any more: outcomes they already have still count).
+        good: outcomes of the good revision.
         confidence: probability at which a commit is named.
     """
-    flipped = good.flipped or any(tally.flipped for tally in tallies.values())
+    flipped = good.flipped or any(count.flipped for count in counts.values())
     while True:
-        known = {commit: tally for commit, tally in tallies.items() if commit in history.index}
+        known = {commit: count for commit, count in counts.items() if commit in history.index}
         belief = believe(history, known, good)
         if not belief.consistent.any() and not flipped:
-            # Verdicts that agree with themselves but not with one culprit: the history is not monotone. The commit with the
-            # shortest history of those that are bad has a culprit of its own.
+            # Each commit agrees with itself, but no single culprit explains them all: the history is not monotone. The bad
+            # commit with the shortest history has a culprit of its own.
             first = min(
                 (c for c, t in known.items() if t.is_bad), key=lambda c: history.ancestors(history.index[c]).sum()
             )
-            if known[first].bad < FIRM:
+            if known[first].bad < MIN_CONTRADICTIONS:
                 return NextProbe(first, "verify")
             history = history.upto(history.index[first])
             continue
@@ -258,39 +270,44 @@ def next_step(
 
 
 def _search(
-    history: History, known: Mapping[str, Tally], skipped: Collection[str], belief: Belief, confidence: float
+    history: History, known: Mapping[str, OutcomeCounts], skipped: Collection[str], belief: Belief, confidence: float
 ) -> Step:
-    testable = np.array([commit not in skipped for commit in history.commits])
-    judged = np.array([commit in known for commit in history.commits])
+    available = np.array([commit not in skipped for commit in history.commits])
+    probed = np.array([commit in known for commit in history.commits])
     best = int(belief.weights.argmax())
-    alike = history.alike(best, testable | judged)
-    sure = float(belief.weights[alike].sum())
-    if sure >= confidence:
-        if alike.sum() == 1:
-            return Found(history.commits[best], sure)
-        return Hidden(tuple(history.commits[i] for i in np.flatnonzero(alike)), sure)
+    same = history.indistinguishable(best, available | probed)
+    probability = float(belief.weights[same].sum())
+    if probability >= confidence:
+        if same.sum() == 1:
+            return Found(history.commits[best], probability)
+        return Ambiguous(tuple(history.commits[i] for i in np.flatnonzero(same)), probability)
     likely = np.argsort(-belief.weights)[:10]
-    lost = Lost(tuple(history.commits[i] for i in likely), sure)
-    if sum(t.good + t.bad for t in known.values()) > 50 + 40 * math.log2(len(history) + 1):
-        return lost
-    builds = np.where(testable, buildable(history, known, skipped), 0.0)
+    flaky = TooFlaky(tuple(history.commits[i] for i in likely), probability)
+    if sum(count.total for count in known.values()) > _max_probes(len(history)):
+        return flaky
+    builds = np.where(available, buildable(history, known, skipped), 0.0)
     if belief.consistent.sum() > 1:
         share = history.mass(belief.consistent / belief.consistent.sum())
         gain = _entropy(np.clip(share, 0, 1)) * builds
-        if gain.max() > 1e-9:
+        if gain.max() > NEGLIGIBLE_BITS:
             return NextProbe(history.commits[int(gain.argmax())], "search")
     gain = information(np.clip(history.mass(belief.weights), 0, 1), belief.good_flips, belief.bad_flips) * builds
-    if gain.max() <= 1e-9:
-        return lost
+    if gain.max() <= NEGLIGIBLE_BITS:
+        return flaky
     chosen = history.commits[int(gain.argmax())]
     return NextProbe(chosen, "confirm" if chosen in known or belief.consistent.any() else "search")
 
 
-def buildable(history: History, known: Mapping[str, Tally], skipped: Collection[str]) -> Floats:
-    """How likely each commit is to build, beside a commit far from any that does not; float64 [n].
+def _max_probes(commits: int) -> float:
+    """Outcomes after which a search is too flaky: far beyond what probes that are wrong one time in ten need."""
+    return 50 + 40 * math.log2(commits + 1)
 
-    Breaks last for some commits: at distance d of k broken ones with none that builds among them, d / (d + 2^(k - 1)), so that
-    the step away doubles with each further one. Distances are in topological order.
+
+def buildable(history: History, known: Mapping[str, OutcomeCounts], skipped: Collection[str]) -> Floats:
+    """How likely each commit is to build, relative to a commit far from any that does not; float64 [n].
+
+    Breakage persists over several commits: at distance d from k broken ones with no working one in between, d / (d + 2^(k - 1)),
+    so the step away doubles with each further broken commit. Distances are in topological order.
     """
     builds = np.ones(len(history))
     for order in (range(len(history)), range(len(history) - 1, -1, -1)):
@@ -308,10 +325,10 @@ def buildable(history: History, known: Mapping[str, Tally], skipped: Collection[
 
 
 def information(share: Any, good_flips: float, bad_flips: float) -> Floats:
-    """Bits that a verdict tells about whether a commit is bad, which it is with probability `share`."""
-    judged_bad = share * (1 - bad_flips) + (1 - share) * good_flips
+    """Bits that an outcome carries about whether a commit is bad, which it is with probability `share`."""
+    seen_bad = share * (1 - bad_flips) + (1 - share) * good_flips
     noise = share * _entropy(np.array(bad_flips)) + (1 - share) * _entropy(np.array(good_flips))
-    return np.asarray(np.maximum(_entropy(judged_bad) - noise, 0.0), dtype=np.float64)
+    return np.asarray(np.maximum(_entropy(seen_bad) - noise, 0.0), dtype=np.float64)
 
 
 def _entropy(p: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""A bisection from its first probe to its result: prove the ends, search, look around, name the bug. Goes on where it stopped."""
+"""A bisection from its first probe to its result: establish the ends, search, scan the history, diagnose the bug. Resumable."""
 
 from __future__ import annotations
 
@@ -8,79 +8,87 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from assay.harness.bisect.commits.executor import BrokenEnvironment, Prober
-from assay.harness.bisect.commits.outcome import ProbeOutcome, changes, judge
+from assay.harness.bisect.commits.outcome import ProbeOutcome, changes, outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.search import (
-    Belief,
+    Ambiguous,
     Found,
-    Hidden,
     History,
-    Lost,
     NextProbe,
-    Tally,
+    OutcomeCounts,
+    TooFlaky,
     believe,
     next_step,
     proof,
 )
-from assay.harness.bisect.commits.state import Folder, Measurement, Probe, Purpose, Result, Spec, State
+from assay.harness.bisect.commits.state import (
+    BisectFolder,
+    BisectResult,
+    BisectSpec,
+    BisectState,
+    CommitProbe,
+    Measurement,
+    Purpose,
+)
 from assay.harness.errors import ExitCode, UsageError
 
-CANARY = 5
-"""After so many commits in a row that cannot be tested the good revision is: if it cannot be either, the machine is at fault."""
-EVIDENCE: tuple[Purpose, ...] = ("good end", "bad end", "search", "confirm", "verify", "environment")
-"""Probes that the search counts with; the others only look around."""
+SKIPS_BEFORE_CANARY = 5
+"""Skipped commits in a row after which the good revision is probed again: if that fails too, the machine is at fault."""
+SEARCH_PURPOSES: tuple[Purpose, ...] = ("good end", "bad end", "search", "confirm", "verify", "environment")
+"""Probes whose outcomes the search uses; the others only describe the history."""
 
-Show = Callable[[State, str], None]
-"""Takes the state and what is done next, in words."""
-
-
-def exit_code(result: Result) -> ExitCode:
-    """0 for a commit that was named with the confidence asked for, 3 for none."""
-    return ExitCode.PASS if result.verdict == "found" else ExitCode.NO_VERDICT
+Show = Callable[[BisectState, str], None]
+"""Receives the state and a description of the next action."""
 
 
-def history_of(state: State) -> History:
-    """The range, as the search wants it."""
+def exit_code(result: BisectResult) -> ExitCode:
+    """0 if a commit was named with the required confidence, else 3."""
+    return ExitCode.PASS if result.outcome == "found" else ExitCode.NO_VERDICT
+
+
+def history_of(state: BisectState) -> History:
+    """The range as a `History`."""
     return History([one.commit for one in state.history], [one.parents for one in state.history])
 
 
-def tallies(state: State) -> tuple[dict[str, Tally], Tally, set[str]]:
-    """Verdicts by commit, verdicts on the good revision, and commits that cannot be tested.
+def count_outcomes(state: BisectState) -> tuple[dict[str, OutcomeCounts], OutcomeCounts, set[str]]:
+    """Outcomes by commit, outcomes of the good revision, and commits that cannot be probed.
 
-    A commit that failed to build or import no more often than it was judged is tried again; its verdicts stand in any case.
+    A commit that failed to build or import no more often than it was classified is retried; its outcomes count either way.
     """
-    counted: dict[str, Tally] = {}
+    counted: dict[str, OutcomeCounts] = {}
     failed: Counter[str] = Counter()
     for probe in state.probes:
-        if probe.purpose not in EVIDENCE:
+        if probe.purpose not in SEARCH_PURPOSES:
             continue
         if probe.outcome == "skip":
             failed[probe.commit] += 1
             continue
-        before = counted.get(probe.commit, Tally())
-        counted[probe.commit] = Tally(before.good + (probe.outcome == "good"), before.bad + (probe.outcome == "bad"))
+        before = counted.get(probe.commit, OutcomeCounts())
+        counted[probe.commit] = OutcomeCounts(
+            before.good + (probe.outcome == "good"), before.bad + (probe.outcome == "bad")
+        )
 
-    def judged(commit: str) -> int:
-        tally = counted.get(commit, Tally())
-        return tally.good + tally.bad
-
-    return counted, counted.get(state.spec.good, Tally()), {c for c, times in failed.items() if times > judged(c)}
+    skipped = {c for c, times in failed.items() if times > counted.get(c, OutcomeCounts()).total}
+    return counted, counted.get(state.spec.good, OutcomeCounts()), skipped
 
 
 class Session:
     """One bisection."""
 
-    def __init__(self, folder: Folder, state: State, prober: Prober, repository: Repository, show: Show) -> None:
+    def __init__(
+        self, folder: BisectFolder, state: BisectState, prober: Prober, repository: Repository, show: Show
+    ) -> None:
         self._folder, self._prober, self._repository, self._show = folder, prober, repository, show
         self.state = state
         self._history = history_of(state)
 
-    def run(self) -> State:
-        """Bisect, from wherever it stands, and return the state with its result.
+    def run(self) -> BisectState:
+        """Bisect from the current state, and return the state with its result.
 
         Raises:
-            UsageError: an end is not what it was said to be, or cannot be tested.
-            BrokenEnvironment: commits cannot be tested, for no fault of theirs. The same session may go on later.
+            UsageError: an end is not what the user stated, or cannot be probed.
+            BrokenEnvironment: commits cannot be probed through no fault of their own. The session can be resumed later.
         """
         if self.state.result is None:
             self._prove("good")
@@ -88,13 +96,13 @@ class Session:
             while isinstance(step := self._next(), NextProbe):
                 self._probe(step.commit, step.purpose)
             if isinstance(step, Found):
-                self._look_around()
+                self._scan()
             result = self._result(step)
             self._set(self.state.model_copy(update={"result": result}))
         return self.state
 
-    def _next(self) -> NextProbe | Found | Hidden | Lost:
-        counted, good, skipped = tallies(self.state)
+    def _next(self) -> NextProbe | Found | Ambiguous | TooFlaky:
+        counted, good, skipped = count_outcomes(self.state)
         return next_step(self._history, counted, skipped, good, self.state.spec.confidence)
 
     def _prove(self, end: Literal["good", "bad"]) -> None:
@@ -102,47 +110,47 @@ class Session:
         commit = spec.good if end == "good" else spec.bad
         purpose: Purpose = "good end" if end == "good" else "bad end"
         while True:
-            # Not what was judged later: an end that was proven stays so when a bisection is gone on with.
+            # Only this end's own probes: an end that was established stays so when a bisection is resumed.
             outcomes = [probe.outcome for probe in self.state.probes if probe.purpose == purpose]
-            counted = Tally(outcomes.count("good"), outcomes.count("bad"))
-            said = proof(counted, end, spec.repeats)
-            if said == "proven":
+            count = OutcomeCounts(outcomes.count("good"), outcomes.count("bad"))
+            proven = proof(count, end, spec.repeats)
+            if proven == "proven":
                 return
-            if said == "more":
+            if proven == "more":
                 self._probe(commit, purpose)
                 continue
             last = [probe for probe in self.state.probes if probe.commit == commit][-1]
-            seen = f"judged good {counted.good} and bad {counted.bad} times; last: {_seen(last)}"
-            # Begin anew at the next start: what is wrong may be mended until then.
+            seen = f"{count.good} probes good and {count.bad} bad; last: {_describe(last)}"
+            # Start again next time: the cause may have been fixed by then.
             self._set(self.state.model_copy(update={"probes": ()}))
-            if said == "flaky":
+            if proven == "flaky":
                 raise UsageError(
-                    f"the {end} revision {commit[:12]} is too flaky to tell: {seen}.",
-                    f"one that is judged {end} more often than not",
-                    "choose calls that tell it more clearly, with --condition or --pack",
+                    f"the {end} revision {commit[:12]} is too flaky to classify: {seen}.",
+                    f"one that comes out {end} more often than not",
+                    "choose calls that show the error more clearly, with --condition or --pack",
                 )
             raise UsageError(
                 f"the {end} revision {commit[:12]} is not {end}: {seen}.",
-                f"a revision that is judged {end}",
-                "check --good and --bad; to hold errors against the good revision's own, give --against good"
+                f"a revision that comes out {end}",
+                "check --good and --bad; to compare errors with the good revision's own, give --against good"
                 if end == "good"
-                else "check --bad, or ask for calls that show the error, with --condition or --pack",
+                else "check --bad, or choose calls that show the error, with --condition or --pack",
             )
 
-    def _probe(self, commit: str, purpose: Purpose, name_bug: bool = False) -> Probe:
+    def _probe(self, commit: str, purpose: Purpose, name_bug: bool = False) -> CommitProbe:
         self._check_environment(purpose)
         number = len(self.state.probes) + 1
         self._show(self.state, f"{purpose}: {commit[:12]}")
         self._folder.log(number).unlink(missing_ok=True)
         measured = self._prober.probe(commit, self._folder.log(number), name_bug)
-        judged = judge(measured, self.state.spec, self._good_measurements() or [measured])
-        if judged.outcome == "skip" and purpose in ("good end", "bad end"):
+        outcome = outcome_of(measured, self.state.spec, self._good_measurements() or [measured])
+        if outcome.outcome == "skip" and purpose in ("good end", "bad end"):
             raise UsageError(
-                f"the {purpose.removesuffix(' end')} revision {commit[:12]} cannot be tested: {judged.reason}",
-                "ends of the range that build, import and can be judged",
+                f"the {purpose.removesuffix(' end')} revision {commit[:12]} cannot be probed: {outcome.reason}",
+                "both ends of the range build, import and can be classified",
                 f"check --build, --kernel and --source, or --run-arg; see {self._folder.log(number)}",
             )
-        return self._record(number, commit, purpose, measured, judged)
+        return self._record(number, commit, purpose, measured, outcome)
 
     def _check_environment(self, purpose: Purpose) -> None:
         run = 0
@@ -150,28 +158,30 @@ class Session:
             if probe.outcome != "skip":
                 break
             run += 1
-        if run < CANARY or purpose == "environment":
+        if run < SKIPS_BEFORE_CANARY or purpose == "environment":
             return
         commit = self.state.spec.good
         number = len(self.state.probes) + 1
-        self._show(self.state, f"environment: {commit[:12]}, after {run} commits that cannot be tested")
+        self._show(self.state, f"environment: {commit[:12]}, after {run} commits that cannot be probed")
         measured = self._prober.probe(commit, self._folder.log(number))
-        judged = judge(measured, self.state.spec, self._good_measurements())
-        if judged.outcome == "skip":
+        outcome = outcome_of(measured, self.state.spec, self._good_measurements())
+        if outcome.outcome == "skip":
             kept = self.state.probes[: len(self.state.probes) - run]
             self._set(self.state.model_copy(update={"probes": kept}))
             raise BrokenEnvironment(
-                f"the good revision {commit[:12]} could be tested and now cannot be: {judged.reason}",
+                f"the good revision {commit[:12]} could be probed before and cannot be now: {outcome.reason}",
                 "a machine that still builds and imports it",
-                f"see {self._folder.log(number)} and mend it; the same command then goes on, and tests the last {run} again",
+                f"see {self._folder.log(number)}; once it is fixed, the same command resumes and repeats the last {run} probes",
             )
-        self._record(number, commit, "environment", measured, judged)
+        self._record(number, commit, "environment", measured, outcome)
 
-    def _record(self, number: int, commit: str, purpose: Purpose, measured: Measurement, judged: ProbeOutcome) -> Probe:
+    def _record(
+        self, number: int, commit: str, purpose: Purpose, measured: Measurement, outcome: ProbeOutcome
+    ) -> CommitProbe:
         self._folder.write_measurement(number, measured)
-        probe = Probe(
-            number=number, commit=commit, purpose=purpose, outcome=judged.outcome, reason=judged.reason, worst=judged.worst,
-            where=judged.where, seconds=measured.seconds, build_seconds=measured.build_seconds,
+        probe = CommitProbe(
+            number=number, commit=commit, purpose=purpose, outcome=outcome.outcome, reason=outcome.reason, worst=outcome.worst,
+            where=outcome.where, seconds=measured.seconds, build_seconds=measured.build_seconds,
         )  # fmt: skip
         self._set(self.state.model_copy(update={"probes": (*self.state.probes, probe)}))
         return probe
@@ -185,8 +195,8 @@ class Session:
         ]
         return [m for m in map(self._folder.measurement, numbers) if m is not None]
 
-    def _look_around(self) -> None:
-        """Probe commits spread over the history, for its error profile and for other transitions."""
+    def _scan(self) -> None:
+        """Probe commits spread over the history, for the error profile and to find other transitions."""
         seen = {p.commit for p in self.state.probes if p.purpose != "scan"}
         free = [commit for commit in self._history.commits if commit not in seen]
         most = min(self.state.spec.scan, len(free))
@@ -196,39 +206,39 @@ class Session:
             if commit not in done:
                 self._probe(commit, "scan")
 
-    def _result(self, step: Found | Hidden | Lost) -> Result:
-        counted, good, skipped = tallies(self.state)
-        belief: Belief = believe(self._history, counted, good)
-        repeated = [t for t in counted.values() if t.good + t.bad > 1]
+    def _result(self, step: Found | Ambiguous | TooFlaky) -> BisectResult:
+        counted, good, skipped = count_outcomes(self.state)
+        belief = believe(self._history, counted, good)
+        repeated = [count for count in counted.values() if count.total > 1]
         candidates = (step.commit,) if isinstance(step, Found) else step.commits
-        result = Result(
-            verdict="found" if isinstance(step, Found) else "hidden" if isinstance(step, Hidden) else "lost",
+        result = BisectResult(
+            outcome="found" if isinstance(step, Found) else "ambiguous" if isinstance(step, Ambiguous) else "flaky",
             candidates=candidates, confidence=step.confidence, flips=(belief.good_flips, belief.bad_flips),
-            repeated=sum(t.good + t.bad for t in repeated), flipped=sum(min(t.good, t.bad) for t in repeated),
-            notes=self._notes(candidates, counted, skipped),
+            repeated=sum(count.total for count in repeated), flipped=sum(min(count.good, count.bad) for count in repeated),
+            notes=self._notes(counted, skipped),
         )  # fmt: skip
         return result if not isinstance(step, Found) else self._named(result, counted)
 
-    def _named(self, result: Result, counted: dict[str, Tally]) -> Result:
+    def _named(self, result: BisectResult, counted: dict[str, OutcomeCounts]) -> BisectResult:
         spec, commit = self.state.spec, result.candidates[0]
-        note = self._repository.describe(commit)
+        info = self._repository.describe(commit)
         good = self._good_measurements()
-        parent = next((m for p in note.parents for m in self._measurements(p) if m.status == "measured"), None)
+        parent = next((m for p in info.parents for m in self._measurements(p) if m.status == "measured"), None)
         measured = next((m for m in self._measurements(commit) if m.status == "measured"), None)
         if measured is not None and measured.rows:
             number = self._probe(commit, "name", name_bug=True).number
             measured = self._folder.measurement(number) or measured
-        shown = [(commit, "it"), *((p, f"its parent {p[:12]}") for p in note.parents)]
-        checked = "; ".join(f"{what} {_judged(counted.get(c))}" for c, what in shown)
-        update: dict[str, object] = {"commit": note, "checked": checked}
+        shown = [(commit, "the commit"), *((p, f"its parent {p[:12]}") for p in info.parents)]
+        checked = "; ".join(f"{what} {_describe_counts(counted.get(c))}" for c, what in shown)
+        update: dict[str, object] = {"commit": info, "checked": checked}
         if measured is not None:
             update["findings"] = measured.findings
             update["changes"] = changes(measured, parent, spec, good)
-            update["notes"] = (*result.notes, *self._later(measured, good))
+            update["notes"] = (*result.notes, *self._later_regression(measured, good))
         return result.model_copy(update=update)
 
-    def _later(self, measured: Measurement, good: Sequence[Measurement]) -> tuple[str, ...]:
-        """What fails at the bad revision and not at the commit: another regression after it."""
+    def _later_regression(self, measured: Measurement, good: Sequence[Measurement]) -> tuple[str, ...]:
+        """What fails at the bad revision but not at the commit: another regression after it."""
         last = next((m for m in self._measurements(self.state.spec.bad) if m.rows), None)
         if last is None:
             return ()
@@ -236,15 +246,15 @@ class Session:
         if not more:
             return ()
         return (
-            f"the bad revision also fails where this commit does not ({'; '.join(more)}): another regression lies after it",
+            f"the bad revision also fails where this commit does not ({'; '.join(more)}): there is another regression after it",
         )
 
-    def _notes(self, candidates: Sequence[str], counted: dict[str, Tally], skipped: set[str]) -> tuple[str, ...]:
-        judged = dict(counted)
+    def _notes(self, counted: dict[str, OutcomeCounts], skipped: set[str]) -> tuple[str, ...]:
+        classified = dict(counted)
         for probe in self.state.probes:
             if probe.purpose == "scan" and probe.outcome != "skip":
-                judged[probe.commit] = Tally(int(probe.outcome == "good"), int(probe.outcome == "bad"))
-        inside = {c: t for c, t in judged.items() if c in self._history.index and t.good != t.bad}
+                classified[probe.commit] = OutcomeCounts(int(probe.outcome == "good"), int(probe.outcome == "bad"))
+        inside = {c: t for c, t in classified.items() if c in self._history.index and t.good != t.bad}
         notes = []
         bad = [c for c, t in inside.items() if t.is_bad]
         for commit in sorted((c for c, t in inside.items() if not t.is_bad), key=lambda c: self._history.index[c]):
@@ -254,40 +264,39 @@ class Session:
                 first = min(worse, key=lambda c: self._history.index[c])
                 notes.append(
                     f"the history is not monotone: {first[:12]} is bad and its descendant {commit[:12]} is good, so a "
-                    "regression was mended between them, and what was named is one of several"
+                    "regression was fixed between them, and the named commit is one of several culprits"
                 )
                 break
         else:
-            notes.append(f"the history is monotone as far as the {len(inside)} commits show that were judged")
+            notes.append(f"the history is monotone as far as the {len(inside)} classified commits show")
         if skipped:
-            notes.append(f"{len(skipped)} commits could not be tested")
+            notes.append(f"{len(skipped)} commits could not be probed")
         return tuple(notes)
 
-    def _set(self, state: State) -> None:
+    def _set(self, state: BisectState) -> None:
         self.state = state
         self._folder.write(state)
         self._show(state, "")
 
 
-def _judged(tally: Tally | None) -> str:
-    if tally is None:
-        return "was not tested"
-    many = tally.good + tally.bad
-    word, count = ("bad", tally.bad) if tally.is_bad else ("good", tally.good)
-    return f"was judged {word} {count} of {many} times"
+def _describe_counts(count: OutcomeCounts | None) -> str:
+    if count is None:
+        return "was not probed"
+    word, times = ("bad", count.bad) if count.is_bad else ("good", count.good)
+    return f"was {word} in {times} of {count.total} probes"
 
 
-def _seen(probe: Probe) -> str:
+def _describe(probe: CommitProbe) -> str:
     if probe.worst is None:
         return probe.reason or probe.outcome
     worst = "not finite" if not math.isfinite(probe.worst) else f"{probe.worst:.2g} times its limit"
     return f"{probe.where}, {worst}"
 
 
-def new_state(spec: Spec, repository: Repository, command: str) -> State:
-    """A bisection that has not begun.
+def new_state(spec: BisectSpec, repository: Repository, command: str) -> BisectState:
+    """The state of a new bisection.
 
     Raises:
-        UsageError: there is no range between the revisions.
+        UsageError: the revisions span no range.
     """
-    return State(spec=spec, command=command, history=repository.between(spec.good, spec.bad, spec.first_parent))
+    return BisectState(spec=spec, command=command, history=repository.between(spec.good, spec.bad, spec.first_parent))

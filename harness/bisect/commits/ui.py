@@ -1,4 +1,4 @@
-"""A bisection on the terminal: a live table, plain lines where there is none, and the result in words."""
+"""A bisection on the terminal: a live table, plain lines without a terminal, and the result as text."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.harness.bisect.commits.search import believe
-from assay.harness.bisect.commits.session import EVIDENCE, history_of, tallies
-from assay.harness.bisect.commits.state import Probe, Result, State
-from assay.harness.localize.diagnose import some
+from assay.harness.bisect.commits.session import SEARCH_PURPOSES, count_outcomes, history_of
+from assay.harness.bisect.commits.state import BisectResult, BisectState, CommitProbe
+from assay.harness.text import some
 
 _SHOWN = 12
 _COLOURS = {"good": "green", "bad": "red", "skip": "yellow"}
 
 
-class Board(AbstractContextManager["Board"]):
-    """Shows a bisection as it goes. Called with the state and with what is done next, as `session.Show`."""
+class ProgressView(AbstractContextManager["ProgressView"]):
+    """Shows the progress of a bisection: called with the state and the next action, as `session.Show`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
-        self._said = 0
+        self._printed = 0
         self._begun = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -42,15 +42,15 @@ class Board(AbstractContextManager["Board"]):
         if self._live:
             self._live.stop()
 
-    def __call__(self, state: State, doing: str) -> None:
-        """Show a state; `doing` is what is done next, empty for nothing."""
+    def __call__(self, state: BisectState, doing: str) -> None:
+        """Show a state; `doing` describes the next action, empty for none."""
         if self._live:
             self._live.update(Group(table(state, _SHOWN), Text(progress(state)), Text(doing, style="dim")))
-        elif len(state.probes) > self._said:
-            self._say(state)
-        self._said = len(state.probes)
+        elif len(state.probes) > self._printed:
+            self._print_last(state)
+        self._printed = len(state.probes)
 
-    def _say(self, state: State) -> None:
+    def _print_last(self, state: BisectState) -> None:
         probe = state.probes[-1]
         text = " ".join(filter(None, [probe.purpose, probe.commit[:12], probe.outcome, error_of(probe), probe.reason]))
         self._console.print(
@@ -59,10 +59,10 @@ class Board(AbstractContextManager["Board"]):
         )  # fmt: skip
 
 
-def table(state: State, most: int) -> Table:
+def table(state: BisectState, most: int) -> Table:
     """The last probes of a bisection."""
     subjects = {one.commit: one.subject for one in state.history}
-    made = Table("probe", "for", "commit", "subject", "verdict", "worst own error / limit", "seconds", expand=True)
+    made = Table("probe", "for", "commit", "subject", "outcome", "worst own error / limit", "seconds", expand=True)
     for probe in state.probes[-most:]:
         made.add_row(
             str(probe.number), probe.purpose, probe.commit[:12], Text(subjects.get(probe.commit, "")[:60]),
@@ -72,33 +72,33 @@ def table(state: State, most: int) -> Table:
     return made
 
 
-def progress(state: State) -> str:
-    """Where a bisection is, in one line."""
+def progress(state: BisectState) -> str:
+    """The progress of a bisection, in one line."""
     history = history_of(state)
-    counted, good, skipped = tallies(state)
-    searched = sum(p.purpose in EVIDENCE for p in state.probes)
+    counted, good, skipped = count_outcomes(state)
+    searched = sum(p.purpose in SEARCH_PURPOSES for p in state.probes)
     text = f"{searched} probes, {len(skipped)} commits skipped; "
     if state.spec.bad not in counted:
-        return text + f"proving the ends of a range of {len(history)} commits"
+        return text + f"establishing the ends of a range of {len(history)} commits"
     belief = believe(history, counted, good)
     left = int(belief.consistent.sum())
     best = int(belief.weights.argmax())
-    candidates = f"{left} of {len(history)} commits left" if left else "verdicts contradict each other"
+    candidates = f"{left} of {len(history)} commits left" if left else "outcomes contradict each other"
     return text + f"{candidates}; likeliest {history.commits[best][:12]} with probability {belief.weights[best]:.3f}"
 
 
-def render(state: State, console: Console) -> None:
-    """Print the result of a bisection, or where it is."""
+def render(state: BisectState, console: Console) -> None:
+    """Print the result of a bisection, or its progress."""
     if state.result is None:
         console.print(table(state, _SHOWN))
         console.print(progress(state), markup=False, highlight=False, soft_wrap=True)
         return
-    for line in words(state, state.result):
+    for line in to_lines(state, state.result):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def words(state: State, result: Result) -> list[str]:
-    """A result in words, a line each."""
+def to_lines(state: BisectState, result: BisectResult) -> list[str]:
+    """The result as text, line by line."""
     lines = [headline(state, result)]
     if result.commit is not None:
         note = result.commit
@@ -125,25 +125,23 @@ def words(state: State, result: Result) -> list[str]:
     return lines
 
 
-def headline(state: State, result: Result) -> str:
+def headline(state: BisectState, result: BisectResult) -> str:
     """The result in one sentence."""
     many = len(state.history)
-    if result.verdict == "found":
+    if result.outcome == "found":
+        return f"{result.candidates[0][:12]} is the culprit among {many} commits, with probability {result.confidence:.4f}."
+    if result.outcome == "ambiguous":
         return (
-            f"{result.candidates[0][:12]} is the culprit, of {many} commits, with probability {result.confidence:.4f}."
+            f"The culprit is one of {len(result.candidates)} commits, with probability {result.confidence:.4f}: the commits "
+            "between them cannot be probed, so they are indistinguishable."
         )
-    if result.verdict == "hidden":
-        return (
-            f"The culprit is one of {len(result.candidates)} commits, with probability {result.confidence:.4f}: those between "
-            "them cannot be tested, so they cannot be told apart."
-        )
-    return f"No commit could be named: verdicts are too flaky. The likeliest of {many} has probability {result.confidence:.4f}."
+    return f"No commit could be named: outcomes are too flaky. The likeliest of {many} has probability {result.confidence:.4f}."
 
 
-def newly(result: Result) -> list[str]:
-    """What fails at the commit and not before it, in words; axes all of whose values do are named together."""
+def newly(result: BisectResult) -> list[str]:
+    """What fails at the commit but not before it; axes on which all values do share a line."""
     lines = []
-    whole = []
+    complete = []
     for change in result.changes:
         if not change.new:
             continue
@@ -151,16 +149,16 @@ def newly(result: Result) -> list[str]:
             chosen, of = [int(v) for v in change.new], [int(v) for v in change.values]
             lines.append(f"Newly out of bounds: {some(change.axis, chosen, of)}.")
         elif change.new == change.values:
-            whole.append(change.axis)
+            complete.append(change.axis)
         else:
             rest = [v for v in change.values if v not in change.failing]
             right = f"; never at {', '.join(rest)}" if rest else ""
             lines.append(f"Newly out of bounds by {change.axis}: {', '.join(change.new)}{right}.")
-    return [*lines, *([f"Newly out of bounds at every value of: {', '.join(whole)}."] if whole else [])]
+    return [*lines, *([f"Newly out of bounds at every value of: {', '.join(complete)}."] if complete else [])]
 
 
-def effort(state: State, result: Result) -> str:
-    """What the answer cost, and what its probability rests on."""
+def effort(state: BisectState, result: BisectResult) -> str:
+    """The cost of the result, and what its probability rests on."""
     counts = {
         kind: sum(p.purpose == kind for p in state.probes) for kind in dict.fromkeys(p.purpose for p in state.probes)
     }
@@ -169,13 +167,13 @@ def effort(state: State, result: Result) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     return (
         f"{len(state.probes)} probes ({kinds}; {skips} of them skipped), {seconds[len(seconds) // 2]:.2f} s each (median). "
-        f"Verdicts on commits that were judged more than once: {result.repeated}, {result.flipped} of them outvoted; "
-        f"estimated flips: {result.flips[0]:.1%} of good commits, {result.flips[1]:.1%} of bad ones."
+        f"Repeated probes of a commit: {result.repeated}, {result.flipped} of them outvoted; estimated misclassification: "
+        f"{result.flips[0]:.1%} of good commits, {result.flips[1]:.1%} of bad ones."
     )
 
 
-def error_of(probe: Probe) -> str:
-    """A probe's worst error as a multiple of its limit, in words; empty where it has none."""
+def error_of(probe: CommitProbe) -> str:
+    """A probe's worst error as a multiple of its limit; empty if it has none."""
     if probe.worst is None:
         return ""
     return "not finite" if not math.isfinite(probe.worst) else f"{probe.worst:.3g}"

@@ -13,10 +13,10 @@ from assay.harness import cli
 from assay.harness.bisect.layer_task import LayerBisect
 from assay.harness.errors import ExitCode
 
-pytestmark = [pytest.mark.server, pytest.mark.interpreter]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 KERNELS = """
 from assay.harness.attention.faults import fault
-kernel = fault("causal mask top-left", layers=[1])
+kernel = fault("mask-top-left", layers=[1])
 """
 
 
@@ -41,5 +41,5 @@ def test_the_seeded_layer_is_found(
     for probe in result.probes:
         assert probe.with_prefix == result.prompts, "the fault is where a prefix is cached"
         assert probe.outcome == ("wrong" if 1 in probe.candidate else "right")
-    assert json.loads(text)["schema"] == "assay.bisect-layers/1"
+    assert json.loads(text)["schema"] == "assay.bisect-layers/2"
     assert "layer 1 of 0-3: must run torch_native" in capsys.readouterr().out

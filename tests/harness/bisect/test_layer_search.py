@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.bisect.layer_search import Search, ddmin, find_layers, lead_needed, most_answers, spans
+from assay.harness.bisect.layer_search import SearchResult, ddmin, find_layers, lead_needed, max_answers, spans
 
 LAYERS = tuple(range(32))
+ALPHA = 0.05
 guilty_sets = st.frozensets(st.sampled_from(LAYERS), min_size=1)
 Task = Callable[[frozenset[int]], bool]
 
@@ -32,8 +33,8 @@ def asked_once(task: Task) -> Task:
     return probe
 
 
-def found(search: Search) -> frozenset[int]:
-    assert search.verdict == "found", search.why
+def found(search: SearchResult) -> frozenset[int]:
+    assert search.outcome == "found", search.why
     return frozenset(one.layer for one in search.restored)
 
 
@@ -45,17 +46,17 @@ def check_needed(task: Task, restored: frozenset[int], layers: tuple[int, ...] =
 
 @given(guilty_sets)
 def test_guilty_layers_are_found_exactly(guilty: frozenset[int]) -> None:
-    search = find_layers(LAYERS, asked_once(alone(guilty)))
+    search = find_layers(LAYERS, asked_once(alone(guilty)), 0.0, ALPHA)
     assert found(search) == guilty
     assert search.monotone
     assert all(one.alone in (True, None if len(guilty) > 4 else True) for one in search.restored)
-    assert search.probes == len(search.asked)
+    assert search.probes == len(search.probed)
 
 
 @given(st.frozensets(st.sampled_from(LAYERS), min_size=2, max_size=2))
 def test_two_layers_that_fail_only_together(pair: frozenset[int]) -> None:
     task: Task = lambda candidate: not pair <= candidate  # noqa: E731
-    search = find_layers(LAYERS, asked_once(task))
+    search = find_layers(LAYERS, asked_once(task), 0.0, ALPHA)
     (one,) = search.restored
     check_needed(task, found(search))
     assert not one.alone
@@ -66,7 +67,7 @@ def test_two_layers_that_fail_only_together(pair: frozenset[int]) -> None:
 @given(st.lists(st.frozensets(st.sampled_from(LAYERS), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_every_set_of_layers_that_fails_together_is_hit_by_what_is_restored(groups: list[frozenset[int]]) -> None:
     task: Task = lambda candidate: not any(group <= candidate for group in groups)  # noqa: E731
-    search = find_layers(LAYERS, asked_once(task))
+    search = find_layers(LAYERS, asked_once(task), 0.0, ALPHA)
     check_needed(task, found(search))
     assert search.monotone
     for one in search.restored:
@@ -77,13 +78,13 @@ def test_every_set_of_layers_that_fails_together_is_hit_by_what_is_restored(grou
 
 
 def test_small_errors_that_add_up_are_not_blamed_on_a_few() -> None:
-    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 10))
+    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 10), 0.0, ALPHA)
     assert len(search.restored) == 23
     assert not any(one.alone or one.partners for one in search.restored)
 
 
 def test_more_partners_than_are_looked_for() -> None:
-    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 31))
+    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 31), 0.0, ALPHA)
     assert len(search.restored) == 2
     assert not any(one.alone or one.partners for one in search.restored)
 
@@ -93,7 +94,7 @@ def test_a_layer_that_is_healed_by_another_is_not_restored() -> None:
     def task(candidate: frozenset[int]) -> bool:
         return 7 not in candidate and (1 not in candidate or 5 in candidate)
 
-    search = find_layers(range(8), asked_once(task))
+    search = find_layers(range(8), asked_once(task), 0.0, ALPHA)
     assert found(search) == {7}
     assert not search.monotone
 
@@ -103,7 +104,7 @@ def test_errors_that_cancel_end_in_layers_that_are_all_needed(layers: list[int])
     def task(candidate: frozenset[int]) -> bool:
         return 7 not in candidate and len(candidate & {2, 5}) != 1
 
-    search = find_layers(layers, asked_once(task))
+    search = find_layers(layers, asked_once(task), 0.0, ALPHA)
     check_needed(task, found(search), tuple(layers))
     assert 7 in found(search)
 
@@ -113,10 +114,10 @@ def test_whatever_the_answers_are_each_restored_layer_is_needed(draw: random.Ran
     layers = tuple(range(7))
     right = {frozenset(some): draw.random() < 0.5 for size in range(8) for some in combinations(layers, size)}
     right[frozenset()], right[frozenset(layers)] = True, False
-    search = find_layers(layers, asked_once(right.__getitem__))
+    search = find_layers(layers, asked_once(right.__getitem__), 0.0, ALPHA)
     check_needed(right.__getitem__, found(search), layers)
     if search.monotone:
-        asked = {one.candidate: bool(one.right) for one in search.asked}
+        asked = {one.candidate: bool(one.right) for one in search.probed}
         assert not any(asked[big] for small in asked if not asked[small] for big in asked if small < big)
 
 
@@ -136,18 +137,18 @@ def test_whatever_the_answers_are_each_restored_layer_is_needed(draw: random.Ran
     ],
 )
 def test_probes_over_32_layers(name: str, guilty: set[int], most: int) -> None:
-    assert find_layers(LAYERS, alone(frozenset(guilty))).probes <= most, name
+    assert find_layers(LAYERS, alone(frozenset(guilty)), 0.0, ALPHA).probes <= most, name
 
 
 def test_nothing_is_found_where_all_layers_are_right() -> None:
-    search = find_layers(LAYERS, lambda candidate: True)
-    assert (search.verdict, search.restored, search.probes) == ("nothing", (), 2)
-    assert "does not fail even with the candidate in all 32 layers" in search.why
+    search = find_layers(LAYERS, lambda candidate: True, 0.0, ALPHA)
+    assert (search.outcome, search.restored, search.probes) == ("nothing", (), 2)
+    assert "is right even with the candidate in all 32 layers" in search.why
 
 
 def test_there_is_no_verdict_where_the_reference_fails() -> None:
-    search = find_layers(LAYERS, lambda candidate: False)
-    assert (search.verdict, search.restored, search.probes) == ("inconclusive", (), 1)
+    search = find_layers(LAYERS, lambda candidate: False, 0.0, ALPHA)
+    assert (search.outcome, search.restored, search.probes) == ("inconclusive", (), 1)
     assert "too noisy" in search.why
 
 
@@ -161,24 +162,24 @@ def test_noisy_answers_are_repeated_until_the_error_is_below_alpha(noise: float)
     wrong = undecided = 0
     for seed in range(200):
         guilty = frozenset(random.Random(seed).sample(LAYERS, 1 + seed % 4))
-        search = find_layers(LAYERS, noisy(alone(guilty), noise, seed), noise=noise, alpha=0.05)
-        undecided += search.verdict == "inconclusive"
-        wrong += search.verdict != "inconclusive" and frozenset(one.layer for one in search.restored) != guilty
+        search = find_layers(LAYERS, noisy(alone(guilty), noise, seed), noise, ALPHA)
+        undecided += search.outcome == "inconclusive"
+        wrong += search.outcome != "inconclusive" and frozenset(one.layer for one in search.restored) != guilty
     assert wrong <= 10, "5 % of 200"
     assert undecided <= 10, "5 % of 200"
 
 
 def test_one_answer_is_not_enough_where_there_is_noise() -> None:
-    searches = [find_layers(LAYERS, noisy(alone(frozenset({9})), 0.2, seed)) for seed in range(50)]
+    searches = [find_layers(LAYERS, noisy(alone(frozenset({9})), 0.2, seed), 0.0, ALPHA) for seed in range(50)]
     right = [[one.layer for one in search.restored] == [9] for search in searches]
     assert sum(right) < 25, "else the test of noisy answers shows nothing"
 
 
 def test_more_noise_than_stated_is_no_verdict() -> None:
     draw = random.Random(1)
-    search = find_layers(LAYERS, lambda candidate: draw.random() < 0.5 if candidate else True, noise=0.01)
-    assert search.verdict == "inconclusive"
-    assert "more noise than the 1% that the floor explains" in search.why
+    search = find_layers(LAYERS, lambda candidate: draw.random() < 0.5 if candidate else True, 0.01, ALPHA)
+    assert search.outcome == "inconclusive"
+    assert "noise exceeds the 1% that the floor explains" in search.why
 
 
 def ruin(noise: float, lead: int) -> float:
@@ -205,19 +206,19 @@ def test_the_lead_is_the_smallest_that_keeps_the_error(noise: float, error: floa
 
 
 def test_a_deterministic_floor_asks_once() -> None:
-    assert lead_needed(0.0, 1e-9) == most_answers(0.0, 1e-9) == 1
+    assert lead_needed(0.0, 1e-9) == max_answers(0.0, 1e-9) == 1
 
 
 @pytest.mark.parametrize("noise", [0.5, 0.9, -0.1])
 def test_noise_that_no_repeats_help_against_is_refused(noise: float) -> None:
     with pytest.raises(ValueError, match="noise"):
-        find_layers(LAYERS, lambda candidate: True, noise=noise)
+        find_layers(LAYERS, lambda candidate: True, noise, ALPHA)
 
 
 @pytest.mark.parametrize("layers", [(), (1, 1)])
 def test_layers_that_are_none_or_double_are_refused(layers: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="expected at least one, and none twice"):
-        find_layers(layers, lambda candidate: True)
+    with pytest.raises(ValueError, match="expected at least one, without repetition"):
+        find_layers(layers, lambda candidate: True, 0.0, ALPHA)
 
 
 def test_ddmin_finds_what_is_needed_among_many() -> None:

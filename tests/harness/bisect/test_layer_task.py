@@ -5,16 +5,16 @@ from math import comb
 import pytest
 
 from assay.evals.questions import prompt_hash
-from assay.harness.bisect.layer_search import Restored, Search, LayersTried
+from assay.harness.bisect.layer_search import ProbedSet, RestoredLayer, SearchResult
 from assay.harness.bisect.layer_task import (
     ProbeRecord,
+    answer_noise,
     can_fail,
-    choose,
+    choose_criterion,
+    compare_with_reference,
     fewest_prompts,
-    finding,
-    judge,
-    marks,
-    noise_of,
+    layer_finding,
+    right_prompts,
 )
 from assay.harness.evidence.records import Item
 from assay.harness.stats.paired import mcnemar_exact
@@ -27,23 +27,23 @@ RIGHT = [f"Answer: {item.expected}" for item in ITEMS]
 
 def test_answers_are_right_by_their_letter_and_texts_by_the_references_own() -> None:
     texts = ["So, Answer: A", "Answer: A", *RIGHT[2:15], "no letter"]
-    assert marks("answers", ITEMS, RIGHT, texts) == [True, False, *[True] * 13, False]
-    assert marks("text", ITEMS, RIGHT, texts) == [False, False, *[True] * 13, False]
+    assert right_prompts("answers", ITEMS, RIGHT, texts) == [True, False, *[True] * 13, False]
+    assert right_prompts("text", ITEMS, RIGHT, texts) == [False, False, *[True] * 13, False]
 
 
 def test_a_set_is_wrong_once_its_loss_is_significant() -> None:
     reference = [True] * 16
-    assert judge(reference, [False] * 4 + [True] * 12, 0.05).outcome == "right"
-    judged = judge(reference, [False] * 5 + [True] * 11, 0.05)
+    assert compare_with_reference(reference, [False] * 4 + [True] * 12, 0.05).outcome == "right"
+    judged = compare_with_reference(reference, [False] * 5 + [True] * 11, 0.05)
     assert (judged.outcome, judged.right, judged.lost, judged.gained) == ("wrong", 11, 5, 0)
     assert judged.p == 0.5**5
 
 
 def test_flips_in_both_directions_are_no_loss() -> None:
     reference = [True] * 8 + [False] * 8
-    assert judge(reference, [False] * 5 + [True] * 8 + [False] * 3, 0.05).outcome == "right"
-    assert judge(reference, [False] * 5 + [True] * 3 + [False] * 8, 0.05).outcome == "wrong"
-    assert judge(reference, [not right for right in reference], 0.05).outcome == "right"
+    assert compare_with_reference(reference, [False] * 5 + [True] * 8 + [False] * 3, 0.05).outcome == "right"
+    assert compare_with_reference(reference, [False] * 5 + [True] * 3 + [False] * 8, 0.05).outcome == "wrong"
+    assert compare_with_reference(reference, [not right for right in reference], 0.05).outcome == "right"
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.05, 0.01, 0.5**7])
@@ -56,17 +56,17 @@ def test_noise_is_the_chance_that_flips_alone_are_significant() -> None:
     # Of 64 prompts asked twice none flipped: at most 1 - 0.05^(1/64) flip, and 5 or more of 32 must, to be significant.
     rate = 1 - 0.05 ** (1 / 64)
     tail = 1 - sum(comb(32, k) * rate**k * (1 - rate) ** (32 - k) for k in range(5))
-    assert noise_of(0, 64, 32, 0.05) == pytest.approx(tail)
-    assert noise_of(0, 64, 32, 0.05) < noise_of(1, 64, 32, 0.05) <= noise_of(20, 64, 32, 0.05) == 0.05
+    assert answer_noise(0, 64, 32, 0.05) == pytest.approx(tail)
+    assert answer_noise(0, 64, 32, 0.05) < answer_noise(1, 64, 32, 0.05) <= answer_noise(20, 64, 32, 0.05) == 0.05
 
 
 def test_answers_are_gone_by_if_the_reference_knows_them() -> None:
-    assert choose(ITEMS, RIGHT, 0.05) == ("answers", "the reference is right on 16 of 16 questions")
-    assert choose(ITEMS, RIGHT[:9] + [""] * 7, 0.05)[0] == "answers"
+    assert choose_criterion(ITEMS, RIGHT, 0.05) == ("answers", "the reference is right on 16 of 16 questions")
+    assert choose_criterion(ITEMS, RIGHT[:9] + [""] * 7, 0.05)[0] == "answers"
 
 
 def test_text_is_gone_by_if_the_reference_only_guesses() -> None:
-    by, why = choose(ITEMS, ["Answer: A"] * 16, 0.05)
+    by, why = choose_criterion(ITEMS, ["Answer: A"] * 16, 0.05)
     assert by == "text"
     assert "right on 4 of 16" in why
     assert not can_fail("answers", 7, 16, 0.05), "7 of 16 come by guessing too"
@@ -84,13 +84,15 @@ def record(candidate: set[int], lost: int) -> ProbeRecord:
 def test_the_finding_says_where_and_by_how_much() -> None:
     kept = [record({0, 2}, 6), record({0, 2}, 1), record({0, 2}, 2), record({0, 2}, 0)]
     probes = [record(set(), 0), record({0, 1, 2, 3}, 27), *kept]
-    restored = (Restored(1, True), Restored(3, False, (0, 2)))
+    restored = (RestoredLayer(1, True), RestoredLayer(3, False, (0, 2)))
     asked = (
-        LayersTried(frozenset(), 1, 0),
-        LayersTried(frozenset(range(4)), 0, 1),
-        LayersTried(frozenset({0, 2}), 3, 1),
+        ProbedSet(frozenset(), 1, 0),
+        ProbedSet(frozenset(range(4)), 0, 1),
+        ProbedSet(frozenset({0, 2}), 3, 1),
     )
-    made = finding(Search("found", "", restored, False, asked), probes, "answers", ("triton", "mine"), "assay bisect")
+    made = layer_finding(
+        SearchResult("found", "", restored, False, asked), probes, "answers", ("triton", "mine"), "assay bisect"
+    )
     assert made.where == "layers 1, 3 of 0-3"
     assert "must run triton" in made.diagnosis
     text = "\n".join(made.evidence)

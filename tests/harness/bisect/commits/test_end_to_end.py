@@ -15,14 +15,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness import cli
-from assay.harness.bisect.commits.state import Folder
-
-
-def assay(cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "assay", "bisect", *args], cwd=cwd, capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}, timeout=300,
-    )  # fmt: skip
+from assay.harness.bisect.commits.state import BisectFolder
 
 
 def here(monkeypatch: pytest.MonkeyPatch, cwd: Path, *args: str) -> int:
@@ -39,42 +32,51 @@ def index_of(path: Path) -> str:
     return hashlib.sha256((path / ".git" / "index").read_bytes()).hexdigest()
 
 
-def test_sixty_commits_some_unbuildable_killed_once(
+def blocking_build(folder: Path, run: int) -> str:
+    """A build that refuses broken sources, and whose nth run waits until ``folder/resume`` exists."""
+    return (
+        f"echo >> {folder}/builds; if [ $(wc -l < {folder}/builds) -eq {run} ]; then touch {folder}/blocked; "
+        f"while [ ! -e {folder}/resume ]; do sleep 0.05; done; fi; ! grep -q 'return ($' attn.py"
+    )
+
+
+def test_a_history_with_unbuildable_commits_killed_in_the_middle(
     histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rng = random.Random(5)
-    broken = {i for i in range(1, 59) if rng.random() < 0.1} - {40, 41}
-    made = histories.planted(tmp_path / "repo", histories.straight(60), 41, broken)
+    culprit = 21
+    made = histories.planted(tmp_path / "repo", histories.straight(32), culprit, broken={8, 15, 27})
     index = index_of(made.path)
     out = tmp_path / "out"
-    build = "python -m py_compile attn.py"
     command = [
         "commits", "--repo", str(made.path), "--good", made.commits[0], "--bad", "main", "--kernel", "attn:forward",
-        "--build", f"{sys.executable} {build.removeprefix('python ')}", "--calls", "12", "--scan", "2", "--out", str(out),
+        "--build", blocking_build(tmp_path, run=9), "--calls", "6", "--scan", "2", "--out", str(out),
     ]  # fmt: skip
     with subprocess.Popen(
         [sys.executable, "-m", "assay", "bisect", *command], stdout=subprocess.DEVNULL, start_new_session=True
     ) as first:
         deadline = time.monotonic() + 120
-        while not (out / "probes" / "0008.json").exists():
+        while not (tmp_path / "blocked").exists():
+            assert first.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.kill(first.pid, signal.SIGKILL)
-    before = Folder(out).read()
-    assert before.result is None
+    (tmp_path / "resume").touch()
+    before = BisectFolder(out).read()
+    assert (len(before.probes), before.result) == (8, None)
     assert here(monkeypatch, tmp_path, "commits", "--status", "--out", str(out)) == 0
     assert "commits left" in capsys.readouterr().out
     assert here(monkeypatch, tmp_path, *command) == 0
     said = capsys.readouterr().out
-    assert f"{made.commits[41][:12]} is the culprit, of 59 commits" in said
-    assert 'agrees with "causal mask top-left"' in said
-    state = Folder(out).read()
-    assert state.probes[: len(before.probes)] == before.probes, "it went on"
-    assert sum(p.purpose == "search" and p.outcome != "skip" for p in state.probes) <= 7
+    assert f"{made.commits[culprit][:12]} is the culprit among 31 commits" in said
+    assert 'matches "causal mask top-left"' in said
+    state = BisectFolder(out).read()
+    assert state.probes[:8] == before.probes, "no probe is repeated"
+    assert sum(p.purpose == "search" and p.outcome != "skip" for p in state.probes) <= 6
+    assert any(p.outcome == "skip" for p in state.probes)
     assert "default-src &#39;none&#39;" in (out / "report.html").read_text()
     assert index_of(made.path) == index
     assert histories.git(made.path, "status", "--porcelain") == ""
-    assert histories.git(made.path, "worktree", "list").count("\n") == 1, "that of the killed one is gone as well"
+    assert histories.git(made.path, "worktree", "list").count("\n") == 1, "the killed process's worktree is removed too"
 
 
 def test_merges_and_wrong_ends(
@@ -92,15 +94,15 @@ def test_merges_and_wrong_ends(
     assert (tmp_path / "runs").is_dir()
 
 
-def test_git_bisect_run(histories: ModuleType, tmp_path: Path) -> None:
-    made = histories.planted(tmp_path / "repo", histories.straight(4), 2, broken=[3])
-    assert assay(made.path, "probe", "--kernel", "attn:forward", "--calls", "6").returncode == 125, (
-        "main does not import"
-    )
+def test_git_bisect_run(histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = histories.planted(tmp_path / "repo", histories.straight(3), 1, broken=[2])
+    probe = ["probe", "--kernel", "attn:forward", "--calls", "6"]
+    assert here(monkeypatch, made.path, *probe) == 125, "main does not import"
+    histories.git(made.path, "checkout", "--quiet", made.commits[0])
+    assert here(monkeypatch, made.path, *probe) == 0
     histories.git(made.path, "bisect", "start", "main", made.commits[0])
-    words = f"run {sys.executable} -m assay bisect probe --kernel attn:forward --calls 6".split()
-    said = histories.git(made.path, "bisect", *words)
-    assert f"{made.commits[2]} is the first bad commit" in said
+    said = histories.git(made.path, "bisect", "run", sys.executable, "-m", "assay", "bisect", *probe)
+    assert f"{made.commits[1]} is the first bad commit" in said
 
 
 @pytest.mark.parametrize("flags", [["--no-such-flag"], ["--kernel", "attn"], [], ["--kernel", "a:b", "--calls", "x"]])

@@ -4,17 +4,17 @@ import math
 
 import pytest
 
-from assay.harness.bisect.commits.outcome import changes, judge
-from assay.harness.bisect.commits.state import Measurement, Row, Spec
+from assay.harness.bisect.commits.outcome import changes, outcome_of
+from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Measurement
 
 
-def spec(**over: object) -> Spec:
-    return Spec.model_validate({"repo": "r", "good": "g", "bad": "b", "kernel": "m:f"} | over)
+def spec(**over: object) -> BisectSpec:
+    return BisectSpec.model_validate({"repo": "r", "good": "g", "bad": "b", "kernel": "m:f"} | over)
 
 
 def measured(*owns: tuple[float, ...], bound: float = 0.01, prefixes: str = "01") -> Measurement:
     rows = (
-        Row(
+        CallErrors(
             number=i, layer=i % 2, call=f"call {i}", condition={"prefix": prefixes[i % len(prefixes)]}, own=own,
             bound=bound, rounding=0.001,
         )
@@ -24,42 +24,44 @@ def measured(*owns: tuple[float, ...], bound: float = 0.01, prefixes: str = "01"
 
 
 def test_the_worst_head_of_the_worst_call_decides() -> None:
-    right = judge(measured((0.001, 0.009), (0.0, 0.01)), spec(), [])
+    right = outcome_of(measured((0.001, 0.009), (0.0, 0.01)), spec(), [])
     assert (right.outcome, right.worst) == ("good", 1.0)
-    wrong = judge(measured((0.001, 0.009), (0.011, 0.01)), spec(), [])
+    wrong = outcome_of(measured((0.001, 0.009), (0.011, 0.01)), spec(), [])
     assert (wrong.outcome, wrong.worst) == ("bad", pytest.approx(1.1))
     assert wrong.where == "call 1, head 0: own error 1.1 %"
-    assert judge(measured((0.0, math.inf)), spec(), []).outcome == "bad"
+    assert outcome_of(measured((0.0, math.inf)), spec(), []).outcome == "bad"
 
 
 def test_an_empty_comparison_is_no_good() -> None:
-    assert judge(measured(), spec(), []).outcome == "skip"
+    assert outcome_of(measured(), spec(), []).outcome == "skip"
     nothing = Measurement(status="build", reason="make failed")
-    assert judge(nothing, spec(), []) == judge(nothing, spec(raises="bad"), [])
-    assert judge(nothing, spec(), []).reason == "build: make failed"
+    assert outcome_of(nothing, spec(), []) == outcome_of(nothing, spec(raises="bad"), [])
+    assert outcome_of(nothing, spec(), []).reason == "build: make failed"
 
 
 @pytest.mark.parametrize("status", ["raised", "died"])
 def test_a_kernel_that_raises_is_what_was_said_of_it(status: str) -> None:
     one = Measurement.model_validate({"status": status, "reason": "x"})
-    assert judge(one, spec(), []).outcome == "skip"
-    assert judge(one, spec(raises="bad"), []).outcome == "bad"
+    assert outcome_of(one, spec(), []).outcome == "skip"
+    assert outcome_of(one, spec(raises="bad"), []).outcome == "bad"
 
 
 def test_an_accuracy_run_decides_by_its_verdict() -> None:
-    assert judge(Measurement(status="measured", regression=True), spec(), []).outcome == "bad"
-    assert judge(Measurement(status="measured", regression=False), spec(), []).outcome == "good"
-    assert judge(Measurement(status="undecided", reason="x"), spec(), []).outcome == "skip"
+    assert outcome_of(Measurement(status="measured", regression=True), spec(), []).outcome == "bad"
+    assert outcome_of(Measurement(status="measured", regression=False), spec(), []).outcome == "good"
+    assert outcome_of(Measurement(status="undecided", reason="x"), spec(), []).outcome == "skip"
 
 
 def test_against_the_good_revision() -> None:
     good = [measured((0.02, 0.0001), (0.0, 0.0)), measured((0.03, 0.0001), (0.0, 0.0))]
     ours = spec(against="good", times=2.0)
-    assert judge(measured((0.06, 0.001), (0.001, 0.0)), ours, good).outcome == "good", "beyond the bound as good was"
-    assert judge(measured((0.061, 0.0), (0.0, 0.0)), ours, good).outcome == "bad"
-    assert judge(measured((0.0, 0.0011), (0.0, 0.0)), ours, good).outcome == "bad", "within the bound, and worse"
+    assert outcome_of(measured((0.06, 0.001), (0.001, 0.0)), ours, good).outcome == "good", (
+        "beyond the bound as good was"
+    )
+    assert outcome_of(measured((0.061, 0.0), (0.0, 0.0)), ours, good).outcome == "bad"
+    assert outcome_of(measured((0.0, 0.0011), (0.0, 0.0)), ours, good).outcome == "bad", "within the bound, and worse"
     new = measured((0.0, 0.0), (0.0, 0.0), (0.011, 0.0))
-    assert judge(new, ours, good).outcome == "bad", "a call that good did not compute has its bound"
+    assert outcome_of(new, ours, good).outcome == "bad", "a call that good did not compute has its bound"
 
 
 def test_what_fails_newly_by_layer_head_and_condition() -> None:

@@ -53,7 +53,7 @@ def test_good_must_be_before_bad(made: object) -> None:
 
 
 def test_no_repository_is_wrong_use(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no git repository"):
+    with pytest.raises(UsageError, match="not in a git repository"):
         Repository(tmp_path)
 
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.harness.bisect.commits.search import (
-    MOST_REPEATS,
+    MAX_END_PROBES,
+    Ambiguous,
     Found,
-    Hidden,
     History,
-    Lost,
     NextProbe,
+    OutcomeCounts,
     Step,
-    Tally,
+    TooFlaky,
     believe,
     buildable,
     information,
@@ -41,20 +41,20 @@ class Run:
         self.history, self._is_bad, self._noise, self._broken = history, is_bad, noise, broken
         self._random = random.Random(seed)
         self.asked: list[tuple[str, int]] = []
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, OutcomeCounts] = {}
         self.skipped: set[str] = set()
-        self.good = Tally()
+        self.good = OutcomeCounts()
         while proof(self.good, "good", repeats) == "more":
             self.good = self._more(self.good, False)
-        bad = Tally()
+        bad = OutcomeCounts()
         while proof(bad, "bad", repeats) == "more":
             bad = self._more(bad, True)
         self.proven = proof(self.good, "good", repeats) == proof(bad, "bad", repeats) == "proven"
         self.tallies[history.commits[-1]] = bad
 
-    def _more(self, tally: Tally, bad: bool) -> Tally:
+    def _more(self, tally: OutcomeCounts, bad: bool) -> OutcomeCounts:
         judged = bad ^ (self._random.random() < self._noise)
-        return Tally(tally.good + (not judged), tally.bad + judged)
+        return OutcomeCounts(tally.good + (not judged), tally.bad + judged)
 
     def step(self) -> Step:
         step = next_step(self.history, self.tallies, self.skipped, self.good, 0.99)
@@ -64,7 +64,7 @@ class Run:
             if i in self._broken:
                 self.skipped.add(step.commit)
             else:
-                self.tallies[step.commit] = self._more(self.tallies.get(step.commit, Tally()), self._is_bad(i))
+                self.tallies[step.commit] = self._more(self.tallies.get(step.commit, OutcomeCounts()), self._is_bad(i))
         return step
 
     def end(self) -> Step:
@@ -129,7 +129,7 @@ def test_a_long_break_is_left_in_doubling_steps() -> None:
 def test_what_skips_hide_is_named_as_a_range() -> None:
     run = Run(chain(64), lambda i: i >= 20, broken=[18, 19, 20, 21])
     end = run.end()
-    assert isinstance(end, Hidden)
+    assert isinstance(end, Ambiguous)
     assert end.commits == ("18", "19", "20", "21", "22")
 
 
@@ -154,8 +154,8 @@ def test_flaky_verdicts_still_find_it() -> None:
 
 def test_dice_are_given_up() -> None:
     run = Run(chain(50), lambda i: i >= 20, noise=0.5, seed=3, repeats=1)
-    run.tallies["49"], run.good = Tally(0, 1), Tally(1, 0)
-    assert isinstance(run.end(), Lost)
+    run.tallies["49"], run.good = OutcomeCounts(0, 1), OutcomeCounts(1, 0)
+    assert isinstance(run.end(), TooFlaky)
 
 
 def test_one_transition_of_several_is_found() -> None:
@@ -180,36 +180,36 @@ def test_a_merge_that_mended_a_parent_is_not_taken_for_flips() -> None:
 
 def test_contradicting_firm_verdicts_narrow_the_range() -> None:
     # 5 was judged bad and 8 good, both twice, with nothing flipping: there is a culprit among 0 to 5.
-    tallies = {"19": Tally(0, 3), "5": Tally(0, 2), "8": Tally(2, 0)}
-    step = next_step(chain(20), tallies, (), Tally(3, 0), 0.99)
+    tallies = {"19": OutcomeCounts(0, 3), "5": OutcomeCounts(0, 2), "8": OutcomeCounts(2, 0)}
+    step = next_step(chain(20), tallies, (), OutcomeCounts(3, 0), 0.99)
     assert isinstance(step, NextProbe)
     assert int(step.commit) < 5
-    tallies["5"] = Tally(0, 1)
-    assert next_step(chain(20), tallies, (), Tally(3, 0), 0.99) == NextProbe("5", "verify")
+    tallies["5"] = OutcomeCounts(0, 1)
+    assert next_step(chain(20), tallies, (), OutcomeCounts(3, 0), 0.99) == NextProbe("5", "verify")
 
 
 @pytest.mark.parametrize(
     ("tally", "repeats", "said"),
     [
-        (Tally(2, 0), 3, "more"),
-        (Tally(3, 0), 3, "proven"),
-        (Tally(0, 3), 3, "refuted"),
-        (Tally(2, 1), 3, "more"),
-        (Tally(7, 1), 3, "proven"),
-        (Tally(1, 7), 3, "refuted"),
-        (Tally(13, 12), 3, "flaky"),
+        (OutcomeCounts(2, 0), 3, "more"),
+        (OutcomeCounts(3, 0), 3, "proven"),
+        (OutcomeCounts(0, 3), 3, "refuted"),
+        (OutcomeCounts(2, 1), 3, "more"),
+        (OutcomeCounts(7, 1), 3, "proven"),
+        (OutcomeCounts(1, 7), 3, "refuted"),
+        (OutcomeCounts(13, 12), 3, "flaky"),
     ],
 )
-def test_ends_are_proven(tally: Tally, repeats: int, said: str) -> None:
+def test_ends_are_proven(tally: OutcomeCounts, repeats: int, said: str) -> None:
     assert proof(tally, "good", repeats) == said
     turned = {"proven": "proven", "refuted": "refuted"}.get(said, said)
-    assert proof(Tally(tally.bad, tally.good), "bad", repeats) == turned
-    assert tally.good + tally.bad <= MOST_REPEATS
+    assert proof(OutcomeCounts(tally.bad, tally.good), "bad", repeats) == turned
+    assert tally.good + tally.bad <= MAX_END_PROBES
 
 
 def test_belief_is_beta_bernoulli() -> None:
     # Two candidates, one verdict each way at the older one: by hand, with Jeffreys' prior.
-    belief = believe(chain(2), {"0": Tally(0, 2), "1": Tally(0, 1)}, Tally(1, 0))
+    belief = believe(chain(2), {"0": OutcomeCounts(0, 2), "1": OutcomeCounts(0, 1)}, OutcomeCounts(1, 0))
 
     def beta(wrong: int, right: int) -> float:
         return math.gamma(wrong + 0.5) * math.gamma(right + 0.5) / math.gamma(wrong + right + 1)
@@ -227,7 +227,7 @@ def test_a_verdict_tells_a_bit_at_most_and_nothing_if_it_is_a_coin() -> None:
 
 
 def test_beside_broken_commits_less_is_expected_to_build() -> None:
-    builds = buildable(chain(20), {"19": Tally(0, 1)}, {"10"})
+    builds = buildable(chain(20), {"19": OutcomeCounts(0, 1)}, {"10"})
     assert builds[9] == builds[11] == 0.5
     assert builds[12] == pytest.approx(2 / 3)
     assert (np.diff(builds[11:19]) > 0).all()

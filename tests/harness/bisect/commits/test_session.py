@@ -10,8 +10,8 @@ import pytest
 
 from assay.harness.bisect.commits.executor import BrokenEnvironment
 from assay.harness.bisect.commits.repo import Repository
-from assay.harness.bisect.commits.session import CANARY, Session, exit_code, new_state
-from assay.harness.bisect.commits.state import Folder, Measurement, Row, Spec, State
+from assay.harness.bisect.commits.session import SKIPS_BEFORE_CANARY, Session, exit_code, new_state
+from assay.harness.bisect.commits.state import BisectFolder, BisectSpec, BisectState, CallErrors, Measurement
 from assay.harness.errors import UsageError
 
 
@@ -56,10 +56,10 @@ class Bench:
         made = histories.make(path / "repo", histories.straight(40), lambda i: f"N = {i}\n")
         self.repository, self.commits = Repository(made.path), made.commits
         ends = {"repo": str(made.path), "good": made.commits[0], "bad": made.commits[-1], "kernel": "attn:f"}
-        self.spec = Spec.model_validate(ends | {"scan": 0} | over)
-        self.folder = Folder(path / "out")
+        self.spec = BisectSpec.model_validate(ends | {"scan": 0} | over)
+        self.folder = BisectFolder(path / "out")
 
-    def run(self, answer: Callable[[int], Measurement], stop_after: int = 10_000) -> tuple[State, Given]:
+    def run(self, answer: Callable[[int], Measurement], stop_after: int = 10_000) -> tuple[BisectState, Given]:
         given = Given(self.commits, answer, stop_after)
         with self.folder.locked():
             there = self.folder.state_file.exists()
@@ -81,25 +81,25 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench) -> None:
     result = state.result
     assert result is not None
     assert result.candidates == (bench.commits[17],)
-    assert (result.verdict, exit_code(result)) == ("found", 0)
+    assert (result.outcome, exit_code(result)) == ("found", 0)
     assert result.confidence >= 0.99
     assert given.asked[:6] == [0, 0, 0, 39, 39, 39]
     assert result.commit is not None
     assert result.commit.subject == "Change 17"
     assert "attn.py" in result.commit.diffstat
     assert {change.axis: change.new for change in result.changes}["layer"] == ("1",)
-    assert f"its parent {bench.commits[16][:12]} was judged good" in result.checked
+    assert f"its parent {bench.commits[16][:12]} was good in" in result.checked
     assert "monotone as far as" in result.notes[0]
     assert state == bench.folder.read(), "what lies on disk is all of it"
     assert len(state.probes) == len(given.asked)
 
 
 def test_ends_that_are_not_what_was_said_stop_it_before_it_starts(bench: Bench) -> None:
-    with pytest.raises(UsageError, match=r"the good revision .* is not good: judged good 0 and bad 3 times"):
+    with pytest.raises(UsageError, match=r"the good revision .* is not good: 0 probes good and 3 bad"):
         bench.run(lambda i: measured(5.0))
-    with pytest.raises(UsageError, match=r"the bad revision .* is not bad: judged good 3 and bad 0 times"):
+    with pytest.raises(UsageError, match=r"the bad revision .* is not bad: 3 probes good and 0 bad"):
         bench.run(lambda i: measured(0.0))
-    with pytest.raises(UsageError, match=r"the good revision .* cannot be tested: build: no compiler"):
+    with pytest.raises(UsageError, match=r"the good revision .* cannot be probed: build: no compiler"):
         bench.run(lambda i: Measurement(status="build", reason="no compiler"))
     state, _ = bench.run(planted(3))
     assert state.result is not None, "and once it is mended the same command goes on"
@@ -126,9 +126,9 @@ def test_skips_that_hide_the_culprit_leave_a_range(bench: Bench) -> None:
 
     state, _ = bench.run(answer)
     assert state.result is not None
-    assert (state.result.verdict, exit_code(state.result)) == ("hidden", 3)
+    assert (state.result.outcome, exit_code(state.result)) == ("ambiguous", 3)
     assert state.result.candidates == bench.commits[20:23]
-    assert "2 commits could not be tested" in state.result.notes
+    assert "2 commits could not be probed" in state.result.notes
 
 
 def test_a_broken_environment_is_no_commits_fault(bench: Bench) -> None:
@@ -139,7 +139,7 @@ def test_a_broken_environment_is_no_commits_fault(bench: Bench) -> None:
         count += 1
         return planted(29)(i) if count <= 8 else Measurement(status="build", reason="disk full")
 
-    with pytest.raises(BrokenEnvironment, match="could be tested and now cannot be: build: disk full"):
+    with pytest.raises(BrokenEnvironment, match="could be probed before and cannot be now: build: disk full"):
         bench.run(answer)
     assert len(bench.folder.read().probes) == 8, "what failed since is forgotten"
     state, _ = bench.run(planted(29))
@@ -152,7 +152,7 @@ def test_many_broken_commits_are_not_a_broken_environment(bench: Bench) -> None:
     state, _ = bench.run(lambda i: Measurement(status="build", reason="x") if i in broken else planted(10)(i))
     assert state.result is not None
     assert bench.commits[10] in state.result.candidates
-    assert sum(p.outcome == "skip" for p in state.probes) >= CANARY
+    assert sum(p.outcome == "skip" for p in state.probes) >= SKIPS_BEFORE_CANARY
     assert any(p.purpose == "environment" and p.outcome == "good" for p in state.probes)
 
 
@@ -185,11 +185,15 @@ def test_a_second_regression_after_the_named_one_is_said(bench: Bench) -> None:
     state, _ = bench.run(lambda i: measured(5.0 if i >= 9 else 0.1, 5.0 if i >= 33 else 0.1))
     assert state.result is not None
     assert state.result.candidates == (bench.commits[9],)
-    assert any("layer 1" in note and "another regression lies after it" in note for note in state.result.notes)
+    assert any("layer 1" in note and "there is another regression after it" in note for note in state.result.notes)
 
 
 def test_a_folder_is_bisected_by_one_process(bench: Bench) -> None:
-    with bench.folder.locked(), pytest.raises(UsageError, match="another process"), Folder(bench.folder.path).locked():
+    with (
+        bench.folder.locked(),
+        pytest.raises(UsageError, match="another process"),
+        BisectFolder(bench.folder.path).locked(),
+    ):
         pass
 
 
@@ -199,8 +203,8 @@ def test_a_damaged_state_says_so(bench: Bench) -> None:
     bench.folder.state_file.write_text(text[: len(text) // 2])
     with pytest.raises(Exception, match="damaged"):
         bench.folder.read()
-    bench.folder.state_file.write_text(text.replace("assay.bisect-commits/1", "assay.bisect-commits/0"))
+    bench.folder.state_file.write_text(text.replace("assay.bisect-commits/2", "assay.bisect-commits/0"))
     with pytest.raises(UsageError, match="schema"):
         bench.folder.read()
     with pytest.raises(UsageError, match="no bisection"):
-        Folder(bench.folder.path / "nowhere").read()
+        BisectFolder(bench.folder.path / "nowhere").read()

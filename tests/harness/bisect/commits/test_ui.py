@@ -6,24 +6,26 @@ import math
 import pytest
 from rich.console import Console
 
-from assay.harness.bisect.commits.state import Listed, Probe, Result, Spec, State
-from assay.harness.bisect.commits.ui import Board, progress, render, words
+from assay.harness.bisect.commits.state import BisectResult, BisectSpec, BisectState, CommitProbe, RangeCommit
+from assay.harness.bisect.commits.ui import ProgressView, progress, render, to_lines
 
 HASHES = [f"{i:02x}" * 20 for i in range(9)]
 PROBES = (
-    Probe(number=1, commit=HASHES[0], purpose="good end", outcome="good", worst=0.25, seconds=0.5),
-    Probe(number=2, commit=HASHES[8], purpose="bad end", outcome="bad", worst=math.inf, seconds=0.5),
-    Probe(number=3, commit=HASHES[4], purpose="search", outcome="skip", reason="build: [red]no tile[/]", seconds=0.1),
-    Probe(number=4, commit=HASHES[5], purpose="search", outcome="bad", worst=70.0, seconds=0.5),
+    CommitProbe(number=1, commit=HASHES[0], purpose="good end", outcome="good", worst=0.25, seconds=0.5),
+    CommitProbe(number=2, commit=HASHES[8], purpose="bad end", outcome="bad", worst=math.inf, seconds=0.5),
+    CommitProbe(
+        number=3, commit=HASHES[4], purpose="search", outcome="skip", reason="build: [red]no tile[/]", seconds=0.1
+    ),
+    CommitProbe(number=4, commit=HASHES[5], purpose="search", outcome="bad", worst=70.0, seconds=0.5),
 )
 
 
-def state(probes: int, result: Result | None = None) -> State:
-    spec = Spec(repo="/r", good=HASHES[0], bad=HASHES[8], kernel="attn:forward")
+def state(probes: int, result: BisectResult | None = None) -> BisectState:
+    spec = BisectSpec(repo="/r", good=HASHES[0], bad=HASHES[8], kernel="attn:forward")
     history = tuple(
-        Listed(commit=c, subject=f"Change [{i}]", parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:])
+        RangeCommit(commit=c, subject=f"Change [{i}]", parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:])
     )
-    return State(spec=spec, command="assay", history=history, probes=PROBES[:probes], result=result)
+    return BisectState(spec=spec, command="assay", history=history, probes=PROBES[:probes], result=result)
 
 
 def console(terminal: bool) -> Console:
@@ -37,7 +39,7 @@ def written(made: Console) -> str:
 
 def test_without_a_terminal_each_probe_is_a_line() -> None:
     made = console(terminal=False)
-    with Board(made) as board:
+    with ProgressView(made) as board:
         for count in (0, 1, 1, 2, 3, 4):
             board(state(count), "search: next")
     lines = written(made).splitlines()
@@ -48,7 +50,7 @@ def test_without_a_terminal_each_probe_is_a_line() -> None:
 
 def test_on_a_terminal_a_table_lives() -> None:
     made = console(terminal=True)
-    with Board(made) as board:
+    with ProgressView(made) as board:
         board(state(4), "search: next")
     text = written(made)
     assert "Change [5]" not in text.replace("Change [4]", ""), "the subject of the probed commit, and of no other"
@@ -57,7 +59,7 @@ def test_on_a_terminal_a_table_lives() -> None:
 
 
 def test_progress_says_how_many_commits_are_left() -> None:
-    assert "proving the ends of a range of 8 commits" in progress(state(1))
+    assert "establishing the ends of a range of 8 commits" in progress(state(1))
     assert "2 probes, 0 commits skipped; 8 of 8 commits left" in progress(state(2))
     assert "4 probes, 1 commits skipped; 5 of 8 commits left" in progress(state(4))
     made = console(terminal=False)
@@ -66,13 +68,13 @@ def test_progress_says_how_many_commits_are_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "says"),
-    [("hidden", "The culprit is one of 2 commits"), ("lost", "No commit could be named: verdicts are too flaky")],
+    ("outcome", "says"),
+    [("ambiguous", "The culprit is one of 2 commits"), ("flaky", "No commit could be named: outcomes are too flaky")],
 )
-def test_without_a_culprit_the_candidates_are_listed(verdict: str, says: str) -> None:
-    result = Result.model_validate(
+def test_without_a_culprit_the_candidates_are_listed(outcome: str, says: str) -> None:
+    result = BisectResult.model_validate(
         {
-            "verdict": verdict,
+            "outcome": outcome,
             "candidates": HASHES[4:6],
             "confidence": 0.99,
             "flips": (0.1, 0.2),
@@ -80,8 +82,8 @@ def test_without_a_culprit_the_candidates_are_listed(verdict: str, says: str) ->
             "flipped": 1,
         }
     )
-    lines = words(state(4, result), result)
+    lines = to_lines(state(4, result), result)
     assert says in lines[0]
     assert lines[1] == f"  {HASHES[4][:12]} Change [3]"
     assert "4 probes (1 good end, 1 bad end, 2 search; 1 of them skipped)" in lines[-1]
-    assert "4, 1 of them outvoted; estimated flips: 10.0% of good commits, 20.0% of bad ones" in lines[-1]
+    assert "4, 1 of them outvoted; estimated misclassification: 10.0% of good commits, 20.0% of bad ones" in lines[-1]
