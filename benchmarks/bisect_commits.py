@@ -1,8 +1,10 @@
-"""`assay bisect commits` on synthetic kernel repositories: ``python benchmarks/bisect_commits.py``. Prints tables.
+"""Probes and correctness of `assay bisect commits` on synthetic kernel repositories, as tables.
+
+    python benchmarks/bisect_commits.py
 
 - real: 1,000 commits, one in ten unbuildable, a regression planted at random (three seeds), one history full of merges, one
-  bisection killed and gone on with, and two regressions with a fix between them: real git, real kernel processes;
-- flaky: a verdict is wrong one time in ten; the search with simulated verdicts beside `git bisect run` with the same ones (its
+  bisection killed and resumed, and two regressions with a fix between them: real git, real kernel processes;
+- flaky: an outcome is wrong one time in ten; the search with simulated outcomes beside `git bisect run` with the same ones (its
   own algorithm, on a real repository), and one real kernel that misaligns its mask nine times in ten.
 """
 
@@ -24,8 +26,8 @@ import kernel_histories
 from rich.console import Console
 from rich.table import Table
 
-from assay.harness.bisect.commits.search import Found, History, NextProbe, Tally, next_step, proof
-from assay.harness.bisect.commits.state import Folder, State
+from assay.harness.bisect.commits.search import Found, History, NextProbe, OutcomeCounts, next_step, proof
+from assay.harness.bisect.commits.state import BisectFolder, BisectState
 
 console = Console(width=150)
 STUB = """
@@ -41,19 +43,9 @@ sys.exit(bad ^ (random.Random({seed} * 100003 + seed).random() < {noise}))
 """
 
 
-def bisect(made: kernel_histories.Made, out: Path, *flags: str, kill_after: int = 0) -> tuple[State, int, float]:
-    """Run the command; killed once after so many probes if asked for. Its state, exit code and seconds."""
-    command = [
-        sys.executable,
-        "-m",
-        "harness",
-        "bisect",
-        "commits",
-        "--repo",
-        str(made.path),
-        "--good",
-        made.commits[0],
-    ]
+def bisect(made: kernel_histories.Made, out: Path, *flags: str, kill_after: int = 0) -> tuple[BisectState, int, float]:
+    """Run the command, optionally killed once after `kill_after` probes; return its state, exit code and duration."""
+    command = [sys.executable, "-m", "assay", "bisect", "commits", "--repo", str(made.path), "--good", made.commits[0]]
     command += ["--bad", "main", "--kernel", "attn:forward", "--out", str(out), *flags]
     begun = time.monotonic()
     if kill_after:
@@ -62,11 +54,11 @@ def bisect(made: kernel_histories.Made, out: Path, *flags: str, kill_after: int 
                 time.sleep(0.02)
             first.send_signal(signal.SIGKILL)
     code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
-    return Folder(out).read(), code, time.monotonic() - begun
+    return BisectFolder(out).read(), code, time.monotonic() - begun
 
 
-def searched(state: State) -> int:
-    """Probes of the search itself, those on commits that were skipped included."""
+def searched(state: BisectState) -> int:
+    """Number of probes of the search itself, including skipped commits."""
     return sum(p.purpose in ("search", "verify") for p in state.probes)
 
 
@@ -100,14 +92,14 @@ def real(folder: Path, count: int, seeds: Sequence[int]) -> None:
 
 
 def two_regressions(folder: Path) -> None:
-    """A mask that is misaligned at 20, mended at 45, and a scale that goes missing at 75, of 100."""
+    """Of 100 commits, 20 misaligns the mask, 45 fixes it, and 75 drops the scale."""
     made = kernel_histories.make(
         folder / "two", kernel_histories.straight(100), lambda i: kernel_histories.source(i, 20 <= i < 45, i >= 75)
     )
     state, code, _ = bisect(made, folder / "out-two")
     assert state.result is not None
     numbers = [made.commits.index(commit) for commit in state.result.candidates]
-    console.print(f"Two regressions (20, 75) and a fix (45), of 100 commits: names {numbers}, exit {code}, and says:")
+    console.print(f"Two regressions (20, 75) and a fix (45), of 100 commits: named {numbers}, exit {code}:")
     for line in (*(f.diagnosis for f in state.result.findings), *state.result.notes):
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
@@ -115,35 +107,35 @@ def two_regressions(folder: Path) -> None:
 def simulate(
     count: int, culprit: int, noise: float, rng: random.Random, broken: Collection[int] = ()
 ) -> tuple[bool, int]:
-    """The command's own search on a straight history with simulated verdicts: whether it was right, and its probes."""
+    """The command's search on a straight history with simulated outcomes; whether it was right, and its number of probes."""
     history = History([str(i) for i in range(count)], [[i - 1] if i else [] for i in range(count)])
     probes = 0
 
-    def judged(tally: Tally, bad: bool) -> Tally:
+    def probed(count: OutcomeCounts, bad: bool) -> OutcomeCounts:
         nonlocal probes
         probes += 1
-        said = bad ^ (rng.random() < noise)
-        return Tally(tally.good + (not said), tally.bad + said)
+        seen_bad = bad ^ (rng.random() < noise)
+        return OutcomeCounts(count.good + (not seen_bad), count.bad + seen_bad)
 
-    good, bad = Tally(), Tally()
+    good, bad = OutcomeCounts(), OutcomeCounts()
     while proof(good, "good", 3) == "more":
-        good = judged(good, False)
+        good = probed(good, False)
     while proof(bad, "bad", 3) == "more":
-        bad = judged(bad, True)
+        bad = probed(bad, True)
     if not proof(good, "good", 3) == proof(bad, "bad", 3) == "proven":
         return False, probes
-    tallies, skipped = {str(count - 1): bad}, set[str]()
-    while isinstance(step := next_step(history, tallies, skipped, good, 0.99), NextProbe):
+    counts, skipped = {str(count - 1): bad}, set[str]()
+    while isinstance(step := next_step(history, counts, skipped, good, 0.99), NextProbe):
         number = int(step.commit)
         if number in broken:
             skipped.add(step.commit)
         else:
-            tallies[step.commit] = judged(tallies.get(step.commit, Tally()), number >= culprit)
+            counts[step.commit] = probed(counts.get(step.commit, OutcomeCounts()), number >= culprit)
     return isinstance(step, Found) and step.commit == str(culprit), probes
 
 
 def flaky(folder: Path, count: int, runs: int, noise: float) -> None:
-    """The share of right answers with flaky verdicts, beside plain ``git bisect run``."""
+    """Share of right answers with flaky outcomes, beside plain ``git bisect run``."""
     ours, theirs, probes, steps = 0, 0, [], []
     made = kernel_histories.planted(folder / "flaky", kernel_histories.straight(count), count // 2)
     git = kernel_histories.git
@@ -161,7 +153,7 @@ def flaky(folder: Path, count: int, runs: int, noise: float) -> None:
         theirs += f"{made.commits[culprit]} is the first bad commit" in said
         steps.append(len(rolls.read_text()))
     table = Table(
-        "search", "right", "verdicts (median)", title=f"Verdicts wrong {noise:.0%} of the time, {count} commits"
+        "search", "right", "outcomes (median)", title=f"Outcomes wrong {noise:.0%} of the time, {count} commits"
     )
     table.add_row("assay bisect commits", f"{ours} of {runs}", f"{statistics.median(probes):.0f} (ends included)")
     table.add_row("git bisect run", f"{theirs} of {runs}", f"{statistics.median(steps):.0f}")
@@ -169,7 +161,7 @@ def flaky(folder: Path, count: int, runs: int, noise: float) -> None:
 
 
 def flaky_kernel(folder: Path, count: int, chance: float) -> None:
-    """One real kernel whose mask is misaligned in nine of ten processes from one commit on."""
+    """One real kernel whose mask is misaligned in nine of ten processes, from one commit on."""
     rng = random.Random(11)
     culprit = rng.randrange(1, count)
 
@@ -187,9 +179,9 @@ def flaky_kernel(folder: Path, count: int, chance: float) -> None:
     assert state.result is not None
     named = [made.commits.index(commit) for commit in state.result.candidates]
     console.print(
-        f"A real kernel that is wrong in {chance:.0%} of its processes from commit {culprit} of {count} on: names {named[:3]}, "
-        f"confidence {state.result.confidence:.4f}, {len(state.probes)} probes, {seconds:.0f} s, exit {code}; estimated flips of "
-        f"bad commits {state.result.flips[1]:.0%}."
+        f"A real kernel that is wrong in {chance:.0%} of its processes from commit {culprit} of {count} on: named {named[:3]}, "
+        f"confidence {state.result.confidence:.4f}, {len(state.probes)} probes, {seconds:.0f} s, exit {code}; estimated "
+        f"misclassification of bad commits {state.result.flips[1]:.0%}."
     )
 
 
@@ -197,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commits", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--runs", type=int, default=100, help="flaky bisections that are simulated")
+    parser.add_argument("--runs", type=int, default=100, help="number of simulated flaky bisections")
     parser.add_argument("--only", choices=("real", "two", "flaky", "dice"), nargs="+")
     args = parser.parse_args()
     parts = args.only or ["real", "two", "flaky", "dice"]

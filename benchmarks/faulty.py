@@ -1,4 +1,4 @@
-"""A kernel with a known fault, for benchmarks: named as ``faulty:one_layer`` from this folder."""
+"""A kernel with a known fault, for benchmarks: ``--candidate faulty:one_layer`` with this folder on ``PYTHONPATH``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ LAYER = 13
 
 
 def one_layer(call: AttentionCall) -> Tensor:
-    """PyTorch's attention, a million times too large in one layer: made-up weights hide anything smaller from the text."""
+    """PyTorch's attention, a million times too large in one layer: with random weights, nothing smaller shows in the text."""
     out = torch_sdpa(call)
     return out * 1e6 if call.layer == LAYER else out

@@ -1,7 +1,9 @@
-"""The whole job on a GPU, in one command and one table: ``python benchmarks/gpu_job.py``. What it measures stands in docs/gpu.md.
+"""All GPU measurements of docs/gpu.md, in one command and one table.
 
-Accuracy, greedy texts, logits and layers with the tiny model, which can answer; layers, the bisection of layers and latency with
-the shape of an 8B model and made-up weights, since own error and time need no sense.
+    python benchmarks/gpu_job.py            # --only STEP for one of them
+
+Accuracy, greedy texts, logits and layers with the tiny model, which can answer; layers, layer bisect and latency with the shape of
+an 8B model and random weights, since own error and time do not depend on what the weights say.
 """
 
 from __future__ import annotations
@@ -9,28 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffs import shaped_model
+from common import DUMMY_WEIGHTS, HERE, assay, shaped_model
 from faulty import LAYER
 from rich.console import Console
 from rich.table import Table
 
 CONSOLE = Console(width=200)
-DUMMY = "--engine-arg=--load-format=dummy"
+DUMMY = f"--engine-arg={DUMMY_WEIGHTS}"
 COMPILED = ["--engine-arg=--enable-torch-compile", "--engine-arg=--cuda-graph-max-bs-decode=4"]
 SAGE = ["--candidate", "sage_attn", "--servers", "together"]
 SHAPES = ["--shapes", "short,long,shared,chunked,offline"]
 OFFLINE = ["--shapes", "offline", "--concurrency", "1", "--seconds", "60"]
-NO_LARGER = ["--concurrency", "4"]  # than the batches that are compiled
+CONCURRENCY_4 = ["--concurrency", "4"]  # batches no larger than those that are compiled
 Step = tuple[list[str], int, str, Callable[[dict[str, Any]], str]]
-"""Arguments of assay, the exit code that is expected, the file that holds the result, and what of it is shown."""
+"""Arguments of assay, the expected exit code, the result file, and a function that summarises it."""
 
 
 def of_run(report: dict[str, Any]) -> str:
@@ -38,7 +38,7 @@ def of_run(report: dict[str, Any]) -> str:
     for suite in report["suites"]:
         right = {tally["role"]: f"{tally['right']}/{tally['total']}" for tally in suite["tallies"]}
         parts.append(
-            f"{suite['name']} {suite['verdict']}" + (f" {right['reference']} : {right['candidate']}" if right else "")
+            f"{suite['id']} {suite['verdict']}" + (f" {right['reference']} : {right['candidate']}" if right else "")
         )
     parts += [f"logits {row['condition']} KL {row['mean_kl']:.1e}" for row in report["layers"]["logits"]]
     parts += [f"{finding['where']}: {finding['diagnosis']}" for finding in report["findings"][:1]]
@@ -67,14 +67,14 @@ def of_bench(result: dict[str, Any]) -> str:
 
 
 def steps(folder: Path, model: str) -> dict[str, Step]:
-    """The steps by name."""
+    """The steps, by name."""
     cuda = ["--device", "cuda"]
     large = [*cuda, "--model", model, DUMMY]
     pack = str(folder / "layers" / "servers" / "reference" / "pack")
     return {
         "accuracy": (["run", *cuda, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "accuracy-as-shipped": (["run", *cuda, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
-        "accuracy-compiled": (["run", *cuda, "--candidate", "sage_attn", *COMPILED, *NO_LARGER], 0, "report.json", of_run),
+        "accuracy-compiled": (["run", *cuda, "--candidate", "sage_attn", *COMPILED, *CONCURRENCY_4], 0, "report.json", of_run),
         "layers": (["diff", *large, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "layers-as-shipped": (["diff", *large, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
         "bisect": (["bisect", "layers", *large, "--candidate", "faulty:one_layer"], 1, "bisect.json", of_bisect),
@@ -85,21 +85,21 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(steps(Path(), "")), help="a step; by default all")
     parser.add_argument(
-        "--out", type=Path, help="a folder that is kept; what ended there as expected is not done again"
+        "--out", type=Path, help="a folder to keep; steps that ended there as expected are not repeated"
     )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="assay-gpu-") as made:
         folder = (args.out or Path(made)).resolve()
-        (folder / "8b").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         ended = folder / "steps.json"
         rows: dict[str, list[str]] = json.loads(ended.read_text()) if ended.exists() else {}
         todo = steps(folder, str(shaped_model(folder / "8b")))
         for name in args.only or [name for name in todo if name not in rows or rows[name][0] != rows[name][1]]:
             rows[name] = do(folder, name, todo[name])
-            # At once: the whole takes more than half an hour, and a borrowed machine may be gone by then.
+            # After each step: the job takes more than half an hour, and a borrowed machine may be gone by then.
             ended.write_text(json.dumps(rows))
             CONSOLE.print(f"{name}: exit {rows[name][0]}, expected {rows[name][1]}", highlight=False)
     table = Table("step", "exit", "expected", "s", "result")
@@ -110,14 +110,12 @@ def main() -> None:
 
 
 def do(folder: Path, name: str, step: Step) -> list[str]:
-    """Run a step from its beginning; its row of the table."""
+    """Run a step from its beginning; return its row of the table."""
     command, expected, file, show = step
-    shutil.rmtree(folder / name, ignore_errors=True)  # of a step that was cut off
+    shutil.rmtree(folder / name, ignore_errors=True)  # left by a step that was interrupted
     out = [] if name == "kernel" else ["--out", str(folder / name)]
     begun = time.monotonic()
-    code = subprocess.run(
-        [sys.executable, "-m", "assay", *command, *out], check=False, cwd=Path(__file__).parent
-    ).returncode
+    code = assay(*command, *out, cwd=HERE)
     path = folder / name / file
     shown = show(json.loads(path.read_text()) if path.is_file() else {}) if not file or path.is_file() else "no result"
     return [str(code), str(expected), f"{time.monotonic() - begun:.0f}", shown]

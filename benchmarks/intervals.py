@@ -1,8 +1,9 @@
-"""How often the intervals of time ratios cover the truth, how wide they are, and how often a latency gate accuses one of two equal
-servers: ``python benchmarks/intervals.py``.
+"""Coverage and width of the intervals of time ratios, and false alarms of a latency gate between two equal servers.
 
-Simulated measurements, two ratios a round, on machines that are noisy in several ways; beside each the same for ratios that are
-taken to be independent. The gate's bound is 1, the strictest: at 1.10 it has to be wrong by a tenth besides.
+    python benchmarks/intervals.py
+
+Simulates measurements with two ratios per round on machines with different kinds of noise, and shows beside each the same for
+ratios treated as independent. The gate's bound is 1, the strictest; a false alarm at 1.10 needs an error of a tenth as well.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def wandering(phi: float) -> Callable[[int], Array]:
 
 
 def slowed(lasting: int) -> Callable[[int], Array]:
-    """One server is 15 % slower for so many rounds on average, two times in five."""
+    """One server is 15 % slower for `lasting` rounds on average, two times in five."""
 
     def draw(rounds: int) -> Array:
         state, states = 0.0, []
@@ -77,14 +78,14 @@ def summary(runs: list[tuple[list[float], list[float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=400, help="of each kind and length")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=400, help="simulated runs of each kind and length")
     args = parser.parse_args()
-    told = "covers, half width, false alarms"
-    table = Table("machine", "rounds", told, f"as if independent: {told}", title=f"level {1 - ALPHA:g}")
+    columns = "covers, half width, false alarms"
+    table = Table("machine", "rounds", columns, f"as if independent: {columns}", title=f"level {1 - ALPHA:g}")
     for name, draw in MACHINES.items():
         for rounds in (6, 12, 30, 65, 120):
-            # The reference over itself is never slow for a while: both its blocks are the same server's.
+            # The reference over itself is never slow for a while: both of its blocks come from one server.
             runs = [(draw(rounds).tolist(), quiet(rounds)[:rounds].tolist()) for _ in range(args.runs)]
             with patch("assay.harness.stats.ratio.dependence", lambda _: 1.0):
                 plain = summary(runs)

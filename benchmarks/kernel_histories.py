@@ -1,4 +1,4 @@
-"""Synthetic kernel repositories, made by git fast-import: any history, in a second."""
+"""Synthetic kernel repositories of any history, created by git fast-import within a second. Used by benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ def forward(call):
     return out
 '''
 BROKEN = "def forward(call):\n    return (\n"
-FLAKY = "    import random\n    offset = 0 if random.random() < {chance} else length - new\n"
 
 
 @dataclass(frozen=True)
 class Made:
-    """A repository that was made: its folder, and its commits in topological order."""
+    """A created repository: its folder, and its commits in topological order."""
 
     path: Path
     commits: tuple[str, ...]
@@ -42,7 +41,7 @@ class Made:
 
 
 def source(number: int, mask_wrong: bool, scale_wrong: bool = False) -> str:
-    """A kernel; wrong, its causal mask is aligned top-left, or its scale is missing."""
+    """Source of a kernel; optionally with a top-left causal mask, or without its scale."""
     offset = "0" if mask_wrong else "length - new"
     return KERNEL.format(number=number, offset=offset, scale="1.0" if scale_wrong else "call.scale")
 
@@ -53,7 +52,7 @@ def straight(count: int) -> list[tuple[int, ...]]:
 
 
 def merging(count: int, rng: random.Random) -> list[tuple[int, ...]]:
-    """Parents of a history in which a branch of up to seven commits is merged every few commits."""
+    """Parents of a history that merges a branch of up to seven commits every few commits."""
     parents: list[tuple[int, ...]] = [()]
     tip = 0
     while len(parents) < count:
@@ -71,7 +70,7 @@ def merging(count: int, rng: random.Random) -> list[tuple[int, ...]]:
 
 
 def descendants(parents: Sequence[tuple[int, ...]], origin: int) -> set[int]:
-    """A commit and all that were made from it."""
+    """A commit and all of its descendants."""
     found = {origin}
     for i, own in enumerate(parents):
         if any(p in found for p in own):
@@ -80,7 +79,7 @@ def descendants(parents: Sequence[tuple[int, ...]], origin: int) -> set[int]:
 
 
 def make(path: Path, parents: Sequence[tuple[int, ...]], text: Callable[[int], str | None]) -> Made:
-    """A repository whose commit i has the parents and the text of ``attn.py`` given; None leaves the file out."""
+    """Create a repository: `text` gives ``attn.py`` at commit i; None leaves the file out."""
     path.mkdir(parents=True)
     git(path, "init", "--quiet", "--initial-branch=main")
     stream = []
@@ -109,11 +108,11 @@ def make(path: Path, parents: Sequence[tuple[int, ...]], text: Callable[[int], s
 
 
 def planted(path: Path, parents: Sequence[tuple[int, ...]], culprit: int, broken: Collection[int] = ()) -> Made:
-    """A repository in which one commit misaligns the causal mask, and some commits cannot be imported."""
+    """Create a repository in which one commit misaligns the causal mask, and some commits cannot be imported."""
     wrong = descendants(parents, culprit)
     return make(path, parents, lambda i: BROKEN if i in broken else source(i, i in wrong))
 
 
 def git(path: Path, *args: str) -> str:
-    """Run git, and return what it printed."""
+    """Run git and return its output."""
     return subprocess.run(["git", *args], cwd=path, check=True, capture_output=True, text=True).stdout

@@ -1,7 +1,9 @@
-"""Kernels at the shapes of a model's prefill, without a server: ``python benchmarks/kernel_shapes.py --device cuda``.
+"""Time and own error of kernels at the shapes of a model's prefill, without a server.
 
-Times beside PyTorch's attention, achieved TFLOP/s and share of the device's limit, with the own error of the same calls; of a wrong
-kernel no ratio. ``assay bench kernel`` does the same for calls that were recorded.
+    python benchmarks/kernel_shapes.py --device cuda
+
+Measures the time beside PyTorch's attention, the achieved TFLOP/s, the share of the device's limit, and the own error of the same
+calls; a wrong kernel gets no ratio. ``assay bench kernel`` does the same for recorded calls.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ BOUND, ALPHA = 1.1, 0.05
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument(
         "--candidate", action="append", help="kernels; by default SageAttention repaired and as shipped"

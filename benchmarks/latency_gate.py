@@ -1,9 +1,11 @@
-"""What the latency gate calls a regression, and what it misses, on one running pair of servers that run the same kernel:
-``python benchmarks/latency_gate.py --runs 50`` and ``python benchmarks/latency_gate.py --sleep 0.05
---repeats 5``; ``--fresh 10`` starts ten pairs instead.
+"""False alarms and detections of the latency gate, on a pair of servers with the same kernel.
 
-The pair is started once, and timed again and again. In the candidate the kernel waits for a share of the decode step's time in the
-last layer of each pass, busily, since a real sleep is too coarse: a fault that hurts nothing but latency.
+    python benchmarks/latency_gate.py --runs 50                   # false alarms
+    python benchmarks/latency_gate.py --sleep 0.05 --repeats 5    # detections of a wait of 5 % of a decode step
+    python benchmarks/latency_gate.py --fresh 10                  # ten pairs of equal servers, each started again
+
+The pair is started once and timed repeatedly. In the candidate, the kernel waits for a share of the decode step in the last layer
+of each pass (busily, since a sleep is too coarse): a fault that affects nothing but latency.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ SLOW = Path(os.environ.get("ASSAY_EVIDENCE", "")).name == "candidate"
 def forward(call):
     out = torch_sdpa(call)
     if call.layer == int(WAIT[1]):
-        if call.q.is_cuda:  # in both servers, so that they differ in the wait alone
+        if call.q.is_cuda:  # in both servers, so that they differ only in the wait
             import torch
             torch.cuda.synchronize()
         until = time.perf_counter() + WAIT[0] * SLOW
@@ -58,25 +60,32 @@ BOUNDS = (1.0, 1.01, 1.02, 1.05, 1.10)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--engine-arg", action="append", default=[])
-    parser.add_argument("--backend", help="what both servers run; by default the kernel that can wait")
-    parser.add_argument("--runs", type=int, default=0, help="whole measurements without a wait")
-    parser.add_argument("--shape", action="append", default=[], help="loads, two requests in flight; short by default")
-    parser.add_argument("--run-seconds", type=float, default=5.0, help="seconds of each of them")
-    parser.add_argument("--sleep", type=float, action="append", default=[], help="wait, as a share of the decode step")
-    parser.add_argument("--seconds", type=float, default=120.0, help="seconds of a measurement with a wait")
+    parser.add_argument("--backend", help="backend of both servers; by default the kernel that can wait")
+    parser.add_argument("--runs", type=int, default=0, help="measurements without a wait")
     parser.add_argument(
-        "--fresh", type=int, default=0, help="pairs of servers to start anew and measure without a wait"
+        "--shape",
+        action="append",
+        default=[],
+        help="load with two requests in flight; by default short; may be repeated",
     )
+    parser.add_argument("--run-seconds", type=float, default=5.0, help="duration of each of them, in seconds")
+    parser.add_argument(
+        "--sleep", type=float, action="append", default=[], help="wait, as a share of the decode step; may be repeated"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="duration of a measurement with a wait, in seconds"
+    )
+    parser.add_argument("--fresh", type=int, default=0, help="pairs of servers to start and measure without a wait")
     parser.add_argument("--repeats", type=int, default=1, help="measurements with each wait")
-    parser.add_argument("--out", type=Path, help="a new folder that keeps all timings")
+    parser.add_argument("--out", type=Path, help="a new folder for all timings")
     args = parser.parse_args()
     args.shape = args.shape or ["short"]
     if args.backend and args.sleep:
-        parser.error("only the kernel that can wait can --sleep: leave --backend out")
+        parser.error("--sleep needs the kernel that can wait: remove --backend")
     with tempfile.TemporaryDirectory(prefix="assay-latency-gate-") as made:
         folder = (args.out or Path(made)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +119,7 @@ def timed(plan: BenchPlan, engines: dict[Role, Engine], folder: Path) -> BenchFo
 
 
 def between(run: Plan, args: argparse.Namespace, folder: Path) -> None:
-    """Measure pairs of equal servers, each started anew: the interval of one pair does not know by how much processes differ."""
+    """Measure pairs of equal servers, each newly started: the interval of one pair does not cover the spread between processes."""
     console = Console(width=200)
     ratios: list[float] = []
     for number in range(args.fresh):
@@ -125,7 +134,7 @@ def between(run: Plan, args: argparse.Namespace, folder: Path) -> None:
 
 
 def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Path) -> None:
-    """Start the pair, time it as often as is asked for, and print a line for each measurement."""
+    """Start the pair, time it repeatedly, and print one line per measurement."""
     engines = make_engines(planned(run, args, args.seconds), BenchFolder.new(folder / "servers"))
     console = Console(width=200)
 
@@ -135,9 +144,7 @@ def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Pa
     with running(list(engines.values()), run.spec.device):
         first = judge_bench(time_it(12.0, 0, "first"))
         if not first.cells[0].rounds:
-            sys.exit(
-                "Not one round but the warm-up in 12 s: this machine is too slow, or too busy, to measure anything."
-            )
+            sys.exit("Only warm-up rounds in 12 s: this machine is too slow or too busy to measure anything.")
         step = first.cells[0].reference.seconds["itl"]
         console.print(f"decode step {1e3 * step:.3f} ms")
         same: list[dict[float, str]] = []
@@ -164,7 +171,7 @@ def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Pa
 
 
 def line(console: Console, what: str, out: BenchFolder) -> dict[float, str]:
-    """Print what a measurement came to, and return what the ratios say by each bound."""
+    """Print a measurement, and return the verdict of its ratios for each bound."""
     said = {bound: judge_bench(out, bound) for bound in BOUNDS}
     result = said[1.10]
     values = {
@@ -183,7 +190,7 @@ def line(console: Console, what: str, out: BenchFolder) -> dict[float, str]:
 
 
 def ratios(result: BenchResult) -> str:
-    """The verdict of the ratios alone, with how many of them say so: counters of one pair cannot be told apart by measurement."""
+    """The verdict of the ratios alone, and how many of them share it: one pair has no counters per measurement."""
     verdicts = [d.verdict for cell in result.cells for d in cell.decisions.values()]
     for verdict in ("regression", "inconclusive", "pass"):
         if verdict in verdicts:

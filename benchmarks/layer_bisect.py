@@ -1,6 +1,8 @@
-"""Number of probes that a layer bisect takes: ``python benchmarks/layer_bisect.py``. No server: the answers are made up.
+"""Number of probes of a layer bisect, with simulated answers and no server.
 
-Guilty layers are drawn at random. A noisy probe is false with the probability that is stated to the search.
+    python benchmarks/layer_bisect.py
+
+Guilty layers are drawn at random. A noisy probe is wrong with the probability that the search is given.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from rich.table import Table
 
 from assay.harness.bisect.layer_search import find_layers
 
+ALPHA = 0.05
 Task = Callable[[frozenset[int]], bool]
 
 
@@ -28,12 +31,12 @@ def together(guilty: frozenset[int]) -> Task:
 
 
 def noisy(task: Task, noise: float, draw: random.Random) -> Task:
-    """The opposite of what `task` says, with this probability."""
+    """Invert the answer of `task` with this probability."""
     return lambda candidate: task(candidate) != (draw.random() < noise)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--runs", type=int, default=500)
     args = parser.parse_args()
@@ -47,11 +50,11 @@ def main() -> None:
             probes, right, open_ = [], 0, 0
             for _ in range(args.runs):
                 guilty = frozenset(draw.sample(layers, count))
-                search = find_layers(layers, noisy(kind(guilty), noise, draw), noise)
+                search = find_layers(layers, noisy(kind(guilty), noise, draw), noise, ALPHA)
                 found = {one.layer for one in search.restored}
                 probes.append(search.probes)
                 right += found == guilty if kind is alone else len(found) == 1 and found <= guilty
-                open_ += search.verdict == "inconclusive"
+                open_ += search.outcome == "inconclusive"
             mean = f"{sum(probes) / len(probes):.1f}"
             shares = (f"{right / args.runs:.1%}", f"{open_ / args.runs:.1%}")
             table.add_row(name, f"{noise:g}", str(min(probes)), mean, str(max(probes)), *shares)

@@ -1,10 +1,12 @@
-"""What looking costs, on real servers: ``python benchmarks/overheads.py --device cuda``. Two tables of ratios, each from turns
-that alternate within one run:
+"""Cost of observing a real server: the shadow in prefill, and the counting of attention calls in decode.
 
-Prefill with a candidate in the shadow over prefill without, in one server whose shadow is switched on and off.
+    python benchmarks/overheads.py --device cuda
 
-Decode with attention calls counted over decode without, in two servers, CUDA graphs on where there is a GPU; and the counting
-alone, on a backend that does next to nothing, beside the decode step of those servers.
+Prints ratios from turns that alternate within one run:
+
+- prefill with a shadow candidate over prefill without, in one server whose shadow is switched on and off;
+- decode with counted attention calls over decode without, in two servers, with CUDA graphs on a GPU; and counting alone, on a
+  backend that does almost nothing, beside the decode step of those servers.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from diffs import shaped_model
+from common import DUMMY_WEIGHTS, REFERENCE, shaped_model
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -37,7 +39,6 @@ from assay.harness.server.meter import meter
 from assay.harness.server.sglang_plugin import EVIDENCE, SHADOW
 
 CONSOLE = Console(width=140)
-REFERENCE = {"cpu": "torch_native", "cuda": "triton"}
 PREFILLS = {"cpu": (32, 128), "cuda": (512, 2048, 8192)}
 DECODED = {"cpu": 64, "cuda": 256}
 VOCABULARY = range(100, 400)
@@ -57,7 +58,7 @@ def server(
 
 
 def seconds(server: SGLangServer, prompt: int, output: int, rng: random.Random) -> float:
-    """Time of one request with a prompt that nothing of is cached."""
+    """Duration of one request whose prompt is not cached."""
     ids = rng.choices(VOCABULARY, k=prompt)
     begun = time.perf_counter()
     server.send("/generate", {"input_ids": ids, "sampling_params": {"max_new_tokens": output, "ignore_eos": True}})
@@ -67,7 +68,7 @@ def seconds(server: SGLangServer, prompt: int, output: int, rng: random.Random) 
 def alternate(
     one: Callable[[], float], other: Callable[[], float], turns: int, rng: random.Random
 ) -> tuple[list[float], list[float]]:
-    """Times of both, in a random order within each turn; the first three turns only warm up."""
+    """Durations of both, in random order within each turn; the first three turns are warm-up."""
     first, second = [], []
     for turn in range(-3, turns):
         pair = [(one, first), (other, second)]
@@ -80,7 +81,7 @@ def alternate(
 
 
 def row(name: str, first: list[float], second: list[float]) -> tuple[str, ...]:
-    """Medians in ms, and the median ratio of a turn with the middle 50 % of ratios."""
+    """Medians in ms, and the median ratio of a turn with the middle half of the ratios."""
     low, middle, high = statistics.quantiles([b / a for a, b in zip(first, second, strict=True)], n=4)
     return (
         name,
@@ -137,7 +138,7 @@ def counting_cost(device: Device, model: Path, folder: Path, flags: tuple[str, .
 
 
 class Nothing:
-    """A stand-in for an attention backend: one operation of a few bytes a call."""
+    """A stand-in for an attention backend: one operation on a few bytes per call."""
 
     def forward_extend(self, q: Tensor, k: None, v: None, layer: Any, forward_batch: Any) -> Tensor:
         return q.neg_()
@@ -148,7 +149,7 @@ class Nothing:
 def counting_alone(
     device: Device, layers: int, folder: Path, turns: int = 200, passes: int = 50
 ) -> dict[str, list[float]]:
-    """Seconds that counting adds to a decode pass, turn by turn: called one by one, and on a GPU in a replayed CUDA graph."""
+    """Seconds that counting adds to a decode pass, per turn: with single calls and, on a GPU, in a replayed CUDA graph."""
     model, batch = [SimpleNamespace(layer_id=number) for number in range(layers)], SimpleNamespace(rids=[])
     q = torch.zeros(8, device=device)
 
@@ -182,11 +183,13 @@ def counting_alone(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument(
-        "--candidate", action="append", help="candidates of the shadow; by default the reference itself and sage_attn"
+        "--candidate",
+        action="append",
+        help="candidate in the shadow; by default the reference itself and sage_attn; may be repeated",
     )
     parser.add_argument("--only", choices=("shadow", "counting"))
     args = parser.parse_args()
@@ -194,8 +197,7 @@ def main() -> None:
         folder = Path(made)
         model, flags = TINY_MODEL, ()
         if args.device == "cuda":
-            (folder / "8b").mkdir()
-            model, flags = shaped_model(folder / "8b"), ("--load-format=dummy",)
+            model, flags = shaped_model(folder / "8b"), (DUMMY_WEIGHTS,)
         if args.only != "counting":
             shadow_cost(
                 args.device, model, folder, flags, args.candidate or [REFERENCE[args.device], "sage_attn"], args.turns

@@ -1,10 +1,11 @@
-"""What looking inside costs: ``python benchmarks/shadow.py --device cuda``. Two tables:
+"""Speed of the two parts of a layer diff: the error reduction in the shadow, and naming the cause.
 
-The error reduction beside a plain copy of the same tensors, with whether its sums are right. Bytes are those that cross the
-memory bus: the reduction reads both outputs, the copy reads and writes both.
+    python benchmarks/layer_diff_speed.py --device cuda
 
-Naming the cause from synthetic calls of 32 layers x 8 conditions, with a kernel whose mask is top-left and one that is right:
-seconds until the smallest calls gave it a name, and until all calls were run three times.
+- The error reduction beside a plain copy of the same tensors, and whether its sums are right. Bytes are those that cross the
+  memory bus: the reduction reads both outputs, the copy reads and writes both.
+- Naming the cause from synthetic calls of 32 layers x 8 conditions, with a kernel whose mask is top-left and with a right one:
+  seconds until the smallest calls gave it a name, and until all calls were run three times.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -26,24 +25,22 @@ from torch.nn.functional import scaled_dot_product_attention
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.oracle import right_aligned, sequences
 from assay.harness.attention.sample_calls import GRID, grid_of
-from assay.harness.evidence.shadow_sums import conditions
-from assay.harness.localize.naming import name_cause
+from assay.harness.evidence.shadow_errors import condition_numbers
+from assay.harness.localize.staged import diagnose_kernel
 from assay.harness.server.reduction import LayerSums, row_errors
 from assay.harness.server.reduction_kernel import TILE, WARPS, reduce, unpack
 
 SHAPES = ((4096, 32, 128), (16384, 32, 128))
 TILES = ((1024, 1), (2048, 1), (2048, 2), (2048, 4), (4096, 2), (4096, 4), (8192, 4), (8192, 8), (16384, 8))
-"""(elements of each output that a program reads at once, its warps)."""
+"""(elements of each output that a program reads at once, warps)."""
 CONSOLE = Console(width=150)
 
 
 def seconds(run: Callable[[], object], repetitions: int, flush: Tensor) -> float:
-    """Median time on the GPU. What is written before each run empties its cache and lets the CPU get ahead."""
+    """Median time on the GPU. The write before each run flushes the cache and lets the CPU get ahead."""
     taken: list[float] = []
     for _ in range(repetitions):
         flush.zero_()
@@ -57,23 +54,23 @@ def seconds(run: Callable[[], object], repetitions: int, flush: Tensor) -> float
 
 
 def mistakes(got: LayerSums, truth: LayerSums) -> str:
-    """How the sums of one reduction differ from those of another."""
+    """The difference between the sums of two reductions."""
     (index, sums, largest), (other, wanted, most) = got.cells(0, 0), truth.cells(0, 0)
     if index.shape != other.shape or (index != other).any() or (sums[:, 6:] != wanted[:, 6:]).any():
-        return "WRONG: other cells or counts"
+        return "WRONG: cells or counts differ"
     off = max(abs(sums[:, :6] / wanted[:, :6] - 1).max(), abs(largest / most - 1).max())
     return f"{'right' if off < 1e-5 else 'WRONG'}: sums off by {off:.0e}"
 
 
 def reduction(shape: tuple[int, int, int], dtype: torch.dtype, repetitions: int, sweep: bool) -> None:
-    """Print the reduction's bytes a second beside a copy's."""
+    """Print the bandwidth of the reduction beside that of a copy."""
     generator = torch.Generator("cuda").manual_seed(0)
     reference = torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32)
     out = (reference + 0.02 * torch.randn(shape, generator=generator, device="cuda")).to(dtype)
     reference = reference.to(dtype)
     # Four requests, two of them with a cached prefix, as in a chunk of prefill.
     new = [shape[0] // 4] * 4
-    where = torch.from_numpy(conditions("extend", new, [0, 0, 512, 512])).cuda()
+    where = torch.from_numpy(condition_numbers("extend", new, [0, 0, 512, 512])).cuda()
     bytes_read = 2 * out.numel() * out.element_size()
     flush = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     copies = torch.empty_like(out), torch.empty_like(out)
@@ -132,7 +129,7 @@ def reduction(shape: tuple[int, int, int], dtype: torch.dtype, repetitions: int,
 
 
 def attention(top_left: bool, call: AttentionCall) -> Tensor:
-    """PyTorch's attention, with the mask where it belongs or, as SageAttention was called, in the top left corner."""
+    """PyTorch's attention with a right-aligned mask or, as SageAttention was called, a top-left one."""
     outs = []
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.transpose(0, 1)[None] for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
@@ -143,25 +140,25 @@ def attention(top_left: bool, call: AttentionCall) -> Tensor:
 
 
 def naming(device: str, layers: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
-    """Print how long it takes to name the cause from synthetic calls, and what it is called."""
+    """Print the time it takes to name the cause from synthetic calls, and the name."""
     calls = grid_of(layers, GRID, heads, head_dim, dtype, device)
     what = f"{layers} layers x {len(GRID)} conditions, {heads[0]} heads on {heads[1]}, head_dim {head_dim}, {dtype}, {device}"
     table = Table("kernel", "time", "named after s", "all after s", "worst / bound", "findings", title=what)
     kernels: dict[str, Kernel] = {"top-left": partial(attention, True), "right": partial(attention, False)}
     for name, kernel in kernels.items():
         for turn in ("first", "second"):
-            found = name_cause(kernel, calls)
-            named = "-" if found.named_s is None else f"{found.named_s:.2f}"
+            found = diagnose_kernel(kernel, calls)
+            named = "-" if found.first_finding_s is None else f"{found.first_finding_s:.2f}"
             said = "; ".join(f"{f.where}: {f.diagnosis}" for f in found.findings) or "none"
             table.add_row(name, turn, named, f"{found.seconds:.2f}", f"{found.worst:.2g}", said)
     CONSOLE.print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu: the second table only")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu: only the second table")
     parser.add_argument("--repetitions", type=int, default=100)
-    parser.add_argument("--sweep", action="store_true", help="try other tiles of the kernel as well")
+    parser.add_argument("--sweep", action="store_true", help="also try other tile sizes of the kernel")
     args = parser.parse_args()
     if args.device == "cuda":
         CONSOLE.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")

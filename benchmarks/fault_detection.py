@@ -1,11 +1,13 @@
-"""Every fault of the family in a real server: ``python benchmarks/faults.py``. Prints a table; a few minutes, no GPU.
+"""Detection and naming of every fault of the family in a real server, as one table. No GPU; takes a few minutes.
 
-One CPU server with the tiny model in float32. A kernel of the contract stands in its shadow that is right except for one bug
-in one layer and one q head, drawn at random. For each hypothesis there is a watch of its own: a few questions, cold, with a
-cached prefix and several in one batch; then the recorded outputs are examined. A fault is pinned if the cells that are out of
-bounds, and every finding, are of that layer and that head and no other; it is named if the one finding has its name.
+    python benchmarks/fault_detection.py
 
-A fault is silent if on every recorded call of its layer its output is within the bound of the right one: nothing can find it there.
+One CPU server with the tiny model in float32. Its shadow runs a kernel of the contract that is right except for one bug in one
+layer and one q head, drawn at random. Each hypothesis gets a few questions: cold, with a cached prefix, and several in one batch;
+then the recorded outputs are examined. A fault is pinned if the cells out of bounds, and every finding, lie in that layer and head
+and no other; it is named if the only finding has its name.
+
+A fault is silent if its output is within the bound of the right one on every recorded call of its layer: nothing can find it there.
 """
 
 from __future__ import annotations
@@ -23,58 +25,58 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from common import python_path
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from assay.evals.synthetic import questions
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.faults import fault
-from assay.harness.attention.hypotheses import BY_NAME, FAMILY, LEAK
+from assay.harness.attention.hypotheses import BY_ID, FAMILY, LEAK
 from assay.harness.attention.oracle import oracle, requests
 from assay.harness.engines.backend import Backend
-from assay.harness.evidence.pack import PackedCall, read_pack
-from assay.harness.evidence.shadow_sums import CONDITIONS, read_shadow_sums
+from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.layer_diff import PACK_FOLDER
+from assay.harness.evidence.pack import RecordedCall, read_pack
+from assay.harness.evidence.shadow_errors import CONDITIONS, read_shadow_errors
 from assay.harness.localize.bounds import bound_of
 from assay.harness.localize.cells import cells_of, deviation
-from assay.harness.offline.replay import ReplayResult, examine_recorded
+from assay.harness.offline.replay import replay_recorded
 from assay.harness.offline.timing import torch_sdpa
 from assay.harness.server.sglang_plugin import RECORD, SHADOW
-from assay.harness.server.shadow import PACK_FOLDER
 
 SEEDED = "ASSAY_BENCHMARK_FAULT"
-"""Environment variable: the file that says which fault the kernel has at the moment."""
-CANDIDATE = "faults:seeded"
+"""Environment variable: the file that holds the current fault of the kernel."""
+CANDIDATE = "fault_detection:seeded"
 LAYERS = HEADS = 4
 BUDGET = 256 * 2**20
 LONG = 20
-"""Questions in the one long prompt: about 600 tokens, so that blocks and windows of up to 512 tokens show."""
+"""Questions in the long prompt: about 600 tokens, so that errors of blocks and windows of up to 512 tokens show."""
 TOGETHER = 3
-"""Questions in a batch."""
+"""Questions per batch."""
 BATCHES = 3
-"""Most attempts to have SGLang put them into one batch."""
+"""Maximum number of attempts to have SGLang put them into one batch."""
 TAIL = "\n\nThink again, and answer."
 
 
 def seeded(call: AttentionCall) -> Tensor:
-    """PyTorch's attention with the fault that the file names at the moment."""
+    """PyTorch's attention with the fault that the file currently holds."""
     now = json.loads(Path(os.environ[SEEDED]).read_text())
     return fault(now["hypothesis"], torch_sdpa, layers=[now["layer"]], heads=[now["head"]])(call)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one fault.
+    """The result for one fault.
 
     Attributes:
-        at: layer and head that it was seeded in.
+        at: layer and head of the fault.
         out: layers and heads with a cell out of bounds in the shadow.
-        replay: what the recorded outputs came to.
+        replay: examination of the recorded outputs.
         effect: largest error of the seeded output over the recorded calls, as a multiple of the call's bound.
         calls: recorded calls of its layer.
-        seconds: asking and examining.
+        seconds: duration of the questions and the examination.
     """
 
     name: str
@@ -87,12 +89,12 @@ class Result:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing shows of it on these calls."""
+        """Whether the fault does not show on these calls."""
         return self.effect <= 1
 
     @property
     def pinned(self) -> bool:
-        """Whether it was found in its layer and head, and nowhere else."""
+        """Whether it was found in its layer and head and nowhere else."""
         where = f"layer {self.at[0]} of {LAYERS}, head {self.at[1]} of {HEADS}"
         return (
             self.out == (self.at,)
@@ -102,41 +104,39 @@ class Result:
 
     @property
     def named(self) -> str:
-        """ "alone", "among n", or empty if the one finding does not have its name."""
+        """ "alone", "among n", or empty if the only finding does not have its name."""
         if len(self.replay.findings) != 1:
             return ""
         (finding,) = self.replay.findings
         others = finding.diagnosis.partition("cannot be told from")[2]
         if finding.id == self.name and not others:
             return "alone"
-        if finding.id == self.name or f'"{self.name}"' in others:
+        if finding.id == self.name or f'"{BY_ID[self.name].title}"' in others:
             return f"among {1 + others.count(chr(34)) // 2}"
         return ""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", choices=tuple(BY_NAME), help="one fault; may be repeated")
+    parser.add_argument("--only", action="append", choices=tuple(BY_ID), help="one fault; may be repeated")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="assay-faults-") as made:
-        results = run(Path(made), args.only or list(BY_NAME), rng)
+        results = run(Path(made), args.only or list(BY_ID), rng)
     show(results, args.seed)
 
 
 def run(folder: Path, names: Sequence[str], rng: random.Random) -> list[Result]:
-    """One server, one watch after another."""
-    from assay.harness.collect.interview import core_of
+    """Examine one fault after another in one server."""
+    from assay.harness.collect.servers import core_of
     from assay.harness.engines.launch import Launch
     from assay.harness.engines.model import TINY_MODEL
     from assay.harness.engines.sglang import SGLangServer
 
-    os.environ[SEEDED] = str(folder / "fault.json")  # the kernel is run here as well
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    os.environ[SEEDED] = str(folder / "fault.json")  # the kernel runs in this process as well
+    os.environ["PYTHONPATH"] = python_path()
     evidence = folder / "evidence"
     evidence.mkdir()
     launch = Launch(
@@ -150,7 +150,7 @@ def run(folder: Path, names: Sequence[str], rng: random.Random) -> list[Result]:
             places = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
             rng.shuffle(places)
             one = watch(server, evidence, name, places[0])
-            # Some bugs cannot show in every head: where heads are interleaved, the first reads its own all the same.
+            # Some bugs cannot show in every head: with interleaved heads, the first one still reads its own.
             elsewhere = [at for at in places[1:] if one.silent and effect(name, at, one.calls) > 1]
             results.append(watch(server, evidence, name, elsewhere[0]) if elsewhere else one)
             print(f"{len(results)}/{len(names)} {name}: {results[-1].seconds:.1f} s", file=sys.stderr, flush=True)
@@ -158,9 +158,9 @@ def run(folder: Path, names: Sequence[str], rng: random.Random) -> list[Result]:
 
 
 def watch(server, evidence: Path, name: str, at: tuple[int, int]) -> Result:  # type: ignore[no-untyped-def]
-    """Seed a fault, ask, and examine."""
+    """Seed a fault, ask the questions, and examine the recorded calls."""
     from assay.harness.server.control import Control, set_control
-    from assay.harness.server.write_request import bring_up_to_date
+    from assay.harness.server.write_request import write_now
 
     begun = time.monotonic()
     Path(os.environ[SEEDED]).write_text(json.dumps({"hypothesis": name, "layer": at[0], "head": at[1]}))
@@ -170,28 +170,28 @@ def watch(server, evidence: Path, name: str, at: tuple[int, int]) -> Result:  # 
         server.send("/generate", {"text": list(texts), "sampling_params": {"max_new_tokens": 2, "temperature": 0}})
 
     server.flush_cache()
-    set_control(evidence, Control(watch=True))
+    set_control(evidence, Control(shadow=True))
     asked = [one.prompt for one in drawn[:TOGETHER]]
     for text in (*asked, "\n\n".join(one.text for one in drawn[TOGETHER:])):
         send(text)
     for attempt in range(1, BATCHES + 1):
         send(*(text + attempt * TAIL for text in asked))
-        bring_up_to_date(evidence, lambda: send("x"))
+        write_now(evidence, lambda: send("x"))
         recorded = read_pack(evidence / PACK_FOLDER)
         if any(
             one.phase == "extend" and sum(prefix > 0 for prefix in one.entry.prefix) == TOGETHER for one in recorded
         ):
             break
     set_control(evidence, Control())
-    replay = examine_recorded(evidence / PACK_FOLDER, Backend.parse(CANDIDATE), "")
+    replay = replay_recorded(evidence / PACK_FOLDER, Backend.parse(CANDIDATE), "")
     calls = tuple(one.call for one in recorded if one.layer == at[0])
     seconds = time.monotonic() - begun
     return Result(name, at, out_of_bounds(evidence, recorded), replay, effect(name, at, calls), calls, seconds)
 
 
-def out_of_bounds(evidence: Path, recorded: Sequence[PackedCall]) -> tuple[tuple[int, int], ...]:
-    """Layers and heads with a cell, of whatever condition, whose error in the shadow is more than any recorded call's bound."""
-    cells = read_shadow_sums(evidence)
+def out_of_bounds(evidence: Path, recorded: Sequence[RecordedCall]) -> tuple[tuple[int, int], ...]:
+    """Layers and heads with a cell, in any condition, whose error in the shadow exceeds the bound of every recorded call."""
+    cells = read_shadow_errors(evidence)
     table = cells.table(by=("layer", "head", *CONDITIONS))
     worst = table.relative_l1.reshape(*table.relative_l1.shape[:2], -1)
     bound = max(bound_of(one.call) for one in recorded)
@@ -205,7 +205,7 @@ def out_of_bounds(evidence: Path, recorded: Sequence[PackedCall]) -> tuple[tuple
 
 
 def effect(name: str, at: tuple[int, int], calls: Sequence[AttentionCall]) -> float:
-    """Largest error that a fault in this layer and head makes on calls, as a multiple of each call's bound."""
+    """Largest error of a fault in this layer and head on these calls, as a multiple of each call's bound."""
     kernel = fault(name, layers=[at[0]], heads=[at[1]])
     errors = [
         deviation(kernel(call), oracle(call), cells_of(call)).relative_l1.max() / bound_of(call) for call in calls
@@ -214,25 +214,25 @@ def effect(name: str, at: tuple[int, int], calls: Sequence[AttentionCall]) -> fl
 
 
 def why_silent(result: Result) -> str:
-    """What the calls lack for the bug to show."""
+    """Why the bug cannot show on these calls."""
     batch = [r for call in result.calls for r in requests(call)]
-    kind = BY_NAME[result.name].kind
-    if kind == "sliding window":
+    kind = BY_ID[result.name].kind
+    if kind == "sliding-window":
         return f"the longest sequence has {max(r.len_k for r in batch)} tokens"
     if result.name.startswith("values"):
         return f"the largest value is {max(float(r.v.abs().max()) for r in batch):.2g}"
     if result.name.startswith("scores"):
         products = (float(((r.q @ r.k[r.kv_head].transpose(1, 2)) * r.visible).abs().max()) for r in batch)
         return f"the largest q k product is {max(products):.2g}"
-    if result.name == "scale of head_dim_v":
+    if result.name == "scale-of-head-dim-v":
         return f"head_dim and head_dim_v are both {batch[0].v.shape[2]}"
-    if kind == "kv heads":
-        return f"{batch[0].k.shape[0]} kv heads: the one before is the one after"
+    if kind == "kv-heads":
+        return f"{batch[0].k.shape[0]} kv heads: the previous one is also the next one"
     return f"{result.effect:.2g} of the bound"
 
 
 def show(results: Sequence[Result], seed: int) -> None:
-    """Print the table and the counts."""
+    """Print the table and the totals."""
     console = Console(width=180)
     table = Table("fault", "seeded at", "found at", "named", "own error / bound", "s", title=f"Faults, seed {seed}")
     for one in results:
@@ -252,7 +252,7 @@ def show(results: Sequence[Result], seed: int) -> None:
     console.print(
         f"{len(results)} faults: {len(results) - len(loud)} silent on these calls; of the other {len(loud)}, "
         f"{sum(one.pinned for one in loud)} pinned to their layer and head, {sum(bool(one.named) for one in loud)} named "
-        f"({alone} alone). Leaks among them: {sum(BY_NAME[one.name].kind == LEAK for one in loud)} of "
+        f"({alone} alone). Leaks among them: {sum(BY_ID[one.name].kind == LEAK for one in loud)} of "
         f"{sum(h.kind == LEAK for h in FAMILY)}. Findings on silent ones: "
         f"{sum(len(one.replay.findings) for one in results if one.silent)}."
     )

@@ -1,16 +1,18 @@
-"""Whole runs of the built-in job, one after the other, as one table: ``python benchmarks/runs.py --device cuda``.
+"""Complete runs of the built-in job, as one table: identical backends, SageAttention repaired, as shipped, and without a cache.
 
-Takes some minutes. The last column is the run's own account of its seconds, servers' start included.
+    python benchmarks/accuracy_runs.py --device cuda
+
+Measures verdicts, accuracy and duration (as the run reports it, including the start of the servers). Takes some minutes. Further
+flags are passed to `assay run`.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from common import REFERENCE, assay
 from rich.console import Console
 from rich.table import Table
 
@@ -25,12 +27,12 @@ RUNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=None, help="folder for the runs; a temporary one by default")
     args, more = parser.parse_known_args()
-    reference = "torch_native" if args.device == "cpu" else "triton"
-    out = args.out or Path(tempfile.mkdtemp(prefix="assay-runs-"))
+    reference = REFERENCE[args.device]
+    out = args.out or Path(tempfile.mkdtemp(prefix="assay-accuracy-runs-"))
     columns = (
         "candidate",
         "flags",
@@ -47,8 +49,7 @@ def main() -> None:
     table = Table(*columns, title=f"{args.device}, reference {reference}")
     for number, (candidate, flags) in enumerate(((reference, ()), *RUNS)):
         folder = out / str(number)
-        command = ["run", "--device", args.device, "--candidate", candidate, "--out", str(folder), *flags, *more]
-        code = subprocess.run([sys.executable, "-m", "assay", *command], check=False).returncode
+        code = assay("run", "--device", args.device, "--candidate", candidate, "--out", str(folder), *flags, *more)
         if not (folder / "report.json").exists():
             table.add_row(candidate, " ".join(flags), "no report", str(code))
             continue
