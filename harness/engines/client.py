@@ -1,16 +1,23 @@
-"""The client side: questions out, replies in, over the OpenAI-compatible interface."""
+"""The client side of the OpenAI-compatible interface: requests out, replies in.
+
+It speaks HTTP through httpx, not the openai client, because of what a request costs assay's process. CPU time beside a server
+that answers at once, 32 requests in flight: openai 2.8 1.6 to 3.2 ms, httpx 0.28 with one pool 1.9 ms, httpx with a pool for each
+worker 0.7 ms (``python benchmarks/client.py``). httpcore walks through all connections of a pool whenever a request begins or ends,
+which is why no two workers share one. Reading the certificate store costs 50 ms, so it is done once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import httpx
-import openai
 from pydantic import BaseModel, Field, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Reply
@@ -18,9 +25,14 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 
 WATCH_EVERY_S = 0.25
-DEATH_SHOWS_S = 3.0
-"""A dying server breaks its connections before its exit can be seen: so long is waited for the better explanation."""
-RETRIES = 2
+DEATH_WAIT_S = 3.0
+"""A dying server breaks its connections before its exit can be seen: a failure waits this long for the better explanation."""
+RETRY_PAUSES_S = (0.5, 1.0)
+"""Pauses before a request is sent again, as in the openai client with its two retries."""
+RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
+"""Statuses that may go away, as in the openai client."""
+MOST_RETRY_AFTER_S = 60.0
+"""The longest ``Retry-After`` that is followed, as in the openai client."""
 EXCERPT = 300
 
 
@@ -47,34 +59,41 @@ class _Choice(BaseModel):
     logprobs: _Logprobs | None = None
 
 
-class _CachedTokens(BaseModel):
+class _PromptDetails(BaseModel):
     cached_tokens: int | None = None
 
 
-class _Usage(BaseModel):
+class Usage(BaseModel):
+    """Token counts that a server reports with an answer."""
+
     prompt_tokens: int
     completion_tokens: int
-    prompt_tokens_details: _CachedTokens | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that came from the prefix cache; None if the server does not report them."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
 class _Completion(BaseModel):
     id: str
     choices: list[_Choice] = Field(min_length=1)
-    usage: _Usage
+    usage: Usage
 
 
 class BadReply(ValueError):
-    """A body that is no chat completion; says what it lacks."""
+    """A body that is not a valid completion; the message says what is wrong with it."""
 
 
 def read_reply(body: str, ask: ChatRequest, latency_s: float) -> Reply:
-    """The `Reply` in the body of a chat completion.
+    """Parse the body of a chat completion.
 
-    A log-probability that is null (SGLang writes NaN so) is read as NaN: it is a finding about the candidate, not about
-    the engine.
+    A log-probability of null, which is how SGLang writes NaN, becomes NaN: that is a finding about the candidate, not an
+    engine failure.
 
     Raises:
-        BadReply: the body is no JSON, or lacks what every chat completion has, or what ``ask`` asked for.
+        BadReply: the body is not JSON, or lacks a field of a chat completion, or the log-probabilities that ``ask`` requests.
     """
     try:
         completion = _Completion.model_validate_json(body)
@@ -84,14 +103,14 @@ def read_reply(body: str, ask: ChatRequest, latency_s: float) -> Reply:
         raise BadReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
     choice, usage = completion.choices[0], completion.usage
     if ask.top_logprobs and choice.logprobs is None:
-        raise BadReply("log-probabilities were asked for, and there are none")
+        raise BadReply("log-probabilities were requested, and there are none")
     return Reply(
         request_id=completion.id,
         text=choice.message.content,
         finish_reason=choice.finish_reason,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None,
+        cached_tokens=usage.cached_tokens,
         latency_s=latency_s,
         tokens=tuple(_token(entry) for entry in choice.logprobs.content) if choice.logprobs else (),
     )
@@ -107,17 +126,22 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
+@cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
 class Client:
     """Talks to one server.
 
     Args:
         url: where the server listens, without ``/v1``.
-        who: the server in words, such as "the candidate server (sage_attn)"; begins every error.
+        who: what error messages call the server, for example "the candidate server (sage_attn)".
         api_key: sent with each request.
-        timeout_s: seconds that a question may take, retries included.
-        proxies: whether the proxy settings of the environment apply; not for a server on this machine.
-        check: raises EngineError if the server's process is gone: the better explanation of any failure.
-        log_tail: the last lines of the server's log, which end every error; empty where there is none.
+        timeout_s: seconds that a request may take, retries included.
+        proxies: whether the proxy settings of the environment apply; they should not for a server on this machine.
+        check: raises EngineError if the server's process is gone, which explains any other failure.
+        log_tail: returns the last lines of the server's log, with which every error ends; empty if there is none.
     """
 
     def __init__(
@@ -131,40 +155,41 @@ class Client:
         log_tail: Callable[[], str],
     ) -> None:
         self.url, self.who, self.timeout_s = url, who, timeout_s
-        self._api_key, self._proxies, self._check, self._log_tail = api_key, proxies, check, log_tail
+        self._proxies, self._check, self._log_tail = proxies, check, log_tail
+        self._headers = {"Authorization": f"Bearer {api_key}"}
 
     def error(self, found: str, expected: str = "", do: str = "") -> EngineError:
         """An EngineError about this server, with the last lines of its log."""
         return EngineError("\n".join(filter(None, [f"{self.who} {found}", self._log_tail()])), expected, do)
 
     def get(self, path: str, timeout_s: float) -> Any:
-        """The JSON document at ``path``. Raises EngineError for anything else."""
+        """The JSON document at ``path``. Raises EngineError if there is none."""
         return self._document(path, self._call("GET", path, timeout_s))
 
     def post(self, path: str, timeout_s: float) -> None:
-        """POST to ``path``. Raises EngineError unless the answer is good."""
+        """POST to ``path``. Raises EngineError unless the status is a success."""
         self._call("POST", path, timeout_s)
 
     def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON document that a POST of ``body`` to ``path`` brings, within the time-out of a question.
+        """POST ``body`` to ``path`` and return the JSON response, within the time-out of a request.
 
         Raises:
-            EngineError: anything else. If the server died, that is what the error says.
+            EngineError: no JSON came back. If the server died, the error says so.
         """
         try:
             return self._document(path, self._call("POST", path, self.timeout_s, body))
         except EngineError:
-            asyncio.run(self._see_death())
+            asyncio.run(self._wait_for_death())
             raise
 
     def _document(self, path: str, response: httpx.Response) -> Any:
         try:
             return json.loads(response.text)
         except json.JSONDecodeError:
-            raise self.error(f"answered {path} with {_excerpt(response.text)}.", "JSON") from None
+            raise self.error(f"answered {path} with {excerpt(response.text)}.", "JSON") from None
 
     def status(self, path: str, timeout_s: float, method: str = "GET") -> int | None:
-        """HTTP status of ``path``; None if there is no answer."""
+        """HTTP status of ``path``; None if there is no response."""
         try:
             return self._request(method, path, timeout_s).status_code
         except httpx.HTTPError:
@@ -175,18 +200,15 @@ class Client:
             response = self._request(method, path, timeout_s, body)
         except httpx.HTTPError as error:
             self._check()
-            raise self.error(f"did not answer {self.url}{path}: {_reason(error)}.") from error
+            raise self.error(f"did not answer {self.url}{path}: {reason(error)}.") from error
         if not response.is_success:
-            raise self.error(
-                f"answered {path} with HTTP {response.status_code}: {_excerpt(response.text)}.", "HTTP 200"
-            )
+            raise self.error(f"answered {path} with HTTP {response.status_code}: {excerpt(response.text)}.", "HTTP 200")
         return response
 
     def _request(
         self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
     ) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self._api_key}"}
-        with httpx.Client(trust_env=self._proxies, timeout=timeout_s, headers=headers) as client:
+        with httpx.Client(trust_env=self._proxies, verify=_tls(), timeout=timeout_s, headers=self._headers) as client:
             return client.request(method, f"{self.url}{path}", json=body)
 
     def ask(
@@ -199,79 +221,121 @@ class Client:
     async def _ask(
         self, model: str, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]
     ) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
-        transport = httpx.AsyncClient(trust_env=self._proxies, limits=limits, timeout=None)
-        async with openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key=self._api_key, max_retries=RETRIES, timeout=None, http_client=transport
-        ) as api:
-            waiting = iter(enumerate(asks))
+        waiting = iter(enumerate(asks))
 
-            async def work() -> None:
+        async def work() -> None:
+            async with self._connection() as connection:
                 for index, ask in waiting:
-                    on_reply(index, await self._reply(api, model, ask))
+                    on_reply(index, await self._reply(connection, model, ask))
 
-            work_all = asyncio.gather(*(work() for _ in range(min(concurrency, len(asks)))))
-            watch = asyncio.create_task(self._watch())
-            try:
-                await asyncio.wait((work_all, watch), return_when=asyncio.FIRST_COMPLETED)
-                if watch.done():
-                    await watch
-                await work_all
-            finally:
-                watch.cancel()
-                work_all.cancel()
-                await asyncio.gather(watch, work_all, return_exceptions=True)
+        work_all = asyncio.gather(*(work() for _ in range(min(concurrency, len(asks)))))
+        watch = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait((work_all, watch), return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                await watch
+            await work_all
+        finally:
+            watch.cancel()
+            work_all.cancel()
+            await asyncio.gather(watch, work_all, return_exceptions=True)
+
+    def _connection(self) -> httpx.AsyncClient:
+        """A connection of one worker; without time-outs, since `_reply` has its own."""
+        return httpx.AsyncClient(
+            trust_env=self._proxies,
+            verify=_tls(),
+            headers=self._headers,
+            timeout=None,
+            limits=httpx.Limits(max_connections=1),
+        )
 
     async def _watch(self) -> None:
         while True:
             self._check()
             await asyncio.sleep(WATCH_EVERY_S)
 
-    async def _see_death(self) -> None:
-        deadline = time.monotonic() + DEATH_SHOWS_S
+    async def _wait_for_death(self) -> None:
+        """Raise EngineError if the server's process is seen to be gone within `DEATH_WAIT_S`."""
+        deadline = time.monotonic() + DEATH_WAIT_S
         while time.monotonic() < deadline:
             self._check()
             await asyncio.sleep(WATCH_EVERY_S)
 
-    async def _reply(self, api: openai.AsyncOpenAI, model: str, ask: ChatRequest) -> Reply:
+    async def _reply(self, connection: httpx.AsyncClient, model: str, ask: ChatRequest) -> Reply:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self.timeout_s):
-                raw = await api.chat.completions.with_raw_response.create(
-                    model=model,
-                    messages=[{"role": "user", "content": ask.prompt}],
-                    temperature=0,
-                    max_tokens=ask.max_tokens,
-                    logprobs=True if ask.top_logprobs else openai.omit,
-                    top_logprobs=ask.top_logprobs or openai.omit,
-                )
-            return read_reply(raw.text, ask, time.monotonic() - started)
-        except BadReply as error:
-            raise self.error(
-                f"answered what is no chat completion: {error}. It answered: {_excerpt(raw.text)}.",
-                "JSON with choices, a message text, a finish reason and usage",
-            ) from None
+                response = await self._send(connection, "/v1/chat/completions", _chat_body(model, ask))
         except TimeoutError:
             self._check()
             raise self.error(
-                f"has not answered a question for {self.timeout_s:g} s.",
+                f"has not answered a request for {self.timeout_s:g} s.",
                 "an answer within the request time-out",
-                "see why it hangs, or give --request-timeout more seconds",
+                "find out why it hangs, or give --request-timeout more seconds",
             ) from None
-        except openai.APIStatusError as error:
-            if error.status_code >= 500:
-                await self._see_death()
+        except httpx.RequestError as error:
+            await self._wait_for_death()
+            raise self.error(f"broke the connection: {reason(error)}.") from error
+        if not response.is_success:
+            raise await self._refusal(response)
+        try:
+            return read_reply(response.text, ask, time.monotonic() - started)
+        except BadReply as error:
             raise self.error(
-                f"answered HTTP {error.status_code}: {_excerpt(error.response.text)}.", "HTTP 200"
-            ) from error
-        except openai.APIConnectionError as error:
-            await self._see_death()
-            raise self.error(f"broke the connection: {_reason(error.__cause__ or error)}.") from error
+                f"sent something other than a chat completion: {error}. It sent: {excerpt(response.text)}.",
+                "JSON with choices, a message text, a finish reason and usage",
+            ) from None
+
+    async def _send(self, connection: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        """POST, and again after a pause if the connection breaks or the server says that it is busy or failing."""
+        url = f"{self.url}{path}"
+        for pause_s in RETRY_PAUSES_S:
+            try:
+                response = await connection.post(url, json=body)
+            except httpx.RequestError:
+                await asyncio.sleep(pause_s)
+            else:
+                if response.status_code not in RETRIED_STATUSES:
+                    return response
+                await asyncio.sleep(_retry_after_s(response) or pause_s)
+        return await connection.post(url, json=body)
+
+    async def _refusal(self, response: httpx.Response) -> EngineError:
+        """The error for an unsuccessful status.
+
+        Raises:
+            EngineError: the server died, which explains its HTTP 500.
+        """
+        if response.is_server_error:
+            await self._wait_for_death()
+        return self.error(f"answered HTTP {response.status_code}: {excerpt(response.text)}.", "HTTP 200")
 
 
-def _excerpt(body: str) -> str:
+def _chat_body(model: str, ask: ChatRequest) -> dict[str, Any]:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": ask.prompt}],
+        "temperature": 0,
+        "max_tokens": ask.max_tokens,
+    }
+    return {**body, "logprobs": True, "top_logprobs": ask.top_logprobs} if ask.top_logprobs else body
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    """Seconds to wait as the server says; 0 if it says nothing, or nothing sensible."""
+    try:
+        seconds = float(response.headers.get("Retry-After", ""))
+    except ValueError:
+        return 0.0
+    return seconds if 0 < seconds <= MOST_RETRY_AFTER_S else 0.0
+
+
+def excerpt(body: str) -> str:
+    """The beginning of a response, quoted, for an error message."""
     return repr(body if len(body) <= EXCERPT else body[:EXCERPT] + "...")
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """An exception in words, for an error message."""
     return f"{type(error).__name__}: {error}".rstrip(": .")

@@ -1,9 +1,9 @@
-"""Teacher forcing: what a running SGLang server gives as log-probabilities of tokens that are laid before it.
+"""Teacher forcing: a running SGLang server's log-probabilities of given tokens.
 
-SGLang's ``/generate`` scores a prompt that is given as token ids. It looks no further into the prefix cache than
-``logprob_start_len``, so that a start of 0 would switch prefix hits off (``_compute_max_prefix_len`` in
-``srt/managers/schedule_batch.py``, 0.5.17 and 0.5.23 alike). The first scored position is therefore also the longest
-prefix that can come from the cache; how much did come from there is in ``meta_info.cached_tokens``.
+SGLang's ``/generate`` scores a prompt that is given as token ids. It uses the prefix cache no further than
+``logprob_start_len``, so a start of 0 would switch prefix hits off (``_compute_max_prefix_len`` in
+``srt/managers/schedule_batch.py``, the same in 0.5.17 and 0.5.23). The start is therefore also the longest prefix that can
+come from the cache; how much did is in ``meta_info.cached_tokens``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
 
 
 class Scorer(Protocol):
-    """What is asked of a server here; `assay.harness.engines.sglang.SGLangServer` has it."""
+    """What scoring needs of a server; `assay.harness.engines.sglang.SGLangServer` offers it."""
 
     who: str
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST a JSON body and give the JSON answer. Raises EngineError otherwise."""
+        """POST a JSON body and return the JSON response. Raises EngineError if there is none."""
 
     def flush_cache(self) -> None:
         """Empty the prefix cache."""
@@ -39,11 +39,11 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Generation:
-    """A greedy answer by token ids.
+    """A greedy answer as token ids.
 
     Attributes:
         prompt_ids: the prompt's tokens, chat template included.
-        ids: the answer's tokens; the end-of-text token is the last one if it was generated.
+        ids: the answer's tokens, including the end-of-text token if it was generated.
         texts: their texts.
     """
 
@@ -54,14 +54,14 @@ class Generation:
 
 @dataclass(frozen=True)
 class Score:
-    """Log-probabilities, in nats, of the ``n`` tokens of a sequence after its first ``start + 1``. What the server left out is NaN.
+    """Log-probabilities, in nats, of the ``n`` tokens of a sequence after its first ``start + 1``; NaN where the server gave null.
 
     Attributes:
-        cached_tokens: tokens whose keys and values came from the prefix cache, by the server's own account.
-        token: of the sequence's own token, [n].
-        top_ids: ids of the most probable tokens, best first, [n, k].
-        top: their log-probabilities, [n, k].
-        at: of the ids that were asked for, in their order, [n, m].
+        cached_tokens: tokens whose keys and values came from the prefix cache, as the server reports.
+        token: log-probability of the sequence's own token, float32 [n].
+        top_ids: ids of the most probable tokens, best first, int32 [n, k].
+        top: their log-probabilities, float32 [n, k].
+        at: log-probabilities of the requested ids, in their order, float32 [n, m].
     """
 
     cached_tokens: int
@@ -102,10 +102,10 @@ class _Generated(BaseModel):
 
 
 def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
-    """One greedy answer with the exact token ids, which the server itself gives (``return_token_ids``).
+    """Generate one greedy answer with its exact token ids, as the server returns them (``return_token_ids``).
 
     Raises:
-        EngineError: the server failed, or does not give token ids.
+        EngineError: the server failed, or returns no token ids.
     """
     path = "/v1/chat/completions"
     body = {
@@ -119,7 +119,7 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
     try:
         choice = _Completion.model_validate(reply).choices[0]
     except ValidationError as error:
-        raise _bad(server, path, _first(error), "a chat completion with token ids, as SGLang 0.5.17 gives") from None
+        raise _bad(server, path, _first(error), "a chat completion with token ids") from None
     texts = tuple(entry.token for entry in choice.logprobs.content)
     if len(texts) != len(choice.response_token_ids):
         found = f"{len(choice.response_token_ids)} token ids and {len(texts)} texts"
@@ -133,18 +133,18 @@ def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequen
     Args:
         server: a running SGLang server.
         ids: the sequence, prompt and answer.
-        start: longest prefix that may come from the cache; the token after it is the first one that is computed, and the one
-            after that the first one with a log-probability.
-        top_k: number of most probable tokens to list at each position.
-        at: ids whose log-probabilities are wanted at every position, whatever their rank.
+        start: longest prefix that may come from the cache. The token after it is the first one that is computed, and the next
+            one is the first with a log-probability.
+        top_k: number of most probable tokens to return at each position.
+        at: ids whose log-probabilities are returned at every position, whatever their rank.
 
     Raises:
-        ValueError: nothing is left to score.
-        EngineError: the server failed, or scored something else than it was given.
+        ValueError: no token is left to score.
+        EngineError: the server failed, or scored other tokens than the given ones.
     """
     positions = len(ids) - start - 1
     if start < 0 or positions < 1:
-        raise ValueError(f"{len(ids)} tokens leave nothing to score after {start} and the next one")
+        raise ValueError(f"{len(ids)} tokens leave nothing to score after a prefix of {start} and the next token")
     path = "/generate"
     body = {
         "input_ids": list(ids),
@@ -160,7 +160,7 @@ def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequen
     except ValidationError as error:
         raise _bad(server, path, _first(error), "log-probabilities of the prompt") from None
     _check_ids(server, meta, ids, start)
-    # The first entry stands for the first token that was computed, which nothing predicts.
+    # The first entry is the first computed token, which no position predicts.
     own, top = meta.input_token_logprobs[1:], meta.input_top_logprobs[1:]
     asked = (meta.input_token_ids_logprobs or [None])[1:] if at else [[] for _ in own]
     for rows, width in ((top, top_k), (asked, len(at))):
@@ -176,18 +176,18 @@ def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequen
 
 
 def _check_ids(server: Scorer, meta: _Meta, ids: Sequence[int], start: int) -> None:
-    """SGLang shows ids at the end of the vocabulary as 0 (its guard against placeholders of images)."""
+    """Raise EngineError unless the scored ids are the given ones, or 0: SGLang returns 0 for ids at the end of the vocabulary, its
+    guard against image placeholders.
+    """
     scored = [entry[1] for entry in meta.input_token_logprobs]
     same = len(scored) == len(ids) - start and all(a in (b, 0) for a, b in zip(scored, ids[start:], strict=True))
     if meta.prompt_tokens != len(ids) or not same:
         found = f"log-probabilities of {len(scored)} tokens of a prompt of {meta.prompt_tokens}"
-        raise _bad(
-            server, "/generate", found, f"the last {len(ids) - start} of the {len(ids)} tokens that it was given"
-        )
+        raise _bad(server, "/generate", found, f"the last {len(ids) - start} of the {len(ids)} tokens that were sent")
 
 
 def _values(rows: Sequence[Sequence[_Entry] | None]) -> Floats:
-    """SGLang's JSON has null where a number is not finite."""
+    """An array, NaN for null: SGLang's JSON has null for every number that is not finite."""
     numbers = [[math.nan if entry[0] is None else entry[0] for entry in row or ()] for row in rows]
     return np.array(numbers, dtype=np.float32).reshape(len(rows), -1)
 
@@ -199,5 +199,7 @@ def _first(error: ValidationError) -> str:
 
 def _bad(server: Scorer, path: str, found: str, expected: str) -> EngineError:
     return EngineError(
-        f"{server.who} answered {path} with what cannot be compared: {found}.", expected, "use SGLang 0.5.17 or newer"
+        f"{server.who} answered {path} with something that cannot be compared: {found}.",
+        expected,
+        "use SGLang 0.5.17 or later",
     )

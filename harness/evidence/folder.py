@@ -1,4 +1,4 @@
-"""``runs/<id>/``: a run's folder. Everything measured is in it, at any moment, whatever happens next."""
+"""``runs/<id>/``: a run's folder. It holds everything measured so far at any moment, so a killed run loses nothing."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from assay.harness.schema import Record
 
 Document = TypeVar("Document", bound=Record)
 
-# What may differ between a run and the one that goes on with it: how fast and how patiently it asks.
-_FREE = {"concurrency", "servers", "startup_timeout", "request_timeout"}
+# What may change when a run is resumed: how fast and how patiently it asks.
+_RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_timeout"}
 
 
 class RunFolder:
-    """A run's folder, new or gone on with."""
+    """A run's folder, new or resumed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def open(cls, path: Path, manifest: Manifest, items: Sequence[Item]) -> RunFolder:
-        """Begin a run in `path`, or go on with the same run if it is there.
+        """Begin a run in `path`, or resume it if the same run is there.
 
         Raises:
-            UsageError: `path` holds another run, or something that is no run.
+            UsageError: `path` holds another run, or something else.
             EvidenceError: it cannot be written.
         """
         folder = cls(path)
         if not folder._file("manifest.json").exists():
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise UsageError(
-                    f"{path} is there and is no run.", "a new or empty folder", "name another one with --out"
+                    f"{path} exists and is not the folder of a run.",
+                    "a new or empty folder",
+                    "name another one with --out",
                 )
             folder._make(manifest, items)
             return folder
@@ -50,7 +52,7 @@ class RunFolder:
         if differing:
             raise UsageError(
                 f"{path} holds another run: {'; '.join(differing)}.",
-                "the same run, to go on with, or a new folder",
+                "the same run, to be resumed, or a new folder",
                 "name another folder with --out",
             )
         jsonl.drop_cut_line(folder._file("records.jsonl"))
@@ -62,7 +64,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EvidenceError(
-                f"{self.path} cannot be made: {error.strerror}.", "a writable folder", "name another --out"
+                f"{self.path} cannot be created: {error.strerror}.", "a writable folder", "name another --out"
             ) from error
         jsonl.append(self._file("items.jsonl"), items)
         self._replace("manifest.json", manifest.model_dump_json(indent=2))
@@ -76,7 +78,7 @@ class RunFolder:
         return self._read("manifest.json", Manifest)
 
     def progress(self) -> Progress:
-        """What the run has come to; nothing yet if it was never written."""
+        """The state of the run; an empty one if none was written yet."""
         return self._read("progress.json", Progress) if self._file("progress.json").exists() else Progress()
 
     def update(self, progress: Progress) -> None:
@@ -84,11 +86,11 @@ class RunFolder:
         self._replace("progress.json", progress.model_dump_json(indent=2))
 
     def items(self) -> list[Item]:
-        """What is asked."""
+        """What both servers are asked."""
         return jsonl.read(self._file("items.jsonl"), Item)
 
     def answers(self) -> list[Answer]:
-        """What was answered up to now, with the batch that admitted each request where the server noted it."""
+        """All answers so far, each with the size of the batch that admitted the request where the server recorded it."""
         batches = {role: self._batches(role) for role in ROLES}
         return [
             answer.model_copy(update={"batch_size": batches[answer.role].get(answer.request_id)})
@@ -100,7 +102,7 @@ class RunFolder:
         jsonl.append(self._file("records.jsonl"), [answer])
 
     def server_folder(self, role: Role) -> Path:
-        """Where a role's server leaves its counters and admissions."""
+        """The folder in which a role's server writes its counters and admissions."""
         return self.path / "servers" / role
 
     def log(self, role: Role) -> Path:
@@ -108,11 +110,11 @@ class RunFolder:
         return self.path / f"{role}.log"
 
     def baseline(self, role: Role) -> Path:
-        """Where the accepted baseline of a role lies that the run is held against."""
+        """The folder of the accepted baseline with which a role is compared."""
         return self.path / "baseline" / role
 
     def baseline_status(self) -> str | None:
-        """``baseline/status.json``; None where the run is held against none."""
+        """``baseline/status.json``; None if the run is compared with no baseline."""
         path = self.path / "baseline" / "status.json"
         return path.read_text() if path.exists() else None
 
@@ -126,7 +128,7 @@ class RunFolder:
         return read_counters(self.server_folder(role) / "counters")
 
     def write_counters(self) -> None:
-        """Write ``counters.json``: the counts of both servers, for people and other tools."""
+        """Write ``counters.json``, the counts of both servers, for people and other tools."""
         counts = {role: [count.model_dump() for count in self.counters(role)] for role in ROLES}
         self._replace("counters.json", json.dumps(counts, indent=2))
 
@@ -160,10 +162,10 @@ class RunFolder:
 
 
 def _differing(earlier: Manifest, now: Manifest) -> list[str]:
-    """What makes `now` another run than `earlier`, in words."""
+    """What makes `now` a different run from `earlier`, in words."""
     found = [
         f"{key} was {earlier.spec.get(key)!r} and is {now.spec.get(key)!r}"
-        for key in sorted({*earlier.spec, *now.spec} - _FREE)
+        for key in sorted({*earlier.spec, *now.spec} - _RESUMABLE_CHANGES)
         if earlier.spec.get(key) != now.spec.get(key)
     ]
     found += [f"the {what} changed" for what, same in _same(earlier, now).items() if not same]

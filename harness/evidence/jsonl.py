@@ -15,7 +15,7 @@ Line = TypeVar("Line", bound=BaseModel)
 
 
 def append(path: Path, lines: Iterable[BaseModel]) -> None:
-    """Append one line for each model.
+    """Append one line for each model; the system has them when this returns.
 
     Raises:
         EvidenceError: the disk is full or not writable.
@@ -24,27 +24,26 @@ def append(path: Path, lines: Iterable[BaseModel]) -> None:
         with path.open("a") as file:
             for line in lines:
                 file.write(line.model_dump_json() + "\n")
-            file.flush()
     except OSError as error:
         raise EvidenceError(
             f"{path} cannot be written: {error.strerror}.",
-            "room on the disk",
-            "make room; the same command then goes on",
+            "a writable folder on a disk with free space",
+            "free some space, and resume with the same command",
         ) from error
 
 
 def read(path: Path, kind: type[Line]) -> list[Line]:
-    """All lines of a file, none if it does not exist. A last line that was cut off is left out.
+    """All lines of a file; none if it does not exist. A last line that was cut off is skipped.
 
     Raises:
-        EvidenceError: any other line does not hold what it should.
+        EvidenceError: any other line is not a valid `kind`.
     """
     if not path.exists():
         return []
     text = path.read_text(errors="replace")
-    whole = text[: text.rfind("\n") + 1]
+    complete = text[: text.rfind("\n") + 1]
     found = []
-    for number, line in enumerate(whole.split("\n")[:-1], 1):  # splitlines would also split at U+2028
+    for number, line in enumerate(complete.split("\n")[:-1], 1):  # splitlines would also split at U+2028
         try:
             found.append(kind.model_validate_json(line))
         except ValidationError as error:
@@ -57,7 +56,7 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
 
 
 def drop_cut_line(path: Path) -> None:
-    """Remove a last line that a killed run left half written, so that the next one starts on a line of its own."""
+    """Remove a last line that a killed run left unfinished, so that the next one starts on a line of its own."""
     if path.exists():
         with path.open("rb+") as file:
             content = file.read()

@@ -1,4 +1,4 @@
-"""The client against a mock of a server that misbehaves: a real SGLang server cannot be made to."""
+"""The client against a mock server that misbehaves in ways that a real SGLang server cannot be made to."""
 
 import json
 import math
@@ -58,7 +58,7 @@ class MockHandler(BaseHTTPRequestHandler):
 
 
 class MockServer(ThreadingHTTPServer):
-    """Meets the n-th question with the n-th behaviour, and all further ones with the last."""
+    """Answers the n-th request with the n-th behaviour, and all further ones with the last."""
 
     daemon_threads = True
 
@@ -70,6 +70,11 @@ class MockServer(ThreadingHTTPServer):
         self.bodies: list[str] = []
         self.lock = threading.Lock()
         self.ended = threading.Event()
+        self.connections = 0
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections += 1
+        super().process_request(request, client_address)
 
     @property
     def url(self) -> str:
@@ -141,7 +146,7 @@ def ask(client: Client, count: int = 1, concurrency: int = 1, top_logprobs: int 
     return replies
 
 
-def test_a_good_reply_is_read_whole(mock: MockServer) -> None:
+def test_a_good_reply_is_read_completely(mock: MockServer) -> None:
     reply = ask(make_client(mock))[0]
     assert (reply.request_id, reply.text, reply.finish_reason) == ("request-1", "Answer: A", "stop")
     assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (20, 4, 16)
@@ -149,7 +154,7 @@ def test_a_good_reply_is_read_whole(mock: MockServer) -> None:
     assert reply.tokens == ()
 
 
-def test_what_is_sent(mock: MockServer) -> None:
+def test_the_request_body(mock: MockServer) -> None:
     ask(make_client(mock), top_logprobs=0)
     sent = json.loads(mock.bodies[0])
     assert sent == {
@@ -164,7 +169,7 @@ def test_what_is_sent(mock: MockServer) -> None:
     assert json.loads(mock.bodies[1])["top_logprobs"] == 5
 
 
-def test_every_question_is_answered_once_and_no_more_than_allowed_are_in_flight(mock: MockServer) -> None:
+def test_every_request_is_sent_once_and_concurrency_is_bounded(mock: MockServer) -> None:
     lock, flying, most = threading.Lock(), 0, 0
 
     def count(handler: MockHandler) -> None:
@@ -183,11 +188,14 @@ def test_every_question_is_answered_once_and_no_more_than_allowed_are_in_flight(
     assert {index: reply.request_id for index, reply in replies.items()} == {n: f"question {n}" for n in range(23)}
     assert len(mock.asked) == 23
     assert most == 5
+    assert mock.connections == 5, "each worker keeps its connection"
 
 
-def test_no_questions_need_no_server() -> None:
-    client = Client("http://127.0.0.1:9", "nobody", "EMPTY", 1.0, proxies=False, check=never_dead, log_tail=str)
-    client.ask("model", [], 4, lambda index, reply: None)
+def test_without_requests_no_server_is_contacted(mock: MockServer) -> None:
+    assert ask(make_client(mock), count=0, concurrency=4) == {}
+    assert mock.connections == 0
+    ask(make_client(mock), count=1, concurrency=4)
+    assert mock.connections == 1
 
 
 @pytest.mark.parametrize(
@@ -205,32 +213,57 @@ def test_no_questions_need_no_server() -> None:
         (changed(usage={"completion_tokens": 4}), r"usage\.prompt_tokens"),
     ],
 )
-def test_garbage_is_an_engine_error_that_shows_it(mock: MockServer, text: str, said: str) -> None:
+def test_garbage_is_an_engine_error_that_quotes_it(mock: MockServer, text: str, said: str) -> None:
     mock.behaviours = [body(text)]
     with pytest.raises(EngineError, match=said) as caught:
         ask(make_client(mock))
-    assert str(caught.value).startswith("the mock server answered what is no chat completion")
+    assert str(caught.value).startswith("the mock server sent something other than a chat completion")
     assert "Its log ends: oops" in str(caught.value)
 
 
 def test_missing_log_probabilities_are_an_engine_error(mock: MockServer) -> None:
-    with pytest.raises(EngineError, match="log-probabilities were asked for"):
+    with pytest.raises(EngineError, match="log-probabilities were requested"):
         ask(make_client(mock), top_logprobs=3)
 
 
-def test_an_http_500_that_stays_is_an_engine_error(mock: MockServer) -> None:
+def test_a_persistent_http_500_is_an_engine_error(mock: MockServer) -> None:
     mock.behaviours = [body("kernel exploded", 500)]
     with pytest.raises(EngineError, match="HTTP 500: 'kernel exploded'"):
         ask(make_client(mock))
     assert len(mock.asked) == 3
 
 
-def test_an_http_503_that_goes_away_is_none(mock: MockServer) -> None:
+def test_an_http_503_that_goes_away_is_not_an_error(mock: MockServer) -> None:
     mock.behaviours = [body("busy", 503), good]
     assert ask(make_client(mock))[0].text == "Answer: A"
 
 
-def test_an_http_400_is_not_asked_again(mock: MockServer) -> None:
+def busy(retry_after: str) -> Behaviour:
+    def behave(handler: MockHandler) -> None:
+        handler.send_response(429)
+        handler.send_header("Retry-After", retry_after)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return behave
+
+
+def test_a_retry_waits_as_long_as_the_server_says(mock: MockServer) -> None:
+    mock.behaviours = [busy("1.5"), good]
+    started = time.monotonic()
+    assert ask(make_client(mock))[0].text == "Answer: A"
+    assert time.monotonic() - started >= 1.5
+
+
+@pytest.mark.parametrize("seconds", ["soon", "-1", "3600", "nan"])
+def test_a_retry_after_that_makes_no_sense_is_ignored(mock: MockServer, seconds: str) -> None:
+    mock.behaviours = [busy(seconds), good]
+    started = time.monotonic()
+    assert ask(make_client(mock))[0].text == "Answer: A"
+    assert 0.5 <= time.monotonic() - started < 10
+
+
+def test_an_http_400_is_not_retried(mock: MockServer) -> None:
     mock.behaviours = [body("prompt too long", 400)]
     with pytest.raises(EngineError, match="HTTP 400: 'prompt too long'"):
         ask(make_client(mock))
@@ -247,7 +280,7 @@ def test_a_broken_connection_is_an_engine_error(mock: MockServer, behaviour: Beh
 def test_a_hang_ends_at_the_request_timeout(mock: MockServer) -> None:
     mock.behaviours = [hang]
     started = time.monotonic()
-    with pytest.raises(EngineError, match=r"has not answered a question for 0\.5 s"):
+    with pytest.raises(EngineError, match=r"has not answered a request for 0\.5 s"):
         ask(make_client(mock, timeout_s=0.5), count=3, concurrency=3)
     assert time.monotonic() - started < 5
 
@@ -258,7 +291,7 @@ def test_replies_before_the_first_failure_are_handed_over(mock: MockServer) -> N
     with pytest.raises(EngineError, match="garbage"):
         make_client(mock).ask("mock-model", [ChatRequest(str(n), 8) for n in range(10)], 1, replies.__setitem__)
     assert sorted(replies) == [0, 1]
-    assert len(mock.asked) == 3, "it went on after the failure"
+    assert len(mock.asked) == 3, "the client continued after the failure"
 
 
 def test_the_death_of_the_process_ends_it_long_before_the_timeout(mock: MockServer) -> None:
@@ -275,7 +308,7 @@ def test_the_death_of_the_process_ends_it_long_before_the_timeout(mock: MockServ
 
 
 @pytest.mark.parametrize("behaviour", [close, body("dying", 500)])
-def test_death_is_told_rather_than_its_first_symptom(mock: MockServer, behaviour: Behaviour) -> None:
+def test_death_is_reported_rather_than_its_first_symptom(mock: MockServer, behaviour: Behaviour) -> None:
     """The process can be seen to be dead only two seconds after the retries have failed."""
     failed_at: list[float] = []
 
@@ -292,7 +325,7 @@ def test_death_is_told_rather_than_its_first_symptom(mock: MockServer, behaviour
         ask(make_client(mock, check=check))
 
 
-def test_an_error_of_the_receiver_is_its_own(mock: MockServer) -> None:
+def test_an_error_of_the_callback_is_raised_unchanged(mock: MockServer) -> None:
     def full_disk(index: int, reply: Reply) -> None:
         raise OSError("no space left")
 
@@ -317,7 +350,7 @@ def test_log_probabilities_are_read_best_first_and_null_is_nan() -> None:
     assert math.isnan(second.logprob)
 
 
-def test_a_server_that_does_not_count_cached_tokens_is_believed_to_know_nothing() -> None:
+def test_cached_tokens_are_none_if_the_server_does_not_report_them() -> None:
     usage = {"prompt_tokens": 20, "completion_tokens": 4}
     assert read_reply(changed(usage=usage), ChatRequest("p", 8), 0.1).cached_tokens is None
     assert (
@@ -333,7 +366,7 @@ def test_an_empty_text_is_an_answer() -> None:
         read_reply(text.replace('""', "null"), ChatRequest("p", 8), 0.1)
 
 
-def test_get_names_what_was_answered(mock: MockServer) -> None:
+def test_get_quotes_an_unsuccessful_response(mock: MockServer) -> None:
     with pytest.raises(EngineError, match="HTTP 404: 'not here'"):
         make_client(mock).get("/server_info", 5.0)
 
@@ -352,17 +385,17 @@ def test_json_is_posted_and_read(mock: MockServer) -> None:
         (hang, "ReadTimeout"),
     ],
 )
-def test_what_is_posted_in_vain_is_an_engine_error(
+def test_a_failed_post_is_an_engine_error(
     mock: MockServer, behaviour: Behaviour, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "DEATH_SHOWS_S", 0.1)
+    monkeypatch.setattr(client_module, "DEATH_WAIT_S", 0.1)
     mock.behaviours = [behaviour]
     with pytest.raises(EngineError, match="the mock server") as caught:
         make_client(mock, timeout_s=0.5).post_json("/v1/chat/completions", {})
     assert said in str(caught.value)
 
 
-def test_a_death_that_shows_later_explains_a_post_in_vain(mock: MockServer) -> None:
+def test_a_death_seen_later_explains_a_failed_post(mock: MockServer) -> None:
     looks: list[int] = []
 
     def check() -> None:
@@ -375,7 +408,7 @@ def test_a_death_that_shows_later_explains_a_post_in_vain(mock: MockServer) -> N
         make_client(mock, check=check).post_json("/v1/chat/completions", {})
 
 
-def test_nobody_there() -> None:
+def test_a_server_that_is_not_there() -> None:
     client = Client("http://127.0.0.1:9", "nobody", "EMPTY", 1.0, proxies=False, check=never_dead, log_tail=str)
     assert client.status("/health", 1.0) is None
     with pytest.raises(EngineError, match="nobody did not answer"):

@@ -1,4 +1,4 @@
-"""Reading SGLang's own scoring interface, against answers as SGLang 0.5.23 gives them."""
+"""Reading SGLang's scoring interface, from replies as SGLang 0.5.23 sends them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CHAT: dict[str, Any] = {
 
 
 class Canned:
-    """Answers what it is told to."""
+    """Returns one prepared reply."""
 
     who = "the reference server (triton)"
 
@@ -51,7 +51,7 @@ class Canned:
         return self.reply
 
     def flush_cache(self) -> None:
-        raise AssertionError("scoring decides nothing about the cache")
+        raise AssertionError("scoring must leave the cache alone")
 
 
 def meta(**changes: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def test_positions_ids_and_null() -> None:
     assert np.isnan(got.at[1]).all()
 
 
-def test_what_is_sent() -> None:
+def test_the_request_body() -> None:
     server = Canned(meta())
     score(server, IDS, start=3, top_k=2, at=(13, 5, 1030))
     path, sent = server.sent[0]
@@ -88,13 +88,13 @@ def test_what_is_sent() -> None:
     }
 
 
-def test_no_ids_need_no_answer_for_them() -> None:
+def test_without_requested_ids_the_reply_needs_none() -> None:
     server = Canned(meta(input_token_ids_logprobs=None))
     assert score(server, IDS, start=3, top_k=2).at.shape == (2, 0)
     assert server.sent[0][1]["token_ids_logprob"] is None
 
 
-def test_an_id_at_the_end_of_the_vocabulary_is_shown_as_zero() -> None:
+def test_an_id_at_the_end_of_the_vocabulary_is_returned_as_zero() -> None:
     hidden = [[None, 46, None], [-0.5, 13, None], [-1.0, 0, None]]
     assert score(Canned(meta(input_token_logprobs=hidden)), IDS, start=3, top_k=2).token[1] == -1.0
 
@@ -114,19 +114,19 @@ def test_an_id_at_the_end_of_the_vocabulary_is_shown_as_zero() -> None:
         ({"input_top_logprobs": "?"}, "meta_info.input_top_logprobs"),
     ],
 )
-def test_another_answer_is_an_engine_error(changes: dict[str, Any], said: str) -> None:
+def test_a_wrong_reply_is_an_engine_error(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(EngineError, match=r"the reference server \(triton\) answered /generate") as caught:
         score(Canned(meta(**changes)), IDS, start=3, top_k=2, at=(13, 5, 1030))
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("start", [-1, 5, 9])
-def test_there_must_be_something_to_score(start: int) -> None:
+def test_a_prefix_that_leaves_nothing_to_score_is_refused(start: int) -> None:
     with pytest.raises(ValueError, match="nothing to score"):
         score(Canned(meta()), IDS, start, top_k=2)
 
 
-def test_a_generation_has_the_servers_own_ids() -> None:
+def test_a_generation_has_the_ids_that_the_server_returns() -> None:
     server = Canned(CHAT)
     got = generate(server, "Who?", 8)
     assert (got.prompt_ids, got.ids, got.texts) == ((0, 1, 296, 2), (324, 3), (" A", "<|end|>"))

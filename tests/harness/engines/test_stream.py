@@ -38,7 +38,7 @@ def timed(lines: list[str], start: float = 10.0) -> list[tuple[float, str]]:
     return [(start + 0.1 * (number + 1), line) for number, line in enumerate(lines)]
 
 
-def test_tokens_are_counted_as_they_come_even_those_without_a_letter() -> None:
+def test_tokens_are_counted_on_arrival_even_those_without_text() -> None:
     reply = read_stream(timed(GOOD), ASK, 10.0)
     assert reply.chunk_s == pytest.approx((0.1, 0.2, 0.3))
     assert reply.chunk_tokens == (1, 2, 3)
@@ -53,7 +53,7 @@ def test_a_chunk_of_several_tokens_and_one_of_none() -> None:
     assert (reply.chunk_tokens, reply.chunk_s) == ((2, 3), pytest.approx((0.1, 0.3)))
 
 
-def test_a_server_that_does_not_count_sends_a_token_a_chunk() -> None:
+def test_without_running_counts_a_chunk_is_one_token() -> None:
     lines = [chunk(None), chunk(None), chunk(None, "y", "length"), last(cached=None), "data: [DONE]"]
     reply = read_stream(timed(lines), ASK, 10.0)
     assert reply.chunk_tokens == (1, 2, 3)
@@ -68,14 +68,14 @@ def test_a_server_that_does_not_count_sends_a_token_a_chunk() -> None:
         ([GOOD[0], last(1), "data: [DONE]"], "ended without"),
         (
             [chunk(1), chunk(2, "y", "stop"), last(2), "data: [DONE]"],
-            "2 tokens by its usage and 2 by its chunks, where 3",
+            "2 tokens by its usage and 2 by its chunks, but 3",
         ),
-        ([chunk(None, "y", "length"), last(3), "data: [DONE]"], "3 tokens by its usage and 1 by its chunks, where 3"),
+        ([chunk(None, "y", "length"), last(3), "data: [DONE]"], "3 tokens by its usage and 1 by its chunks, but 3"),
         (['data: {"error": {"message": "out of memory"}}', "data: [DONE]"], "out of memory"),
         (["data: <html>", "data: [DONE]"], "<html>"),
     ],
 )
-def test_a_stream_that_is_not_whole_is_refused(lines: list[str], says: str) -> None:
+def test_an_incomplete_stream_is_refused(lines: list[str], says: str) -> None:
     with pytest.raises(BadReply, match=says):
         read_stream(timed(lines), ASK, 10.0)
 
@@ -151,7 +151,7 @@ def streamer(mock: Mock, timeout_s: float = 5.0) -> Streamer:
     return Streamer(RemoteServer("candidate", f"http://127.0.0.1:{mock.server_port}"), timeout_s)
 
 
-def test_times_are_those_at_which_the_server_sent(mock: Mock) -> None:
+def test_times_are_those_at_which_chunks_arrived(mock: Mock) -> None:
     replies = streamer(mock).stream([(1, 2), (3, 4), (5, 6)], 3, 2)
     assert len(replies) == 3
     for reply in replies:
@@ -175,10 +175,10 @@ def test_times_are_those_at_which_the_server_sent(mock: Mock) -> None:
         (lambda h: h.wfile.close(), "broke the connection"),
     ],
 )
-def test_failures_are_engine_errors_and_nothing_is_asked_twice(
+def test_failures_are_engine_errors_and_nothing_is_sent_twice(
     mock: Mock, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, says: str
 ) -> None:
-    monkeypatch.setattr("assay.harness.engines.client.DEATH_SHOWS_S", 0.1)  # nothing here can die
+    monkeypatch.setattr("assay.harness.engines.client.DEATH_WAIT_S", 0.1)  # nothing here can die
     mock.behaviour = behaviour
     with pytest.raises(EngineError, match=says) as caught:
         streamer(mock, timeout_s=0.5).stream([(1, 2)], 3, 1)

@@ -39,7 +39,7 @@ def answer(item: str, request: str = "") -> Answer:
     )  # fmt: skip
 
 
-def test_answers_come_back_with_the_batch_that_admitted_them(tmp_path: Path) -> None:
+def test_answers_have_the_size_of_the_batch_that_admitted_them(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path / "run", manifest(), ITEMS)
     folder.append(answer("q0", "rid-0"))
     folder.append(answer("q1", "rid-1"))
@@ -52,7 +52,7 @@ def test_answers_come_back_with_the_batch_that_admitted_them(tmp_path: Path) -> 
     assert folder.items() == ITEMS
 
 
-def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "run"
     folder = RunFolder.open(path, manifest(), ITEMS)
     folder.append(answer("q0"))
@@ -74,7 +74,7 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
         ({"packages": {"torch": "3"}}, "packages changed"),
     ],
 )
-def test_another_run_does_not_go_on(tmp_path: Path, changes: dict[str, object], says: str) -> None:
+def test_a_different_run_is_not_resumed(tmp_path: Path, changes: dict[str, object], says: str) -> None:
     RunFolder.open(tmp_path / "run", manifest(), ITEMS)
     with pytest.raises(UsageError, match=says):
         RunFolder.open(tmp_path / "run", manifest(**changes), ITEMS)
@@ -82,7 +82,7 @@ def test_another_run_does_not_go_on(tmp_path: Path, changes: dict[str, object], 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(UsageError, match="is no run"):
+    with pytest.raises(UsageError, match="is not the folder of a run"):
         RunFolder.open(tmp_path, manifest(), ITEMS)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
 
@@ -96,21 +96,21 @@ def test_a_damaged_record_is_named_by_its_line(tmp_path: Path) -> None:
         folder.answers()
 
 
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_evidence_error(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path / "run", manifest(), ITEMS)
     os.symlink("/dev/full", tmp_path / "run" / "records.jsonl")
     with pytest.raises(EvidenceError, match="No space left"):
         folder.append(answer("q0"))
 
 
-def test_text_with_line_separators_stays_one_line(tmp_path: Path) -> None:
+def test_text_with_line_separators_stays_on_one_line(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     odd = answer("q0").model_copy(update={"text": "a\u2028b\u0085c\x0bd\ne"})
     jsonl.append(path, [odd, odd])
     assert jsonl.read(path, Answer) == [odd, odd]
 
 
-def test_model_hash_sees_weights_and_tokenizer(tmp_path: Path) -> None:
+def test_the_model_hash_covers_weights_and_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"1")
     (tmp_path / "README.md").write_text("x")
     first = hash_model(tmp_path)
@@ -137,7 +137,7 @@ def test_a_lone_surrogate_can_be_written(tmp_path: Path) -> None:
     assert (read.text, read.tokens[0].text, read.tokens[0].top) == ("half ?", "?", (("?", -1.0),))
 
 
-def test_a_logprob_that_is_no_number_comes_back(tmp_path: Path) -> None:
+def test_a_nan_log_probability_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     jsonl.append(path, [answer("q0").model_copy(update={"tokens": (Token(text="a", logprob=math.nan),)})])
     (read,) = jsonl.read(path, Answer)
