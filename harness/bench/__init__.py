@@ -1,1 +1,1 @@
-"""The latency suite: both servers timed side by side, and a verdict on the ratio of their times."""
+"""The latency suite: both servers are timed side by side, and the ratio of their times decides."""

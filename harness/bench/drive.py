@@ -1,4 +1,4 @@
-"""Playing a bench: both servers up, blocks played in turn until the seconds are used up, everything written down as it comes."""
+"""Playing a bench: both servers run, blocks are played in turn until time is up, and everything is recorded as it arrives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from assay.harness.evidence import manifest as made
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.timings import Timing
 from assay.harness.progress import ProgressDisplay
-from assay.harness.stats.ratio import FEWEST
+from assay.harness.stats.ratio import MIN_RATIOS
 
 
 def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
@@ -63,7 +63,7 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay, comman
 def measure(
     plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay, command: str
 ) -> None:
-    """Time two running servers: the lengths of free answers first, then blocks until the policy's seconds are used up.
+    """Time two running servers: first the lengths of answers of unforced length, then blocks until the policy's time is up.
 
     Raises:
         EngineError: a server failed.
@@ -96,25 +96,25 @@ def _manifest(plan: BenchPlan, engines: Mapping[Role, Engine], command: str) -> 
 
 
 def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay) -> None:
-    """Play blocks until the seconds are used up and there are rounds enough for a verdict; the four of a cell are not parted.
+    """Play blocks until time is up and there are enough rounds for a verdict. The four blocks of a cell stay together.
 
-    Fewer than `FEWEST` rounds after the warm-up decide nothing, and the time they took, with that of both starts, would be lost.
+    Fewer than `MIN_RATIOS` rounds after the warm-up decide nothing; the time spent on them and on starting servers would be lost.
 
     Raises:
-        EngineError: a server failed, or answers have another length than was asked for.
+        EngineError: a server failed, or an answer does not have the requested length.
         EvidenceError: the folder cannot be written, or answers are not streamed token by token.
     """
     streamers = {role: Streamer(engine, plan.run.spec.request_timeout) for role, engine in engines.items()}
     timings: list[Timing] = []
-    begun, played, rounds, lacking = time.monotonic(), 0, 0, FEWEST
+    started, played, rounds, missing = time.monotonic(), 0, 0, MIN_RATIOS
     for together in turns(plan):
         if together[0].round > rounds:
             rounds = together[0].round
-            lacking = FEWEST - rounds + first_warm(side_by_side(blocks_in(timings, folder.path)))
-            taken = time.monotonic() - begun
-            left = max(plan.policy.seconds - taken, lacking * taken / rounds, 0)
+            missing = MIN_RATIOS - rounds + first_warm(side_by_side(blocks_in(timings, folder.path)))
+            taken = time.monotonic() - started
+            left = max(plan.policy.seconds - taken, missing * taken / rounds, 0)
             display.say(f"{rounds} rounds of {len(plan.cells)} loads played, {left:.0f} s left.")
-        if lacking <= 0 and time.monotonic() - begun >= plan.policy.seconds:
+        if missing <= 0 and time.monotonic() - started >= plan.policy.seconds:
             break
         for turn in together:
             block = _play(turn, engines[turn.role], streamers[turn.role], plan.vocabulary, played)
@@ -124,7 +124,7 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, d
 
 
 def _play(turn: Turn, engine: Engine, streamer: Streamer, vocabulary: int, number: int) -> list[Timing]:
-    """Play one block on an emptied cache, in which the shared part, if any, is put first."""
+    """Play one block on an emptied cache, after caching the shared part, if any."""
     engine.flush_cache()
     shape = turn.shape
     if shape.shared:

@@ -33,7 +33,7 @@ class BenchManifest(Record):
         policy: the `BenchPolicy`.
         shapes: lengths of each shape.
         eager: whether both servers ran without CUDA graphs.
-        servers: what both servers said of themselves.
+        servers: what both servers report about themselves.
         command: the command that repeats it.
     """
 
@@ -55,7 +55,7 @@ class BenchFolder:
     """A bench's folder.
 
     Args:
-        path: where it lies.
+        path: its path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,8 +67,8 @@ class BenchFolder:
         """A new folder.
 
         Raises:
-            UsageError: there is something in it.
-            EvidenceError: it cannot be made.
+            UsageError: it is not empty.
+            EvidenceError: it cannot be created.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
@@ -76,18 +76,18 @@ class BenchFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EvidenceError(
-                f"{path} cannot be made: {error.strerror}.", "a writable folder", "name another --out"
+                f"{path} cannot be created: {error.strerror}.", "a writable folder", "name another --out"
             ) from error
         return cls(path)
 
     @property
-    def whole(self) -> bool:
-        """Whether the bench was played to its end: the counts of both servers are what it writes last."""
+    def complete(self) -> bool:
+        """Whether the bench was played to its end: the counts of both servers are written last."""
         return (self.path / COUNTERS).exists()
 
     @property
     def servers(self) -> RunFolder:
-        """Where both servers leave logs and counters, laid out as in a run."""
+        """The folder of both servers' logs and counters, laid out as in a run."""
         return self._servers
 
     def write_manifest(self, manifest: BenchManifest) -> None:
@@ -110,7 +110,7 @@ class BenchFolder:
             raise EvidenceError(
                 f"{self.path / MANIFEST} cannot be read: {str(error).splitlines()[0]}.",
                 "the folder of a bench",
-                "check the path, or time again",
+                "check the path, or run the bench again",
             ) from None
 
     def append(self, lines: list[Timing]) -> None:
@@ -118,7 +118,7 @@ class BenchFolder:
         jsonl.append(self.path / TIMINGS, lines)
 
     def append_lengths(self, lines: list[AnswerLength]) -> None:
-        """Append lengths of answers."""
+        """Append answer lengths."""
         jsonl.append(self.path / LENGTHS, lines)
 
     def timings(self) -> list[Timing]:
@@ -126,29 +126,29 @@ class BenchFolder:
         return jsonl.read(self.path / TIMINGS, Timing)
 
     def lengths(self) -> list[AnswerLength]:
-        """All lengths of answers."""
+        """All answer lengths."""
         return jsonl.read(self.path / LENGTHS, AnswerLength)
 
     def counters(self, role: Role) -> list[CallCount]:
-        """Attention calls counted in a role's server."""
+        """Attention calls that were counted in a role's server."""
         return self._servers.counters(role)
 
 
 def blocks_in(timings: Sequence[Timing], path: Path) -> list[Block]:
-    """The blocks of a bench's timings, in the order of playing.
+    """The blocks of a bench's timings, in the order in which they were played.
 
     Args:
-        timings: of whole blocks.
-        path: the bench's folder, for the error.
+        timings: timings of complete blocks.
+        path: the bench's folder, for error messages.
 
     Raises:
-        EvidenceError: answers came whole, so no inter-token latency was seen.
+        EvidenceError: answers arrived in one chunk, so there is no inter-token latency.
     """
     try:
         return blocks_of(timings)
     except ValueError as error:
         raise EvidenceError(
-            f"{path}: {error}.", "answers that are streamed token by token", "see what buffers them"
+            f"{path}: {error}.", "answers that are streamed token by token", "find what buffers them"
         ) from None
 
 
@@ -158,10 +158,10 @@ def bench_folder(run: RunFolder) -> BenchFolder:
 
 
 def policy_of(manifest: BenchManifest) -> BenchPolicy:
-    """The policy that was timed for."""
+    """The policy of a bench."""
     return BenchPolicy(**manifest.policy)
 
 
 def shapes_in(manifest: BenchManifest) -> dict[str, Shape]:
-    """The shapes by name."""
+    """The shapes of a bench, by name."""
     return {shape["name"]: Shape(**shape) for shape in manifest.shapes}

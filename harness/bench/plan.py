@@ -1,4 +1,4 @@
-"""What a bench does: its policy, checked; and the order in which blocks are played."""
+"""A bench, checked, and the order in which its blocks are played."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.evidence.records import Role
 
-FEWEST_REQUESTS = 2
-"""A block has as many requests as are in flight, but at least so many: short blocks, so that drift has no time within a pair."""
+MIN_REQUESTS = 2
+"""A block has as many requests as are in flight, but at least this many. Blocks are short, to leave drift no time within a pair."""
 CHUNK_FLAG = "--chunked-prefill-size"
 TURNS: tuple[tuple[Role, bool], ...] = (
     ("reference", False),
@@ -27,18 +27,18 @@ TURNS: tuple[tuple[Role, bool], ...] = (
     ("reference", True),
     ("candidate", True),
 )
-"""Who plays a cell in a round, in an order that is drawn anew each time."""
+"""The blocks of a cell in a round: role, and whether it is the role's second block. Their order is random in each round."""
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """A bench that was checked.
+    """A checked bench.
 
     Attributes:
-        run: backends, model, engine flags and the prompts whose answers' lengths are compared.
+        run: backends, model, engine flags, and the prompts whose answer lengths are compared.
         policy: bound and budget.
         shapes: loads.
-        vocabulary: tokens that the model knows.
+        vocabulary: size of the model's vocabulary.
         eager: whether both servers run without CUDA graphs.
     """
 
@@ -55,14 +55,14 @@ class BenchPlan:
 
     @property
     def engine_args(self) -> tuple[str, ...]:
-        """The user's engine flags, after the chunk length if a chunked load is asked for: what the user says wins."""
+        """The chunk length, for a chunked load, then the user's engine flags, which override it."""
         chunked = any(shape.chunked for shape in self.shapes)
         ours = (f"{CHUNK_FLAG}={CHUNK[self.run.spec.device]}",) if chunked else ()
         return ours + self.run.spec.engine_arg
 
 
 def timed_spec(spec: RunSpec) -> RunSpec:
-    """What is run to be timed: the same servers without shadow and tracer, and prompts whose answers' lengths are compared."""
+    """The spec of what is timed: the same servers without shadow and tracer, and prompts whose answer lengths are compared."""
     return spec.model_copy(update={"suites": ("greedy",), "questions": 1, "greedy_prompts": PROMPTS})
 
 
@@ -72,11 +72,11 @@ def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) 
     Args:
         run: backends, model and engine flags, checked.
         policy: bound and budget.
-        cuda_graphs: whether both servers capture CUDA graphs; None lets them where no kernel of the contract computes decode, since
-            its calls cannot be captured.
+        cuda_graphs: whether both servers capture CUDA graphs; None captures them unless a kernel of the contract computes decode,
+            whose calls cannot be captured.
 
     Raises:
-        UsageError: an unknown shape or one that the model cannot take; or servers that cannot run at the same time.
+        UsageError: an unknown shape, a shape too long for the model, or servers that cannot run at the same time.
     """
     spec = run.spec
     shapes = shapes_of(policy.shapes, spec.device)
@@ -85,7 +85,7 @@ def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) 
     if not together(run):
         raise UsageError(
             "both servers do not fit into memory at the same time.",
-            "both at once: blocks of one are timed between blocks of the other, against drift",
+            "both together: their blocks are timed in turn, so that drift cancels",
             "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=...",
         )
     eager = run.has_decode_kernel if cuda_graphs is None else not cuda_graphs
@@ -93,14 +93,14 @@ def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) 
 
 
 def _sizes(model: Path) -> tuple[int, int]:
-    """Vocabulary and context of a model, by its configuration."""
+    """Vocabulary size and context length of a model, from its configuration."""
     config = json.loads((model / "config.json").read_text())
     config = {**config, **config.get("text_config", {})}
     try:
         return int(config["vocab_size"]), int(config["max_position_embeddings"])
     except KeyError as error:
         raise UsageError(
-            f"{model / 'config.json'} does not say {error.args[0]}.",
+            f"{model / 'config.json'} has no {error.args[0]}.",
             "vocab_size and max_position_embeddings",
             "add it, or name another --model",
         ) from None
@@ -108,15 +108,15 @@ def _sizes(model: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Turn:
-    """One block to be played.
+    """One block.
 
     Attributes:
         round: number of the round.
-        role: server to load.
+        role: the server under load.
         again: whether it is the role's second block of the round.
         shape: lengths.
-        concurrency: most requests in flight.
-        seed: of the prompts; the same for the four blocks of a cell in a round.
+        concurrency: largest number of requests in flight.
+        seed: seed of the prompts; the same for the four blocks of a cell in a round.
     """
 
     round: int
@@ -133,12 +133,12 @@ class Turn:
 
     @property
     def requests(self) -> int:
-        """Requests of the block."""
-        return max(FEWEST_REQUESTS, self.concurrency)
+        """Number of requests."""
+        return max(MIN_REQUESTS, self.concurrency)
 
 
 def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
-    """Groups of four blocks to be played side by side, without end: each round has every cell once, in random order."""
+    """Groups of four blocks to be played next to each other, endlessly: each round has every cell once, in random order."""
     rng = random.Random(plan.policy.seed)
     number = 0
     while True:

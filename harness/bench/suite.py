@@ -1,7 +1,7 @@
 """The latency suite of a run: a bench in the run's folder, on servers of its own.
 
-What is timed must have nothing beside it: no shadow, no tracer, no other server that computes. So it is timed while none of the
-run's own servers is up, and both roles are started anew, without what the layer suite puts into them.
+Nothing else may compute while servers are timed: no shadow, no tracer, no third server. So timing happens while none of the run's
+own servers is up, and both roles are started again without what the layer diff adds to them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FLAGS = (
 
 
 def plan_latency(spec: RunSpec) -> BenchPlan | None:
-    """The checked bench of a run; None where the run was not asked for latency.
+    """The checked bench of a run; None if latency was not requested.
 
     Raises:
         UsageError: see `plan_bench`.
@@ -35,20 +35,20 @@ def plan_latency(spec: RunSpec) -> BenchPlan | None:
 
 
 def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDisplay) -> None:
-    """Time both servers, unless the run has failed or they were timed before; what ends it early is written down, not raised.
+    """Time both servers, unless the run has failed or they were timed already. What ends it early is recorded, not raised.
 
-    A bench that was cut off is begun anew: its first blocks were played by other servers.
+    An interrupted bench starts over: its first blocks were played by other servers.
 
     Args:
-        plan: the bench; None where none was asked for.
-        folder: the run's.
+        plan: the bench; None if none was requested.
+        folder: the run's folder.
         display: shows the progress.
 
     Raises:
-        KeyboardInterrupt: after the servers were stopped and the interruption was written down.
+        KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
     """
     timed = bench_folder(folder)
-    if plan is None or folder.progress().failure or timed.whole:
+    if plan is None or folder.progress().failure or timed.complete:
         return
     with recorded(folder):
         shutil.rmtree(timed.path, ignore_errors=True)

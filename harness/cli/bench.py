@@ -26,11 +26,11 @@ app.add_typer(bench_app, name="bench")
 def bench(
     flags: dict[str, Any],
     context: typer.Context,
-    seed: Annotated[int, typer.Option(help="Seed of prompts and order.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of their order.", min=0)] = 0,
     cuda_graphs: Annotated[
         bool | None,
         typer.Option(
-            help="Let both servers capture CUDA graphs; by default where no kernel of the contract computes decode.",
+            help="Let both servers capture CUDA graphs; by default unless a kernel of the contract computes decode.",
             show_default=False,
         ),
     ] = None,
@@ -39,10 +39,10 @@ def bench(
 ) -> None:
     """Time both servers side by side, and decide on the ratio of their times; with KERNEL, time two kernels without a server."""
     if context.invoked_subcommand:
-        given = [f"--{name.replace('_', '-')}" for name, value in context.params.items() if value]
+        given = [_short(name) for name, value in context.params.items() if value]
         if given:
             raise UsageError(
-                f"{', '.join(given)} before {context.invoked_subcommand} is of the bench of two servers.",
+                f"{', '.join(given)} before {context.invoked_subcommand}: flags of the bench of two servers.",
                 f"flags of {context.invoked_subcommand} after it",
                 f"see assay bench {context.invoked_subcommand} --help",
             )
@@ -53,10 +53,10 @@ def bench(
     from assay.harness.bench.policy import make_policy
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import default_folder
-    from assay.harness.judge.bench import judge_bench
+    from assay.harness.judge.latency import judge_bench
     from assay.harness.progress import ProgressDisplay
     from assay.reports.bench_page import write_bench
-    from assay.reports.latency_terminal import build_latency, render_latency
+    from assay.reports.latency_terminal import render_latency
 
     spec = timed_spec(make_spec(flags, config))
     plan = plan_bench(prepare(spec), make_policy(spec, seed), cuda_graphs)
@@ -64,11 +64,15 @@ def bench(
     folder = BenchFolder.new(path)
     with ProgressDisplay(console) as display:
         drive.bench(plan, folder, display, again())
-    result = build_latency(judge_bench(folder))
+    result = judge_bench(folder)
     page = write_bench(result, path)
     render_latency(result, console)
     console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(result.exit_code)
+
+
+def _short(name: str) -> str:
+    return "--" + name.removeprefix("latency_").replace("_", "-")
 
 
 @bench_app.command()
@@ -109,7 +113,7 @@ def kernel(
 
 
 def again() -> str:
-    """The command as it was given, less its folder, which would not be new."""
+    """The command as given, without its folder, which would no longer be new."""
     given = iter(sys.argv[1:])
     kept: list[str] = []
     for word in given:

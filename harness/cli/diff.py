@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console
-from assay.harness.cli.flags import SERVER_FLAGS, Config, Out, spec_flags
-from assay.harness.config import RunSpec, make_spec
-from assay.harness.engines.backend import Backend
+from assay.harness.cli.flags import SERVER_FLAGS, Config, Out, instrumented_spec, spec_flags
 from assay.harness.errors import UsageError
 
-
-def _spec(flags: dict[str, Any], config: Path | None) -> RunSpec:
-    """A spec of two backends whose servers assay starts itself, so that it can instrument them.
-
-    Raises:
-        UsageError: one of them is a URL.
-    """
-    interpret_without_gpu()
-    spec = make_spec(flags, config)
-    for name, backend in (("--reference", spec.reference), ("--candidate", spec.candidate)):
-        if Backend.parse(backend).is_url:
-            raise UsageError(
-                f"{name} is the URL {backend}.",
-                "a backend or kernel that assay starts itself",
-                "name one; see assay backends",
-            )
-    return spec
+if TYPE_CHECKING:
+    from assay.harness.verdict import Finding
 
 
 @app.command()
@@ -39,7 +23,7 @@ def diff(
     flags: dict[str, Any],
     suites: Annotated[str, typer.Option(help="layers, or layers,logits.")] = "layers,logits",
     greedy_prompts: Annotated[
-        int | None, typer.Option(help="Number of prompts whose logits are compared, 16 at most.", show_default=False)
+        int | None, typer.Option(help="Number of prompts whose logits are compared, at most 8.", show_default=False)
     ] = None,
     out: Out = None,
     config: Config = None,
@@ -47,7 +31,7 @@ def diff(
     """Run the candidate in the shadow of the reference: its own error by layer, head and condition, and the bug's name."""
     from assay.harness.cli.run import measure
 
-    spec = _spec(flags | {"suites": suites, "greedy_prompts": greedy_prompts}, config)
+    spec = instrumented_spec(flags | {"suites": suites, "greedy_prompts": greedy_prompts}, config)
     if not {"layers"} <= set(spec.suites) <= {"layers", "logits"}:
         raise UsageError(f"--suites is {suites}.", "layers, or layers,logits", "use assay run for the other suites")
     made, _ = measure(spec, out)
@@ -67,7 +51,7 @@ def record(
     from assay.harness.progress import ProgressDisplay
     from assay.reports.replay_terminal import render_pack
 
-    spec = _spec(flags | {"suites": "layers"}, config)
+    spec = instrumented_spec(flags | {"suites": "layers"}, config)
     with ProgressDisplay(console) as display:
         manifest = record_pack(prepare(spec), pack, display)
     render_pack(manifest, pack, console)
@@ -86,9 +70,12 @@ def replay(
     from assay.reports.replay_terminal import render_replay
 
     interpret_without_gpu()
-    told = lambda found: console.print(f"First: {found[0].where}: {found[0].diagnosis}", markup=False, soft_wrap=True)  # noqa: E731
+
+    def show_first(found: Sequence[Finding]) -> None:
+        console.print(f"First: {found[0].where}: {found[0].diagnosis}", markup=False, soft_wrap=True)
+
     try:
-        result = replaying.replay(pack, candidate, f"assay replay {pack} --candidate {candidate}", told)
+        result = replaying.replay(pack, candidate, f"assay replay {pack} --candidate {candidate}", show_first)
     except KernelRefused as error:
         raise UsageError(f"--candidate: {error}.", "a kernel", "see assay backends") from None
     raise typer.Exit(render_replay(result, console))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from assay.harness.config import RunSpec
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.config import RunSpec, make_spec
+from assay.harness.engines.backend import Backend
+from assay.harness.errors import UsageError
 
 _PANELS = {
     "Latency": ("latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound"),
@@ -52,6 +55,24 @@ def spec_flags(names: Sequence[str], short: str = "") -> Callable[[Callable[...,
         return run
 
     return decorate
+
+
+def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
+    """A spec of two backends whose servers assay starts itself, so that it can instrument them; Triton is set up for their kernels.
+
+    Raises:
+        UsageError: one of them is a URL.
+    """
+    interpret_without_gpu()
+    spec = make_spec(flags, config)
+    for name, backend in (("--reference", spec.reference), ("--candidate", spec.candidate)):
+        if Backend.parse(backend).is_url:
+            raise UsageError(
+                f"{name} is the URL {backend}.",
+                "a backend or kernel that assay starts itself",
+                "name one; see assay backends",
+            )
+    return spec
 
 
 def _parameter(name: str, short: str) -> inspect.Parameter:

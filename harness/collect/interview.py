@@ -9,14 +9,13 @@ from assay.evals.questions import PROMPT_HEADER, parse_answer
 from assay.harness.collect.plan import Plan
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item, Role
 from assay.harness.progress import ProgressDisplay
 
 COLD_SHARE, COLD_LIMIT = 8, 16
 """One question in eight, at most sixteen, is asked with an empty cache, so that both conditions occur in every run."""
 TOP_LOGPROBS = 5
 """Alternatives recorded at each greedy position, as many as vLLM's ``check_logprobs_close`` compares."""
-FLOOR_REPEAT = 1
 
 AnswerKey = tuple[str, str, str, int]
 """`Answer.key`: suite, role, item, repeat."""

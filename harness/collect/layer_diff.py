@@ -79,9 +79,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
         again = replay_command(pack, plan.candidate)
         try:
             findings = diagnose_recorded(pack, plan.candidate, again, served=engine.role == "candidate")
-        except (
-            UsageError
-        ):  # the candidate computed nothing: the final examination says so, with everything that was seen
+        except UsageError:  # the candidate computed nothing: the final examination reports that
             return
         if findings:
             first_finding_s = time.monotonic() - begun

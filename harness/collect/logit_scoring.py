@@ -1,12 +1,13 @@
 """Both roles' log-probabilities over the reference's own tokens, teacher-forced.
 
-A free-running answer says little once it has parted from the reference's. Here both roles read the same tokens, prompt and the
-reference's greedy answer, and say what they would have expected at each. All of it is computed in the extend phase (SGLang scores
-a prompt in one go), so a kernel of the decode phase is not seen by it.
+A free-running answer says little once it differs from the reference's. Here both roles read the same tokens, the prompt and the
+reference's greedy answer, and predict each of them. All of it is computed in the extend phase (SGLang scores a prompt in one
+pass), so a decode kernel is not tested by it.
 
 Sequences are scored one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied cache, and
 *cached*, right after that, when all but the scored positions come from the prefix cache. The two conditions score the same
-positions: the last `PROMPT_TAIL` tokens of the prompt and the answer, but for the first `CACHED_PREFIX_TOKENS` + 1 tokens of a sequence.
+positions: the last `PROMPT_TAIL` tokens of the prompt and the answer, except the first `CACHED_PREFIX_TOKENS` + 1 tokens of a
+sequence.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Protocol
 
 import numpy as np
 
-from assay.harness.compare.logits import LogitsComparison, compare_roles
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.engines.score import Generation, Score, Scorer, generate, score
 from assay.harness.errors import EvidenceError
@@ -32,16 +32,15 @@ from assay.harness.evidence.logit_files import (
     read_logits,
     write_logits,
 )
-from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item, Role
 from assay.harness.progress import ProgressDisplay
 
 PROMPT_TAIL = 16
-"""Tokens at the end of a prompt that are scored too: answers may be a few tokens long."""
+"""Tokens at the end of a prompt that are scored too, since answers may have only a few tokens."""
 TOP_K = 20
-"""Tokens of the reference's distribution that are told apart; as many as OpenAI-compatible servers give at most."""
+"""Tokens of the reference's distribution that are distinguished: the most that OpenAI-compatible servers return."""
 MAX_TOKENS = 48
-"""Token limit of an answer that was not recorded."""
-FLOOR_REPEAT = 1
+"""Token limit of an answer that has to be generated."""
 
 
 class ScoringServer(Scorer, Protocol):
@@ -60,18 +59,18 @@ def score_role(
     display: ProgressDisplay,
     role: Role | None = None,
 ) -> None:
-    """Score the reference's tokens on a server, and leave the result in a run's folder. What is there is not scored again.
+    """Score the reference's tokens on a server, and write the result to the run's folder, unless it is there already.
 
-    The reference comes first: its tokens and its most probable ones are what the candidate is asked for. It is scored a second
-    time, in the opposite order, for the floor.
+    The reference comes first: the candidate is asked about its tokens and its most probable tokens. The reference is scored a
+    second time, in the opposite order, for the floor.
 
     Args:
         server: a running SGLang server; its cache is flushed.
         items: the prompts.
-        answers: recorded answers; the reference's greedy ones (repeat 0) are held against what it answers now, by token.
+        answers: recorded answers; the reference's greedy ones (repeat 0) are compared, token by token, with its answers now.
         folder: the run's folder.
         display: shows the progress.
-        role: the role to score; None for the server's. One server can be both, with and without layers of the candidate.
+        role: the role to score; None for the server's own. With substitution, one server can be both.
 
     Raises:
         EngineError: the server failed.
@@ -80,14 +79,14 @@ def score_role(
     """
     role = role or server.role
     if not items:
-        raise EvidenceError("There is no prompt to score.", "at least one item", "ask for at least one greedy prompt")
+        raise EvidenceError("There is no prompt to score.", "at least one item", "set --greedy-prompts to at least 1")
     for repeat in (0, FLOOR_REPEAT) if role == "reference" else (0,):
         path = logits_path(folder, role, repeat)
         if path.exists():
             continue
         first = role == "reference" and repeat == 0
         reference = None if first else _scored_reference(folder, role)
-        sequences = _draw(server, items, answers) if reference is None else _again(reference)
+        sequences = _generate_answers(server, items, answers) if reference is None else _recorded_sequences(reference)
         title = f"{role}: logits{' again' if repeat else ''}"
         scored = _score_all(server, sequences, reference, bool(repeat), display, title)
         header = LogitsHeader(
@@ -106,22 +105,11 @@ def score_role(
         write_logits(folder, Logits(header, ids, positions))
 
 
-def compare_logits(folder: Path) -> LogitsComparison:
-    """What `score_role` left of both roles, compared by condition, with the floor.
-
-    Raises:
-        EvidenceError: a role was not scored, a file is damaged, or the roles were scored on different tokens.
-    """
-    reference, candidate = (read_logits(logits_path(folder, role, 0)) for role in ("reference", "candidate"))
-    again = logits_path(folder, "reference", FLOOR_REPEAT)
-    return compare_roles(reference, candidate, read_logits(again) if again.exists() else None)
-
-
 def _scored_reference(folder: Path, role: Role) -> Logits:
     path = logits_path(folder, "reference", 0)
     if not path.exists():
         raise EvidenceError(
-            f"The {role} cannot be scored: {path} is not there.",
+            f"The {role} cannot be scored: {path} does not exist.",
             "the reference's own tokens, scored first",
             "score the reference before the candidate",
         )
@@ -131,42 +119,42 @@ def _scored_reference(folder: Path, role: Role) -> Logits:
 _Sequence = tuple[ScoredSequence, tuple[int, ...]]
 
 
-def _again(reference: Logits) -> list[_Sequence]:
+def _recorded_sequences(reference: Logits) -> list[_Sequence]:
     return [(sequence, reference.ids_of(index)) for index, sequence in enumerate(reference.header.sequences)]
 
 
-def _draw(server: ScoringServer, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
+def _generate_answers(server: ScoringServer, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
     """The sequences: each prompt with the reference's greedy answer.
 
-    A record has texts and no ids, so the answer is drawn once more. It is cut where it parts from the recorded one, which a
-    server does that rounds differently in another batch.
+    A record has texts but no ids, so the answer is generated again. It is cut where it differs from the recorded one, as it may
+    because rounding depends on the batch.
     """
     recorded = {a.item: a for a in answers if (a.suite, a.role, a.repeat) == ("greedy", "reference", 0)}
     sequences = []
     for item in items:
         answer = recorded.get(item.id)
-        drawn = generate(server, item.prompt, answer.completion_tokens if answer else MAX_TOKENS)
-        prompt = len(drawn.prompt_ids)
+        generated = generate(server, item.prompt, answer.completion_tokens if answer else MAX_TOKENS)
+        prompt = len(generated.prompt_ids)
         if answer and answer.prompt_tokens != prompt:
             raise EvidenceError(
-                f"The answer to {item.id} was recorded to a prompt of {answer.prompt_tokens} tokens; it has {prompt} now.",
+                f"The prompt of the recorded answer to {item.id} had {answer.prompt_tokens} tokens; it has {prompt} now.",
                 "the same prompt, template and tokenizer",
-                "give the run a folder of its own with --out",
+                "choose a new folder with --out",
             )
-        ids = (*drawn.prompt_ids, *drawn.ids[: _shared(answer, drawn)])
+        ids = (*generated.prompt_ids, *generated.ids[: _shared(answer, generated)])
         start = max(0, min(max(prompt - 1 - PROMPT_TAIL, CACHED_PREFIX_TOKENS), len(ids) - 2))
         sequence = ScoredSequence(item=item.id, prompt_tokens=prompt, length=len(ids), start=start, cached={})
         sequences.append((sequence, ids))
     return sequences
 
 
-def _shared(answer: Answer | None, drawn: Generation) -> int:
-    """How many tokens of the answer are the recorded ones."""
+def _shared(answer: Answer | None, generated: Generation) -> int:
+    """Number of leading tokens that equal the recorded ones."""
     if answer is None:
-        return len(drawn.ids)
+        return len(generated.ids)
     texts = [token.text for token in answer.tokens]
-    parting = [i for i, (one, other) in enumerate(zip(texts, drawn.texts, strict=False)) if one != other]
-    return parting[0] if parting else min(len(texts), len(drawn.texts))
+    parting = [i for i, (one, other) in enumerate(zip(texts, generated.texts, strict=False)) if one != other]
+    return parting[0] if parting else min(len(texts), len(generated.texts))
 
 
 def _score_all(

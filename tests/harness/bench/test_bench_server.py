@@ -16,7 +16,7 @@ from assay.harness.compare.blocks import blocks_of
 from assay.harness.judge.latency_result import LatencyResult
 from assay.reports import json_report
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
 def test_a_reference_against_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,4 +73,4 @@ def test_a_run_that_asks_for_latency_has_it_in_its_report(monkeypatch: pytest.Mo
     assert all(check.status == "ok" for check in report.latency.checks), report.latency.checks
     assert {call.phase for call in report.candidate.calls} == {"extend", "decode"}
     assert not [check for check in report.checks if check.id == "servers-timed" and check.status != "ok"]
-    assert BenchFolder(out / "bench").whole
+    assert BenchFolder(out / "bench").complete

@@ -20,7 +20,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import ROLES
 from assay.harness.evidence.timings import Timing
 from assay.harness.progress import ProgressDisplay
-from assay.harness.stats.ratio import FEWEST
+from assay.harness.stats.ratio import MIN_RATIOS
 
 
 def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[int], float], chunks: int = 3) -> int:
@@ -49,16 +49,16 @@ def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[in
 
 
 def test_as_many_rounds_are_played_as_a_verdict_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert play(tmp_path / "steady", monkeypatch, lambda number: 0.1) == 1 + FEWEST
+    assert play(tmp_path / "steady", monkeypatch, lambda number: 0.1) == 1 + MIN_RATIOS
 
 
 def test_rounds_of_warm_up_are_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert play(tmp_path / "slow to warm", monkeypatch, lambda number: 0.5 if number < 4 else 0.1) == 4 + FEWEST
+    assert play(tmp_path / "slow to warm", monkeypatch, lambda number: 0.5 if number < 4 else 0.1) == 4 + MIN_RATIOS
 
 
 def test_a_machine_that_never_settles_does_not_play_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # At most half of the rounds are warm-up.
-    assert play(tmp_path / "slower and slower", monkeypatch, lambda number: 0.1 / 1.5**number) <= 2 * FEWEST
+    assert play(tmp_path / "slower and slower", monkeypatch, lambda number: 0.1 / 1.5**number) <= 2 * MIN_RATIOS
 
 
 def test_answers_that_come_whole_end_a_bench_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

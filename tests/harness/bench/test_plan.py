@@ -69,7 +69,7 @@ def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode() -
         ({"bound": 0.9}, "--latency-bound"),
         ({"seconds": 0}, "--latency-seconds"),
         ({"concurrency": (0,)}, "--latency-concurrency"),
-        ({"shapes": ("shot",)}, "shot is no shape"),
+        ({"shapes": ("shot",)}, "shot is not a shape"),
         ({"shapes": ("5000:8",)}, r"5000 \+ 8"),
     ],
 )

@@ -83,10 +83,10 @@ def test_a_bench_that_was_cut_off_is_begun_anew(folder: RunFolder, monkeypatch: 
     failure = folder.progress().failure
     assert failure is not None
     assert (failure.kind, failure.message) == ("engine", "the candidate died")
-    assert not bench_folder(folder).whole
+    assert not bench_folder(folder).complete
     folder.update(folder.progress().model_copy(update={"failure": None}))
     timed(folder, Benches(), monkeypatch)
-    assert bench_folder(folder).whole
+    assert bench_folder(folder).complete
     assert (bench_folder(folder).path / TIMINGS).read_text() == "played\n", "nothing of the first is left"
     assert folder.progress().failure is None
 
@@ -109,7 +109,7 @@ def test_latency_is_timed_on_request_only(folder: RunFolder, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [({"latency_shapes": "shot"}, "shot is no shape"), ({"servers": "in-turn"}, "at the same time")],
+    [({"latency_shapes": "shot"}, "shot is not a shape"), ({"servers": "in-turn"}, "at the same time")],
 )
 def test_wrong_use_is_seen_before_anything_starts(flags: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):

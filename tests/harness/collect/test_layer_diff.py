@@ -77,10 +77,8 @@ def layers_compared(
     monkeypatch.setattr(layer_diff, "diagnose_recorded", name)
     monkeypatch.setattr(layer_diff, "layers_seen", lambda place: (0, 1))
     said = io.StringIO()
-    spec = make_spec({"candidate": "sage_attn_as_shipped", "suites": "layers", "device": "cpu"})
-    layer_diff.look(
-        cast(Engine, server), RunFolder(folder), PROMPTS, spec, ProgressDisplay(Console(file=said, width=200))
-    )
+    display = ProgressDisplay(Console(file=said, width=200))
+    layer_diff.compare_layers(cast(Engine, server), RunFolder(folder), plan(), display)
     return said.getvalue()
 
 

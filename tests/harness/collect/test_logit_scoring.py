@@ -13,11 +13,12 @@ import pytest
 from rich.console import Console
 from scipy.special import log_softmax
 
-from assay.harness.collect.logit_scoring import PROMPT_TAIL, TOP_K, compare_logits, score_role
+from assay.harness.collect.logit_scoring import PROMPT_TAIL, TOP_K, score_role
 from assay.harness.compare.logits import LogitsComparison
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item, Role, Token
+from assay.harness.judge.own_error import compare_logits
 from assay.harness.progress import ProgressDisplay
 
 VOCABULARY, END = 64, 63
@@ -173,7 +174,7 @@ def test_the_answer_is_cut_where_it_parts_from_the_recorded_one(tmp_path: Path) 
 
 
 def test_an_answer_to_another_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EvidenceError, match="greedy-000 was recorded to a prompt of 41 tokens; it has 40 now"):
+    with pytest.raises(EvidenceError, match="recorded answer to greedy-000 had 41 tokens; it has 40 now"):
         score_role(Model("reference"), items(), [recorded("greedy-000", ["t1"], 41)], tmp_path, display())
 
 

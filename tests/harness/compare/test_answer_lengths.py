@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from assay.harness.bench.lengths import compare_lengths
+from assay.harness.compare.answer_lengths import compare_lengths
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import AnswerLength
 

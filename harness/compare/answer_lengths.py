@@ -1,0 +1,57 @@
+"""Lengths of answers of unforced length, both roles' to the same prompts: timing forces the length, so no ratio shows them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from assay.harness.evidence.timings import AnswerLength
+from assay.harness.schema import Part
+
+LEAST_DIFFERENCE = 0.05
+"""A difference of mean lengths below this share is not worth a finding, however significant."""
+
+
+class AnswerLengths(Part):
+    """Lengths of both roles' answers to the same prompts, in tokens."""
+
+    prompts: int = Field(description="prompts that both answered")
+    reference: float = Field(description="mean length")
+    candidate: float
+    longer: int = Field(description="prompts that the candidate answered at greater length")
+    shorter: int
+    reference_cut: int = Field(description="answers that ran to the token limit")
+    candidate_cut: int
+    p: float = Field(description='Wilcoxon signed-rank p value of "no difference", two-sided; 1 where no length differs')
+    differ: bool = Field(description=f"whether the difference is significant and above {LEAST_DIFFERENCE:.0%}")
+
+    @property
+    def informative(self) -> bool:
+        """Whether any pair of answers ended before the limit, in either role: where none did, every length is the limit."""
+        return min(self.reference_cut, self.candidate_cut) < self.prompts
+
+
+def compare_lengths(lengths: Sequence[AnswerLength], alpha: float) -> AnswerLengths:
+    """Compare both roles' lengths, prompt by prompt."""
+    from scipy.stats import wilcoxon  # takes a second to import
+
+    by_role = {role: {one.item: one for one in lengths if one.role == role} for role in ("reference", "candidate")}
+    reference, candidate = by_role["reference"], by_role["candidate"]
+    pairs = [(reference[item], candidate[item]) for item in reference if item in candidate]
+    differences = [theirs.tokens - ours.tokens for ours, theirs in pairs]
+    p = float(wilcoxon(differences).pvalue) if any(differences) else 1.0
+    ours = statistics.fmean(one.tokens for one, _ in pairs) if pairs else 0.0
+    theirs = statistics.fmean(one.tokens for _, one in pairs) if pairs else 0.0
+    return AnswerLengths(
+        prompts=len(pairs),
+        reference=ours,
+        candidate=theirs,
+        longer=sum(d > 0 for d in differences),
+        shorter=sum(d < 0 for d in differences),
+        reference_cut=sum(one.finish_reason == "length" for one, _ in pairs),
+        candidate_cut=sum(one.finish_reason == "length" for _, one in pairs),
+        p=p,
+        differ=p < alpha and abs(theirs - ours) > LEAST_DIFFERENCE * ours,
+    )
