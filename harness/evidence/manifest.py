@@ -1,4 +1,4 @@
-"""``manifest.json``: what was run, with what, on what. Two runs can be compared if their manifests agree where it matters."""
+"""``manifest.json``: what was run, with which software, on which machine."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PACKAGES = (
     "sageattention",
     "flashinfer-python",
     "numpy",
-    "openai",
+    "httpx",
 )
 _HASHED = ("*.safetensors", "*.bin", "*.gguf", "tokenizer*", "chat_template*", "config.json", "generation_config.json")
 
 
 class ServerManifest(Record):
-    """One role's server: what it said of itself."""
+    """A role's server, as it reports itself."""
 
     role: Role
     backend: str
@@ -44,7 +44,7 @@ class ServerManifest(Record):
 
 
 class Manifest(Record):
-    """What decides whether a run may go on where it stopped, and what a reader needs to believe it."""
+    """What identifies a run: it decides whether the run can be resumed, and lets a reader check and repeat it."""
 
     run_id: str
     created: str
@@ -60,14 +60,14 @@ class Manifest(Record):
 
 
 class Failure(Record):
-    """What ended a run before it was whole."""
+    """What ended a run before it was complete."""
 
     kind: str
     message: str
 
 
 class Progress(Record):
-    """``progress.json``: what a run has come to. Replaced as a whole, so that it is never half written."""
+    """``progress.json``: the current state of a run."""
 
     seconds: float = 0.0
     servers: tuple[ServerManifest, ...] = ()
@@ -75,7 +75,7 @@ class Progress(Record):
 
 
 def installed_packages() -> dict[str, str]:
-    """Versions of the packages that can change a result; those not installed are left out."""
+    """Versions of the installed packages that can change a result."""
     found = {}
     for name in PACKAGES:
         try:
@@ -86,7 +86,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def hardware(device: str) -> str:
-    """One line on the machine, such as "AMD EPYC 7763, 2 cores, 24 GiB"; with the GPU's name on CUDA."""
+    """The machine in one line, for example "AMD EPYC 7763, 2 cores, 24 GiB". On CUDA it starts with the GPU's name."""
     info = Path("/proc/cpuinfo")
     models = (
         [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
@@ -103,7 +103,7 @@ def hardware(device: str) -> str:
 
 
 def git_state(folder: Path) -> str:
-    """Commit of the repository around `folder` and whether its tree is clean; empty outside of one."""
+    """Commit of the repository that contains `folder`, and whether it has uncommitted changes; empty outside of a repository."""
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
@@ -117,7 +117,7 @@ def git_state(folder: Path) -> str:
 
 
 def hash_model(folder: Path) -> str:
-    """SHA-256 over the names and contents of a model's weights, tokenizer and configuration."""
+    """SHA-256 of the names and contents of a model's weights, tokenizer and configuration."""
     total = hashlib.sha256()
     for path in sorted({path for pattern in _HASHED for path in folder.glob(pattern)}):
         with path.open("rb") as file:
@@ -126,7 +126,7 @@ def hash_model(folder: Path) -> str:
 
 
 def hash_items(items: Iterable[Item]) -> str:
-    """SHA-256 over ids and prompts, in order: says whether two runs asked the same."""
+    """SHA-256 of ids, prompts and expected answers, in order: equal if two runs asked the same."""
     total = hashlib.sha256()
     for item in items:
         total.update(json.dumps([item.suite, item.id, item.prompt, item.expected]).encode() + b"\n")

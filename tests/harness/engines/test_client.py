@@ -123,6 +123,13 @@ def mock() -> Iterator[MockServer]:
         thread.join()
 
 
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For servers that cannot die, where how long to wait is not the point."""
+    monkeypatch.setattr(client_module, "DEATH_WAIT_S", 0.1)
+    monkeypatch.setattr(client_module, "RETRY_PAUSES_S", (0.01, 0.01))
+
+
 def never_dead() -> None:
     pass
 
@@ -226,6 +233,7 @@ def test_missing_log_probabilities_are_an_engine_error(mock: MockServer) -> None
         ask(make_client(mock), top_logprobs=3)
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_a_persistent_http_500_is_an_engine_error(mock: MockServer) -> None:
     mock.behaviours = [body("kernel exploded", 500)]
     with pytest.raises(EngineError, match="HTTP 500: 'kernel exploded'"):
@@ -271,6 +279,7 @@ def test_an_http_400_is_not_retried(mock: MockServer) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [close, stop_midway])
+@pytest.mark.usefixtures("short_waits")
 def test_a_broken_connection_is_an_engine_error(mock: MockServer, behaviour: Behaviour) -> None:
     mock.behaviours = [behaviour]
     with pytest.raises(EngineError, match="broke the connection: RemoteProtocolError"):
@@ -385,10 +394,8 @@ def test_json_is_posted_and_read(mock: MockServer) -> None:
         (hang, "ReadTimeout"),
     ],
 )
-def test_a_failed_post_is_an_engine_error(
-    mock: MockServer, behaviour: Behaviour, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "DEATH_WAIT_S", 0.1)
+@pytest.mark.usefixtures("short_waits")
+def test_a_failed_post_is_an_engine_error(mock: MockServer, behaviour: Behaviour, said: str) -> None:
     mock.behaviours = [behaviour]
     with pytest.raises(EngineError, match="the mock server") as caught:
         make_client(mock, timeout_s=0.5).post_json("/v1/chat/completions", {})
