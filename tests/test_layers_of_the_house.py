@@ -1,0 +1,94 @@
+"""The import contracts of pyproject.toml: they cover every room, hold, and each turns red on an import that breaks it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("harness", "evals", "suites", "reports")
+CONTRACTS: list[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
+
+BREACHES = {
+    "layers": ("harness/stats/__init__.py", "assay.harness.localize.bounds"),
+    "attention-is-pure": ("harness/attention/oracle.py", "transformers"),
+    "evals-stand-alone": ("evals/greedy.py", "assay.harness.text"),
+    "reports-at-the-edges": ("harness/bench/plan.py", "assay.reports.write"),
+    "reports-only-render": ("reports/markdown.py", "assay.harness.engines.launch"),
+    "judge-reads-evidence": ("harness/judge/build.py", "assay.harness.collect.collect"),
+    "one-room-knows-sglang": ("harness/engines/launch.py", "sglang"),
+    "base-install": ("harness/localize/bounds.py", "scipy.stats"),
+}
+"""For each contract a module, and an import in it that the contract forbids."""
+
+
+def rooms_of(layers: list[str]) -> set[str]:
+    return {room.strip().strip("()") for layer in layers for room in re.split(r"[|:]", layer)}
+
+
+def test_every_room_has_its_place_among_the_layers() -> None:
+    (layers,) = [contract["layers"] for contract in CONTRACTS if contract["id"] == "layers"]
+    there = {f"assay.{room}" for room in ROOMS if room != "harness"}
+    for path in (ROOT / "harness").iterdir():
+        if path.name not in ("__init__.py", "__pycache__") and (path.is_dir() or path.suffix == ".py"):
+            there.add(f"assay.harness.{path.stem}")
+    assert rooms_of(layers) == there
+
+
+def test_each_contract_has_a_breach_that_shows_it_work() -> None:
+    assert {contract["id"] for contract in CONTRACTS} == set(BREACHES)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree, where imports can be planted."""
+    folder = tmp_path_factory.mktemp("house")
+    for name in ROOMS:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "model"))
+    shutil.copytree(ROOT / "assay", folder / "assay", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def lint(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_contracts_hold(copy: Path) -> None:
+    done = lint(copy)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(CONTRACTS)} kept, 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize("contract", BREACHES)
+def test_a_contract_turns_red(copy: Path, contract: str) -> None:
+    file, forbidden = BREACHES[contract]
+    source = (copy / file).read_text()
+    try:
+        (copy / file).write_text(f"{source}\n\ndef _planted() -> None:\n    import {forbidden}\n")
+        done = lint(copy, "--contract", contract)
+    finally:
+        (copy / file).write_text(source)
+    assert done.returncode == 1, done.stdout
+    assert "0 kept, 1 broken" in done.stdout
+    assert forbidden.split(".")[0] in done.stdout
+
+
+def test_judging_needs_no_torch() -> None:
+    """A report is made again in a second or two, and importing torch takes longer than that."""
+    modules = [f"assay.harness.judge.{path.stem}" for path in (ROOT / "harness" / "judge").glob("*.py")]
+    code = f"import sys, importlib\nfor name in {modules!r}: importlib.import_module(name)\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
