@@ -188,12 +188,8 @@ class _Probe:
         comparison = compare_with_reference(self._reference, these, self._spec.alpha)
         self.records.append(
             ProbeRecord(
+                **comparison.model_dump(),
                 candidate=tuple(sorted(candidate)),
-                right=comparison.right,
-                lost=comparison.lost,
-                gained=comparison.gained,
-                p=comparison.p,
-                outcome=comparison.outcome,
                 with_prefix=answers.with_prefix,
                 seconds=answers.seconds,
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -27,8 +26,7 @@ Outcome = Literal["right", "wrong"]
 SCHEMA: Literal["assay.bisect-layers/2"] = "assay.bisect-layers/2"
 
 
-@dataclass(frozen=True)
-class SetComparison:
+class SetComparison(Record):
     """A set of layers compared with the reference alone, prompt by prompt.
 
     Attributes:
@@ -46,8 +44,8 @@ class SetComparison:
     outcome: Outcome
 
 
-class ProbeRecord(Record):
-    """One probe: the layers that ran the candidate, and the result as in `SetComparison`.
+class ProbeRecord(SetComparison):
+    """One probe: the layers that ran the candidate, and its comparison with the reference.
 
     Attributes:
         with_prefix: prompts of which at least 16 tokens were cached.
@@ -55,11 +53,6 @@ class ProbeRecord(Record):
     """
 
     candidate: tuple[int, ...]
-    right: int
-    lost: int
-    gained: int
-    p: float
-    outcome: Outcome
     with_prefix: int
     seconds: float
 
@@ -189,7 +182,7 @@ def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alp
     lost = sum(before and not now for before, now in zip(reference, these, strict=True))
     gained = sum(now and not before for before, now in zip(reference, these, strict=True))
     p = mcnemar_exact(lost, gained).loss
-    return SetComparison(sum(these), lost, gained, p, "wrong" if p < alpha else "right")
+    return SetComparison(right=sum(these), lost=lost, gained=gained, p=p, outcome="wrong" if p < alpha else "right")
 
 
 def layer_finding(

@@ -83,7 +83,7 @@ def commits(
     run_arg: Annotated[
         list[str] | None, typer.Option(help="With --with accuracy: a further argument of assay run; may be repeated.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the op-level calls.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the op-level calls.")] = 0,
     status: Annotated[
         bool, typer.Option("--status", help="Show the progress of a bisection without changing it.")
     ] = False,
@@ -244,7 +244,7 @@ def probe(
     raises: Raises = "skip",
     timeout: Annotated[float, typer.Option(help="Time limit of the probe, in seconds.", min=0.1)] = 300.0,
     build_timeout: Annotated[float, typer.Option(help="Time limit of the build, in seconds.", min=0.1)] = 1800.0,
-    seed: Annotated[int, typer.Option(help="Of the op-level calls.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the op-level calls.")] = 0,
 ) -> None:
     """Probe the kernel of a checkout as it is, for git bisect run.
 

@@ -3,27 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Change, Measurement, Outcome
+from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Change, Measurement, ProbeOutcome
 from assay.harness.localize.diagnose import percent
-
-
-@dataclass(frozen=True)
-class ProbeOutcome:
-    """The outcome of one probe.
-
-    Attributes:
-        outcome: good, bad or skip.
-        reason: why it was skipped, or why it is bad without a layer error; else empty.
-        worst: largest own error, as a multiple of its limit; None if none was measured.
-        where: call and head of the largest own error.
-    """
-
-    outcome: Outcome
-    reason: str = ""
-    worst: float | None = None
-    where: str = ""
 
 
 def outcome_of(measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]) -> ProbeOutcome:
@@ -35,19 +17,19 @@ def outcome_of(measurement: Measurement, spec: BisectSpec, good: Sequence[Measur
         good: measurements of the good revision, needed where `spec.against` is "good".
     """
     if measurement.status in ("raised", "died") and spec.raises == "bad":
-        return ProbeOutcome("bad", f"{measurement.status}: {measurement.reason}")
+        return ProbeOutcome(outcome="bad", reason=f"{measurement.status}: {measurement.reason}")
     if measurement.status != "measured":
-        return ProbeOutcome("skip", f"{measurement.status}: {measurement.reason}")
+        return ProbeOutcome(outcome="skip", reason=f"{measurement.status}: {measurement.reason}")
     if measurement.regression is not None:
-        return ProbeOutcome("bad" if measurement.regression else "good")
+        return ProbeOutcome(outcome="bad" if measurement.regression else "good")
     ratios = [
         (ratio, row, head) for row, heads in multiples(measurement, spec, good) for head, ratio in enumerate(heads)
     ]
     if not ratios:
-        return ProbeOutcome("skip", "no call was computed")
+        return ProbeOutcome(outcome="skip", reason="no call was computed")
     worst, row, head = max(ratios, key=lambda found: found[0])
     where = f"{row.call}, head {head}: own error {percent(row.own[head])}"
-    return ProbeOutcome("bad" if worst > 1 else "good", worst=worst, where=where)
+    return ProbeOutcome(outcome="bad" if worst > 1 else "good", worst=worst, where=where)
 
 
 def multiples(

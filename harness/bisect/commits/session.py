@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from assay.harness.bisect.commits.executor import BrokenEnvironment, Prober
-from assay.harness.bisect.commits.outcome import ProbeOutcome, changes, outcome_of
+from assay.harness.bisect.commits.outcome import changes, outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.search import (
     Ambiguous,
@@ -28,6 +28,7 @@ from assay.harness.bisect.commits.state import (
     BisectState,
     CommitProbe,
     Measurement,
+    ProbeOutcome,
     Purpose,
 )
 from assay.harness.errors import ExitCode, UsageError
@@ -180,8 +181,8 @@ class Session:
     ) -> CommitProbe:
         self._folder.write_measurement(number, measured)
         probe = CommitProbe(
-            number=number, commit=commit, purpose=purpose, outcome=outcome.outcome, reason=outcome.reason, worst=outcome.worst,
-            where=outcome.where, seconds=measured.seconds, build_seconds=measured.build_seconds,
+            **outcome.model_dump(), number=number, commit=commit, purpose=purpose, seconds=measured.seconds,
+            build_seconds=measured.build_seconds,
         )  # fmt: skip
         self._set(self.state.model_copy(update={"probes": (*self.state.probes, probe)}))
         return probe

@@ -134,21 +134,28 @@ class Measurement(Record):
     build_seconds: float = 0.0
 
 
-class CommitProbe(Record):
-    """One probe, as listed in the state; ``probes/<number>.json`` holds its measurement.
+class ProbeOutcome(Record):
+    """The outcome of one probe.
 
     Attributes:
-        worst: largest own error, as a multiple of its limit; None if nothing was measured.
-        where: the call and head it occurred in.
+        outcome: good, bad or skip.
+        reason: why it was skipped, or why it is bad without a layer error; else empty.
+        worst: largest own error, as a multiple of its limit; None if none was measured.
+        where: call and head of the largest own error.
     """
 
-    number: int
-    commit: str
-    purpose: Purpose
     outcome: Outcome
     reason: str = ""
     worst: float | None = None
     where: str = ""
+
+
+class CommitProbe(ProbeOutcome):
+    """One probe, as listed in the state; ``probes/<number>.json`` holds its measurement."""
+
+    number: int
+    commit: str
+    purpose: Purpose
     seconds: float
     build_seconds: float = 0.0
 
