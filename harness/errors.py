@@ -1,6 +1,6 @@
-"""What can go wrong, and the exit code of each kind.
+"""Errors and their exit codes.
 
-An error says what was found, what was expected and what to do next; nothing else is shown to the user.
+An error says what was found, what was expected and what to do. The user sees nothing else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command: CI reads these."""
+    """Exit codes of every command, for CI."""
 
     PASS = 0
     REGRESSION = 1
@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
 
 
 class AssayError(Exception):
-    """An error that ends a command with a sentence instead of a traceback."""
+    """An error that ends a command with a message instead of a traceback."""
 
     exit_code = ExitCode.NO_VERDICT
 
@@ -33,14 +33,14 @@ class AssayError(Exception):
 
 
 class UsageError(AssayError):
-    """Wrong use: found before anything was started. Exit code 2."""
+    """Wrong use, detected before anything was started. Exit code 2."""
 
     exit_code = ExitCode.USAGE
 
 
 class EngineError(AssayError):
-    """A server died, hung, or answered what no server should. Exit code 3: never an accuracy loss, never a pass."""
+    """A server died, hung or sent an invalid answer. Exit code 3: never an accuracy loss, never a pass."""
 
 
 class EvidenceError(AssayError):
-    """A run's files cannot be written or read (full disk, damaged or foreign folder). Exit code 3."""
+    """A run's files cannot be written or read (full disk, damaged files, wrong folder). Exit code 3."""

@@ -1,12 +1,13 @@
-"""Text that a model or a server wrote, made fit to be shown: nothing in it hides, moves the cursor or turns the line."""
+"""Makes text from a model or a server safe to show: no hidden characters, no cursor movement, no change of direction."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
-# C0 and C1 controls, marks that steer direction or show nothing, line separators that only some readers honour, lone
-# surrogates, the code points that XML forbids, and the tag characters that carry invisible ASCII. U+200C and U+200D stay:
-# emoji and Indic scripts are spelled with them.
+# C0 and C1 controls, direction marks, invisible characters, line separators that only some readers honour, lone surrogates,
+# code points that XML forbids, and tag characters that carry invisible ASCII. U+200C and U+200D stay: emoji and Indic scripts
+# need them.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164"
     "\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
@@ -15,9 +16,8 @@ _DELETE = 0x7F
 
 
 def visible(text: str) -> str:
-    """`text` with each hidden or steering character written out: U+0000 to U+001F and U+007F as their control
-    pictures (U+001B as ␛), the others as ``[U+202E]``. Newlines and tabs stay; CR LF becomes LF. Applying it twice
-    changes nothing more.
+    """`text` with hidden and control characters made visible: U+0000 to U+001F and U+007F as control pictures
+    (U+001B as ␛), others as ``[U+202E]``. Newlines and tabs stay, CR LF becomes LF. Idempotent.
     """
     return _HIDDEN.sub(_picture, text.replace("\r\n", "\n"))
 
@@ -36,11 +36,25 @@ def one_line(text: str, limit: int = 200) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """`text` if it has at most `limit` characters, else its first three quarters and last quarter of `limit`, with
-    what was left out said between them: an answer's last line is the one that is graded.
+    """`text`, or if it has more than `limit` characters, its start and end with a note between them. The end gets a quarter
+    of `limit`, since the last line of an answer is the one that is graded.
     """
     if len(text) <= limit:
         return text
     head, tail = limit - limit // 4, limit // 4
     left_out = len(text) - head - tail
     return f"{text[:head]}\n[… {left_out:,} characters left out …]\n{text[-tail:]}"
+
+
+def some(what: str, chosen: Collection[int], of: Collection[int]) -> str:
+    """Which of several, in words: "all 4 layers", "layer 2 of 4", "heads 0-2, 7 of 8"."""
+    if len(chosen) == len(of):
+        return f"all {len(of)} {what}s" if len(of) > 1 else f"{what} {next(iter(of))}"
+    runs: list[list[int]] = []
+    for n in sorted(chosen):
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    words = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+    return f"{what}{'s' if len(chosen) > 1 else ''} {words} of {len(of)}"

@@ -1,1 +1,1 @@
-"""What runs inside a server: the kernel contract, kernels, the SGLang backends that serve them, oracles."""
+"""The kernel contract in pure PyTorch: calls, kernels, oracles, hypotheses, faults and the op-level matrix. Imports no engine."""

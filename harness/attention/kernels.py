@@ -1,8 +1,8 @@
-"""Finding kernels, and what a kernel declares of itself.
+"""Kernels: what they declare, and how they are loaded and run.
 
 A kernel is a function of the contract (`assay.harness.attention.call.Kernel`), published in the entry-point group ``assay.kernels``
-or named directly as ``module:function``. `declares` is how it says what it computes; a kernel that says nothing is taken
-to compute every phase.
+or named directly as ``module:function``. It declares what it computes with `declares`. A kernel without a declaration is taken to
+compute every phase.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:  # see assay.harness.attention.call
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a kernel says of itself.
+    """What a kernel declares.
 
     Attributes:
-        phases: phases that it computes; the others are delegated to the reference backend, and the report says so.
-        package: distribution whose version stands behind it, empty for none.
-        about: one line for people.
-        noise: quantisation whose noise its output must have, such as "int8_qk"; empty for none but its dtype's rounding.
+        phases: phases that it computes. The others are delegated to the reference backend, and the report says so.
+        package: distribution that contains it, whose version reports show; empty for none.
+        about: one line of description.
+        noise: quantisation whose noise its output has, for example "int8_qk"; empty if it has only the rounding of its dtype.
     """
 
     phases: tuple[str, ...] = PHASES
@@ -45,10 +45,10 @@ def declares(
     """Attach a `Declaration` to a kernel.
 
     Raises:
-        ValueError: no phase, or one that does not exist.
+        ValueError: no phase, or an unknown one.
     """
     if not phases or set(phases) - set(PHASES):
-        raise ValueError(f"a kernel declares the phases {phases}; expected some of {PHASES}")
+        raise ValueError(f"a kernel declares the phases {phases}; expected one or more of {PHASES}")
 
     def attach(kernel: Kernel) -> Kernel:
         vars(kernel)["assay"] = Declaration(phases, package, about, noise)
@@ -58,20 +58,20 @@ def declares(
 
 
 def declaration(kernel: Kernel) -> Declaration:
-    """What the kernel declares; every phase if it declares nothing."""
+    """The kernel's declaration; the default, with every phase, if it has none."""
     found = getattr(kernel, "assay", None)
     return found if isinstance(found, Declaration) else Declaration()
 
 
 def load(name: str) -> Kernel:
-    """The kernel with this published name or ``module:function`` path.
+    """The kernel with a published name or a ``module:function`` path.
 
     Raises:
-        KernelRefused: no such kernel, or it cannot be imported; the message says which and why.
+        KernelRefused: there is no such kernel, or it cannot be imported.
     """
     path = name if is_path(name) else published().get(name)
     if path is None:
-        raise KernelRefused(f"no kernel is called {name!r}; published are {', '.join(sorted(published()))}")
+        raise KernelRefused(f"no kernel is named {name!r}; published are {', '.join(sorted(published()))}")
     module, _, attribute = path.partition(":")
     try:
         found: object = importlib.import_module(module)
@@ -103,7 +103,7 @@ def run_kernel(name: str, kernel: Kernel, call: AttentionCall) -> Tensor:
 
 
 def title(name: str, kernel: Kernel, interpreted: bool) -> str:
-    """How reports call a kernel, such as "sageattention 1.0.6 (Triton interpreter)"."""
+    """The kernel's title in reports, for example "sageattention 1.0.6 (Triton interpreter)"."""
     package = declaration(kernel).package
     if not package:
         return name

@@ -1,8 +1,8 @@
-"""The op-level matrix: calls on made-up data that meet the conditions under which attention kernels go wrong.
+"""The op-level matrix: calls on synthetic data, under the conditions in which attention kernels fail.
 
 The axes follow SGLang's dense attention kit (``sglang.test.kits.attention_unittest``) and vLLM's ``BatchSpec`` (queries shorter
-than their sequence, shuffled block tables): cached prefix, new tokens, batch, heads, head_dim, dtype, data and page size. Not
-their product but a covering design: every pair of values of two axes meets in at least one call.
+than their sequence, shuffled block tables): cached prefix, new tokens, batch, heads, head_dim, dtype, data and page size. The
+matrix is a covering design, not their product: every pair of values of two axes occurs in at least one call.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ PREFIXES: dict[Size, tuple[int, ...]] = {
     "small": (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200),
     "full": (0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000),
 }
-"""Cached prefixes, in tokens: none, one, around every page and block size in use, and a long one."""
+"""Cached prefixes, in tokens: none, one, values around every page and block size in use, and a long one."""
 NEW: dict[Size, tuple[int, ...]] = {
     "small": (1, 7, 64, 65, 129),
     "full": (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 512),
 }
-"""New tokens of an extend call; a decode call has one a sequence."""
+"""New tokens of an extend call. A decode call has one per sequence."""
 HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
     "small": ((4, 4), (4, 2), (4, 1)),
     "full": ((8, 8), (8, 4), (8, 2), (8, 1)),
 }
-"""(q heads, kv heads): MHA, GQA, MQA. The same number of q heads, so that a finding can say in which of them a kernel is wrong."""
+"""(q heads, kv heads): MHA, GQA, MQA, with equal numbers of q heads so that a finding can name the wrong ones."""
 LONG: dict[Size, int] = {"small": 130, "full": 2000}
-"""Cached prefix of a sequence that stands beside another."""
+"""Cached prefix, in tokens, of a long sequence beside the one under test."""
 PAGES = (0, 1, 16, 64)
-"""Tokens of a page of the KV pool that K and V are gathered from; 0 for K and V that come packed."""
+"""Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 
 _BATCHES: dict[str, dict[str, Callable[[int, int, int], Lens]]] = {
     "extend": {
@@ -61,11 +61,11 @@ _BATCHES: dict[str, dict[str, Callable[[int, int, int], Lens]]] = {
         "between others": lambda new, prefix, long: [(1, 16), (1, prefix), (1, 77)],
     },
 }
-"""Sequences of a call, as (new tokens, cached prefix), around one that the axes describe."""
+"""Sequences of a call as (new tokens, cached prefix): the one that the axes describe, and its neighbours."""
 
 
 def _offset(call: AttentionCall) -> AttentionCall:
-    # The same in every token, as real K has it: what K smoothing takes off (arXiv 2410.02367, section 4.2).
+    # Equal in every token, as in real K: what K smoothing removes (arXiv 2410.02367, section 4.2).
     common = torch.linspace(-6, 6, call.k.shape[2], device=call.k.device).to(call.k.dtype)
     return replace(call, k=call.k + common)
 
@@ -83,10 +83,10 @@ class Case:
     """One call of the matrix.
 
     Attributes:
-        name: unique in its matrix, without spaces: what tests are called.
-        condition: axis -> value, in words. Beside the axes of the design, "cached" says of how many of the call's sequences a
-            prefix is cached ("none", "all", "some").
-        make: makes the call, the same at every time.
+        name: unique in its matrix, without spaces; used as a test id.
+        condition: axis -> value, in words. In addition to the axes of the design, "cached" says how many of the call's sequences
+            have a cached prefix ("none", "some", "all").
+        make: makes the call, the same each time.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Case:
 
 @dataclass(frozen=True)
 class _Values:
-    """A value for each axis of the design, and how the call is drawn."""
+    """A value for each axis of the design."""
 
     phase: str
     prefix: int
@@ -112,9 +112,9 @@ class _Values:
 def axes(
     phase: str, size: Size = "small", dtypes: Sequence[torch.dtype] = DTYPES, head_dims: Sequence[int] = HEAD_DIMS
 ) -> dict[str, tuple[Any, ...]]:
-    """The axes of the design of one phase, and their values.
+    """The axes of the design for one phase, and their values.
 
-    A decode call has one new token a sequence and always a cached prefix.
+    A decode call has one new token per sequence and always a cached prefix.
     """
     decode = phase == "decode"
     return {
@@ -137,28 +137,28 @@ def cases(
     size: Size = "small",
     head_dims: Sequence[int] = HEAD_DIMS,
 ) -> list[Case]:
-    """The matrix: the calls of the seed case first, then for each phase a design that covers every pair of values of two axes.
+    """The matrix: first the calls of the seed case, then a covering design for each phase.
 
     Args:
-        phases: some of "extend" and "decode".
-        device: where the calls' tensors lie.
+        phases: one or both of "extend" and "decode".
+        device: device of the calls' tensors.
         dtypes: of q, k and v; None for float16, bfloat16 and float32.
-        seed: of the data, and of which pairs meet in which call. The same seed gives the same cases with the same data.
-        size: "small" is for kernels that an interpreter runs, "full" for a GPU: more and longer sequences, more heads.
+        seed: seed of the data and of the design. The same seed gives the same cases with the same data.
+        size: "small" for interpreted kernels; "full" for a GPU, with more and longer sequences and more heads.
         head_dims: head dims of q, k and v.
 
     Raises:
-        ValueError: no phase, dtype or head dim; a phase or size that does not exist.
+        ValueError: no phase, dtype or head dim, or an unknown phase or size.
     """
     kinds = DTYPES if dtypes is None else tuple(dtypes)
     if not phases or set(phases) - set(PHASES) or not kinds or not head_dims or size not in PREFIXES:
         raise ValueError(
             f"no matrix of phases {tuple(phases)}, dtypes {kinds}, head_dims {tuple(head_dims)}, size {size!r}; expected at least "
-            f"one of each, phases of {PHASES} and a size of {tuple(PREFIXES)}"
+            f"one of each, phases from {PHASES} and a size from {tuple(PREFIXES)}"
         )
     drawn: list[_Values] = []
     if "extend" in phases:
-        # The calls of the seed case: a header of one cached token, and a header of the questions.
+        # The calls of the seed case: a cached prefix of one token, and one of the questions' shared header.
         drawn += [
             _Values("extend", prefix, new, "one", HEADS[size][1], head_dims[0], kinds[0], "normal", 16)
             for new, prefix in ((41, 1), (34, 157))
@@ -167,7 +167,7 @@ def cases(
         design = axes(phase, size, kinds, head_dims)
         order = random.Random(seed)
         shuffled = {axis: order.sample(values, len(values)) for axis, values in design.items()}
-        # One value is no choice: an axis of it is left out of the design, which needs at least two choices.
+        # AllPairs needs at least two values per axis, so axes with one value are left out of the design.
         open_axes = [axis for axis, values in shuffled.items() if len(values) > 1]
         for row in AllPairs([shuffled[axis] for axis in open_axes]):
             chosen = {axis: values[0] for axis, values in shuffled.items()} | dict(zip(open_axes, row, strict=True))
@@ -200,7 +200,7 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
 
 
 def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device: str) -> AttentionCall:
-    # Drawn and changed in float32, so that a seed means the same numbers in every dtype, rounded once.
+    # Drawn and changed in float32, then rounded once: a seed means the same numbers in every dtype.
     wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed)
     call = _DATA[values.data](replace(wide, phase=values.phase))
     call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype))

@@ -1,4 +1,4 @@
-"""The oracle: attention in float64, written to be read. Everything else is held against it."""
+"""The oracle: attention in float64, written for readability. Every other result is compared with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from assay.harness.attention.call import AttentionCall
 
 
 def sequences(call: AttentionCall) -> list[tuple[slice, slice]]:
-    """Rows of q and rows of k/v of each sequence of the batch."""
+    """Rows of q and rows of k and v, for each sequence of the batch."""
     q, k = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
     return [(slice(q[b], q[b + 1]), slice(k[b], k[b + 1])) for b in range(len(q) - 1)]
 
@@ -22,11 +22,11 @@ def right_aligned(len_q: int, len_k: int, device: torch.device) -> Tensor:
 
 
 SCORES_BYTES = 2**30
-"""Scores are computed for so many queries at a time that they stay below this: all of a long prompt would not fit into memory."""
+"""Most bytes of scores at a time. Queries are processed in blocks, since the scores of a long prompt would not fit into memory."""
 
 
 def oracle(call: AttentionCall) -> Tensor:
-    """Attention of a call in float64: softmax(scale * q k^T) v per sequence and head, [total_q, num_q_heads, head_dim_v]."""
+    """Attention of a call: softmax(scale * q k^T) v per sequence and head, float64 [total_q, num_q_heads, head_dim_v]."""
     heads, groups = call.q.shape[1], call.q.shape[1] // call.k.shape[1]
     out = torch.empty(*call.q.shape[:2], call.v.shape[2], dtype=torch.float64, device=call.q.device)
     for rows_q, rows_k in sequences(call):
@@ -46,14 +46,14 @@ def oracle(call: AttentionCall) -> Tensor:
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence of a call in float64, heads first: what a hypothesis changes one thing of.
+    """One sequence of a call in float64, heads first. A hypothesis changes one thing in it.
 
     Attributes:
         q: [num_q_heads, len_q, head_dim].
         k: [num_kv_heads, len_k, head_dim].
         v: [num_kv_heads, len_k, head_dim_v].
-        kv_head: int64 [num_q_heads]; the kv head that each q head reads.
-        visible: bool [len_q, len_k]; which keys each query sees.
+        kv_head: int64 [num_q_heads], the kv head that each q head reads.
+        visible: bool [len_q, len_k], the keys that each query sees.
         scale: softmax scale, natural-exponent convention.
         causal: whether `visible` is the right-aligned causal mask.
     """
@@ -73,7 +73,7 @@ class Request:
 
     @property
     def len_k(self) -> int:
-        """All tokens: cached prefix and new ones."""
+        """All tokens: cached prefix and new tokens."""
         return self.k.shape[1]
 
     @property
@@ -83,7 +83,7 @@ class Request:
 
 
 def requests(call: AttentionCall) -> list[Request]:
-    """The sequences of a call, each on its own and in float64."""
+    """The sequences of a call, one by one, in float64."""
     device, heads, kv_heads = call.q.device, call.q.shape[1], call.k.shape[1]
     kv_head = torch.arange(heads, device=device) // (heads // kv_heads)
     found = []
@@ -97,11 +97,11 @@ def requests(call: AttentionCall) -> list[Request]:
 
 
 def scores(request: Request) -> Tensor:
-    """scale * q k^T, -inf where a key is not seen, float64 [num_q_heads, len_q, len_k]."""
+    """scale * q k^T, with -inf where a query does not see a key, float64 [num_q_heads, len_q, len_k]."""
     products = request.scale * request.q @ request.k[request.kv_head].transpose(1, 2)
     return products.masked_fill(~request.visible, float("-inf"))
 
 
 def attend(request: Request) -> Tensor:
-    """Attention of one sequence, float64 [num_q_heads, len_q, head_dim_v]; a query that sees no key gives NaN."""
+    """Attention of one sequence, float64 [num_q_heads, len_q, head_dim_v]. A query that sees no key gives NaN."""
     return scores(request).softmax(-1) @ request.v[request.kv_head]

@@ -1,16 +1,16 @@
 """SageAttention (PyPI ``sageattention`` 1.0.6) as a kernel: int8 QK, fp16 PV, Triton.
 
-``sageattn_varlen`` aligns its causal mask top-left: query i of the new tokens sees keys 0 to i of the whole sequence.
-Its documentation says that causal is only for qo_len == kv_len, and nothing checks it. `sage_attn` therefore gives it
-what it can do right; `sage_attn_as_shipped` gives it what the backend of the seed case gave it.
+``sageattn_varlen`` aligns its causal mask top-left: query i of the new tokens sees keys 0 to i of the complete sequence. Its
+documentation restricts causal to qo_len == kv_len, but nothing checks this. `sage_attn` only passes it calls that it computes
+correctly. `sage_attn_as_shipped` passes it the calls that the backend of the seed case passed.
 
-Its kernel also reads one K scale too many where at most 64 of the 128 keys of a block are there: the next sequence's scale, or,
-after the last one, whatever lies in memory; if that is no number, neither is the output. Both kernels here therefore see to it
-that a number follows, which times masked keys is zero.
+Its kernel also reads one K scale too many where a block has at most 64 of its 128 keys: the scale of the next sequence or, after
+the last sequence, whatever is in memory. If that is NaN, so is the output. Both kernels here make sure that a finite number
+follows; multiplied by masked keys, it has no effect.
 
-On CUDA the package's public function is called, with a sequence of one token after the others, whose output is dropped. That
-function insists on CUDA tensors, so on the CPU its steps (smooth K, quantise per block, attend) are taken here one by one, with the
-package's own Triton kernels under ``TRITON_INTERPRET=1``, and one scale more.
+On CUDA the package's public function is called with one more sequence of one token at the end, whose output is dropped. The public
+function insists on CUDA tensors, so on the CPU its steps (smooth K, quantise per block, attend) run here one by one, with the
+package's own Triton kernels under ``TRITON_INTERPRET=1`` and one more scale.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ _ABOUT = "SageAttention 1.0.6, int8 QK, fp16 PV (Triton); decode is delegated"
 
 @declares(phases=("extend",), package=_PACKAGE, about=_ABOUT, noise="int8_qk")
 def sage_attn(call: AttentionCall) -> Tensor:
-    """SageAttention, right under cached prefixes, chunked prefill, mixed lengths and grouped-query heads.
+    """SageAttention, correct with cached prefixes, chunked prefill, mixed lengths and grouped-query heads.
 
-    Every sequence's queries are padded over its prefix, so that qo_len == kv_len and top-left is right-aligned. The padding
-    repeats the first new query: a row of its own block, so it never widens that block's quantisation scale (zeros would
-    give a block of nothing but padding the scale 0).
+    The queries of each sequence are padded over its prefix, so that qo_len == kv_len and top-left is right-aligned. The padding
+    repeats the first new query, so it never widens a block's quantisation scale. (Zeros would give a block of padding the scale 0.)
 
     Raises:
-        KernelRefused: head_dim other than 64 or 128, head_dim_v other than head_dim, or q heads no multiple of kv heads.
+        KernelRefused: head_dim is not 64 or 128, head_dim_v is not head_dim, or q heads are not a multiple of kv heads.
     """
     if not call.causal or call.lens_q == call.lens_k:
         return _varlen(call)
@@ -57,11 +56,11 @@ def sage_attn(call: AttentionCall) -> Tensor:
 @declares(
     phases=("extend",),
     package=_PACKAGE,
-    about="as the seed case's backend called it: wrong with a cached prefix",
+    about="called as in the seed case's backend: wrong with a cached prefix",
     noise="int8_qk",
 )
 def sage_attn_as_shipped(call: AttentionCall) -> Tensor:
-    """SageAttention on the new tokens' q and the whole sequence's k and v: its mask is top-left, as in the seed case.
+    """SageAttention on q of the new tokens and k and v of the complete sequence: the mask is top-left, as in the seed case.
 
     Raises:
         KernelRefused: as `sage_attn`.
@@ -70,26 +69,26 @@ def sage_attn_as_shipped(call: AttentionCall) -> Tensor:
 
 
 def _varlen(call: AttentionCall) -> Tensor:
-    """``sageattn_varlen`` on a call, as the package does it."""
+    """``sageattn_varlen`` on a call."""
     head_dim = call.q.shape[2]
     if head_dim not in HEAD_DIMS or call.v.shape[2] != head_dim or call.q.shape[1] % call.k.shape[1]:
         raise KernelRefused(
-            f"SageAttention was asked for q {list(call.q.shape)}, k {list(call.k.shape)}, v {list(call.v.shape)}; it needs "
-            f"head_dim 64 or 128, the same for v, and q heads a multiple of kv heads"
+            f"SageAttention cannot compute q {list(call.q.shape)}, k {list(call.k.shape)}, v {list(call.v.shape)}; it needs "
+            f"head_dim 64 or 128, the same for v, and q heads that are a multiple of kv heads"
         )
     lens: dict[str, Any] = {"max_seqlen_q": max(call.lens_q), "max_seqlen_k": max(call.lens_k)}
     if not call.q.is_cuda:
         return _interpreted(call, **lens)
     from sageattention import sageattn_varlen
 
-    q, k, v = (torch.cat([tensor, tensor[:1]]) for tensor in (call.q, call.k, call.v))  # K is written to by the package
+    q, k, v = (torch.cat([tensor, tensor[:1]]) for tensor in (call.q, call.k, call.v))  # the package writes to K
     cu = {"cu_seqlens_q": _one_more(call.cu_seqlens_q), "cu_seqlens_k": _one_more(call.cu_seqlens_k)}
     out: Tensor = sageattn_varlen(q, k, v, is_causal=call.causal, sm_scale=call.scale, **cu, **lens)
     return out[:-1]
 
 
 def _one_more(cu_seqlens: Tensor) -> Tensor:
-    """Cumulative lengths with a sequence of one token at the end."""
+    """Cumulative lengths with one more sequence of one token at the end."""
     return torch.cat([cu_seqlens, cu_seqlens[-1:] + 1])
 
 

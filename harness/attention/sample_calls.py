@@ -1,4 +1,4 @@
-"""Calls on made-up data, for trying a kernel without a model."""
+"""Calls on synthetic data, for trying a kernel without a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRID = ((24, 0), (190, 0), (512, 0), (9, 64), (49, 46), (128, 512), (300, 1000),
 def call_of(
     lens: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, dtype: torch.dtype, device: str, seed: int = 0
 ) -> AttentionCall:
-    """A call on normal data, for trying a kernel: `lens` is (new tokens, cached prefix) a sequence, `heads` is (q, kv)."""
+    """A call on normally distributed data. `lens` is (new tokens, cached prefix) per sequence; `heads` is (q heads, kv heads)."""
     generator = torch.Generator().manual_seed(seed)
     total_q, total_k = sum(new for new, _ in lens), sum(new + prefix for new, prefix in lens)
 
@@ -43,7 +43,7 @@ def grid_of(
     dtype: torch.dtype,
     device: str,
 ) -> list[AttentionCall]:
-    """One call of one sequence for each layer and condition, as `call_of` makes them, each on data of its own."""
+    """A call of one sequence for each layer and condition, made by `call_of`, each with different data."""
     return [
         replace(call_of([lens], heads, head_dim, dtype, device, seed=layer * len(conditions) + i), layer=layer)
         for layer in range(layers)

@@ -1,1 +1,1 @@
-"""What a run leaves behind: the manifest, one record per question and role, counters, logs."""
+"""What a run leaves on disk: manifest, items and answers, counters, errors of the shadow, traces, logits, packs, timings."""

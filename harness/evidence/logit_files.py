@@ -1,6 +1,6 @@
-"""What teacher forcing leaves in a run's folder: ``logits/<role>-<repeat>.safetensors``, one file for each scoring.
+"""Log-probabilities of teacher forcing in a run's folder: ``logits/<role>-<repeat>.safetensors``, one file per scoring.
 
-A file that is there is whole: it is written at once, when every sequence has been scored.
+A file is written once, when every sequence has been scored, so a file that exists is complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCHEMA: Literal["assay.logits/1"] = "assay.logits/1"
 FOLDER = "logits"
 Condition = Literal["cold", "cached"]
 CONDITIONS: tuple[Condition, Condition] = ("cold", "cached")
-"""Scored on an emptied prefix cache, and with the beginning of the sequence in it."""
+"""Scored with an empty prefix cache, and with the start of the sequence cached."""
 COLD_MOST = 1
 """Most cached tokens that still count as none: the beginning-of-sequence token."""
 _KEY = "assay"
@@ -40,11 +40,11 @@ class ScoredSequence(Record):
     """One sequence of prompt and answer tokens.
 
     Attributes:
-        item: id of the item that it answers.
+        item: id of the answered item.
         prompt_tokens: tokens of the prompt, chat template included.
         length: all tokens.
-        start: the tokens after the first ``start + 1`` are scored; no more than ``start`` may come from the cache.
-        cached: cached tokens under each condition, by the server's own account.
+        start: the tokens after the first ``start + 1`` are scored. At most ``start`` tokens may come from the cache.
+        cached: cached tokens under each condition, as the server reports.
     """
 
     item: str
@@ -55,25 +55,25 @@ class ScoredSequence(Record):
 
     @property
     def positions(self) -> int:
-        """Scored tokens."""
+        """Number of scored tokens."""
         return self.length - self.start - 1
 
     def honoured(self, condition: Condition) -> bool:
-        """Whether the server cached what the condition says."""
+        """Whether the server's cache was in the state that the condition names."""
         cached = self.cached[condition]
         return cached <= COLD_MOST if condition == "cold" else cached >= CACHED_PREFIX_TOKENS
 
 
 class LogitsHeader(Record):
-    """What a file holds.
+    """The header of a file.
 
     Attributes:
-        role: whose log-probabilities.
-        repeat: 0 is the comparison itself; 1 is the reference scored again, for the floor.
+        role: role of the server that scored.
+        repeat: 0 for the comparison itself; 1 for the reference scored again, for the floor.
         backend: the server's attention backend.
-        engine: such as "SGLang 0.5.23 on cpu".
-        top_k: the reference's most probable tokens that are followed at each position.
-        sequences: in the order of the items.
+        engine: for example "SGLang 0.5.23 on cpu".
+        top_k: how many of the reference's most probable tokens are scored at each position.
+        sequences: the scored sequences, in the order of the items.
     """
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
@@ -89,10 +89,10 @@ class LogitsHeader(Record):
 
 @dataclass(frozen=True)
 class Positions:
-    """Log-probabilities in nats at all ``n`` scored positions of all sequences, one after the other. Not a number where none came.
+    """Log-probabilities in nats at all ``n`` scored positions, sequence after sequence. NaN where the server returned none.
 
     Attributes:
-        token: of the sequence's own token, [n].
+        token: log-probability of the sequence's own token, [n].
         best: id of this role's most probable token, [n].
         top_ids: ids of the *reference's* k most probable tokens, best first, [n, k].
         logprobs: this role's log-probabilities of those, [n, k].
@@ -109,9 +109,9 @@ class Logits:
     """One scoring of all sequences.
 
     Attributes:
-        header: what it is.
-        ids: token ids of all sequences, one after the other.
-        by_condition: what was scored under each condition.
+        header: the file's header.
+        ids: token ids, sequence after sequence.
+        by_condition: log-probabilities under each condition.
     """
 
     header: LogitsHeader
@@ -124,18 +124,18 @@ class Logits:
         return tuple(self.ids[first : first + self.header.sequences[index].length].tolist())
 
     def rows_of(self, index: int) -> slice:
-        """Where a sequence's positions are."""
+        """Rows of a sequence's positions."""
         first = sum(sequence.positions for sequence in self.header.sequences[:index])
         return slice(first, first + self.header.sequences[index].positions)
 
 
 def logits_path(folder: Path, role: Role, repeat: int) -> Path:
-    """Where a scoring lies in a run's folder."""
+    """File of a scoring in a run's folder."""
     return folder / FOLDER / f"{role}-{repeat}.safetensors"
 
 
 def write_logits(folder: Path, logits: Logits) -> None:
-    """Write a scoring into a run's folder.
+    """Write a scoring to a run's folder.
 
     Raises:
         EvidenceError: it cannot be written.
@@ -150,10 +150,10 @@ def write_logits(folder: Path, logits: Logits) -> None:
 
 
 def read_logits(path: Path) -> Logits:
-    """A scoring.
+    """Read a scoring.
 
     Raises:
-        EvidenceError: there is none, or the file is damaged.
+        EvidenceError: the file is missing or damaged.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -168,7 +168,7 @@ def read_logits(path: Path) -> Logits:
         raise EvidenceError(
             f"{path} cannot be read: {str(error).splitlines()[0]}.",
             "log-probabilities of this version of assay",
-            "remove the file and run the same command again: it scores what is not there",
+            "remove the file and run the same command again: it repeats this scoring",
         ) from None
     _check_shapes(path, logits)
     return logits
@@ -188,5 +188,5 @@ def _check_shapes(path: Path, logits: Logits) -> None:
         found.append(f"ids is {logits.ids.shape}")
     if found:
         raise EvidenceError(
-            f"{path} is damaged: {found[0]}.", "the shapes that its header says", "remove the file and run again"
+            f"{path} is damaged: {found[0]}.", "the shapes that its header gives", "remove the file and run again"
         )

@@ -1,6 +1,6 @@
-"""Replay packs: recorded calls with the reference's outputs, to run a kernel on without a server and without a model.
+"""Replay packs: recorded calls with the reference's outputs, for running a kernel without a server and without a model.
 
-A pack is a folder with ``manifest.json`` and one safetensors file a call. `assay.harness.evidence.pack_writer` writes it.
+A pack is a folder with ``manifest.json`` and one safetensors file per call. `assay.harness.evidence.pack_writer` writes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
 SCHEMA: Literal["assay.pack/1"] = "assay.pack/1"
 MANIFEST = "manifest.json"
 TENSORS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "reference")
-"""Tensors of a file; besides, "candidate" where the candidate computed the call."""
+"""Tensors of a file, which also has "candidate" if the candidate computed the call."""
 CANDIDATE = "candidate"
 
 Stratum = tuple[int, str, str, str]
@@ -32,14 +32,14 @@ Stratum = tuple[int, str, str, str]
 
 
 class Source(Record):
-    """Where a pack's calls come from.
+    """The origin of a pack's calls.
 
     Attributes:
-        engine: such as "SGLang 0.5.23 on cpu".
-        model: folder or hub name.
-        model_hash: as `assay.harness.evidence.manifest.hash_model`; empty if it was not given to the recording server.
+        engine: for example "SGLang 0.5.23 on cpu".
+        model: folder or hub id.
+        model_hash: as of `assay.harness.evidence.manifest.hash_model`; empty if the recording server did not receive it.
         reference: backend whose outputs are recorded.
-        candidate: backend whose error chose the worst calls; empty for none.
+        candidate: backend whose errors selected the worst calls; empty for none.
     """
 
     engine: str
@@ -50,20 +50,20 @@ class Source(Record):
 
 
 class PackEntry(Record):
-    """One recorded call: its file, and under which condition it was seen.
+    """One recorded call: its file and its condition.
 
     Attributes:
-        chosen: "sample" for the stratified sample, "worst" for the largest error of its layer and phase.
-        relative_l1: the candidate's largest relative L1 over queries and heads; None where none was measured.
-        new: new tokens of each sequence.
-        prefix: cached prefix of each sequence.
-        requests: the engine's names of the sequences' requests.
-        first_sequence: place in the engine's batch of the first recorded sequence.
-        batch_size: sequences in the engine's batch; more than recorded where the call was too large to keep whole.
-        first_head: number of the model's head that the first recorded q head is.
+        chosen: "sample" if the stratified sample selected it, "worst" if it has the largest error of its layer and phase.
+        relative_l1: the candidate's largest relative L1 over queries and heads; None if not measured.
+        new: new tokens per sequence.
+        prefix: cached prefix per sequence.
+        requests: the engine's request id per sequence.
+        first_sequence: index in the engine's batch of the first recorded sequence.
+        batch_size: sequences in the engine's batch. More than were recorded if the call was cut to fit.
+        first_head: the first recorded q head's number in the model.
         scale: softmax scale.
-        dtype: of q, k, v and the reference's output.
-        sha256: of the file.
+        dtype: dtype of q, k, v and the reference's output.
+        sha256: hash of the file.
     """
 
     file: str = Field(pattern=r"^calls/[0-9a-f-]+\.safetensors$")
@@ -89,7 +89,7 @@ class PackManifest(Record):
 
     Attributes:
         seen: calls that were offered, kept or not.
-        too_large: calls of which not even one sequence of one kv head fitted.
+        too_large: calls of which not even one sequence with one kv head fits.
     """
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
@@ -109,8 +109,8 @@ class RecordedCall:
     Attributes:
         call: the call, on the CPU.
         reference: the reference's output, [total_q, num_q_heads, head_dim_v].
-        entry: what the manifest says of it.
-        candidate: the candidate's output as the server's shadow saw it, the same shape; None if it did not compute the call.
+        entry: its entry in the manifest.
+        candidate: the candidate's output in the server's shadow, in the same shape; None if it did not compute the call.
     """
 
     call: AttentionCall
@@ -120,7 +120,7 @@ class RecordedCall:
 
     @property
     def layer(self) -> int:
-        """Layer that called."""
+        """The calling layer."""
         return self.call.layer
 
     @property
@@ -130,20 +130,20 @@ class RecordedCall:
 
     @property
     def requests(self) -> tuple[str, ...]:
-        """The engine's names of the sequences' requests."""
+        """The engine's request id per sequence."""
         return self.entry.requests
 
 
 @dataclass(frozen=True)
 class CallMetadata:
-    """A call as the engine made it, before anything is kept of it.
+    """What is known of a call without its tensors.
 
     Attributes:
-        layer: layer that calls.
+        layer: the calling layer.
         phase: "extend" or "decode".
-        new: new tokens of each sequence.
-        prefix: cached prefix of each sequence.
-        requests: the engine's names of the sequences' requests.
+        new: new tokens per sequence.
+        prefix: cached prefix per sequence.
+        requests: the engine's request id per sequence.
     """
 
     layer: int
@@ -154,16 +154,16 @@ class CallMetadata:
 
     @property
     def stratum(self) -> Stratum:
-        """The longest prefix and the longest sequence decide."""
+        """The stratum of the longest prefix and the longest sequence."""
         longest = max(n + p for n, p in zip(self.new, self.prefix, strict=True))
         return self.layer, self.phase, CACHED_PREFIX.label(max(self.prefix)), SEQUENCE_LENGTH.label(longest)
 
 
 def read_manifest(folder: Path) -> PackManifest:
-    """A pack's manifest.
+    """The manifest of a pack.
 
     Raises:
-        UsageError: the folder holds no pack, or one of another version of assay.
+        UsageError: the folder has no pack, or one of another version of assay.
         EvidenceError: the manifest is damaged.
     """
     path = folder / MANIFEST
@@ -171,13 +171,15 @@ def read_manifest(folder: Path) -> PackManifest:
         text = path.read_text()
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
-            f"{folder} is no replay pack: it has no {MANIFEST}.", "a folder that assay record wrote", "check the path"
+            f"{folder} is not a replay pack: it has no {MANIFEST}.",
+            "a folder that assay record wrote",
+            "check the path",
         ) from None
     if f'"{SCHEMA}"' not in text:
         raise UsageError(
-            f"{path} is not of schema {SCHEMA}.",
+            f"{path} does not have schema {SCHEMA}.",
             "a pack of this version of assay",
-            "record it again, or check the path",
+            "record the pack again, or check the path",
         )
     try:
         return PackManifest.model_validate_json(text)
@@ -188,16 +190,16 @@ def read_manifest(folder: Path) -> PackManifest:
 
 
 def read_pack(folder: Path) -> list[RecordedCall]:
-    """All calls of a pack, in the order of layers.
+    """All calls of a pack, sorted by layer.
 
     Raises:
-        UsageError: the folder holds no pack, or one of another version of assay.
-        EvidenceError: the manifest or a file is damaged or missing, or there is no call.
+        UsageError: the folder has no pack, or one of another version of assay.
+        EvidenceError: the manifest or a file is damaged or missing, or the pack has no call.
     """
     entries = sorted(read_manifest(folder).calls, key=lambda entry: (entry.layer, entry.phase, entry.prefix, entry.new))
     if not entries:
         raise EvidenceError(
-            f"{folder} holds no call.", "at least one recorded call", "record again: ask the server something"
+            f"{folder} has no call.", "at least one recorded call", "record again, and send the server a request"
         )
     return [_read(folder, entry) for entry in entries]
 
@@ -210,8 +212,8 @@ def _read(folder: Path, entry: PackEntry) -> RecordedCall:
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise EvidenceError(
-                f"{path} is damaged: its hash is not the manifest's ({len(content)} bytes, recorded {entry.bytes}).",
-                "the file as it was recorded",
+                f"{path} is damaged: its hash differs from the manifest ({len(content)} bytes, {entry.bytes} recorded).",
+                "the file as recorded",
                 "copy the pack again, or record it again",
             )
         tensors = safetensors.torch.load(content)

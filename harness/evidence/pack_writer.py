@@ -1,7 +1,7 @@
-"""Deciding which calls a replay pack keeps as they come by, and writing it.
+"""Selects calls for a replay pack while the server runs, and writes the pack.
 
-A reservoir for each stratum (layer, phase, prefix bucket, length bucket), and the worst call of each layer and phase, within a
-byte budget.
+Within a byte budget it keeps a reservoir per stratum (layer, phase, prefix bucket, length bucket), and the worst call of each layer
+and phase.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from assay.harness.files import write_whole
 
 BUDGET_BYTES = 256 * 2**20
 RESERVOIR = 4
-"""Most sampled calls of a stratum."""
+"""Most sampled calls per stratum."""
 LARGEST_SHARE = 1 / 32
 """Largest share of the budget that one call may take."""
 WORST_SHARE = 1 / 2
@@ -41,9 +41,9 @@ _OVERHEAD = 4096  # a safetensors header and an entry of the manifest
 
 @dataclass(eq=False)
 class _Kept:
-    """A call in the pack; its tensors only until they are written."""
+    """A call in the pack. Its tensors are dropped once they are written."""
 
-    seen: CallMetadata
+    metadata: CallMetadata
     chosen: Literal["sample", "worst"]
     relative_l1: float | None
     bytes: int
@@ -57,21 +57,25 @@ class _Kept:
 
 
 class PackWriter:
-    """Keeps a pack within its budget as calls come by, and writes it when told to.
+    """Selects the calls of a pack within its budget.
 
-    Ask `wants` before a call is copied anywhere; then `add` it. Nothing is on disk before `flush`.
+    Ask `wants` before copying a call, then `add` it. Nothing is on disk before `flush`.
     """
 
     def __init__(self, folder: Path, source: Source, budget_bytes: int = BUDGET_BYTES, seed: int = 0) -> None:
-        """A pack in a new or empty folder, or in place of the pack that is there.
+        """A pack in a new or empty folder, or one that replaces the pack in the folder.
 
         Raises:
-            UsageError: the folder holds something else, or the budget is none.
+            UsageError: the folder has other content, or the budget is not positive.
         """
         if budget_bytes <= 0:
-            raise UsageError(f"a replay pack of {budget_bytes} bytes was asked for.", "a positive number", "give more")
+            raise UsageError(
+                f"the budget of the replay pack is {budget_bytes} bytes.", "a positive number", "give a larger budget"
+            )
         if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-            raise UsageError(f"{folder} holds something that is no pack.", "a new or empty folder", "name another one")
+            raise UsageError(
+                f"{folder} has content that is not a pack.", "a new or empty folder", "choose another folder"
+            )
         self._folder, self._source, self._budget = folder, source, budget_bytes
         self._random = random.Random(seed)
         self._samples: dict[Stratum, list[_Kept]] = {}
@@ -81,47 +85,47 @@ class PackWriter:
         self._bytes = 0
         self._changed = True
 
-    def wants(self, seen: CallMetadata) -> bool:
-        """Whether the sample takes this call. Counts it as offered, so ask once for each call."""
+    def wants(self, metadata: CallMetadata) -> bool:
+        """Whether the sample takes this call. Counts the call as offered, so ask once per call."""
         self._seen += 1
-        stratum = seen.stratum
+        stratum = metadata.stratum
         self._offered[stratum] = offered = self._offered.get(stratum, 0) + 1
-        # Reservoir sampling (Vitter's algorithm R): every call of a stratum is as likely to be kept as any other.
+        # Reservoir sampling (Vitter's algorithm R): all calls of a stratum are equally likely to be kept.
         return offered <= RESERVOIR or self._random.randrange(offered) < RESERVOIR
 
-    def wants_worst(self, seen: CallMetadata, relative_l1: float) -> bool:
-        """Whether this error is the largest of its layer and phase."""
-        known = self._worst.get((seen.layer, seen.phase))
+    def wants_worst(self, metadata: CallMetadata, relative_l1: float) -> bool:
+        """Whether this error is the largest so far in its layer and phase."""
+        known = self._worst.get((metadata.layer, metadata.phase))
         return relative_l1 > 0 and (known is None or relative_l1 > (known.relative_l1 or 0.0))
 
     def add(
-        self, seen: CallMetadata, call: AttentionCall, reference: Tensor, relative_l1: float | None = None,
+        self, metadata: CallMetadata, call: AttentionCall, reference: Tensor, relative_l1: float | None = None,
         worst_at: tuple[int, int] = (0, 0), first_head: int = 0, candidate: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Keep a copy of a call: as the worst of its layer and phase if it has an error, else as a sample.
+        """Keep a copy of a call: as the worst of its layer and phase if an error is given, else as a sample.
 
-        What is too large for the budget is cut to fewer sequences, and then to one kv head and its q heads, which
-        leaves every sequence's condition what it was.
+        A call that is too large is cut to one sequence, and then to one kv head with its q heads. The condition of the kept
+        sequence does not change.
 
         Args:
-            seen: the call's condition.
+            metadata: the call's layer, phase and condition.
             call: the call.
             reference: the reference's output, [total_q, num_q_heads, head_dim_v].
             relative_l1: the candidate's largest relative L1; None for a sample.
-            worst_at: sequence and q head that have to be kept if the call is cut.
-            first_head: number of the model's head that the call's first q head is.
-            candidate: the candidate's output, the shape of the reference's; None if it did not compute the call.
+            worst_at: sequence and q head to keep if the call is cut.
+            first_head: the call's first q head's number in the model.
+            candidate: the candidate's output in the same shape; None if it did not compute the call.
         """
         outputs = {"reference": reference} if candidate is None else {"reference": reference, CANDIDATE: candidate}
-        kept = self._cut(seen, call, outputs, relative_l1, worst_at, first_head)
+        kept = self._cut(metadata, call, outputs, relative_l1, worst_at, first_head)
         if kept is None:
             self._too_large += 1
             return
         if kept.chosen == "worst":
-            self._release(self._worst.get((seen.layer, seen.phase)))
-            self._worst[seen.layer, seen.phase] = kept
+            self._release(self._worst.get((metadata.layer, metadata.phase)))
+            self._worst[metadata.layer, metadata.phase] = kept
         else:
-            stratum = self._samples.setdefault(seen.stratum, [])
+            stratum = self._samples.setdefault(metadata.stratum, [])
             if len(stratum) == RESERVOIR:
                 self._release(stratum.pop(self._random.randrange(RESERVOIR)))
             stratum.append(kept)
@@ -130,7 +134,7 @@ class PackWriter:
         self._evict()
 
     def flush(self) -> None:
-        """Write what changed. At any moment the manifest on disk names only files that are there, whole.
+        """Write what changed. At any moment the manifest on disk only names complete files.
 
         Raises:
             EvidenceError: the disk is full or not writable.
@@ -153,14 +157,15 @@ class PackWriter:
         content = safetensors.torch.save(kept.tensors)
         digest = hashlib.sha256(content).hexdigest()
         self._number += 1
-        # The hash keeps the files of an earlier pack in this folder apart from this one's.
+        # The hash distinguishes this file from those of an earlier pack in the folder.
         file = f"calls/{self._number:06d}-{digest[:8]}.safetensors"
         write_whole(self._folder / file, content, durable=False)
-        seen, some = kept.seen, slice(kept.first_sequence, kept.first_sequence + kept.sequences)
+        metadata, some = kept.metadata, slice(kept.first_sequence, kept.first_sequence + kept.sequences)
         kept.entry = PackEntry(
             file=file, sha256=digest, bytes=len(content), chosen=kept.chosen, relative_l1=kept.relative_l1,
-            layer=seen.layer, phase=seen.phase, new=seen.new[some], prefix=seen.prefix[some], requests=seen.requests[some],
-            first_sequence=kept.first_sequence, batch_size=len(seen.new), first_head=kept.first_head,
+            layer=metadata.layer, phase=metadata.phase, new=metadata.new[some], prefix=metadata.prefix[some],
+            requests=metadata.requests[some],
+            first_sequence=kept.first_sequence, batch_size=len(metadata.new), first_head=kept.first_head,
             scale=kept.scale, causal=kept.causal, dtype=str(kept.tensors["q"].dtype).removeprefix("torch."),
         )  # fmt: skip
         kept.tensors = {}
@@ -170,7 +175,7 @@ class PackWriter:
         self._bytes -= dropped.bytes if dropped else 0
 
     def _evict(self) -> None:
-        """Drop calls until the budget is kept: the mildest of too many worst calls, else one of the largest stratum."""
+        """Drop calls until the budget is met: mild worst calls if they exceed their share, then calls of the largest stratum."""
         while self._worst_bytes() > WORST_SHARE * self._budget:
             mildest = min(self._worst, key=lambda key: self._worst[key].relative_l1 or 0.0)
             self._release(self._worst.pop(mildest))
@@ -182,12 +187,12 @@ class PackWriter:
         return sum(kept.bytes for kept in self._worst.values())
 
     def _cut(
-        self, seen: CallMetadata, call: AttentionCall, outputs: dict[str, Tensor], relative_l1: float | None,
+        self, metadata: CallMetadata, call: AttentionCall, outputs: dict[str, Tensor], relative_l1: float | None,
         worst_at: tuple[int, int], first_head: int,
     ) -> _Kept | None:  # fmt: skip
         limit = max(LARGEST_SHARE * self._budget, 2 * _OVERHEAD)
         groups = call.q.shape[1] // call.k.shape[1]
-        first, count, heads = 0, len(seen.new), slice(0, call.q.shape[1])
+        first, count, heads = 0, len(metadata.new), slice(0, call.q.shape[1])
         tensors = _part(call, outputs, first, count, heads)
         if _size(tensors) > limit:
             first, count = worst_at[0], 1
@@ -198,7 +203,7 @@ class PackWriter:
         if _size(tensors) > limit:
             return None
         return _Kept(
-            seen, "sample" if relative_l1 is None else "worst", relative_l1, _size(tensors), first, count,
+            metadata, "sample" if relative_l1 is None else "worst", relative_l1, _size(tensors), first, count,
             first_head + heads.start, call.scale, call.causal,
             {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One line of ``records.jsonl``: what one server answered to one item, appended as it happens."""
+"""Items and answers, the lines of ``items.jsonl`` and ``records.jsonl``. An answer is appended as soon as it arrives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from assay.harness.schema import Record
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, Role] = ("reference", "candidate")
 Suite = Literal["mmlu", "greedy", "layers"]
+FLOOR_REPEAT = 1
+"""`Answer.repeat` of the reference's second answers, which give its run-to-run floor; 0 is the comparison itself."""
 
 
 class Token(Record):
-    """A generated token: its text, its log-probability, and the best alternatives at its position (best first)."""
+    """A generated token: its text, its log-probability, and the most probable tokens at its position, best first."""
 
     text: str
     logprob: float
@@ -20,7 +22,7 @@ class Token(Record):
 
 
 class Item(Record):
-    """What was asked: one line of ``items.jsonl``, written once for both roles."""
+    """What is asked: one line of ``items.jsonl``, the same for both roles."""
 
     suite: Suite
     id: str
@@ -32,15 +34,15 @@ class Item(Record):
 
 
 class Answer(Record):
-    """What one server answered to one item.
+    """One server's answer to an item.
 
     Attributes:
-        repeat: 0 is the comparison itself; 1 and above are the reference asked again, for the run-to-run floor.
-        parsed: the letter found in `text`, None where there was none (multiple choice only).
-        finish_reason: "stop", or "length" where the answer ran to the token limit.
-        cached_tokens: prompt tokens served from the prefix cache, by the server's own account; None if it gives none.
-        batch_size: sequences in the prefill batch that admitted the request; None where it was not observed.
-        latency_s: seconds from sending the request to its whole answer, as the client saw it.
+        repeat: 0 for the comparison itself; 1 and above for the reference asked again, for the run-to-run floor.
+        parsed: the letter found in `text` (multiple choice only); None if there is none.
+        finish_reason: "stop", or "length" if the answer reached the token limit.
+        cached_tokens: prompt tokens from the prefix cache, as the server reports; None if it does not.
+        batch_size: sequences in the prefill batch that admitted the request; None if not observed.
+        latency_s: seconds from sending the request to its complete answer, at the client.
         tokens: generated tokens with log-probabilities (greedy comparison only).
     """
 
@@ -62,5 +64,5 @@ class Answer(Record):
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What an answer is to: (suite, role, item, repeat)."""
+        """Identifies the answer: (suite, role, item, repeat)."""
         return (self.suite, self.role, self.item, self.repeat)

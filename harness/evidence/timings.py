@@ -1,4 +1,4 @@
-"""``timings.jsonl``: when each token of each request of a bench came, appended block by block."""
+"""``timings.jsonl``: when each token of each request of a bench arrived, appended block by block."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ class Timing(Record):
     """One timed request.
 
     Attributes:
-        role: server that was asked.
-        again: whether it is of the role's second block of the round; the reference's two give the floor.
-        round: number of the round; each round plays every cell once.
-        block: number of the block in the order of playing.
+        role: role of the server.
+        again: whether it belongs to the role's second block of the round. The reference's two blocks give the floor.
+        round: number of the round. Each round plays every cell once.
+        block: number of the block, in playing order.
         shape: name of the load's shape.
-        concurrency: most requests in flight.
+        concurrency: largest number of requests in flight.
         index: number of the request in its block.
-        sent_s: when it was sent, in seconds of the client's clock.
+        sent_s: time of sending, in seconds of the client's clock.
         latency_s: seconds from sending to the end of the answer.
-        chunk_s: seconds from sending to each chunk that carried a token; the first is the time to first token.
-        chunk_tokens: tokens of the answer up to and with each chunk.
-        prompt_tokens: tokens of the prompt, by the server's account.
-        completion_tokens: tokens of the answer, by the server's account.
-        cached_tokens: prompt tokens from the prefix cache; None where the server does not say.
+        chunk_s: seconds from sending to each chunk with a token. The first is the time to first token.
+        chunk_tokens: tokens of the answer up to and including each chunk.
+        prompt_tokens: tokens of the prompt, as the server reports.
+        completion_tokens: tokens of the answer, as the server reports.
+        cached_tokens: prompt tokens from the prefix cache; None if the server does not report them.
     """
 
     role: Role
@@ -43,12 +43,12 @@ class Timing(Record):
 
 
 class AnswerLength(Record):
-    """How long a role's answer to a prompt is if it may end when it likes (``lengths.jsonl``).
+    """Length of a role's answer of unforced length to a prompt (``lengths.jsonl``).
 
     Attributes:
         item: the prompt's id.
         tokens: tokens of the answer.
-        finish_reason: "stop", or "length" where it ran to the limit.
+        finish_reason: "stop", or "length" if it reached the limit.
     """
 
     role: Role

@@ -1,7 +1,7 @@
-"""Counting attention calls inside a server, by backend, kernel, phase and layer, and noting each prefill batch.
+"""Counts attention calls inside a server by backend, kernel, phase and layer, and notes each prefill batch.
 
-A backend is metered by wrapping its ``forward_extend`` and ``forward_decode``. Calls that a backend hands on to another one are
-counted by the one that computes, with the name of the one that handed them on.
+Metering wraps a backend's ``forward_extend`` and ``forward_decode``. A delegated call is counted once, under the backend that
+computes it, with the name of the backend that delegated it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _graph_counts(folder: Path) -> GraphCounts:
 
 
 class Admissions:
-    """Notes every prefill batch once, by its lowest layer: request ids, new tokens and cached prefix of each."""
+    """Notes every prefill batch once, at its lowest layer: request ids, and new tokens and cached prefix of each request."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class Admissions:
         self._layer: int | None = None
 
     def note(self, layer: int, batch: Any) -> None:
-        """Note the batch if this is the first layer that attends to it."""
+        """Note the batch if this is its first layer."""
         if self._layer is None or layer < self._layer:
             self._layer = layer
         if layer != self._layer:
@@ -56,16 +56,16 @@ def _admissions(folder: Path) -> Admissions:
 
 
 def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
-    """Count every attention call of an SGLang backend object from now on, and return it.
+    """Count every attention call of an SGLang backend object from now on, and return the object.
 
-    The kernel's title and the phases that are delegated are read from `backend.assay_titles` (set by ``serve_kernel``); a backend
-    of SGLang's own is its own kernel.
+    ``serve_kernel`` sets `backend.assay_titles` and `backend.assay_delegates`, which give the kernel's title and the delegated
+    phases. For SGLang's own backends the kernel's title is the backend's name.
 
     Args:
-        backend: the object.
-        name: what the engine calls it.
+        backend: the backend object.
+        name: the engine's name for it.
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        device: that it computes on, as torch calls it.
+        device: torch device on which it computes.
     """
     counters, graphs, admissions = _counters(folder), _graph_counts(folder), _admissions(folder)
     titles: dict[str, str] = getattr(backend, "assay_titles", {"extend": name, "decode": name})

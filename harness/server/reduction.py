@@ -1,4 +1,4 @@
-"""Reducing a candidate's errors on the device, into small accumulators: nothing of the size of an output leaves a call."""
+"""Reduces a candidate's errors on the device into small accumulators. Nothing of the size of an output is kept."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from assay.harness.evidence.shadow_errors import CONDITION_COUNT, CONDITIONS, In
 
 @dataclass(frozen=True)
 class RowErrors:
-    """Errors of one call by query and head.
+    """Errors of one call, by query and head.
 
     Attributes:
-        sums: [rows, heads, 9], the columns of `SUMS`, summed over the head's dimension.
-        max_abs: [rows, heads], largest difference.
-        relative_l1: [rows, heads]; infinite where the candidate is not finite but the reference is.
+        sums: [rows, heads, 9], the columns of `SUMS`, summed over head_dim.
+        max_abs: [rows, heads], largest absolute difference.
+        relative_l1: [rows, heads]. Infinite where the candidate is not finite but the reference is.
     """
 
     sums: Tensor
@@ -28,9 +28,9 @@ class RowErrors:
 
 
 def row_errors(out: Tensor, reference: Tensor) -> RowErrors:
-    """Errors of a candidate's output against the reference's, by query and head.
+    """Errors of a candidate's output relative to the reference's, by query and head.
 
-    Products of two 16-bit floats are exact in float32, so these are reduced in float32; float32 is reduced in float64.
+    Products of two 16-bit floats are exact in float32, so 16-bit outputs are reduced in float32, and wider ones in float64.
 
     Args:
         out: [rows, heads, head_dim].
@@ -55,7 +55,7 @@ def row_errors(out: Tensor, reference: Tensor) -> RowErrors:
 
 
 class LayerSums:
-    """The accumulators of one layer: a row for each condition, a column for each head."""
+    """The accumulators of one layer: a row per condition, a column per head."""
 
     def __init__(self, heads: int, device: torch.device) -> None:
         self.heads = heads
@@ -63,16 +63,16 @@ class LayerSums:
         self._max_abs = torch.zeros(CONDITION_COUNT, heads, dtype=torch.float64, device=device)
 
     def measure(self, out: Tensor, reference: Tensor, conditions: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the errors of a call: on a GPU in one kernel, else as `row_errors` and `add` do.
+        """Add the errors of a call: on a GPU with one kernel, elsewhere with `row_errors` and `add`.
 
         Args:
             out: the candidate's output, [rows, heads, head_dim], at least one row.
             reference: the same shape and dtype.
-            conditions: int64 [rows], the condition of each query.
+            conditions: int64 [rows], condition of each query.
 
         Returns:
-            Relative L1 of the worst query and head (float64 []; of its bits a GPU keeps float32's), and its index into
-            [rows, heads] (int64 []), both on the device.
+            Relative L1 of the worst query and head (float64 [], with float32 precision on a GPU), and its index into
+            [rows, heads] (int64 []). Both are on the device.
         """
         if out.is_cuda:
             from assay.harness.server.reduction_kernel import reduce, unpack
@@ -84,17 +84,17 @@ class LayerSums:
         return value.double(), at
 
     def add(self, errors: RowErrors, conditions: Tensor) -> None:
-        """Add the errors of a call; `conditions` is int64 [rows], the condition of each query."""
+        """Add the errors of a call. `conditions` is int64 [rows], the condition of each query."""
         self._sums.index_add_(0, conditions, errors.sums)
         where = conditions[:, None].expand(-1, errors.max_abs.shape[1])
         self._max_abs.scatter_reduce_(0, where, errors.max_abs.double(), "amax")
 
     def cells(self, layer: int, first_head: int) -> tuple[Integers, Floats, Floats]:
-        """The cells that were observed, as `Cells.index`, `Cells.sums` and `Cells.max_abs`.
+        """The observed cells, as `index`, `sums` and `max_abs` of `ShadowErrors`.
 
         Args:
             layer: number of the layer.
-            first_head: number of its first head that this process computes.
+            first_head: number of the first head that this process computes.
         """
         sums, max_abs = self._sums.cpu().numpy(), self._max_abs.cpu().numpy()
         number, head = np.nonzero(sums[..., -3:].sum(-1))

@@ -1,9 +1,9 @@
-"""The error reduction as one Triton kernel: both outputs are read once, and nothing of their size is written.
+"""The error reduction as one Triton kernel. It reads both outputs once and writes nothing of their size.
 
-A program takes a block of queries of one head. Sums over the head's dimension are float32 for 16-bit outputs, whose products are
-exact in it, and float64 for wider ones, as in `assay.harness.server.reduction.row_errors`; everything beyond is float64. The
-order of the atomic additions is not fixed, so sums may differ between runs by float64's rounding (1e-16 of the sum of
-magnitudes); counts, the largest difference and the worst query do not.
+A program handles a block of queries of one head. As in `assay.harness.server.reduction.row_errors`, sums over head_dim are float32
+for 16-bit outputs, whose products are exact in float32, and float64 for wider ones; all further sums are float64. The order of the
+atomic additions is not fixed, so sums may differ between runs by float64 rounding (1e-16 of the sum of magnitudes). Counts, the
+largest difference and the worst query do not differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.shadow_errors import CONDITION_COUNT
 
 TILE = 1024
-"""Elements of each output that a program reads at once; half of it where they are reduced in float64."""
+"""Elements of each output that a program reads at once; half as many where it reduces in float64."""
 WARPS = 1
 """With `TILE`, the fastest of nine on an H200 over both dtypes and sizes (``benchmarks/layer_diff_speed.py --sweep``)."""
 _LAST = 2**31 - 1
@@ -63,12 +63,12 @@ def _reduce(  # type: ignore[no-untyped-def]
     relative = (difference / tl.where(size == 0.0, 1.0, size)).to(tl.float32)
     unbounded = (known > count) | ((size == 0.0) & (difference > 0.0)) | (relative != relative)
     relative = tl.where(unbounded, float("inf"), relative)
-    # Bits of floats that are not negative are in their order; of equal ones the first query and head counts.
+    # The bits of non-negative floats sort like the floats. Among equals the first query and head wins.
     bits = relative.to(tl.int32, bitcast=True).to(tl.int64) << 32
     packed = tl.where(there, bits + (last - (row * heads + head)).to(tl.int64), 0)
     tl.atomic_max(worst, tl.max(packed, 0), sem="relaxed")
 
-    # Queries of a sequence lie together, so a block holds few conditions, and mostly one.
+    # Queries of a sequence are adjacent, so a block has few conditions, usually one.
     condition = tl.load(conditions + row, mask=there, other=none).to(tl.int32)
     now = tl.min(condition, 0)
     while now < none:
@@ -103,11 +103,11 @@ def reduce(
     Args:
         out: [rows, heads, head_dim], at least one row, fewer than 2**31 rows times heads, head_dim up to 8192.
         reference: the same shape and dtype.
-        conditions: int64 [rows], the condition of each query.
-        sums: contiguous float64 [conditions, heads, 9], the columns of `SUMS`; added to.
-        max_abs: contiguous float64 [conditions, heads]; raised.
+        conditions: int64 [rows], condition of each query.
+        sums: contiguous float64 [conditions, heads, 9], the columns of `SUMS`. Updated in place.
+        max_abs: contiguous float64 [conditions, heads]. Updated in place.
         tile: elements of each output that a program reads at once.
-        warps: warps of a program.
+        warps: warps per program.
 
     Returns:
         int64 [1] on the device: the worst query and head of the call, for `unpack`.
@@ -128,5 +128,5 @@ def reduce(
 
 
 def unpack(worst: Tensor) -> tuple[Tensor, Tensor]:
-    """Relative L1 of the worst query and head (float32's precision) and its index into [rows, heads], float64 and int64 []."""
+    """Relative L1 of the worst query and head (float64 [], float32 precision), and its index into [rows, heads] (int64 [])."""
     return (worst >> 32).to(torch.int32).view(torch.float32).double()[0], (_LAST - (worst & 0xFFFFFFFF))[0]

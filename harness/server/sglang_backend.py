@@ -1,9 +1,9 @@
-"""Serving a kernel of the contract as an SGLang attention backend.
+"""Serves a kernel of the contract as an SGLang attention backend.
 
-The reference backend is built as it is, and the phases that the kernel declares are taken over: this writes K and V to the
-pool, resolves the paging into one packed `AttentionCall`, and runs the kernel. Everything else (metadata, the other phase)
-stays the reference backend's, which is what "delegated" means in a report. What the kernel contract cannot express (sliding
-windows, logit caps, cross attention, speculative trees) raises: nothing is computed by something else in silence.
+An SGLang backend, the delegate, is built unchanged. For the phases that the kernel declares, its forward methods are replaced: they
+write K and V to the pool, resolve the paging into one packed `AttentionCall`, and run the kernel. Everything else (metadata, the
+other phase) stays with the delegate; reports call that "delegated". What the contract cannot express (sliding windows, logit caps,
+cross attention, speculative trees) raises: nothing is silently computed by another kernel.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
         name: the backend's name.
         kernel: the kernel.
         runner: SGLang's ModelRunner.
-        delegate: name of an SGLang backend; empty for SGLang's default of the device.
+        delegate: name of an SGLang backend; empty for the default of the device.
 
     Raises:
-        KernelRefused: the model needs what the contract cannot express, or the delegate is unknown.
+        KernelRefused: the model needs something that the contract cannot express, or the delegate is unknown.
     """
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
@@ -39,7 +39,7 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
         )
     if getattr(runner, "use_mla_backend", False):
         raise KernelRefused(
-            f"{name} cannot serve a model with multi-head latent attention: the kernel contract has no latent KV"
+            f"{name} cannot serve a model with multi-head latent attention: the kernel contract has no latent KV cache"
         )
     backend = unmetered(ATTENTION_BACKENDS[delegate])(runner)
     declared = declaration(kernel)
@@ -54,12 +54,12 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
 
 
 def unmetered(create: Any) -> Any:
-    """The factory below the meter and the shadow: delegated calls are counted once, by the backend that delegates."""
+    """The factory without meter and attachment, so that a delegated call is counted once."""
     return getattr(create, "assay_unmetered", create)
 
 
 class _ServedKernel:
-    """The two forward methods of an SGLang backend, on a kernel."""
+    """The two forward methods of an SGLang backend, implemented by a kernel."""
 
     def __init__(self, name: str, kernel: Kernel, runner: Any) -> None:
         self._name = name
@@ -69,13 +69,13 @@ class _ServedKernel:
     def forward_extend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
     ) -> Tensor:
-        """SGLang's signature: q [tokens, heads * head_dim]; k, v [tokens, kv heads, head_dim]; returns the shape of q."""
+        """SGLang's signature: q [tokens, heads * head_dim]; k and v [tokens, kv heads, head_dim]. Returns the shape of q."""
         return self._run("extend", q, k, v, layer, forward_batch, save_kv_cache)
 
     def forward_decode(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
     ) -> Tensor:
-        """As `forward_extend`, with one new token for each sequence."""
+        """As `forward_extend`, with one new token per sequence."""
         return self._run("decode", q, k, v, layer, forward_batch, save_kv_cache)
 
     def _run(

@@ -1,9 +1,9 @@
-"""What SGLang loads, in every process, before it parses its arguments (entry-point group ``sglang.srt.plugins``).
+"""The SGLang plugin, loaded in every process before SGLang parses its arguments (entry-point group ``sglang.srt.plugins``).
 
-It registers every published kernel as an attention backend, and meters every attention backend, SGLang's own ones too: calls
-are counted by kernel, phase and layer, and each prefill batch is noted, so that a report can prove what ran.
+It registers every published kernel as an attention backend, and meters every attention backend, including SGLang's own: it counts
+calls by kernel, phase and layer and notes each prefill batch, so that a report can prove what ran.
 
-Outside a server that assay started (no ``ASSAY_EVIDENCE``) the kernels can be served all the same; nothing is counted then.
+In a server that assay did not start (no ``ASSAY_EVIDENCE``) the kernels can be served as well, but nothing is counted.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 from assay.harness.attention import kernels
 
 EVIDENCE = "ASSAY_EVIDENCE"
-"""Environment variable: the folder in which a server leaves its counters and admissions."""
+"""Environment variable: the folder to which a server writes its evidence (counters, admissions, ...)."""
 DELEGATE = "ASSAY_DELEGATE"
-"""Environment variable: the backend that computes the phases which a kernel does not declare."""
+"""Environment variable: the backend that computes the phases that a kernel does not declare."""
 KERNEL = "ASSAY_KERNEL"
-"""Environment variable: a kernel to register besides the published ones, as ``module:function``."""
+"""Environment variable: a kernel to register in addition to the published ones, as ``module:function``."""
 
 SHADOW = "ASSAY_SHADOW"
-"""Environment variable: the candidate that stands beside whatever backend serves, to run in its shadow or in its place; needs
-`EVIDENCE`. It does nothing until the control tells it to (`assay.harness.server.control`)."""
+"""Environment variable: a candidate to attach to the serving backend, for shadow and substitution. Needs `EVIDENCE`. It does
+nothing until the control says so (`assay.harness.server.control`)."""
 RECORD = "ASSAY_RECORD"
-"""Environment variable: byte budget of the replay pack that is recorded while the control says `watch`; needs `EVIDENCE`."""
+"""Environment variable: byte budget of the replay pack that is recorded while the control says `shadow`. Needs `EVIDENCE`."""
 TRACE = "ASSAY_TRACE"
-"""Environment variable: bytes that each process may keep in traces of attention outputs; needs `EVIDENCE`. It lets a server without
-candidate be traced; one with a candidate can be traced without it, within `assay.harness.evidence.trace.BUDGET_BYTES`."""
+"""Environment variable: byte budget per process of traces of attention outputs. Needs `EVIDENCE`. A server without a candidate can
+only be traced if it is set; with a candidate the default is `assay.harness.evidence.trace.BUDGET_BYTES`."""
 MODEL_HASH = "ASSAY_MODEL_HASH"
-"""Environment variable: hash of the model's files, to be noted in the replay pack."""
+"""Environment variable: hash of the model's files, noted in the replay pack."""
 
 
 def register() -> None:
@@ -67,7 +67,7 @@ def _add_choices(names: list[str]) -> None:
 
 
 def _meter_all(backends: dict[str, Any], folder: Path) -> None:
-    """Wrap every backend's factory, so that whatever it builds is metered."""
+    """Wrap every backend's factory so that whatever it builds is metered."""
 
     def metered(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
@@ -83,11 +83,11 @@ def _meter_all(backends: dict[str, Any], folder: Path) -> None:
 
 
 def _attach_all(backends: dict[str, Any], folder: Path) -> None:
-    """Wrap every backend's factory, so that shadow, substitution and trace stand beside whatever SGLang builds. What a candidate
-    builds has none.
+    """Wrap every backend's factory so that shadow, substitution and trace are attached to whatever SGLang builds, but not to what a
+    candidate builds.
     """
 
-    def beside(name: str, create: Any) -> Any:
+    def attached(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
             from assay.harness.evidence.trace import BUDGET_BYTES
             from assay.harness.server.attach import attach
@@ -107,4 +107,4 @@ def _attach_all(backends: dict[str, Any], folder: Path) -> None:
         return build
 
     for name, create in list(backends.items()):
-        backends[name] = beside(name, create)
+        backends[name] = attached(name, create)

@@ -23,14 +23,14 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     [
         (["--candidate", "sage_atn"], "did you mean 'sage_attn'?"),
         (["--bound", "0.5"], "--latency-bound is 0.5"),
-        (["--shapes", "shot"], "shot is no shape"),
+        (["--shapes", "shot"], "shot is not a shape"),
         (["--shapes", "9000:64"], "9000 + 64 tokens, and the model takes 4096"),
         (["--concurrency", "0"], "--latency-concurrency"),
         (["--seconds", "0"], "--latency-seconds"),
         (["--engine-arg=--port=1"], "assay sets itself"),
         (["--out", "full"], "full is not empty"),
         (["--bound", "2", "kernel", "full", "--candidate", "sage_attn"], "--bound before kernel"),
-        (["kernel", "full", "--candidate", "sage_attn"], "full is no replay pack"),
+        (["kernel", "full", "--candidate", "sage_attn"], "full is not a replay pack"),
     ],
 )
 def test_wrong_use(

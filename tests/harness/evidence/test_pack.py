@@ -150,7 +150,7 @@ def test_a_new_pack_takes_the_place_of_an_old_one_and_of_nothing_else(tmp_path: 
     assert len(list((tmp_path / "pack" / "calls").iterdir())) == 1
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="no pack"):
+    with pytest.raises(UsageError, match="not a pack"):
         PackWriter(tmp_path / "other", SOURCE)
 
 
@@ -168,11 +168,11 @@ def entry(pack: Path) -> PackEntry:
 
 def test_what_is_no_pack_is_wrong_use(pack: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere", pack / "manifest.json"):
-        with pytest.raises(UsageError, match="is no replay pack"):
+        with pytest.raises(UsageError, match="is not a replay pack"):
             read_pack(folder)
     manifest = pack / "manifest.json"
     manifest.write_text(manifest.read_text().replace("assay.pack/1", "assay.pack/9"))
-    with pytest.raises(UsageError, match=r"not of schema assay\.pack/1"):
+    with pytest.raises(UsageError, match=r"does not have schema assay\.pack/1"):
         read_pack(pack)
 
 
@@ -201,5 +201,5 @@ def test_a_manifest_cannot_name_files_elsewhere(pack: Path) -> None:
 
 def test_a_pack_without_a_call_is_not_replayed_to_a_pass(tmp_path: Path) -> None:
     PackWriter(tmp_path / "pack", SOURCE).flush()
-    with pytest.raises(EvidenceError, match="holds no call"):
+    with pytest.raises(EvidenceError, match="has no call"):
         read_pack(tmp_path / "pack")

@@ -49,21 +49,21 @@ def test_nothing_is_no_trace(tmp_path: Path) -> None:
 def test_a_refused_trace_says_why(tmp_path: Path) -> None:
     write(tmp_path, 0)
     write_refusal(tmp_path, "a", "it was too large")
-    with pytest.raises(EvidenceError, match="not whole: it was too large"):
+    with pytest.raises(EvidenceError, match="incomplete: it was too large"):
         read_trace(tmp_path, "a")
 
 
 def test_a_lost_pass_is_noticed(tmp_path: Path) -> None:
     write(tmp_path, 0)
     write(tmp_path, 2)
-    with pytest.raises(EvidenceError, match="2 passes are numbered up to 2"):
+    with pytest.raises(EvidenceError, match="there are 2 passes, but their numbers go up to 2"):
         read_trace(tmp_path, "a")
 
 
 def test_passes_with_different_layers_are_damaged(tmp_path: Path) -> None:
     write(tmp_path, 0)
     write(tmp_path, 1, layers=(0,))
-    with pytest.raises(EvidenceError, match="not every pass has the same layers"):
+    with pytest.raises(EvidenceError, match="the passes have different layers"):
         read_trace(tmp_path, "a")
 
 
