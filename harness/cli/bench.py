@@ -79,7 +79,7 @@ def _short(name: str) -> str:
 @spec_flags(("latency_bound", "alpha"), "latency_")
 def kernel(
     flags: dict[str, Any],
-    pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, as `assay diff` leaves one.")],
+    pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay record` or `assay diff`.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
     reference: Annotated[
         str | None,
@@ -95,7 +95,7 @@ def kernel(
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
     from assay.harness.offline.timing import TORCH_SDPA, calls_of, time_kernels
-    from assay.reports.kernel_timing_terminal import build_timing, render_timing, write_timing
+    from assay.reports.kernel_timing_terminal import render_timing, write_timing
 
     reference, bound = reference or TORCH_SDPA, policy.latency_bound
     loaded = []
@@ -104,8 +104,8 @@ def kernel(
             loaded.append(kernels.load(given))
         except KernelRefused as error:
             raise UsageError(f"{name}: {error}.", "a kernel", "see assay backends") from None
-    timing = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds, again())
-    result = build_timing(timing, candidate, reference, bound)
+    names = (candidate, reference)
+    result = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds, again(), names)
     if out:
         write_timing(result, out)
     render_timing(result, console)

@@ -23,15 +23,14 @@ def check(
     phase: Annotated[
         list[str] | None, typer.Option(help="extend or decode; by default those that the kernel declares.")
     ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="float16, bfloat16 or float32; by default all of them.")
-    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float16, bfloat16 or float32; by default all three.")] = None,
     noise: Annotated[
-        str | None, typer.Option(help="Quantisation whose noise is excused; by default what the kernel declares.")
+        str | None,
+        typer.Option(help="Quantisation whose noise is expected; by default the one that the kernel declares."),
     ] = None,
-    head_dim: Annotated[list[int] | None, typer.Option(help="Head dims; by default 64 and 128.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the matrix and its data.", min=0)] = 0,
-    case: Annotated[str | None, typer.Option(help="Only the cases whose name holds this.")] = None,
+    head_dim: Annotated[list[int] | None, typer.Option(help="Head dimensions; by default 64 and 128.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the matrix and of its data.", min=0)] = 0,
+    case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
     interpret_without_gpu()
@@ -45,11 +44,13 @@ def check(
     name, loaded = find(kernel)
     phases = phase or declaration(loaded).phases
     dims = head_dim or HEAD_DIMS
-    # The size is checked where the matrix is made.
+    # matrix() checks the size.
     cases = matrix(phases, dtypes=dtype, size=size, device=device, head_dims=dims, seed=seed)  # type: ignore[arg-type]
     chosen = [one for one in cases if case is None or case in one.name]
     if not chosen:
-        raise UsageError(f"No case's name holds {case!r}.", f"a part of one, such as {cases[0].name}", "name another")
+        raise UsageError(
+            f"No case's name contains {case!r}.", f"part of a name, for example of {cases[0].name}", "try another"
+        )
     again = shlex.join(["assay", *sys.argv[1:]])
     result = run(name, phases=phases, noise=noise, chosen=chosen, again=again)
     raise typer.Exit(render(result, console))

@@ -51,7 +51,7 @@ def spec_flags(names: Sequence[str], short: str = "") -> Callable[[Callable[...,
         ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        del run.__wrapped__  # type: ignore[attr-defined]  # its signature is another
+        del run.__wrapped__  # inspect would read the signature of the wrapped function
         return run
 
     return decorate

@@ -1,4 +1,4 @@
-"""Made for CI: ``assay gate``, ``assay baseline``."""
+"""For CI: ``assay gate``, ``assay baseline``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.harness.errors import ExitCode, UsageError
 baseline_app = typer.Typer(no_args_is_help=True, help="Keep accepted results, in files that a team commits.")
 app.add_typer(baseline_app, name="baseline")
 
-_BASELINES = typer.Option("--baselines", help="Folder of the accepted baselines; by default that of assay.toml.")
+_BASELINES = typer.Option("--baselines", help="Folder of the accepted baselines; by default the one in assay.toml.")
 
 
 @app.command()
@@ -43,14 +43,14 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
 @baseline_app.command()
 def accept(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Accept without being asked.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Accept without confirmation.")] = False,
     widen: Annotated[
-        str, typer.Option(metavar="REASON", help="Accept worse numbers than those accepted before, and say why.")
+        str, typer.Option(metavar="REASON", help="Accept numbers worse than the accepted ones, for this reason.")
     ] = "",
     baselines: Annotated[Path | None, _BASELINES] = None,
     config: Config = None,
 ) -> None:
-    """Show what a run has otherwise than the accepted baselines, and accept its results."""
+    """Show how a run differs from the accepted baselines, and accept its results."""
     from assay.harness import baselines as accepted
     from assay.harness.evidence.baseline import read_all, write_baseline
     from assay.harness.evidence.folder import RunFolder
@@ -69,9 +69,9 @@ def accept(
         console.print(_table(f"{role}: {now.key.backend} as {now.key.name}", changes, before is not None))
     if worse and not widen:
         raise UsageError(
-            "Some numbers are worse than those accepted before.",
+            "Some numbers are worse than the accepted ones.",
             "numbers at least as good, or a reason",
-            "mend the candidate, or accept with --widen REASON",
+            "fix the candidate, or accept with --widen REASON",
         )
     if not (yes or typer.confirm(f"Write to {root}?", default=False)):
         raise typer.Exit(ExitCode.NO_VERDICT)

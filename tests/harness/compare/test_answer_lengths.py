@@ -14,28 +14,28 @@ def lengths(reference: list[int], candidate: list[int], limit: int = 64) -> list
     ]
 
 
-def test_a_model_that_rambles_is_told() -> None:
+def test_longer_answers_are_reported() -> None:
     found = compare_lengths(lengths([12] * 16, [64] * 16), 0.05)
     assert found.differ
-    assert (found.n, found.longer, found.shorter, found.candidate_cut, found.reference_cut) == (16, 16, 0, 16, 0)
+    assert (found.prompts, found.longer, found.shorter, found.candidate_cut, found.reference_cut) == (16, 16, 0, 16, 0)
 
 
-def test_answers_that_got_shorter_are_told() -> None:
+def test_shorter_answers_are_reported() -> None:
     found = compare_lengths(lengths(list(range(20, 36)), [10] * 16), 0.05)
     assert found.differ
     assert (found.candidate, found.shorter) == (10, 16)
 
 
-def test_equal_lengths_and_a_flip_or_two_are_not() -> None:
+def test_equal_lengths_and_single_flips_are_not_reported() -> None:
     assert not compare_lengths(lengths([12] * 16, [12] * 16), 0.05).differ
     assert not compare_lengths(lengths([12] * 16, [12] * 14 + [9, 60]), 0.05).differ
 
 
-def test_a_difference_that_is_significant_and_tiny_is_not() -> None:
+def test_a_significant_but_tiny_difference_is_not_reported() -> None:
     assert not compare_lengths(lengths([100] * 16, [101] * 16), 0.05).differ
 
 
 def test_only_prompts_that_both_answered_count() -> None:
     told = lengths([5, 6, 7], [5, 6])
-    assert compare_lengths(told, 0.05).n == 2
-    assert compare_lengths([], 0.05).n == 0
+    assert compare_lengths(told, 0.05).prompts == 2
+    assert compare_lengths([], 0.05).prompts == 0
