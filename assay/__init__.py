@@ -31,14 +31,17 @@ if TYPE_CHECKING:
     from assay.harness.errors import EvidenceError as EvidenceError
     from assay.harness.errors import ExitCode as ExitCode
     from assay.harness.errors import UsageError as UsageError
+    from assay.harness.evidence.cause import ReplayResult as ReplayResult
     from assay.harness.judge.report import Report as Report
+    from assay.harness.offline.check import CheckResult as CheckResult
+    from assay.harness.offline.check import assert_correct as assert_correct
     from assay.harness.offline.check import check as check
     from assay.harness.offline.replay import replay as replay
     from assay.harness.verdict import Check as Check
     from assay.harness.verdict import Finding as Finding
     from assay.harness.verdict import Verdict as Verdict
 
-# The order is that of docs/api.md: the contract, what checks a kernel, a run, errors.
+# In the order of docs/api.md.
 _HOME = {
     "AttentionCall": "assay.harness.attention.call",
     "Kernel": "assay.harness.attention.call",
@@ -47,10 +50,13 @@ _HOME = {
     "declares": "assay.harness.attention.kernels",
     "oracle": "assay.harness.attention.oracle",
     "check": "assay.harness.offline.check",
-    "replay": "assay.harness.offline.replay",
+    "CheckResult": "assay.harness.offline.check",
+    "assert_correct": "assay.harness.offline.check",
     "cases": "assay.harness.attention.matrix",
     "Case": "assay.harness.attention.matrix",
     "call_of": "assay.harness.attention.sample_calls",
+    "replay": "assay.harness.offline.replay",
+    "ReplayResult": "assay.harness.evidence.cause",
     "RunSpec": "assay.harness.config",
     "Report": "assay.harness.judge.report",
     "Verdict": "assay.harness.verdict",

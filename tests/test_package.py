@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -59,6 +60,11 @@ def test_every_public_function_and_class_has_a_docstring() -> None:
         found = getattr(assay, name)
         if inspect.isfunction(found) or inspect.isclass(found):
             assert inspect.getdoc(found), name
+
+
+def test_the_page_of_the_public_api_is_up_to_date() -> None:
+    made = runpy.run_path(str(ROOT / "tools" / "api_page.py"))
+    assert made["PAGE"].read_text() == made["page"](), "run python tools/api_page.py"
 
 
 def test_the_package_is_imported_in_milliseconds_and_without_torch() -> None:
