@@ -1,4 +1,4 @@
-"""Recorded calls on the terminal: what a pack holds, and what a replay came to."""
+"""Recorded calls on the terminal: the contents of a pack, and the result of a replay."""
 
 from __future__ import annotations
 
@@ -9,31 +9,27 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.harness.errors import ExitCode
+from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest
-from assay.harness.offline.replay import ReplayResult
 from assay.harness.text import one_line
 
 
-def render_replay(replay: ReplayResult, console: Console) -> ExitCode:
-    """Print what a replay found.
-
-    Returns:
-        REGRESSION if any finding is more than information; else NO_VERDICT where no call had a cached prefix; else PASS.
-    """
+def render_replay(replay: ReplayResult, exit_code: ExitCode, console: Console) -> None:
+    """Print the result of a replay, and why there is no verdict if `exit_code` says so."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     say(
         f"Replayed {replay.calls} of {replay.recorded} recorded calls, {replay.with_prefix} with a cached prefix, in "
-        f"{replay.seconds:.1f} s; the worst own error is {replay.worst:.2g} times its bound."
+        f"{replay.seconds:.1f} s. Worst own error: {replay.worst:.2g} times its bound."
     )
     for finding in replay.findings:
         say(f"{finding.severity}: {finding.where}: {finding.diagnosis}")
         for line in finding.evidence:
             say(f"  - {one_line(line)}")
         say(f"  $ {finding.reproduce}")
-    for sentence in replay.not_looked_for:
+    for sentence in replay.not_tested:
         say(f"{sentence[0].upper()}{sentence[1:]}.")
     if replay.smallest:
         say(f"Smallest failing call: {replay.smallest}")
@@ -41,17 +37,13 @@ def render_replay(replay: ReplayResult, console: Console) -> ExitCode:
         say("As a test:")
         say(replay.test)
     if not replay.findings:
-        say("No finding: every own error is within its bound.")
-    if any(finding.severity != "info" for finding in replay.findings):
-        return ExitCode.REGRESSION
-    if not replay.with_prefix:
+        say("No findings: every own error is within its bound.")
+    if exit_code == ExitCode.NO_VERDICT:
         say("No verdict: no call had a cached prefix. Record a pack with the prefix cache on.")
-        return ExitCode.NO_VERDICT
-    return ExitCode.PASS
 
 
 def render_pack(manifest: PackManifest, pack: Path, console: Console) -> None:
-    """Print what a pack holds, by phase and cached prefix, and how to replay it."""
+    """Print the contents of a pack by phase and cached prefix, and the command that replays it."""
     table = Table("phase", "cached prefix", "calls", "layers", "MiB")
     strata = Counter((call.phase, "yes" if any(call.prefix) else "no") for call in manifest.calls)
     for (phase, cached), calls in sorted(strata.items(), reverse=True):
@@ -59,9 +51,9 @@ def render_pack(manifest: PackManifest, pack: Path, console: Console) -> None:
         layers, size = len({c.layer for c in here}), sum(c.bytes for c in here) / 2**20
         table.add_row(phase, cached, str(calls), str(layers), f"{size:.1f}")
     console.print(table)
-    left_out = f"; {manifest.too_large} were too large" if manifest.too_large else ""
+    too_large = f"; {manifest.too_large} were too large" if manifest.too_large else ""
     for line in (
-        f"Recorded {len(manifest.calls)} of {manifest.seen:,} calls{left_out}: {pack}",
+        f"Recorded {len(manifest.calls)} of {manifest.seen:,} calls{too_large}: {pack}",
         f"Replay: assay replay {pack} --candidate module:function",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -76,4 +76,6 @@ def replay(
         result = replaying.replay(pack, candidate, f"assay replay {pack} --candidate {candidate}", show_first)
     except KernelRefused as error:
         raise UsageError(f"--candidate: {error}.", "a kernel", "see assay backends") from None
-    raise typer.Exit(render_replay(result, console))
+    code = replaying.exit_code(result)
+    render_replay(result, code, console)
+    raise typer.Exit(code)

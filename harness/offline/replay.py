@@ -11,7 +11,7 @@ import torch
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall
 from assay.harness.engines.backend import Backend
-from assay.harness.errors import UsageError
+from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.localize.diagnose import diagnose
@@ -120,6 +120,13 @@ def _result(
         first_finding_s=first_finding_s,
         seconds=seconds,
     )
+
+
+def exit_code(result: ReplayResult) -> ExitCode:
+    """REGRESSION if a finding is more than information; otherwise NO_VERDICT if no call had a cached prefix; otherwise PASS."""
+    if any(finding.severity != "info" for finding in result.findings):
+        return ExitCode.REGRESSION
+    return ExitCode.PASS if result.with_prefix else ExitCode.NO_VERDICT
 
 
 def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from assay.harness.errors import ExitCode
-from assay.harness.offline.replay import ReplayResult
+from assay.harness.evidence.cause import ReplayResult
+from assay.harness.offline.replay import exit_code
 from assay.harness.verdict import Finding, Severity
 from assay.reports.replay_terminal import render_replay
 
@@ -35,5 +36,7 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(
         candidate="mine", calls=8, recorded=8, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
         seconds=1.0,
     )  # fmt: skip
-    assert render_replay(replay, Console(file=out)) == code
+    assert exit_code(replay) == code
+    render_replay(replay, code, Console(file=out))
+    assert ("No verdict" in out.getvalue()) == (code == ExitCode.NO_VERDICT)
     assert f"{with_prefix} with a cached prefix" in out.getvalue()
