@@ -1,4 +1,4 @@
-"""A picture of a report: ``python docs/screenshot.py runs/ID/report.html docs/report.png`` (needs Chromium and selenium)."""
+"""Takes a screenshot: ``python docs/screenshot.py runs/ID/report.html docs/report.png`` (needs Chromium and selenium)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAGS = (
 
 @contextmanager
 def browser(chromium: str, driver: str, scheme: str = "light", scripts: bool = True) -> Iterator[Chrome]:
-    """A headless Chromium with an empty profile; its console and network events are in its logs."""
+    """A headless Chromium with an empty profile, which logs console and network events."""
     with tempfile.TemporaryDirectory() as profile:
         options = ChromeOptions()
         options.binary_location = chromium
@@ -39,19 +39,21 @@ def browser(chromium: str, driver: str, scheme: str = "light", scripts: bool = T
 
 
 def resize(chrome: Chrome, width: int, height: int) -> None:
-    """Set the size of the page's viewport in CSS pixels; a window cannot be made narrower than about 500."""
+    """Set the viewport of the page in CSS pixels; a window itself cannot be narrower than about 500."""
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
 def main() -> None:
-    """Take the picture."""
+    """Take the screenshot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
-    parser.add_argument("picture", type=Path)
+    parser.add_argument("image", type=Path)
     parser.add_argument("--width", type=int, default=1200)
     parser.add_argument("--height", type=int, default=1150)
-    parser.add_argument("--from-element", help="CSS selector of what is to be at the top; the page's start by default")
+    parser.add_argument(
+        "--from-element", help="CSS selector of the element to scroll to the top; by default the page is not scrolled"
+    )
     parser.add_argument("--scheme", choices=["light", "dark"], default="light")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     parser.add_argument("--driver", default="/usr/bin/chromedriver")
@@ -61,7 +63,7 @@ def main() -> None:
         chrome.get(args.page.resolve().as_uri())
         if args.from_element:
             chrome.execute_script("document.querySelector(arguments[0]).scrollIntoView()", args.from_element)
-        chrome.save_screenshot(str(args.picture))
+        chrome.save_screenshot(str(args.image))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The result of a bench as files: ``bench.json`` and ``bench.html``."""
+"""Writes the result of a bench: ``bench.json`` and ``bench.html``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JSON, HTML = "bench.json", "bench.html"
 
 
 def write_bench(result: LatencyResult, folder: Path) -> Path:
-    """Write both files into a bench's folder.
+    """Write both files into the folder of a bench.
 
     Returns:
         The path of the page.

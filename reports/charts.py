@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from assay.harness.judge.latency_result import LatencyRow
+from assay.harness.judge.latency_result import LatencyRow, ratio_text
 from assay.harness.judge.report import NOT_FINITE, ConditionRow, DepthRow, Metric, OwnError, Tally
 from assay.harness.text import one_line
-from assay.reports.summary import bound, interval, latency_ratio, number, own_error, share
+from assay.reports.summary import bound, interval, number, own_error, share
 from assay.reports.svg import (
     AXIS_HEIGHT,
     FORBIDDEN,
@@ -76,7 +76,7 @@ def interval_chart(metric: Metric) -> str:
     parts.append(mark("circle", x(metric.value), middle, 5, CANDIDATE))
     at = ticks(x.low, x.high, 5)
     parts += axis_below(x, ROW_HEIGHT, at)
-    label = f"{one_line(metric.name)}: {number(metric.value)}"
+    label = f"{one_line(metric.title)}: {number(metric.value)}"
     label += f", interval {interval(metric)}" if metric.low is not None else ""
     label += f", bound {bound(metric)}" if metric.bound is not None else ""
     return image(WIDTH, ROW_HEIGHT + AXIS_HEIGHT, label, parts)
@@ -125,7 +125,7 @@ def condition_chart(rows: Sequence[ConditionRow]) -> str:
         parts.append(mark("diamond", x(reference), middle, 6.5, REFERENCE, f"reference {reference:.3f}"))
         parts.append(mark("circle", x(candidate), middle, 4.4, CANDIDATE, f"candidate {candidate:.3f}"))
     parts += axis_below(x, bottom, at, rule=False)
-    label = f"accuracy by {one_line(seen[0].by)}: " + "; ".join(
+    label = f"accuracy by {one_line(seen[0].title)}: " + "; ".join(
         f"{one_line(row.bucket)}: reference {share(row.reference_right, row.items)}, "
         f"candidate {share(row.candidate_right, row.items)} of {row.items}"
         for row in seen
@@ -202,14 +202,14 @@ def ratio_ends(rows: Sequence[LatencyRow]) -> tuple[float, float]:
 def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
     """Ratios of times of one load with their intervals, a row for each metric; what lies beyond the bound is tinted.
 
-    The diamond is the floor: the reference over itself. An interval that too few ratios leave open is not drawn.
+    The diamond is the floor: reference / reference. An interval that too few ratios leave open is not drawn.
     """
     shown = [row for row in rows if row.ratio is not None]
     if not shown:
         return ""
     x = Scale(*ends, _name_width([row.metric for row in shown]), WIDTH - MARGIN)
     bottom, limit = LEGEND_HEIGHT + ROW_HEIGHT * len(shown), shown[0].bound
-    parts = legend([Key("reference over itself", REFERENCE, "diamond"), Key("candidate", CANDIDATE, "circle")])
+    parts = legend([Key("reference / reference", REFERENCE, "diamond"), Key("candidate", CANDIDATE, "circle")])
     parts.append(line(x(1.0), LEGEND_HEIGHT, x(1.0), bottom, RULE, 1.5))
     parts += bound_rule(x, limit, LEGEND_HEIGHT, bottom, x.high)
     for row, one in enumerate(shown):
@@ -219,15 +219,15 @@ def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
             parts.append(_span(x, one.low, one.high, middle))
         if one.floor is not None:
             parts.append(
-                mark("diamond", x(one.floor), middle, 4.7, REFERENCE, f"reference over itself {one.floor:.3f}")
+                mark("diamond", x(one.floor), middle, 4.7, REFERENCE, f"reference / reference {one.floor:.3f}")
             )
         if one.ratio is not None:
             parts.append(mark("circle", x(one.ratio), middle, 4.7, CANDIDATE, f"candidate {one.ratio:.3f}"))
     at = ticks(x.low, x.high, 5)
     parts += axis_below(x, bottom, at)
     label = (
-        f"{one_line(shown[0].shape)}, {shown[0].concurrency} in flight, candidate over reference, bound {limit:g}: "
-        + "; ".join(f"{row.metric} {latency_ratio(row.ratio, row.low, row.high)}" for row in shown)
+        f"{one_line(shown[0].shape)}, {shown[0].concurrency} in flight, candidate / reference, bound {limit:g}: "
+        + "; ".join(f"{row.metric} {ratio_text(row.ratio, row.low, row.high)}" for row in shown)
     )
     return image(WIDTH, bottom + AXIS_HEIGHT, label, parts)
 

@@ -1,4 +1,4 @@
-"""What a kernel came to on the op-level matrix, as text: for an assertion, for a terminal, and as one line for several kernels."""
+"""The result of checking a kernel, as text: for an assertion, for a terminal, and in one line for several kernels."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from rich.text import Text
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.localize.diagnose import percent
-from assay.harness.offline.check import Result
+from assay.harness.offline.check import CheckResult
 from assay.harness.text import one_line
 
 MOST_REFUSALS = 3
 
 
-def headline(result: Result) -> str:
-    """One sentence: how many calls of which phases are wrong, and the worst own error beside its bound."""
+def headline(result: CheckResult) -> str:
+    """One sentence: how many calls are wrong, and the worst own error with its bound."""
     tried = len(result.computed) + len(result.broken)
     if result.exit_code == ExitCode.NO_VERDICT:
         verdict = f"no verdict on {result.kernel}: {'; '.join(result.missing)}"
     elif result.exit_code == ExitCode.PASS:
-        verdict = f"{result.kernel} is right on all {tried} calls"
+        verdict = f"{result.kernel} is correct on all {tried} calls"
     elif result.failing:
         verdict = f"{result.kernel} is wrong on {len(result.failing)} of {tried} calls"
     else:
-        verdict = f"{result.kernel} is within its bounds on all {tried} calls, and must not be trusted"
+        verdict = f"{result.kernel} is within its bounds on all {tried} calls, but has serious findings"
     worst = result.worst
     if worst is None:
         return verdict
     return (
-        f"{verdict}; worst own error {percent(worst.own)} where noise explains {percent(worst.bound)}, {worst.ratio:.2g} times "
-        f"its bound"
+        f"{verdict}; worst own error {percent(worst.own)}, {worst.ratio:.2g} times its bound of {percent(worst.bound)}"
     )
 
 
 def rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
-    """A row for each axis that matters: its name, the values with failing calls as "value failing/calls", the values without."""
+    """A row per axis that matters: its name, the values with failing calls as "value (failing/calls)", the values without."""
     return [
         (axis.name, ", ".join(f"{v} ({bad}/{of})" for v, (bad, of) in axis.failing.items()), ", ".join(axis.right))
         for axis in axes
@@ -47,30 +46,30 @@ def rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
 
 
 def indifferent(axes: Sequence[Axis]) -> str:
-    """The axes under every value of which some call is wrong; empty if there are none."""
+    """The axes for every value of which some call fails; empty if there are none."""
     names = [axis.name for axis in axes if not axis.right]
-    return f"wrong under every value of {', '.join(names)}" if names else ""
+    return f"fails for every value of {', '.join(names)}" if names else ""
 
 
-def not_covered(result: Result) -> list[str]:
-    """What was refused, by the kernel's words: how many calls, and the first of them."""
+def not_covered(result: CheckResult) -> list[str]:
+    """What the kernel refused, grouped by its reason: how many calls, and the first of them."""
     by_words: dict[str, list[str]] = {}
     for case, why in result.refused:
         by_words.setdefault(why, []).append(case.name)
-    lines = [f"{len(names)} calls refused, such as {names[0]}: {one_line(why)}" for why, names in by_words.items()]
+    lines = [f"{len(names)} calls refused, for example {names[0]}: {one_line(why)}" for why, names in by_words.items()]
     more = len(lines) - MOST_REFUSALS
     return lines[:MOST_REFUSALS] + ([f"and {more} more refusals"] if more > 0 else [])
 
 
-def message(result: Result) -> str:
-    """All of it as plain text: what an assertion says."""
+def message(result: CheckResult) -> str:
+    """The complete result as plain text: the message of a failed assertion."""
     lines = [headline(result), ""]
     for finding in result.findings:
         lines += [f"{finding.severity}: {finding.where}: {finding.diagnosis}"]
         lines += [f"  - {line}" for line in finding.evidence]
     if result.failing and result.right:
-        lines += ["", f"wrong exactly where: {result.where}"] if result.where else [""]
-        table = [("axis", "wrong (calls)", "right"), *rows(result.axes)]
+        lines += ["", f"fails exactly where: {result.where}"] if result.where else [""]
+        table = [("axis", "fails (of calls)", "correct"), *rows(result.axes)]
         widths = [max(len(row[column]) for row in table) for column in (0, 1)]
         lines += [f"  {name:<{widths[0]}}  {wrong:<{widths[1]}}  {right}" for name, wrong, right in table]
         lines += [f"  {indifferent(result.axes)}"]
@@ -78,13 +77,13 @@ def message(result: Result) -> str:
     lines += [f"not covered: {one}" for one in not_covered(result)]
     if result.smallest:
         lines += ["", f"smallest failing call: {result.smallest}"]
-    lines += [f"to see it again: {result.again}"] if result.again else []
+    lines += [f"reproduce: {result.again}"] if result.again else []
     if result.test:
         lines += ["as a test:", "", *(f"    {line}".rstrip() for line in result.test.splitlines())]
     return "\n".join(lines)
 
 
-def sentence(results: Sequence[Result]) -> str:
+def sentence(results: Sequence[CheckResult]) -> str:
     """One line for several kernels: "2 kernels, 148 calls, worst 0.31 of its bound"."""
     kernels = len({result.kernel for result in results})
     calls = sum(len(result.computed) + len(result.broken) for result in results)
@@ -96,8 +95,8 @@ def sentence(results: Sequence[Result]) -> str:
     return ", ".join(parts)
 
 
-def render(result: Result, console: Console) -> ExitCode:
-    """Print it to a terminal; returns the exit code of a command that ran it."""
+def render(result: CheckResult, console: Console) -> None:
+    """Print the result to a terminal."""
 
     def line(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -109,8 +108,8 @@ def render(result: Result, console: Console) -> ExitCode:
             line(f"  - {evidence}")
     if result.failing and result.right:
         if result.where:
-            line(f"Wrong exactly where: {result.where}")
-        table = Table("axis", "wrong (calls)", "right")
+            line(f"Fails exactly where: {result.where}")
+        table = Table("axis", "fails (of calls)", "correct")
         for row in rows(result.axes):
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)
@@ -120,6 +119,5 @@ def render(result: Result, console: Console) -> ExitCode:
     if result.smallest:
         line(f"Smallest failing call: {result.smallest}")
     if result.test:
-        line("A test that shows it:\n")
+        line("A test that reproduces it:\n")
         line(result.test)
-    return result.exit_code

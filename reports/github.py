@@ -6,13 +6,13 @@ from assay.harness.judge.report import Report
 from assay.harness.text import one_line
 
 MOST = 8
-"""GitHub shows at most ten annotations of a kind for each step."""
+"""GitHub shows at most ten annotations of each level per step."""
 
 
 def workflow_commands(report: Report) -> str:
-    """A line for the verdict and one for each finding and unmet condition, as GitHub's workflow commands.
+    """One workflow command for the verdict, one per finding, and one per unmet check.
 
-    A regression is an error, what forbids a pass otherwise a warning, a pass a notice.
+    A regression and a serious finding are errors, a pass is a notice, everything else is a warning.
     """
     level = {"pass": "notice", "regression": "error"}.get(report.verdict, "warning")
     lines = [_command(level, f"assay: {report.verdict}", report.headline)]
@@ -20,16 +20,16 @@ def workflow_commands(report: Report) -> str:
         kind = "error" if finding.severity == "serious" else "warning"
         lines.append(
             _command(
-                kind, f"assay: {finding.where}", f"{finding.diagnosis.rstrip('.')}. Show it again: {finding.reproduce}"
+                kind, f"assay: {finding.where}", f"{finding.diagnosis.rstrip('.')}. To reproduce: {finding.reproduce}"
             )
         )
     for check in [check for check in report.checks if check.status in ("failed", "missing")][:MOST]:
-        lines.append(_command("warning", f"assay: {check.title}", f"{check.found}. To settle it: {check.settles}"))
+        lines.append(_command("warning", f"assay: {check.title}", f"{check.found}. To resolve: {check.settles}"))
     return "".join(f"{line}\n" for line in lines)
 
 
 def _command(level: str, title: str, message: str) -> str:
-    # The escapes of actions/toolkit, packages/core/src/command.ts: in properties also what ends them.
+    # Escaped as in actions/toolkit, packages/core/src/command.ts; properties also escape their delimiters.
     text = one_line(message, 1_000).replace("%", "%25")
     name = one_line(title, 200).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
     return f"::{level} title={name}::{text}"

@@ -1,13 +1,14 @@
 """``report.junit.xml``: what CI systems show of a run.
 
-A claim that is not proven must not look green, and must not look like a loss of accuracy either:
+An unproven claim must not look green, nor like a loss of accuracy:
 
-- ``regression``, and a condition found not to hold, are a ``<failure>``;
-- ``inconclusive``, ``error``, and a condition that could not be established, are an ``<error>``: GitLab, Jenkins and the
-  usual GitHub actions count both as not passed, and show them apart;
+- ``regression`` and a ``failed`` check are a ``<failure>``;
+- ``inconclusive``, ``error`` and a ``missing`` check are an ``<error>``: GitLab, Jenkins and the usual GitHub actions
+  count both as not passed, and distinguish them;
 - ``not checked`` is ``<skipped>``.
 
-The suite ``assay`` always holds a case ``verdict``, so that a run without suites or conditions is not green either.
+The suite ``assay`` always has a case ``verdict``, so that a run without suites or checks is not green either. Cases are
+named by the stable ids of checks and suites, so that a CI system recognises them from run to run; titles are in their texts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OUTPUT_LIMIT = 10_000
 
 
 def to_junit(report: Report) -> str:
-    """The report as JUnit XML: a test suite for the conditions of a pass and one per suite of the run."""
+    """The report as JUnit XML: a test suite with the verdict and the checks, and one per suite of the run."""
     document = JUnitXml("assay")
     prefix = f"assay.{_name(report.candidate.backend)}"
     overall = TestSuite("assay")
@@ -34,7 +35,7 @@ def to_junit(report: Report) -> str:
         overall.add_property(key, one_line(value))
     verdict = _case("verdict", prefix, report.verdict, report.headline, _why(report))
     verdict.time = report.seconds
-    cases = [verdict, *(_check_case(check, f"{prefix}.conditions") for check in report.checks)]
+    cases = [verdict, *(_check_case(check, f"{prefix}.checks") for check in report.checks)]
     for case in cases:
         overall.add_testcase(case)
     document.add_testsuite(overall)
@@ -60,22 +61,22 @@ def _suite(suite: SuiteResult, classname: str) -> TestSuite:
     result = TestSuite(one_line(suite.id))
     result.add_property("synthetic", str(suite.synthetic).lower())
     for metric in suite.metrics:
-        result.add_property(one_line(metric.name), one_line(metric.text))
+        result.add_property(one_line(metric.id), one_line(metric.text))
         if metric.bound is not None:
-            result.add_property(f"bound of {one_line(metric.name)}", summary.bound_and_policy(metric))
+            result.add_property(f"bound of {one_line(metric.id)}", summary.bound_and_policy(metric))
     line = summary.suite_line(suite)
     output = [
-        suite.why,
+        f"{line.suite}: {suite.why}",
         *([f"accuracy: reference {line.reference}, candidate {line.candidate}"] if suite.tallies else []),
         f"differences: {line.differences}",
         *(
-            f"by {row.by}, {row.bucket}: reference {row.reference_right}/{row.items}, "
+            f"by {row.title}, {row.bucket}: reference {row.reference_right}/{row.items}, "
             f"candidate {row.candidate_right}/{row.items}, unparsed {row.candidate_unparsed}"
             for row in suite.conditions
             if row.items
         ),
     ]
-    result.add_testcase(_case(line.suite, classname, suite.verdict, suite.why, output))
+    result.add_testcase(_case("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output))
     return result
 
 
@@ -93,13 +94,14 @@ def _case(name: str, classname: str, verdict: Verdict, message: str, output: Ite
 
 
 def _check_case(check: Check, classname: str) -> TestCase:
-    case = TestCase(one_line(check.title) or "(unnamed)", classname)
+    case = TestCase(one_line(check.id) or "(unnamed)", classname)
+    found = f"{check.title}: {check.found}"
     if check.status == "ok":
-        case.system_out = _text([check.found])
+        case.system_out = _text([found])
         return case
     kind = {"failed": Failure, "missing": Error, "not checked": Skipped}[check.status]
-    result = kind(one_line(check.found, 400), check.status)
-    result.text = _text([check.found, f"To settle it: {check.settles}"] if check.settles else [check.found])
+    result = kind(one_line(found, 400), check.status)
+    result.text = _text([found, f"To resolve: {check.settles}"] if check.settles else [found])
     case.result = [result]
     return case
 
@@ -109,12 +111,12 @@ def _why(report: Report) -> list[str]:
     for finding in report.findings:
         lines += ["", f"{finding.severity}: {finding.where}: {finding.diagnosis}"]
         lines += [f"  {line}" for line in finding.evidence]
-        lines += [f"  show it again: {finding.reproduce}"] if finding.reproduce else []
+        lines += [f"  to reproduce: {finding.reproduce}"] if finding.reproduce else []
     if report.layers:
         lines += ["", *summary.layer_diff_lines(report.layers)]
     if report.latency:
         lines += ["", *summary.latency_lines(report.latency)]
-    return [*lines, "", f"repeat this run: {report.reproduce}"]
+    return [*lines, "", f"to repeat this run: {report.reproduce}"]
 
 
 def _text(lines: Iterable[str]) -> str:
@@ -122,5 +124,5 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def _name(text: str) -> str:
-    """Dots part a class name in CI systems, so a URL or a `module:function` must not bring its own."""
+    """`text` as one part of a class name: CI systems split them at dots, so a URL or a `module:function` must not add any."""
     return re.sub(r"[^\w-]+", "_", one_line(text, 100)) or "_"

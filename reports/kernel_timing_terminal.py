@@ -1,65 +1,18 @@
-"""What timing a kernel came to: as JSON, and on the terminal; never a time without its own error beside it."""
+"""The result of timing a kernel: as JSON, and on the terminal, where no time stands without the own error."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from rich.console import Console
 
-from assay.harness.errors import ExitCode
 from assay.harness.files import write_whole
-from assay.harness.judge.latency_result import KernelTimingResult, ShapeRow
-from assay.harness.offline.timing import KernelTiming, ShapeTiming
+from assay.harness.offline.timing_result import KernelTiming, ShapeTiming
 from assay.harness.text import one_line
 from assay.reports.latency_terminal import print_rows
 
-_CODES = {"pass": ExitCode.PASS, "regression": ExitCode.REGRESSION}
 
-
-def build_timing(timing: KernelTiming, candidate: str, reference: str, bound: float) -> KernelTimingResult:
-    """The result as it is written and shown."""
-    return KernelTimingResult(
-        verdict=timing.verdict,
-        exit_code=_CODES.get(timing.verdict, ExitCode.NO_VERDICT),
-        candidate=candidate,
-        reference=reference,
-        device=timing.device,
-        bound=bound,
-        shapes=tuple(_row(shape) for shape in timing.shapes),
-        refused=timing.refused,
-        findings=timing.findings,
-    )
-
-
-def _row(shape: ShapeTiming) -> ShapeRow:
-    ratio = shape.decision.ratio
-    return ShapeRow(
-        phase=shape.phase,
-        new=shape.new,
-        prefix=shape.prefix,
-        heads=shape.heads,
-        head_dim=shape.head_dim,
-        dtype=shape.dtype,
-        layers=shape.layers,
-        repeats=shape.repeats,
-        reference_s=shape.reference_s,
-        candidate_s=shape.candidate_s,
-        ratio=ratio.value,
-        low=ratio.interval.low,
-        high=ratio.interval.high,
-        floor=shape.decision.floor.value,
-        verdict=shape.decision.verdict,
-        reference_tflops=shape.tflops[0],
-        candidate_tflops=shape.tflops[1],
-        reference_share=shape.share[0],
-        candidate_share=shape.share[1],
-        own_error=shape.worst if math.isfinite(shape.worst) else None,
-        right=shape.right,
-    )
-
-
-def write_timing(result: KernelTimingResult, path: Path) -> None:
+def write_timing(result: KernelTiming, path: Path) -> None:
     """Write the result as JSON.
 
     Raises:
@@ -68,9 +21,9 @@ def write_timing(result: KernelTimingResult, path: Path) -> None:
     write_whole(path, result.model_dump_json(indent=2) + "\n")
 
 
-def render_timing(result: KernelTimingResult, console: Console) -> None:
-    """Print a line for each shape, then what was refused and found, and the verdict."""
-    title = f"{result.candidate} over {result.reference} on {result.device}: ratios of times, above 1 is slower"
+def render_timing(result: KernelTiming, console: Console) -> None:
+    """Print a line per shape, refusals, findings, and the verdict."""
+    title = f"{result.candidate} / {result.reference} on {result.device}: ratios of times, above 1 is slower"
     print_rows(console, title, _COLUMNS, [_cells(row) for row in result.shapes])
     for refused in result.refused:
         console.print(one_line(f"refused: {refused}", 400), markup=False, highlight=False, soft_wrap=True)
@@ -86,7 +39,7 @@ def render_timing(result: KernelTimingResult, console: Console) -> None:
 _COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/s", "of the limit", "own error")
 
 
-def _cells(row: ShapeRow) -> tuple[str, ...]:
+def _cells(row: ShapeTiming) -> tuple[str, ...]:
     error = "not finite" if row.own_error is None else f"{row.own_error:.2g} of its bound"
     return (
         row.phase,
@@ -94,7 +47,7 @@ def _cells(row: ShapeRow) -> tuple[str, ...]:
         _lens(row.prefix),
         _time(row.reference_s),
         _time(row.candidate_s),
-        f"{row.ratio:.3f} ({row.low:.3f} - {row.high:.3f})" if row.right else "not reported: it is wrong",
+        f"{row.ratio:.3f} ({row.low:.3f} - {row.high:.3f})" if row.right else "not reported: wrong output",
         f"{row.reference_tflops:.3g} and {row.candidate_tflops:.3g}",
         f"{_share(row.reference_share)} and {_share(row.candidate_share)}",
         error if row.right else f"{error}: WRONG",
@@ -102,7 +55,7 @@ def _cells(row: ShapeRow) -> tuple[str, ...]:
 
 
 def _lens(lens: tuple[int, ...]) -> str:
-    """Such as "200" or "16 x 1-40"."""
+    """For example "200" or "16 x 1-40"."""
     if len(set(lens)) == 1:
         return f"{lens[0]}" if len(lens) == 1 else f"{len(lens)} x {lens[0]}"
     return f"{len(lens)} x {min(lens)}-{max(lens)}"
@@ -113,4 +66,4 @@ def _time(seconds: float) -> str:
 
 
 def _share(share: float | None) -> str:
-    return "not stated" if share is None else f"{100 * share:.0f} %"
+    return "not known" if share is None else f"{100 * share:.0f} %"

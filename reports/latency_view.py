@@ -1,4 +1,4 @@
-"""The section "Latency" of the page: what its template is given."""
+"""The section "Latency" of the page: the variables of its template."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
 from assay.reports import charts
 from assay.reports.latency_terminal import graphs_text, load_text, time_text
-from assay.reports.summary import NOTHING, latency_lines, latency_ratio, worst_ratio
+from assay.reports.summary import NOTHING, latency_lines
 
 
 @dataclass(frozen=True)
 class RatioView:
-    """A ratio with both roles' times as they are read."""
+    """A ratio, with both times formatted."""
 
     row: LatencyRow
     reference: str
@@ -23,7 +23,7 @@ class RatioView:
 
 @dataclass(frozen=True)
 class LoadView:
-    """One shape at one concurrency: its ratios, with their chart, and more of it in words."""
+    """One shape at one concurrency: its ratios, their chart, and throughputs in words."""
 
     load: LoadRow
     more: str
@@ -33,11 +33,11 @@ class LoadView:
 
 @dataclass(frozen=True)
 class LatencyView:
-    """Latency, with everything that the template would otherwise have to compute.
+    """A latency result, with everything that its template needs computed.
 
     Attributes:
-        lines: the same in sentences.
-        worst: the ratio that decided, with its interval.
+        lines: a summary in sentences.
+        worst: the deciding ratio, with its interval.
         graphs: whether decode ran in CUDA graphs.
     """
 
@@ -49,18 +49,25 @@ class LatencyView:
 
 
 def latency_view(latency: LatencyResult) -> LatencyView:
-    """The view of a bench. All charts have one axis, so that loads can be compared by eye."""
+    """The view of a latency result. All charts share one axis, so that loads can be compared by eye."""
     ends = charts.ratio_ends(latency.rows)
     loads = []
     for load in latency.loads:
         rows = [row for row in latency.rows if (row.shape, row.concurrency) == (load.shape, load.concurrency)]
         ratios = tuple(RatioView(row, time_text(row, row.reference_s), time_text(row, row.candidate_s)) for row in rows)
-        loads.append(LoadView(load, f"{load_text(load)}.", ratios, Markup(charts.ratio_chart(rows, ends))))
+        loads.append(
+            LoadView(
+                load,
+                f"Reference vs candidate: {load_text(load)}.",
+                ratios,
+                Markup(charts.ratio_chart(rows, ends)),
+            )
+        )
     worst = worst_ratio(latency)
     return LatencyView(
         result=latency,
         lines=tuple(latency_lines(latency)),
-        worst=NOTHING if worst is None else latency_ratio(worst.ratio, worst.low, worst.high),
+        worst=NOTHING if worst is None else ratio_text(worst.ratio, worst.low, worst.high),
         graphs=graphs_text(latency),
         loads=tuple(loads),
     )

@@ -1,4 +1,4 @@
-"""The section "Inside: layers" of the page: what its template and its script are given."""
+"""The section "Layer diff" of the page: the variables of its template and its script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CELLS_SHOWN = CALLS_SHOWN = 10
 
 @dataclass(frozen=True)
 class GridView:
-    """A heat map: its number in the page's data, and how many of its cells are out of bounds, in words."""
+    """A heat map: its index in the page's data, and in words how many of its cells are out of bounds."""
 
     number: int
     grid: ErrorGrid
@@ -28,17 +28,17 @@ class GridView:
 
 @dataclass(frozen=True)
 class LayerDiffView:
-    """What is inside, with everything that the template would otherwise have to compute.
+    """A layer diff, with everything that its template needs computed.
 
     Attributes:
-        heads: the large heat maps, between which the reader chooses.
-        worst_heads: that of them which holds the worst cell; None where there is no heat map.
-        others: the small ones.
+        heads: the large heat maps, of which the reader selects one.
+        worst_heads: the one with the worst cell; None if there is no heat map.
+        others: the small heat maps.
         data: all grids as JSON that is safe within a script element.
-        lines: the same in sentences.
-        judged: whether any layer was held against a bound.
+        lines: a summary in sentences.
+        judged: whether a bound applies to any layer.
         replay: command that runs another kernel over the pack.
-        masses: restriction of the logits to the tokens that the engine returned, a sentence each.
+        masses: sentences about the tokens that the logits are restricted to.
     """
 
     layers: LayersResult
@@ -56,7 +56,7 @@ class LayerDiffView:
 
 
 def layer_diff_view(layers: LayersResult) -> LayerDiffView:
-    """The view of what is inside."""
+    """The view of a layer diff."""
     views = [GridView(number, grid, _says(grid)) for number, grid in enumerate(layers.grids)]
     heads = tuple(view for view in views if view.grid.columns == "head")
     return LayerDiffView(
@@ -100,7 +100,7 @@ def _says(grid: ErrorGrid) -> str:
 
 
 def _masses(rows: Sequence[LogitsRow]) -> tuple[str, ...]:
-    """What of each distribution is compared: one sentence, or one a condition where they differ."""
+    """Which part of each distribution is compared: one sentence, or one per condition if they differ."""
     said = {row.condition: _mass(row) for row in rows}
     if len(set(said.values())) == 1:
         return (said.popitem()[1],)
@@ -109,4 +109,4 @@ def _masses(rows: Sequence[LogitsRow]) -> tuple[str, ...]:
 
 def _mass(row: LogitsRow) -> str:
     share = "" if row.mass is None else f", which hold {100 * row.mass:.4g} % of its probability"
-    return f"The reference's {row.top_k:,} most probable tokens are told apart{share}; all others count as one."
+    return f"The reference's {row.top_k:,} most probable tokens are compared one by one{share}; all others count as one token."

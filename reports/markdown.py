@@ -1,4 +1,4 @@
-"""``report.md``: a comment on a pull request or a step summary, 60 lines at most."""
+"""``report.md``: a pull request comment or a step summary, at most 60 lines."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FINDINGS_BESIDE_LATENCY = 2
 _COMMAND_CHARACTERS = 2_000
 _SIGNS = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
 
-# Everything that CommonMark and GitHub's tables and strike-through give a meaning to. An underscore inside a word has
-# none, and backends' names are full of them.
+# Characters with a meaning in CommonMark, GitHub's tables or strike-through. An underscore inside a word has none, and
+# names of backends are full of them.
 _SPECIAL = re.compile(r"[\\`*{}\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_])|^(?=[#+=-]+(?:\s|$))|^\d+(?=[.)](?:\s|$))")
-# GitHub turns these into links and notifications after rendering, where a backslash no longer helps; a comment parts them.
+# GitHub turns these into links and mentions after rendering, when a backslash no longer helps; a comment splits them.
 _LINKED = re.compile(r"@(?=\w)|#(?=\d)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def to_markdown(report: Report) -> str:
-    """Verdict, deciding table, unmet conditions, findings and the command that repeats the run, as GitHub Markdown."""
+    """Verdict, suites, unmet checks, findings, and the command that repeats the run, as GitHub Markdown."""
     mark = VERDICTS[report.verdict]
     candidate, reference = code(report.candidate.backend), code(report.reference.backend)
     lines = [f"### {_SIGNS[report.verdict]} {mark.word}: {candidate} against {reference}", ""]
@@ -34,7 +34,7 @@ def to_markdown(report: Report) -> str:
     lines += _findings(report.findings, _FINDINGS if report.latency is None else _FINDINGS_BESIDE_LATENCY)
     if report.layers:
         lines += [
-            "**Inside: layers**",
+            "**Layer diff**",
             "",
             *_list([escape(line, 400) for line in layer_diff_lines(report.layers)], _LAYERS),
         ]
@@ -47,13 +47,13 @@ def to_markdown(report: Report) -> str:
 
 
 def escape(text: str, limit: int = 200) -> str:
-    """`text` on one line, at most `limit` characters of it, as Markdown that shows it and does nothing else."""
+    """`text` on one line, cut at `limit` characters, as Markdown that shows it literally."""
     shown = _SPECIAL.sub(lambda match: _escaped(match.group()), one_line(text, limit))
     return _LINKED.sub(lambda match: f"{match.group()}<!-- -->", shown)
 
 
 def code(text: str, limit: int = 200) -> str:
-    """`text` as a code span, fenced by more backticks than it has in a row. Not for tables: a pipe would end the cell."""
+    """`text` as a code span, fenced by more backticks than it contains in a row. Not for tables: a pipe would end the cell."""
     shown = visible(text).replace("\n", " ") or " "
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
     fence = "`" * (_longest_backticks(shown) + 1)
@@ -80,7 +80,7 @@ def _suite_table(report: Report) -> list[str]:
     ]
     for suite in report.suites[:_SUITES]:
         row = suite_line(suite)
-        bound = f"{row.bound}, by {row.policy}" if row.policy else row.bound
+        bound = f"{row.bound}, set by {row.policy}" if row.policy else row.bound
         cells = (row.suite, row.reference, row.candidate, row.differences, row.measured, bound)
         name, *rest = (escape(cell) for cell in cells)
         lines.append(f"| {name} | {_SIGNS[row.verdict]} {row.verdict} | {' | '.join(rest)} |")
@@ -94,11 +94,11 @@ def _checks(checks: Sequence[Check]) -> list[str]:
         return []
     rows = []
     for check in checks:
-        settles = f" To settle it: {escape(check.settles)}" if check.settles else ""
+        settles = f" To resolve: {escape(check.settles)}" if check.settles else ""
         rows.append(
             f"{CHECK_SIGNS[check.status]} {check.status}: **{escape(check.title)}**: {escape(check.found)}.{settles}"
         )
-    return ["**Conditions of a pass that are not met or not checked**", "", *_list(rows, _CHECKS)]
+    return ["**Checks that are not ok**", "", *_list(rows, _CHECKS)]
 
 
 def _findings(findings: Sequence[Finding], most: int) -> list[str]:
@@ -118,7 +118,7 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
 def _span(command: str) -> str:
     joined = command.replace("\\\n", " ").strip()
     if "\n" in joined or len(joined) > _COMMAND_CHARACTERS:
-        return "the command that shows it again is in report.html"
+        return "the command that reproduces it is in report.html"
     return code(joined, _COMMAND_CHARACTERS)
 
 

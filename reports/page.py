@@ -1,7 +1,7 @@
-"""What every page has in common: one file that opens from disk and asks the network for nothing.
+"""What all pages share: one file that opens from disk and makes no network request.
 
-Model text is untrusted. Three things keep it text: Jinja escapes every expression, `visible` is applied to every
-expression before that, and a Content-Security-Policy admits a page's one style sheet and one script by their hash.
+Model text is untrusted. Three things keep it inert: `visible` is applied to every expression, Jinja escapes it, and a
+Content-Security-Policy admits only the page's own style sheet and script, by their hashes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from assay.harness.judge.latency_result import ratio_text
 from assay.harness.judge.report import Verdict
 from assay.harness.text import clip, one_line, visible
 from assay.reports import summary
@@ -23,17 +24,17 @@ from assay.reports.svg import PALETTE
 
 TEMPLATES = Path(__file__).parent / "templates"
 TEXT_SHOWN = 2_000
-"""Most characters of a prompt or an answer that are embedded."""
+"""Most characters embedded of a prompt or an answer."""
 
 
 def to_page(template: str, verdict: Verdict, scripts: Sequence[str] = ("page.js",), **values: Any) -> str:
-    """A whole page.
+    """Render a page.
 
     Args:
         template: name of a template that extends ``page.html.jinja``.
-        verdict: decides colour and sign of its head.
-        scripts: names of its scripts.
-        values: what the template is given besides.
+        verdict: sets the colour and sign of the header.
+        scripts: file names of its scripts.
+        values: variables of the template.
     """
     style, script = _style(), "".join(_read(name) for name in scripts)
     return _ENVIRONMENT.get_template(template).render(
@@ -95,7 +96,7 @@ _ENVIRONMENT.filters |= {
     "number": summary.number,
     "interval": summary.interval,
     "bound_and_policy": summary.bound_and_policy,
-    "latency_ratio": summary.latency_ratio,
+    "ratio_text": ratio_text,
     "own_error": summary.own_error,
 }
 _ENVIRONMENT.globals |= {"check_signs": summary.CHECK_SIGNS, "verdicts": summary.VERDICTS}

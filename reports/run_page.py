@@ -17,13 +17,13 @@ from assay.reports.layer_diff_view import layer_diff_view
 from assay.reports.page import TEXT_SHOWN, to_page
 
 FLIPS_SHOWN = 256
-"""Most flips of a suite that are embedded: with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
+"""Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
 DIVERGENCES_SHOWN = 60
 
 
 @dataclass(frozen=True)
 class DivergenceView:
-    """A divergence with its texts cut where they part."""
+    """A divergence with its texts split where they differ."""
 
     divergence: DivergenceRow
     common: str
@@ -33,16 +33,16 @@ class DivergenceView:
 
 @dataclass(frozen=True)
 class ConditionView:
-    """The rows of one split, with their chart."""
+    """The rows of one condition, with their chart."""
 
-    by: str
+    title: str
     rows: tuple[ConditionRow, ...]
     chart: Markup
 
 
 @dataclass(frozen=True)
 class SuiteView:
-    """A suite with everything that the template would otherwise have to compute."""
+    """A suite, with everything that its template needs computed."""
 
     anchor: str
     suite: SuiteResult
@@ -63,7 +63,7 @@ def to_html(report: Report) -> str:
         ("page.js", "layer_diff.js"),
         report=report,
         mark=summary.VERDICTS[report.verdict],
-        inside=layer_diff_view(report.layers) if report.layers else None,
+        layer_diff=layer_diff_view(report.layers) if report.layers else None,
         latency=latency_view(report.latency) if report.latency else None,
         suites=[_suite_view(suite, i) for i, suite in enumerate(report.suites, start=1)],
         roles=(("reference", report.reference), ("candidate", report.candidate)),
@@ -71,7 +71,7 @@ def to_html(report: Report) -> str:
 
 
 def choose_flips(flips: Sequence[Flip], most: int) -> tuple[Flip, ...]:
-    """At most `most` flips, taking turns over direction and group so that each is seen, in their given order."""
+    """At most `most` flips in their given order, taken in turn from each direction and group so that all are represented."""
     if len(flips) <= most:
         return tuple(flips)
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -82,10 +82,10 @@ def choose_flips(flips: Sequence[Flip], most: int) -> tuple[Flip, ...]:
 
 
 def split_divergence(divergence: DivergenceRow) -> DivergenceView:
-    """Cut both texts at the word in which they first differ.
+    """Split both texts at the first word that differs.
 
-    A `DivergenceRow` knows the index of the first differing token but not the tokens' texts, so the cut is made in
-    characters, and moved back to the start of its word so that the word is seen whole.
+    A `DivergenceRow` has the index of the first differing token but not the tokens' texts, so the split is found by
+    characters, and moved back to the start of its word.
     """
     reference, candidate = visible(divergence.reference_text), visible(divergence.candidate_text)
     shorter = min(len(reference), len(candidate))
@@ -100,9 +100,9 @@ def split_divergence(divergence: DivergenceRow) -> DivergenceView:
 def _suite_view(suite: SuiteResult, index: int) -> SuiteView:
     flips = choose_flips(suite.flips, FLIPS_SHOWN)
     conditions = []
-    for by, group in groupby(suite.conditions, key=lambda row: row.by):
+    for _, group in groupby(suite.conditions, key=lambda row: row.by):
         rows = tuple(group)
-        conditions.append(ConditionView(by, rows, Markup(charts.condition_chart(rows))))
+        conditions.append(ConditionView(rows[0].title, rows, Markup(charts.condition_chart(rows))))
     return SuiteView(
         anchor=f"suite-{index}",
         suite=suite,

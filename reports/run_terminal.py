@@ -1,4 +1,4 @@
-"""The verdict on the terminal: short, and as plain lines where nobody looks at a terminal."""
+"""The report of a run on the terminal: short, and in plain lines where the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MOST_LAYERS = 12
 
 
 def render(report: Report, console: Console) -> None:
-    """Print verdict, reasons, suites, counted calls, unmet conditions and findings to `console`.
+    """Print verdict, reasons, suites, counted calls, unmet checks, findings, layer diff and latency to `console`.
 
-    On a terminal that is wide enough the suites are a table; away from one every fact is one line, never wrapped.
+    On a terminal that is wide enough, the suites are a table. Elsewhere each fact is one line, never wrapped.
     """
     page = _Page(console)
     mark = VERDICTS[report.verdict]
@@ -50,17 +50,17 @@ def render(report: Report, console: Console) -> None:
     if report.suites:
         page.heading("Suites")
         _suites(page, [suite_line(suite) for suite in report.suites])
-    page.heading("Attention calls")
+    page.heading("Attention calls counted")
     for role, server in (("reference", report.reference), ("candidate", report.candidate)):
         _calls(page, role, server)
     checks = unmet(report)
     if checks:
-        page.heading("Conditions of a pass that are not met or not checked")
+        page.heading("Checks that are not ok")
     for check in checks:
         status = Text(f"{CHECK_SIGNS[check.status]} {check.status}", style=_STYLES[check.status])
         page.line(status, f": {one_line(check.title)}: {one_line(check.found, 400)}", indent=2)
         if check.settles:
-            page.line(f"to settle it: {one_line(check.settles, 400)}", indent=6)
+            page.line(f"to resolve: {one_line(check.settles, 400)}", indent=6)
     if report.findings:
         page.heading("Findings")
     for finding in report.findings:
@@ -71,7 +71,7 @@ def render(report: Report, console: Console) -> None:
         if finding.reproduce:
             page.command(finding.reproduce, indent=6)
     if report.layers:
-        page.heading("Inside: layers")
+        page.heading("Layer diff")
         for line in layer_diff_lines(report.layers):
             page.line(f"- {one_line(line, 400)}", indent=2)
         _layers(page, report.layers)
@@ -83,7 +83,7 @@ def render(report: Report, console: Console) -> None:
 
 
 class _Page:
-    """A console that takes text as text: no markup, no emoji codes, nothing that it cannot encode."""
+    """A console that prints text literally: no markup, no emoji codes, only characters that it can encode."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -101,12 +101,12 @@ class _Page:
         self.line(Text(title, style="bold"))
 
     def command(self, command: str, indent: int) -> None:
-        # A command is copied, so it is never broken by a line end of ours.
+        # A command will be copied, so it is not wrapped.
         for row in visible(command).split("\n"):
             self.console.print(self.fit(Text(f"{' ' * indent}$ {row}", style="cyan")), soft_wrap=True)
 
     def fit(self, *parts: str | Text) -> Text:
-        """The parts as one text that cannot steer the terminal, in characters that its stream can encode."""
+        """The parts as one text without control characters, in characters that the stream can encode."""
         encoding = self.console.encoding
         text = Text()
         for part in parts:
@@ -125,18 +125,18 @@ def _suites(page: _Page, lines: list[SuiteLine]) -> None:
         page.console.print(table)
         for row in lines:
             if row.policy:
-                page.line(f"bound of {row.suite}: {row.policy}", indent=2)
+                page.line(f"bound of {row.suite} set by {row.policy}", indent=2)
         return
     for row in lines:
         verdict = Text(row.verdict, style=_STYLES[row.verdict])
         accuracy = f"; reference {row.reference}, candidate {row.candidate}" if row.reference != NOTHING else ""
         limits = f"; {row.differences}; measured {row.measured}; bound {row.bound}"
-        limits += f", by {row.policy}" if row.policy else ""
+        limits += f", set by {row.policy}" if row.policy else ""
         page.line(f"{row.suite}: ", verdict, accuracy + limits, indent=2)
 
 
 def _layers(page: _Page, layers: LayersResult) -> None:
-    """Own errors by layer and cached prefix, of the layers that are furthest beyond their bounds, or closest to them."""
+    """Own errors by layer and cached prefix, of the layers with the largest error relative to its bound."""
     rows = [row for row in layer_rows(layers) if row.cells]
     shown = {row.layer for row in sorted(rows, key=lambda row: -row.excess)[:MOST_LAYERS]}
     for row in rows:
@@ -148,11 +148,11 @@ def _layers(page: _Page, layers: LayersResult) -> None:
             parts += [f"{one_line(condition)}: ", Text(words, style="red" if beyond else ""), "; "]
         page.line(*parts[:-1], indent=2)
     if len(rows) > len(shown):
-        page.line(f"the other {len(rows) - len(shown)} layers are no worse; they are in report.html", indent=2)
+        page.line(f"{len(rows) - len(shown)} more layers, none worse, in report.html", indent=2)
 
 
 def _table(page: _Page, lines: list[SuiteLine]) -> Padding:
-    """The suites as a table in which only a suite's name may be broken over lines."""
+    """The suites as a table in which only the name of a suite may wrap."""
     # Text, not str: a str in a table is read as markup.
     rows = [
         [

@@ -1,14 +1,13 @@
-"""What every renderer says the same way: the words and signs of a verdict, and a suite in one line."""
+"""Wording that all renderers share: the words and signs of a verdict, and a suite in one line."""
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from assay.harness.judge.latency_result import LatencyResult, LatencyRow
+from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_ratio
 from assay.harness.judge.report import (
     NOT_FINITE,
     Check,
@@ -30,7 +29,7 @@ NOTHING = "–"
 
 
 class Mark(NamedTuple):
-    """A verdict as people see it."""
+    """How a verdict is shown."""
 
     sign: str
     word: str
@@ -38,13 +37,12 @@ class Mark(NamedTuple):
 
 
 VERDICTS: dict[Verdict, Mark] = {
-    "pass": Mark("✓", "Pass", "What was asked is shown to hold, within the stated margins."),
+    "pass": Mark("✓", "Pass", "All suites that ran pass, within the stated margins."),
     "regression": Mark("✕", "Regression", "The candidate is worse than the reference."),
-    "inconclusive": Mark("?", "Inconclusive", "Not shown either way. This is not a pass."),
-    "error": Mark("!", "Error", "The run did not get as far as a verdict. This says nothing about accuracy."),
+    "inconclusive": Mark("?", "Inconclusive", "The evidence does not decide. This is not a pass."),
+    "error": Mark("!", "Error", "The run failed before it reached a verdict. This says nothing about accuracy."),
 }
 CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": "?", "not checked": "–"}
-_BAD: dict[Verdict, int] = {"pass": 0, "inconclusive": 1, "error": 2, "regression": 3}
 _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 
@@ -63,7 +61,7 @@ class SuiteLine:
 
 
 def suite_line(suite: SuiteResult) -> SuiteLine:
-    """The row of `suite`. Its first metric with a bound is the deciding one, by convention of the gate."""
+    """The row of `suite`, with its deciding metric."""
     metric = deciding_metric(suite)
     return SuiteLine(
         suite=one_line(_title(suite)),
@@ -78,43 +76,43 @@ def suite_line(suite: SuiteResult) -> SuiteLine:
 
 
 def deciding_metric(suite: SuiteResult) -> Metric | None:
-    """The suite's first metric that was held against a bound, None if there is none."""
+    """The suite's first metric with a bound; None if there is none."""
     return next((metric for metric in suite.metrics if metric.bound is not None), None)
 
 
 def accuracy(tally: Tally) -> str:
-    """Share of right answers to three places, or a dash where there were no answers."""
+    """Share of right answers with three decimals, or a dash where there were no answers."""
     return share(tally.right, tally.total)
 
 
 def share(part: int, whole: int) -> str:
-    """`part` of `whole` to three places, or a dash where there is no whole: a share of nothing is not zero."""
+    """`part` / `whole` with three decimals, or a dash if `whole` is zero: a share of nothing is not zero."""
     return f"{part / whole:.3f}" if whole else NOTHING
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands whole, or a dash."""
+    """Three significant digits, integers from a thousand up, or a dash for None."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if 1_000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 def interval(metric: Metric) -> str:
-    """Such as "-0.894 to -0.807", or a dash where the metric has no interval."""
+    """For example "-0.894 to -0.807"; a dash where the metric has no interval."""
     if metric.low is None and metric.high is None:
         return NOTHING
     return f"{number(metric.low)} to {number(metric.high)}"
 
 
 def bound(metric: Metric) -> str:
-    """Such as "≥ -0.05", or a dash where the metric has no bound."""
+    """For example "≥ -0.05"; a dash where the metric has no bound."""
     sign = {"least": "≥ ", "most": "≤ ", None: ""}[metric.bound_is]
     return sign + number(metric.bound)
 
 
 def bound_and_policy(metric: Metric) -> str:
-    """Such as "≥ -0.05, by margin = 0.05 (default)"."""
-    return bound(metric) + (f", by {one_line(metric.policy, 120)}" if metric.policy else "")
+    """For example "≥ -0.05, set by margin = 0.05 (default)"."""
+    return bound(metric) + (f", set by {one_line(metric.policy, 120)}" if metric.policy else "")
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class WorstCell:
 
     @property
     def out_of_bounds(self) -> bool:
-        """Whether noise does not explain it."""
+        """Whether the error is more than noise explains."""
         return out_of_bounds(self.error, self.bound)
 
 
@@ -148,11 +146,11 @@ def _cells(layers: LayersResult) -> Iterator[WorstCell]:
 
 
 class LayerRow(NamedTuple):
-    """A layer's own error under each condition of phase and cached prefix that was observed.
+    """A layer's own error by phase and cached prefix, where observed.
 
     Attributes:
         cells: condition, error, and whether it is out of bounds.
-        excess: of the worst of them, see `assay.harness.judge.report.excess`.
+        excess: the largest, as `assay.harness.judge.report.excess` defines it.
     """
 
     layer: str
@@ -161,7 +159,7 @@ class LayerRow(NamedTuple):
 
 
 def layer_rows(layers: LayersResult) -> list[LayerRow]:
-    """Own errors by layer and cached prefix, in the order of layers."""
+    """Own errors by layer and cached prefix, in layer order."""
     cells: dict[str, list[tuple[str, OwnError, bool]]] = {}
     worst: dict[str, float] = {}
     for grid in layers.grids:
@@ -183,16 +181,16 @@ def own_error(error: OwnError) -> str:
 
 
 def multiple(error: OwnError, bound: float | None) -> str:
-    """Such as "26 times its bound 0.047"."""
+    """For example "26 times its bound 0.047"."""
     if bound is None:
-        return "held against no bound"
+        return "no bound applies"
     if error is None or error == NOT_FINITE:
         return f"bound {number(bound)}"
     return f"{error / bound:.2g} times its bound {number(bound)}"
 
 
 def layer_diff_lines(layers: LayersResult) -> list[str]:
-    """What is inside in a few sentences: the worst cell, the logits, what was not observed, what failed."""
+    """The layer diff in a few sentences: the worst cell, the logits, what was not observed, what failed."""
     lines = []
     for cell in worst_cells(layers, 1):
         lines.append(
@@ -200,7 +198,7 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
             f"{multiple(cell.error, cell.bound)}. {_sources(layers)}"
         )
     if not lines:
-        lines.append("Nothing was observed inside.")
+        lines.append("No attention call was observed.")
     if layers.logits:
         lines.append(logits_line(max(layers.logits, key=lambda row: row.mean_kl or 0.0)))
     if layers.not_observed:
@@ -212,39 +210,23 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
 
 
 def logits_line(row: LogitsRow) -> str:
-    """Such as "Logits, cached prefix: mean KL 0.0123 ± 0.0004 nats (floor 1e-07), max 3.2, same first token 98.2 %."."""
+    """For example "Logits, cached prefix: mean KL 0.0123 ± 0.0004 nats (floor 1e-07), max 3.2, same top token 98.2 %."."""
     error = "" if row.stderr is None else f" ± {number(row.stderr)}"
     floor = "not measured" if row.floor_mean_kl is None else number(row.floor_mean_kl)
     same = NOTHING if row.same_top is None else f"{100 * row.same_top:.4g} %"
     text = f"Logits, {row.condition}: mean KL {number(row.mean_kl)}{error} nats (floor {floor}), max {number(row.max)}"
     bad = f"; {row.nonfinite:,} positions not finite" if row.nonfinite else ""
-    return f"{text}, same first token {same}{bad}."
-
-
-def worst_ratio(latency: LatencyResult) -> LatencyRow | None:
-    """The ratio that decided: of those with the worst verdict the one that reaches furthest up."""
-    return max(
-        latency.rows,
-        key=lambda row: (_BAD[row.verdict], math.inf if row.high is None else row.high, row.ratio or 0.0),
-        default=None,
-    )
-
-
-def latency_ratio(value: float | None, low: float | None, high: float | None) -> str:
-    """Such as "1.034 (0.998 to 1.071)"; too few ratios leave the interval open, and then it says nothing."""
-    if value is None:
-        return "not measured"
-    return f"{value:.3f} (too few ratios)" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+    return f"{text}, same top token {same}{bad}."
 
 
 def latency_lines(latency: LatencyResult) -> list[str]:
-    """Latency in a few sentences: the worst ratio with its floor, how many are within the bound, the lengths of answers."""
+    """Latency in a few sentences: the worst ratio and its floor, how many ratios are within the bound, answer lengths."""
     lines = [latency.note] if latency.note else []
     if (worst := worst_ratio(latency)) is not None:
         lines.append(
-            f"Worst ratio, candidate over reference: {worst.title}, {worst.shape}, {worst.concurrency} in flight: "
-            f"{latency_ratio(worst.ratio, worst.low, worst.high)}, bound {latency.bound:g} by {latency.policy}; "
-            f"the reference over itself {latency_ratio(worst.floor, worst.floor_low, worst.floor_high)}."
+            f"Worst ratio, candidate / reference: {worst.title}, {worst.shape}, {worst.concurrency} in flight: "
+            f"{ratio_text(worst.ratio, worst.low, worst.high)}, bound {latency.bound:g}, set by {latency.policy}; "
+            f"reference / reference {ratio_text(worst.floor, worst.floor_low, worst.floor_high)}."
         )
     counted = [
         f"{sum(row.verdict == verdict for row in latency.rows)} {words}"
@@ -252,11 +234,11 @@ def latency_lines(latency: LatencyResult) -> list[str]:
     ]
     lines.append(f"Of {len(latency.rows)} ratios: {', '.join(counted)}.")
     if (lengths := latency.lengths) is not None:
-        differ = "they differ" if lengths.differ else "no difference shown"
+        differ = "they differ" if lengths.differ else "no significant difference"
         if min(lengths.reference_cut, lengths.candidate_cut) == lengths.prompts:
-            differ = "all ran to the limit, so their lengths say nothing"
+            differ = "all reached the token limit, so nothing can be concluded"
         lines.append(
-            f"Answers that may end when they like: {lengths.candidate:.1f} tokens on average against "
+            f"Answers of unforced length: candidate {lengths.candidate:.1f} tokens on average, reference "
             f"{lengths.reference:.1f}; {differ}."
         )
     return lines
@@ -267,12 +249,12 @@ def _sources(layers: LayersResult) -> str:
         return f"Out of bounds: {layers.sources}."
     judged = sum(row.bound is not None for row in layers.depth)
     if not judged:
-        return "No layer was held against a bound."
-    return f"No layer of {judged} is out of bounds."
+        return "No bound applies to any layer."
+    return f"None of {judged} layers is out of bounds."
 
 
 def unmet(report: Report) -> list[Check]:
-    """Checks that are not ok: those that forbid a pass first."""
+    """Checks that are not ok; those that forbid a pass come first."""
     return [check for status in _UNMET_ORDER for check in report.checks if check.status == status]
 
 

@@ -1,4 +1,4 @@
-"""The reports of a run, written so that a reader never meets half a file."""
+"""Writes all reports of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from assay.reports.junit import to_junit
 from assay.reports.markdown import to_markdown
 from assay.reports.run_page import to_html
 
-# report.json comes first: it is what the others can be made from again.
+# report.json comes first: the others can be rebuilt from it.
 RENDERERS: dict[str, Callable[[Report], str]] = {
     "report.json": to_json,
     "report.html": to_html,
@@ -22,9 +22,9 @@ RENDERERS: dict[str, Callable[[Report], str]] = {
 
 
 def write_all(report: Report, folder: Path) -> list[Path]:
-    """Write ``report.json``, ``report.html``, ``report.junit.xml`` and ``report.md`` into `folder`, made if need be.
+    """Write ``report.json``, ``report.html``, ``report.junit.xml`` and ``report.md`` into `folder`, created if needed.
 
-    Each file appears whole or not at all, and an older one stays until then.
+    Each file is replaced atomically; if writing fails, the old one stays.
 
     Raises:
         EvidenceError: the folder or a file cannot be written, for instance because the disk is full.

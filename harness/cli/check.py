@@ -53,4 +53,5 @@ def check(
         )
     again = shlex.join(["assay", *sys.argv[1:]])
     result = run(name, phases=phases, noise=noise, chosen=chosen, again=again)
-    raise typer.Exit(render(result, console))
+    render(result, console)
+    raise typer.Exit(result.exit_code)

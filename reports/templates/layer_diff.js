@@ -2,8 +2,8 @@
   const source = document.getElementById("grids");
   const grids = source ? JSON.parse(source.textContent) : [];
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  // Blue below the bound, orange to red above it: told apart with the common forms of colour blindness. More is darker on
-  // light paper and lighter on dark paper.
+  // Blue below the bound, orange to red above it: distinguishable with the common forms of colour blindness. Larger is
+  // darker on light paper and lighter on dark paper.
   const THEMES = {
     light: { paper: "#fbfaf8", ink: "#1b1e23", quiet: "#5a616c", rule: "#d3d1cc", sunken: "#f0eeea", within: ["#e9f0f7", "#b3cfe8", "#6ea6d8"], beyond: ["#f7b64a", "#dc5f22", "#8c1515"], unfinite: "#000000" },
     dark: { paper: "#15171a", ink: "#e6e5e1", quiet: "#a0a6b0", rule: "#3d4249", sunken: "#1d2024", within: ["#1b2836", "#27486b", "#3b74b0"], beyond: ["#b8701a", "#f08c3a", "#ffd08a"], unfinite: "#ffffff" },
@@ -16,7 +16,7 @@
   const isBeyond = (value, bound) => bound !== null && (isNumber(value) ? value > bound : value !== null);
   const digits = (value) => (value >= 1000 ? value.toPrecision(3) : String(Number(value.toPrecision(4))));
 
-  // One scale for all maps, so that a colour means the same in each: in multiples of the bound where there is any.
+  // One scale for all maps, so that a colour means the same in each: multiples of the bound, where there is one.
   const bounds = grids.flatMap((grid) => grid.bounds.filter((bound) => bound !== null));
   const judged = bounds.length > 0;
   let least = Infinity, most = 0;
@@ -126,7 +126,7 @@
       const context = sized(this.canvas, left + w * columns.length + right, above + h * rows.length + below);
       context.translate(0, above);
       context.font = `11px ${FONT}`;
-      // Hatched first and as a whole: what was observed is drawn over it.
+      // The hatching covers the whole map; observed cells are drawn over it.
       if (values.some((row) => row.includes(null))) hatch(context, left, 0, w * columns.length - gap, h * rows.length - gap);
       values.forEach((row, r) => {
         row.forEach((value, c) => {
@@ -151,7 +151,7 @@
       for (let r = 0; r < rows.length; r += down) context.fillText(rows[r], left - 7, (r + 0.5) * h);
       context.textBaseline = "top";
       context.textAlign = "center";
-      const under = h * rows.length + 9;
+      const under = h * rows.length + 12;
       for (let c = 0; c < columns.length; c += across) context.fillText(columns[c], left + (c + 0.5) * w, under, across * w);
       context.textAlign = "left";
       context.fillText(`layer ↓   ${{ head: "head", prefix: "cached prefix, in tokens", position: "position", batch: "place in the batch" }[this.grid.column]} →`, left, under + 15);
@@ -179,7 +179,7 @@
       context.fillText(text, x, y);
     }
 
-    // A line around what is out of bounds, not around each cell of it.
+    // One outline around each region out of bounds, not around its single cells.
     outline(context, w, h, gap) {
       const { values, bounds } = this.grid;
       const out = (r, c) => r >= 0 && r < values.length && isBeyond(values[r][c] ?? null, bounds[r]);
@@ -198,7 +198,7 @@
       context.stroke();
     }
 
-    // One cell of 16,384 is easily overlooked: its row and its column are pointed at from the edges.
+    // One cell of 16,384 is easily overlooked, so arrows at the edges point at its row and its column.
     pointers(context, w, h) {
       const { values, bounds, columns } = this.grid;
       const [right, bottom] = [this.left + w * columns.length + 2, h * values.length + 2];
@@ -259,10 +259,10 @@
       const [value, bound, w, h] = [values[r][c], bounds[r], this.cellWidth, this.cellHeight];
       this.at = [r, c];
       const says = value === null ? "not observed" : isNumber(value) ? `relative L1 ${digits(value)}` : "not finite";
-      let held = bound === null ? "no bound" : `bound ${digits(bound)}`;
-      if (isNumber(value) && bound !== null) held += `, ${digits(Number((value / bound).toPrecision(2)))} × of it`;
-      if (isBeyond(value, bound)) held += ": out of bounds";
-      this.tip.replaceChildren(...[`layer ${rows[r]}, ${{ head: "head", prefix: "cached prefix", position: "position", batch: "in the batch" }[column]} ${columns[c]}`, says, ...(value === null ? [] : [held])].map((text, i) => {
+      let limits = bound === null ? "no bound" : `bound ${digits(bound)}`;
+      if (isNumber(value) && bound !== null) limits += `, ${digits(Number((value / bound).toPrecision(2)))} × the bound`;
+      if (isBeyond(value, bound)) limits += ": out of bounds";
+      this.tip.replaceChildren(...[`layer ${rows[r]}, ${{ head: "head", prefix: "cached prefix", position: "position", batch: "in the batch" }[column]} ${columns[c]}`, says, ...(value === null ? [] : [limits])].map((text, i) => {
         const line = document.createElement(i ? "span" : "b");
         line.textContent = text;
         return line;
@@ -282,7 +282,8 @@
 
   const drawScale = (canvas) => {
     const [width, left, right] = [Math.min(canvas.closest(".key").clientWidth, 460), 24, 24];
-    const context = sized(canvas, width, 46);
+    const context = sized(canvas, width, 50);
+    context.translate(0, 4);
     const place = (decade) => left + ((decade - bottom) / (top - bottom)) * (width - left - right);
     for (let x = left; x < width - right; x++) {
       context.fillStyle = shade(10 ** (bottom + ((x + 0.5 - left) / (width - left - right)) * (top - bottom)));

@@ -31,7 +31,8 @@ def test_verdict_ratios_throughputs_and_calls_are_there(examples: ModuleType, ve
     shown = text_of(page)
     for wanted in (
         f"{word} ", "2.000 (1.980 to 2.030)" if verdict == "regression" else "1.040 (1.020 to 1.070)",
-        "1 : 1 prompt tokens/s", "99 % of the gaps below 10.00 : 10.00 ms", "80% : 80% of the prompt tokens cached",
+        "1 vs 1 prompt tokens/s",
+        "99th percentile of inter-token latency 10.00 vs 10.00 ms", "80 % vs 80 % of the prompt tokens cached",
         "triton 1,912 1,912 1,624 1,500 32",
     ):  # fmt: skip
         assert wanted in shown, shown
@@ -42,7 +43,7 @@ def test_verdict_ratios_throughputs_and_calls_are_there(examples: ModuleType, ve
     [
         ("cpu", True, "on the CPU"),
         ("cuda", True, "without CUDA graphs"),
-        ("cuda", False, "CUDA graphs as the engine has"),
+        ("cuda", False, "CUDA graphs as the engine configures"),
     ],
 )
 def test_the_page_says_whether_there_were_graphs(examples: ModuleType, device: str, eager: bool, told: str) -> None:

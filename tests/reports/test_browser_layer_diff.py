@@ -76,8 +76,8 @@ def _number(layers: LayersResult, where: str, columns: str = "head") -> int:
 
 
 @pytest.mark.parametrize("size", [4, 32, 128])
-def test_hovering_reads_the_numbers_of_the_report(see: Any, inside: ModuleType, size: int) -> None:
-    layers = inside.seed_case() if size == 4 else inside.one_head(size, size)
+def test_hovering_reads_the_numbers_of_the_report(see: Any, layer_diffs: ModuleType, size: int) -> None:
+    layers = layer_diffs.seed_case() if size == 4 else layer_diffs.one_head(size, size)
     chrome = see(layers)
     assert chrome.get_log("browser") == []
     for name in ("extend, no cached prefix", "extend, cached prefix"):
@@ -104,8 +104,8 @@ def test_hovering_reads_the_numbers_of_the_report(see: Any, inside: ModuleType, 
     assert _tip(chrome) == ""
 
 
-def test_colours_tell_the_kinds_of_cells_apart(see: Any, inside: ModuleType) -> None:
-    layers = inside.one_head(12, 12)
+def test_colours_tell_the_kinds_of_cells_apart(see: Any, layer_diffs: ModuleType) -> None:
+    layers = layer_diffs.one_head(12, 12)
     chrome = see(layers)
     number = _number(layers, "extend, cached prefix")
     grid = layers.grids[number]
@@ -122,9 +122,9 @@ def test_colours_tell_the_kinds_of_cells_apart(see: Any, inside: ModuleType) -> 
 
 
 def test_a_worse_cell_has_a_stronger_colour_and_the_bound_divides_blue_from_orange(
-    see: Any, inside: ModuleType
+    see: Any, layer_diffs: ModuleType
 ) -> None:
-    layers = inside.seed_case()
+    layers = layer_diffs.seed_case()
     number = _number(layers, "extend, no cached prefix")
     values = ((0.0, 0.0005, 0.02, 0.0467), (0.0469, 0.2, 3.0, 4.0), *layers.grids[number].values[2:])
     grid = layers.grids[number].model_copy(update={"values": values, "bounds": (0.0468,) * 4})
@@ -138,8 +138,8 @@ def test_a_worse_cell_has_a_stronger_colour_and_the_bound_divides_blue_from_oran
     assert sums[4:] == sorted(sums[4:], reverse=True)
 
 
-def test_the_keyboard_reads_cells_and_the_button_goes_to_the_worst(see: Any, inside: ModuleType) -> None:
-    chrome = see(inside.one_head(12, 12))
+def test_the_keyboard_reads_cells_and_the_button_goes_to_the_worst(see: Any, layer_diffs: ModuleType) -> None:
+    chrome = see(layer_diffs.one_head(12, 12))
     chrome.find_element("css selector", f"{MAIN} button").click()
     assert _tip(chrome).startswith("layer 9, head 10\nnot finite")
     canvas = chrome.switch_to.active_element
@@ -156,8 +156,8 @@ def test_the_keyboard_reads_cells_and_the_button_goes_to_the_worst(see: Any, ins
     assert _tip(chrome) == ""
 
 
-def test_small_maps_read_like_the_large_one(see: Any, inside: ModuleType) -> None:
-    layers = inside.seed_case()
+def test_small_maps_read_like_the_large_one(see: Any, layer_diffs: ModuleType) -> None:
+    layers = layer_diffs.seed_case()
     chrome = see(layers)
     number = _number(layers, "extend", "prefix")
     where = f".heat.small[data-grid='{number}']"
@@ -170,8 +170,8 @@ def test_small_maps_read_like_the_large_one(see: Any, inside: ModuleType) -> Non
     )
 
 
-def test_128_layers_of_128_heads_load_within_a_second(see: Any, examples: ModuleType, inside: ModuleType) -> None:
-    layers = inside.one_head(128, 128)
+def test_128_layers_of_128_heads_load_within_a_second(see: Any, examples: ModuleType, layer_diffs: ModuleType) -> None:
+    layers = layer_diffs.one_head(128, 128)
     heads = [grid for grid in layers.grids if grid.columns == "head"]
     four = layers.model_copy(update={"grids": (*layers.grids, heads[0])})
     assert len(heads) == 3
@@ -191,8 +191,10 @@ def test_128_layers_of_128_heads_load_within_a_second(see: Any, examples: Module
 
 
 @pytest.mark.parametrize("size", [4, 128])
-def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(see: Any, inside: ModuleType, size: int) -> None:
-    layers = inside.seed_case() if size == 4 else inside.one_head(128, 128)
+def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(
+    see: Any, layer_diffs: ModuleType, size: int
+) -> None:
+    layers = layer_diffs.seed_case() if size == 4 else layer_diffs.one_head(128, 128)
     chrome = see(layers, width=400, height=800)
     assert chrome.execute_script("return document.documentElement.scrollWidth") == 400
     number = int(chrome.find_element("css selector", f"{MAIN} select").get_property("value"))
@@ -203,9 +205,9 @@ def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(see: Any, i
 
 
 def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
-    browser: Callable[..., AbstractContextManager[Any]], examples: ModuleType, inside: ModuleType, tmp_path: Path
+    browser: Callable[..., AbstractContextManager[Any]], examples: ModuleType, layer_diffs: ModuleType, tmp_path: Path
 ) -> None:
-    layers = inside.one_head(12, 12)
+    layers = layer_diffs.one_head(12, 12)
     page = tmp_path / "report.html"
     page.write_text(to_html(examples.regression().model_copy(update={"layers": layers})), encoding="utf-8")
     grid = layers.grids[_number(layers, "extend, cached prefix")]
@@ -221,17 +223,19 @@ def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
 
 
 def test_without_scripts_the_tables_stand_for_the_maps(
-    browser: Callable[..., AbstractContextManager[Any]], examples: ModuleType, inside: ModuleType, tmp_path: Path
+    browser: Callable[..., AbstractContextManager[Any]], examples: ModuleType, layer_diffs: ModuleType, tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"
-    page.write_text(to_html(examples.regression().model_copy(update={"layers": inside.seed_case()})), encoding="utf-8")
+    page.write_text(
+        to_html(examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})), encoding="utf-8"
+    )
     with browser(scripts=False) as chrome:
         chrome.get(page.as_uri())
         assert not [e for e in chrome.find_elements("css selector", ".heat, .key") if e.is_displayed()]
-        rows = chrome.find_elements("css selector", ".inside .cells tbody tr")
+        rows = chrome.find_elements("css selector", ".layer-diff .cells tbody tr")
         assert len(rows) == 10
         assert re.fullmatch(r"0 2 extend, cached prefix 1\.43 0\.0468", rows[0].text)
-        assert chrome.find_element("css selector", ".inside .profile svg").is_displayed()
+        assert chrome.find_element("css selector", ".layer-diff .profile svg").is_displayed()
 
 
 def test_hostile_labels_do_not_run_and_are_shown_as_text(visit: Any, examples: ModuleType) -> None:

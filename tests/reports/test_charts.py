@@ -35,10 +35,12 @@ def test_charts_are_small_static_images_with_an_alternative_text(examples: Modul
 
 
 def test_alternative_texts_hold_the_numbers(examples: ModuleType) -> None:
-    interval, tally, condition = _all_charts(examples, "regression")
+    interval, tally, condition = (
+        ET.fromstring(svg).get("aria-label", "") for svg in _all_charts(examples, "regression")
+    )
     assert "loss of accuracy: 85.5, interval 80.7 to 89.4, bound ≤ 5" in interval
     assert "candidate: 31 right, 1 wrong, 224 unparsed of 256" in tally
-    assert "16 and more: reference 0.978, candidate 0.000 of 224" in condition
+    assert "&gt;= 16: reference 0.978, candidate 0.000 of 224" in condition
 
 
 def test_every_colour_follows_the_theme(examples: ModuleType) -> None:
@@ -50,7 +52,16 @@ def test_every_colour_follows_the_theme(examples: ModuleType) -> None:
 def test_the_tint_lies_on_the_forbidden_side() -> None:
     def edges(bound_is: str) -> tuple[float, float]:
         metric = Metric.model_validate(
-            {"name": "m", "value": 0.5, "text": "", "low": 0.0, "high": 1.0, "bound": 0.5, "bound_is": bound_is}
+            {
+                "id": "m",
+                "title": "m",
+                "value": 0.5,
+                "text": "",
+                "low": 0.0,
+                "high": 1.0,
+                "bound": 0.5,
+                "bound_is": bound_is,
+            }
         )
         root = ET.fromstring(charts.interval_chart(metric))
         tint = next(e for e in root.iter() if e.get("fill") == PALETTE["chart-forbidden"])
@@ -62,22 +73,22 @@ def test_the_tint_lies_on_the_forbidden_side() -> None:
 
 
 def test_there_is_no_chart_of_nothing() -> None:
-    assert charts.interval_chart(Metric(name="p", value=0.1, text="0.1")) == ""
-    assert charts.interval_chart(Metric(name="p", value=None, text="none", bound=1.0)) == ""
-    assert charts.interval_chart(Metric(name="p", value=float("nan"), text="nan", bound=1.0)) == ""
+    assert charts.interval_chart(Metric(id="p", title="p", value=0.1, text="0.1")) == ""
+    assert charts.interval_chart(Metric(id="p", title="p", value=None, text="none", bound=1.0)) == ""
+    assert charts.interval_chart(Metric(id="p", title="p", value=float("nan"), text="nan", bound=1.0)) == ""
     assert charts.tally_chart([]) == ""
     assert charts.tally_chart([Tally(role="candidate", right=0, wrong=0, unparsed=0, ran_to_limit=0, total=0)]) == ""
     unseen = ConditionRow(
-        by="x", bucket="0", items=0, reference_right=0, candidate_right=0, candidate_unparsed=0
+        id="x-0", by="x", title="x", bucket="0", items=0, reference_right=0, candidate_right=0, candidate_unparsed=0, lost=0
     )  # fmt: skip
     assert charts.condition_chart([unseen]) == ""
 
 
 def test_a_metric_whose_numbers_are_all_equal_is_drawn() -> None:
-    assert charts.interval_chart(Metric(name="m", value=0.0, text="0", low=0.0, high=0.0, bound=0.0))
+    assert charts.interval_chart(Metric(id="m", title="m", value=0.0, text="0", low=0.0, high=0.0, bound=0.0))
 
 
 @pytest.mark.parametrize(("low", "high", "tick"), [(-0.9, 0.1, "−0.8"), (3.0, 90.0, "80"), (1e-5, 9e-5, "8e-5")])
 def test_ticks_read_as_numbers_do(low: float, high: float, tick: str) -> None:
-    svg = charts.interval_chart(Metric(name="m", value=high, text="", low=low, high=high))
+    svg = charts.interval_chart(Metric(id="m", title="m", value=high, text="", low=low, high=high))
     assert tick in [element.text for element in ET.fromstring(svg).iter(f"{SVG}text")]

@@ -9,10 +9,10 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode
-from assay.harness.offline.check import Result, check
+from assay.harness.offline.check import CheckResult, check
 from assay.reports.check_text import MOST_REFUSALS, headline, message, not_covered, render, sentence
 
-TOP_LEFT = fault("causal mask top-left")
+TOP_LEFT = fault("mask-top-left")
 
 
 def wrong_at_128(call: AttentionCall) -> Tensor:
@@ -25,36 +25,36 @@ def picky(call: AttentionCall) -> Tensor:
     return rounded_oracle(call)
 
 
-def printed(result: Result) -> tuple[str, ExitCode]:
+def printed(result: CheckResult) -> str:
     out = io.StringIO()
-    code = render(result, Console(file=out, width=100))
-    return out.getvalue(), code
+    render(result, Console(file=out, width=100))
+    return out.getvalue()
 
 
 def test_a_wrong_kernel_is_told_with_its_conditions_its_bug_and_a_way_to_see_it() -> None:
     result = check(wrong_at_128, phases=["decode"])
-    for text in (message(result), printed(result)[0]):
+    for text in (message(result), printed(result)):
         for part in (
-            f"wrong on {len(result.failing)} of 45 calls", 'agrees with "causal mask top-left"', "head_dim 128",
-            "under every value of", "1+1, 1 heads on 1, head_dim 128", "as a test:" if text == message(result) else "A test",
+            f"wrong on {len(result.failing)} of 45 calls", 'matches "causal mask top-left"', "head_dim 128",
+            "fails for every value of", "1+1, 1 q heads on 1 kv heads, head_dim 128",
+            "as a test:" if text == message(result) else "A test",
             "replace(call_of([(1, 1)]",
         ):  # fmt: skip
             assert part in text, part
         row = next(line for line in text.splitlines() if line.strip(" │").startswith("head_dim") and "(" in line)
         assert row.split("64")[0].count("128") == 1  # 128 is wrong, 64 is right
-    assert printed(result)[1] == ExitCode.REGRESSION
+    assert result.exit_code == ExitCode.REGRESSION
     assert result.again in message(result)
 
 
 def test_a_right_kernel_is_one_sentence() -> None:
     result = check(rounded_oracle, phases=["decode"])
     assert headline(result).startswith(
-        "assay.harness.attention.faults:rounded_oracle is right on all 45 calls; worst own error"
+        "assay.harness.attention.faults:rounded_oracle is correct on all 45 calls; worst own error"
     )
     assert "times its bound" in headline(result)
-    text, code = printed(result)
-    assert len(text.splitlines()) == 1
-    assert code == ExitCode.PASS
+    assert len(printed(result).splitlines()) == 1
+    assert result.exit_code == ExitCode.PASS
 
 
 def test_what_is_not_covered_is_told_and_not_all_of_it() -> None:
@@ -62,7 +62,7 @@ def test_what_is_not_covered_is_told_and_not_all_of_it() -> None:
     lines = not_covered(result)
     assert len(lines) == MOST_REFUSALS + 1
     assert lines[-1].endswith("more refusals")
-    assert "[bold]no[/] float32" in printed(result)[0]
+    assert "[bold]no[/] float32" in printed(result)
     assert f"{len(result.refused)} not covered" in sentence([result])
 
 
@@ -73,5 +73,5 @@ def test_one_line_for_several_kernels() -> None:
     refuses_all = check(picky, dtypes=["float32"], phases=["decode"])
     assert sentence([refuses_all]) == "1 kernel, 0 calls, 45 not covered"
     assert "no verdict" in headline(refuses_all)
-    assert printed(refuses_all)[1] == ExitCode.NO_VERDICT
-    assert "no decode call was computed" in printed(refuses_all)[0]
+    assert refuses_all.exit_code == ExitCode.NO_VERDICT
+    assert "no decode call was computed" in printed(refuses_all)

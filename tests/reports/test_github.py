@@ -26,10 +26,10 @@ def test_the_level_is_the_verdicts(examples: ModuleType) -> None:
     }
 
 
-def test_a_finding_says_how_to_show_it_again(examples: ModuleType) -> None:
+def test_a_finding_says_how_to_reproduce_it(examples: ModuleType) -> None:
     report = examples.regression()
     text = workflow_commands(report)
-    assert "Show it again: " in text
+    assert "To reproduce: " in text
     assert text.count("::error") == 1 + len([f for f in report.findings if f.severity == "serious"])
 
 
@@ -46,4 +46,4 @@ def test_a_diagnosis_ends_before_the_command_begins(examples: ModuleType) -> Non
     for ending in ("it is wrong", "it is wrong."):
         finding = report.findings[0].model_copy(update={"diagnosis": ending})
         text = workflow_commands(report.model_copy(update={"findings": (finding,)}))
-        assert "::it is wrong. Show it again: " in text
+        assert "::it is wrong. To reproduce: " in text

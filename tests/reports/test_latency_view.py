@@ -11,13 +11,14 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from assay.harness.judge.latency_result import worst_ratio
 from assay.harness.judge.report import Report
 from assay.reports.charts import ratio_chart, ratio_ends
 from assay.reports.junit import to_junit
 from assay.reports.markdown import to_markdown
 from assay.reports.run_page import to_html
 from assay.reports.run_terminal import render
-from assay.reports.summary import latency_lines, worst_ratio
+from assay.reports.summary import latency_lines
 
 
 def printed(report: Report, width: int | None = None) -> str:
@@ -49,8 +50,8 @@ def test_every_report_says_the_worst_ratio_with_floor_bound_and_policy(timed: Re
         "time to first token, short, 4 in flight",
         "1.040 (1.020 to 1.070)",
         "1.002 (0.987 to 1.013)",
-        "bound 1.1 by latency_bound = 1.1 (default)",
-        "12.5 tokens on average against 12.0",
+        "bound 1.1, set by latency_bound = 1.1 (default)",
+        "candidate 12.5 tokens on average, reference 12.0",
     ):
         assert wanted in text
 
@@ -83,7 +84,7 @@ def test_the_page_has_a_section_with_a_chart_for_each_load(timed: Report) -> Non
     assert section.count('aria-label="short, 4 in flight') == 1
     assert "ttft 1.040 (1.020 to 1.070)" in section
     assert "12.30 ms" in section
-    assert page.index('<section class="latency"') < page.index('id="conditions"')
+    assert page.index('<section class="latency"') < page.index('id="checks"')
 
 
 def test_the_bound_stands_where_it_belongs_on_an_axis_that_holds_everything(examples: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The section "Inside: layers" as text: what holds without a browser. `test_browser_inside.py` has the rest."""
+"""The section "Layer diff" as text: what holds without a browser. `test_browser_layer_diff.py` has the rest."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
-def report(examples: ModuleType, inside: ModuleType) -> Report:
-    made: Report = examples.regression().model_copy(update={"layers": inside.seed_case()})
+def report(examples: ModuleType, layer_diffs: ModuleType) -> Report:
+    made: Report = examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})
     return made
 
 
 def _section(report: Report) -> str:
-    [section] = re.findall(r'<section class="inside".*?</section>', to_html(report), re.DOTALL)
+    [section] = re.findall(r'<section class="layer-diff".*?</section>', to_html(report), re.DOTALL)
     return str(section)
 
 
@@ -37,16 +37,16 @@ def _shown(page: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", without).split())
 
 
-def test_without_a_look_inside_there_is_no_section(examples: ModuleType) -> None:
+def test_without_a_layer_diff_there_is_no_section(examples: ModuleType) -> None:
     page = to_html(examples.regression())
-    assert 'class="inside"' not in page
-    assert 'href="#inside"' not in page
+    assert 'class="layer-diff"' not in page
+    assert 'href="#layer-diff"' not in page
     assert 'id="grids"' not in page
 
 
 def test_the_findings_with_their_command_come_first(report: Report) -> None:
     page = to_html(report)
-    places = [page.index(f'id="{name}"') for name in ("verdict", "findings", "inside", "conditions", "suite-1")]
+    places = [page.index(f'id="{name}"') for name in ("verdict", "findings", "layer-diff", "checks", "suite-1")]
     assert places == sorted(places)
     assert report.findings[0].reproduce in page[places[1] : places[2]]
 
@@ -79,8 +79,8 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
     assert text.count("99.31 %") == 1
 
 
-def test_the_map_with_the_worst_cell_is_shown_first(inside: ModuleType) -> None:
-    view = layer_diff_view(inside.one_head(8, 8))
+def test_the_map_with_the_worst_cell_is_shown_first(layer_diffs: ModuleType) -> None:
+    view = layer_diff_view(layer_diffs.one_head(8, 8))
     assert view.worst_heads is not None
     assert view.worst_heads.grid.where == "extend, cached prefix"
     assert [head.says for head in view.heads] == ["within bounds", "2 out of bounds", "within bounds"]
@@ -92,15 +92,15 @@ def test_without_bounds_nothing_is_said_to_be_within_them(report: Report) -> Non
     depth = [row.model_copy(update={"bound": None, "out_of_bounds": False}) for row in report.layers.depth]
     layers = report.layers.model_copy(update={"grids": tuple(grids), "depth": tuple(depth), "sources": ""})
     text = _shown(to_html(report.model_copy(update={"layers": layers})))
-    assert "held against no bound. No layer was held against a bound." in text
+    assert "no bound applies. No bound applies to any layer." in text
     assert "extend, cached prefix: no bound" in text
     assert "within bounds" not in text
 
 
-def test_a_candidate_within_bounds_reads_so(inside: ModuleType) -> None:
-    sound: LayersResult = inside.sound()
+def test_a_candidate_within_bounds_reads_so(layer_diffs: ModuleType) -> None:
+    sound: LayersResult = layer_diffs.sound()
     [line] = [line for line in layer_diff_lines(sound) if line.startswith("Worst own error")]
-    assert line.endswith("No layer of 4 is out of bounds.")
+    assert line.endswith("None of 4 layers is out of bounds.")
     assert "times its bound" in line
 
 
@@ -113,8 +113,8 @@ def test_the_short_block_is_in_every_report(report: Report, render: Any) -> None
     assert "Worst own error" not in render(report.model_copy(update={"layers": None}))
 
 
-def test_layer_rows_say_what_is_out_of_bounds(inside: ModuleType) -> None:
-    rows = layer_rows(inside.seed_case())
+def test_layer_rows_say_what_is_out_of_bounds(layer_diffs: ModuleType) -> None:
+    rows = layer_rows(layer_diffs.seed_case())
     assert [row.layer for row in rows] == ["0", "1", "2", "3"]
     assert [(name, beyond) for name, _, beyond in rows[0].cells] == [
         ("extend, prefix 0", False),
@@ -122,12 +122,12 @@ def test_layer_rows_say_what_is_out_of_bounds(inside: ModuleType) -> None:
     ]
 
 
-def test_a_line_of_logits_says_what_is_not_finite_and_not_measured(inside: ModuleType) -> None:
-    row = inside.logits_row("cached", 0.5, 0.9).model_copy(
+def test_a_line_of_logits_says_what_is_not_finite_and_not_measured(layer_diffs: ModuleType) -> None:
+    row = layer_diffs.logits_row("cached", 0.5, 0.9).model_copy(
         update={"nonfinite": 3, "floor_mean_kl": None, "stderr": None}
     )
     assert logits_line(row) == (
-        "Logits, cached: mean KL 0.5 nats (floor not measured), max 4, same first token 90 %; 3 positions not finite."
+        "Logits, cached: mean KL 0.5 nats (floor not measured), max 4, same top token 90 %; 3 positions not finite."
     )
 
 
@@ -156,6 +156,6 @@ def test_there_is_no_profile_of_nothing() -> None:
     assert profile_chart([_row(0, 0.0, bound=None)]) == ""
 
 
-def test_a_profile_of_128_layers_is_small(inside: ModuleType) -> None:
+def test_a_profile_of_128_layers_is_small(layer_diffs: ModuleType) -> None:
     rows = [_row(layer, 0.01 * (1 + layer % 7), 0.1) for layer in range(128)]
     assert len(profile_chart(rows)) < 120_000

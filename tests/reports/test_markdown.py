@@ -30,7 +30,9 @@ def _full(
     report: Report, text: str, count: int, layers: LayersResult | None = None, latency: LatencyResult | None = None
 ) -> Report:
     check = Check(id=text, title=text, status="failed", found=text, settles=text)
-    finding = Finding(id="k", title="k", severity="serious", where=text, diagnosis=text, evidence=(text,) * 9, reproduce=text)
+    finding = Finding(
+        id="k", title="k", severity="serious", where=text, diagnosis=text, evidence=(text,) * 9, reproduce=text
+    )
     return report.model_copy(
         update={
             "headline": text,
@@ -57,7 +59,7 @@ def test_verdict_table_reasons_and_command_are_there(any_report: Report) -> None
     assert rows == (len(any_report.suites) + 1 if any_report.suites else 0)
 
 
-def test_conditions_that_are_not_met_say_what_settles_them(examples: ModuleType) -> None:
+def test_unmet_checks_say_what_resolves_them(examples: ModuleType) -> None:
     text = to_markdown(examples.inconclusive())
     assert "? missing: **cached prefix exercised**" in text
     assert "leave out --disable-radix-cache" in text
@@ -65,12 +67,12 @@ def test_conditions_that_are_not_met_say_what_settles_them(examples: ModuleType)
 
 
 @pytest.mark.parametrize("text", ["x", "a\nb\nc\nd\ne", "a\nb\n" * 40, "`" * 50, "long " * 5_000])
-def test_never_more_than_sixty_lines(examples: ModuleType, inside: ModuleType, text: str) -> None:
+def test_never_more_than_sixty_lines(examples: ModuleType, layer_diffs: ModuleType, text: str) -> None:
     for count in (0, 1, 100):
-        lines = to_markdown(_full(examples.regression(), text, count, inside.one_head(4, 4))).splitlines()
+        lines = to_markdown(_full(examples.regression(), text, count, layer_diffs.one_head(4, 4))).splitlines()
         assert len(lines) <= MOST_LINES
         timed = to_markdown(
-            _full(examples.regression(), text, count, inside.one_head(4, 4), examples.latency(text))
+            _full(examples.regression(), text, count, layer_diffs.one_head(4, 4), examples.latency(text))
         ).splitlines()
         assert len(timed) <= MOST_LINES
     assert "and 94 more, in report.html" in "\n".join(lines)
@@ -139,4 +141,4 @@ def test_a_command_of_several_lines_is_not_mangled(examples: ModuleType) -> None
 
     assert "`assay run    --questions 3`" in shown("assay run \\\n  --questions 3")
     assert "`grep 'a  b'`" in shown("grep 'a  b'")
-    assert "the command that shows it again is in report.html" in shown("cat <<E\nx\nE")
+    assert "the command that reproduces it is in report.html" in shown("cat <<E\nx\nE")

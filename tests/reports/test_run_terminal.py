@@ -41,7 +41,7 @@ def test_says_verdict_why_suites_calls_and_what_is_not_met(any_report: Report, t
         if check.status == "ok":
             assert check.found not in text
         else:
-            wanted += [f"{check.status}: {check.title}: {check.found}", f"to settle it: {check.settles}"]
+            wanted += [f"{check.status}: {check.title}: {check.found}", f"to resolve: {check.settles}"]
     assert [word for word in wanted if word not in text] == []
 
 
@@ -92,23 +92,21 @@ def test_a_stream_that_cannot_encode_signs_gets_plain_ones(examples: ModuleType)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_what_is_inside_is_a_short_block(examples: ModuleType, inside: ModuleType, terminal: bool) -> None:
-    report = examples.regression().model_copy(update={"layers": inside.seed_case()})
+def test_the_layer_diff_is_a_short_block(examples: ModuleType, layer_diffs: ModuleType, terminal: bool) -> None:
+    report = examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})
     text = re.sub(r"\s+", " ", _uncoloured(_printed(report, terminal, width=110)))
-    assert (
-        "Inside: layers - Worst own error: layer 0, head 2, extend, cached prefix: relative L1 1.43, 31 times" in text
-    )
-    shown = f"{inside.seed_case().grids[2].values[0][0]:.3g}"
+    assert "Layer diff - Worst own error: layer 0, head 2, extend, cached prefix: relative L1 1.43, 31 times" in text
+    shown = f"{layer_diffs.seed_case().grids[2].values[0][0]:.3g}"
     assert f"layer 0 extend, prefix 0: {shown}; extend, prefix >= 16: 1.43, out of bounds layer 1 " in text
     assert "mean KL 4.83 ± 0.241 nats (floor 2.1e-07)" in text
-    assert "Inside" not in _printed(examples.regression(), terminal)
+    assert "Layer diff" not in _printed(examples.regression(), terminal)
 
 
-def test_of_many_layers_the_worst_are_shown(examples: ModuleType, inside: ModuleType) -> None:
-    report = examples.regression().model_copy(update={"layers": inside.one_head()})
+def test_of_many_layers_the_worst_are_shown(examples: ModuleType, layer_diffs: ModuleType) -> None:
+    report = examples.regression().model_copy(update={"layers": layer_diffs.one_head()})
     lines = [line.strip() for line in _printed(report, terminal=False).splitlines()]
     rows = [line for line in lines if re.match(r"layer +\d+  ", line)]
     assert len(rows) == MOST_LAYERS
     assert [row.split()[1] for row in rows if "out of bounds" in row] == ["17", "29"]
     assert [int(row.split()[1]) for row in rows] == sorted(int(row.split()[1]) for row in rows)
-    assert "the other 20 layers are no worse; they are in report.html" in lines
+    assert "20 more layers, none worse, in report.html" in lines

@@ -43,7 +43,7 @@ def test_number(value: float | None, shown: str) -> None:
 
 def test_the_deciding_metric_is_the_first_with_a_bound() -> None:
     def metric(name: str, bound: float | None) -> Metric:
-        return Metric(name=name, value=1.0, text="1", bound=bound)
+        return Metric(id=name, title=name, value=1.0, text="1", bound=bound)
 
     suite_metrics = (metric("accuracy", None), metric("loss", 5.0), metric("other", 1.0))
 
