@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 import sys
+from enum import EnumType
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,10 @@ def entry(name: str, found: Any) -> list[str]:
     """What the page says of one name."""
     if not (inspect.isfunction(found) or inspect.isclass(found)):
         return [f"{_comment_below(name)}\n"]
-    lines = [] if _is_enumeration(found) else [f"```text\n{_signature(name, found)}\n```\n"]
+    lines = [] if isinstance(found, EnumType) else [f"```text\n{_signature(name, found)}\n```\n"]
     lines += [*markdown(inspect.getdoc(found) or ""), ""]
-    if _is_enumeration(found):
-        lines += [*(f"- `{member.name}` = {member.value}" for member in found), ""]
+    if isinstance(found, EnumType):
+        lines += [*(f"- `{member}` = {value.value}" for member, value in found.__members__.items()), ""]
     elif inspect.isclass(found) and issubclass(found, BaseModel) and "Attributes:" not in (found.__doc__ or ""):
         lines += [*(_field(key, field) for key, field in found.model_fields.items()), ""]
     return lines
@@ -108,10 +109,6 @@ def _field(name: str, field: Any) -> str:
     kind = re.sub(r"Annotated\[(\w+), .*?\)\](?=[,\]])", r"\1", kind)
     kind = re.sub(r"(?<!['\w])(?:\w+\.)+(\w+)", r"\1", kind).replace("'", '"')
     return f"- `{field.alias or name}` ({kind})" + (f": {field.description}" if field.description else "")
-
-
-def _is_enumeration(found: Any) -> bool:
-    return inspect.isclass(found) and hasattr(found, "__members__")
 
 
 def _comment_below(name: str) -> str:

@@ -1,0 +1,91 @@
+"""The projects in examples/ do what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from assay.harness.cli.app import load_command
+from assay.harness.config import make_spec
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+KERNELS, TRITON, ENGINE = (EXAMPLES / name for name in ("kernel-repository", "triton-kernel", "engine-gate"))
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module in a folder, as a user does who has installed assay."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env.pop("TRITON_INTERPRET", None)  # assay sets it where there is no GPU
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=580, check=False
+    )  # fmt: skip
+
+
+def test_the_kernel_repository_passes_its_tests(tmp_path: Path) -> None:
+    folder = shutil.copytree(KERNELS, tmp_path / "repository")
+    done = run(folder, "pytest", "-q", "-p", "no:cacheprovider", "-k", "right or 64+0- or 64+16-")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^assay: 1 kernel, \d+ calls, worst 0\.\d+ of its bound", done.stdout, re.MULTILINE)
+
+
+def test_the_kernel_repository_publishes_its_kernel() -> None:
+    project = tomllib.loads((KERNELS / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["assay.kernels"] == {"fastattn": "fastattn.attention:forward"}
+    assert {line.split(">")[0] for line in project["dependencies"]} == {"torch", "assay"}
+    done = run(KERNELS, "assay", "check", "fastattn.attention:forward", "--dtype", "float16", "--phase", "decode")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.interpreter
+def test_the_triton_kernel_is_right_and_says_what_it_refuses() -> None:
+    few = ("--phase", "extend", "--head-dim", "64", "--case", "extend-7+")
+    done = run(TRITON, "assay", "check", "triton_attention:forward", "--dtype", "float16", *few)
+    assert done.returncode == 0, done.stdout + done.stderr
+    refused = run(TRITON, "assay", "check", "triton_attention:forward", "--dtype", "float32", *few)
+    assert refused.returncode == 3, refused.stdout + refused.stderr
+    assert "torch.float32 is not supported, only float16 and bfloat16" in refused.stdout
+
+
+@pytest.mark.interpreter
+@pytest.mark.slow
+def test_the_triton_kernel_passes_its_tests(tmp_path: Path) -> None:
+    folder = shutil.copytree(TRITON, tmp_path / "kernel")
+    done = run(folder, "pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_engine_gate_is_policy_and_flags_that_assay_takes() -> None:
+    spec = make_spec({"candidate": "flashinfer"}, ENGINE / "assay.toml")
+    assert (spec.reference, spec.require) == ("triton", ("mmlu", "layers"))
+    assert "assay.toml" in spec.policy_line("margin")
+    workflow = (ENGINE / ".github" / "workflows" / "assay.yml").read_text()
+    (command,) = re.findall(
+        r"assay gate((?:\s+(?:--[a-z-]+|[^\s-]\S*))+)", workflow.replace("${{ matrix.candidate }}", "fa3")
+    )
+    known = {option for parameter in load_command("gate").params for option in parameter.opts}
+    assert set(re.findall(r"--[a-z-]+", command)) <= known
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_the_engine_gate_on_the_cpu(tmp_path: Path) -> None:
+    """The command that its README gives for a machine without a GPU, with fewer questions and a wider margin."""
+    folder = shutil.copytree(ENGINE, tmp_path / "engine")
+    (command,) = re.findall(r"^assay (gate --device cpu .*)$", (ENGINE / "README.md").read_text(), re.MULTILINE)
+    few = command.replace(
+        "--questions 256 --margin 0.05", "--questions 48 --margin 0.2 --greedy-prompts 6 --greedy-margin 0.45"
+    )
+    assert few != command
+    done = run(folder, "assay", *few.split(), "--out", "run")
+    report = json.loads((folder / "run" / "report.json").read_text())
+    assert (done.returncode, report["verdict"]) == (0, "pass"), done.stdout + done.stderr
+    assert (folder / "run" / "report.junit.xml").exists()
