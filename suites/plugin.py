@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from assay.harness.attention.call import Kernel
     from assay.harness.attention.matrix import Case, Size
-    from assay.harness.offline.check import Result
+    from assay.harness.offline.check import CheckResult
 
 MARKER = "assay_kernel"
 
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RESULTS] = []
 
 
-_RESULTS = pytest.StashKey["list[Result]"]()
+_RESULTS = pytest.StashKey["list[CheckResult]"]()
 
 
 class Assay:
@@ -65,7 +65,7 @@ class Assay:
         device: str | None = None,
         seed: int = 0,
         cases: Iterable[Case] | None = None,
-    ) -> Result:
+    ) -> CheckResult:
         """Run a kernel on the op-level matrix and fail unless it is right.
 
         A kernel is right if every call that it computes is within its bound, it does not write to its inputs, keeps no state, gives
@@ -123,7 +123,7 @@ class AssayCase:
         self._config = config
         self.kernel, self.case = kernel, case
 
-    def check(self) -> Result:
+    def check(self) -> CheckResult:
         """Run the kernel on the case and fail unless it is right; skip the test if the kernel refuses the case.
 
         Raises:

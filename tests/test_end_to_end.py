@@ -161,7 +161,7 @@ def test_the_seed_case_is_a_regression_and_says_where_and_why(tmp_path: Path) ->
     assert accuracy(made, "candidate") <= 0.35
     assert status(made, LAYERS) == "ok"
     cause, finding = made["findings"]
-    assert cause["kind"] == "causal mask top-left", cause
+    assert cause["kind"] == "mask-top-left", cause
     assert (finding["kind"], finding["where"]) == ("accuracy", "cached prefix >= 16"), finding
     assert "causal mask" in finding["diagnosis"]
     assert "sage_attn_as_shipped" in finding["reproduce"]
@@ -274,7 +274,7 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
     assert status(made, LAYERS) == "ok"
     (cause,) = made["findings"]
     assert cause["where"] == "extend, cached prefix > 0, all 4 layers, all 4 heads"
-    assert (cause["kind"], "right at prefix 0" in cause["diagnosis"]) == ("causal mask top-left", True), cause
+    assert (cause["kind"], "correct at prefix 0" in cause["diagnosis"]) == ("mask-top-left", True), cause
     assert made["layers"]["not_observed"] == ["decode: sage_attn_as_shipped does not compute it"]
     assert cause["diagnosis"] in out
     assert (tmp_path / "run" / "report.html").stat().st_size > 0
@@ -284,4 +284,4 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
     code, out = run(tmp_path, "replay", pack, "--candidate", "sage_attn")
     assert (code, "No finding" in out) == (0, True), out
     code, out = run(tmp_path, "replay", pack, "--candidate", "sage_attn_as_shipped")
-    assert (code, "causal mask top-left" in out) == (1, True), out
+    assert (code, "mask-top-left" in out) == (1, True), out

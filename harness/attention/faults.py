@@ -1,4 +1,4 @@
-"""Faults: kernels that are right except for one seeded bug, in the layers, heads and sequences that are asked for."""
+"""Faults: correct kernels with one seeded bug, in chosen layers, heads and sequences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.hypotheses import BY_NAME
+from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.oracle import oracle
 
 
@@ -24,23 +24,21 @@ def fault(
     heads: Collection[int] | None = None,
     when: Callable[[int, int], bool] | None = None,
 ) -> Kernel:
-    """A kernel that is right except for one bug.
-
-    What the bug leaves undefined (a query that sees no key) is zero.
+    """A kernel that is correct except for one bug. Values that the bug leaves undefined (a query that sees no key) are zero.
 
     Args:
-        hypothesis: name of a hypothesis of `assay.harness.attention.hypotheses.FAMILY`.
-        base_kernel: what computes everything else.
+        hypothesis: id of a hypothesis of `assay.harness.attention.hypotheses.FAMILY`, such as "mask-top-left".
+        base_kernel: computes everything else.
         layers: layers with the bug; None for all.
         heads: q heads with the bug; None for all.
-        when: takes (new tokens, cached prefix) of a sequence, says whether it has the bug; None for all sequences.
+        when: (new tokens, cached prefix) of a sequence -> whether it has the bug; None for all sequences.
 
     Raises:
-        KeyError: no hypothesis has this name; the message lists those that exist.
+        KeyError: there is no such hypothesis; the message lists those that exist.
     """
-    if hypothesis not in BY_NAME:
-        raise KeyError(f"no hypothesis is called {hypothesis!r}; expected one of {', '.join(BY_NAME)}")
-    compute = BY_NAME[hypothesis].compute
+    if hypothesis not in BY_ID:
+        raise KeyError(f"there is no hypothesis {hypothesis!r}; expected one of {', '.join(BY_ID)}")
+    compute = BY_ID[hypothesis].compute
 
     def kernel(call: AttentionCall) -> Tensor:
         out = base_kernel(call)

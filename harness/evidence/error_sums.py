@@ -1,8 +1,9 @@
-"""Sums over compared elements, and the errors that follow from them. Sums of several places are merged by adding; ratios are not."""
+"""Sums over compared elements, and the errors that follow from them. Sums of several places are merged by adding; ratios are
+not."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ SUMS = (
 """The last axis of an array of sums: a b, a^2, b^2, |a - b|, |b|, (a - b)^2 and the count, over the elements where both candidate a
 and reference b are finite; the count of elements where only b is finite; and of those where b is not, which are not compared."""
 _COLUMN = {name: index for index, name in enumerate(SUMS)}
-Array = TypeVar("Array")
+Array = TypeVar("Array", bound=Any)
 
 
 def ratio(difference: Array, size: Array) -> Array:
@@ -28,7 +29,8 @@ def ratio(difference: Array, size: Array) -> Array:
         size: sum of |reference|.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        return difference / (size + (difference == 0))  # type: ignore[operator,no-any-return]
+        found: Array = difference / (size + (difference == 0))
+    return found
 
 
 def sums_of(candidate: NDArray[np.floating], reference: NDArray[np.floating], axes: tuple[int, ...]) -> Floats:
@@ -42,7 +44,8 @@ def sums_of(candidate: NDArray[np.floating], reference: NDArray[np.floating], ax
 
 
 def relative_l1(sums: Floats) -> Floats:
-    """Sum |candidate - reference| / sum |reference|: infinite where nothing of the candidate is finite, NaN where nothing was seen."""
+    """Sum |candidate - reference| / sum |reference|: infinite where nothing of the candidate is finite, NaN where nothing was
+    seen."""
     return _seen(sums, ratio(_of(sums, "difference"), _of(sums, "reference_size")), np.inf)
 
 

@@ -105,5 +105,7 @@ def layers_seen(place: Path) -> tuple[int, ...]:
     """
     layers = tuple(sorted({layer for count in read_counters(place / "counters") for layer in count.calls_by_layer}))
     if not layers:
-        raise EvidenceError(f"{place} counted no attention call.", "a server with assay's plugin", "see the server's log")
+        raise EvidenceError(
+            f"{place} counted no attention call.", "a server with assay's plugin", "see the server's log"
+        )
     return layers

@@ -1,4 +1,4 @@
-"""Under which values of a matrix's axes something fails: the condition of whole calls, in words."""
+"""The values of a matrix's axes under which calls fail, in words."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Conditions = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Axis:
-    """What became of the calls by one axis.
+    """Results by one axis.
 
     Attributes:
         name: the axis.
-        failing: value -> (calls that fail, calls), of the values with a failing call, in order of first appearance.
-        right: values without one.
+        failing: value -> (failing calls, calls), of the values with a failing call.
+        right: values without a failing call.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Axis:
 
 
 def by_axis(failing: Sequence[Conditions], right: Sequence[Conditions]) -> list[Axis]:
-    """The calls by each axis, values in order (numbers by size, words as they come)."""
+    """Results by each axis; numbers in order of size, words in order of appearance."""
     everything = [*failing, *right]
     names = dict.fromkeys(name for one in everything for name in one)
     found = []
@@ -42,14 +42,15 @@ def by_axis(failing: Sequence[Conditions], right: Sequence[Conditions]) -> list[
 
 
 def _by_size(value: str) -> tuple[int, str]:
-    # Words have no order of their own: sorted() keeps them as they come.
+    # Words compare equal, and sorted() is stable.
     return (int(value), "") if value.isdecimal() else (-1, "")
 
 
 def confining(failing: Sequence[Conditions], right: Sequence[Conditions]) -> list[Axis]:
-    """One axis, or failing that two, whose failing values hold of all that fails and of nothing that is right.
+    """One axis, else two, whose failing values cover all failing calls and no correct one.
 
-    Of several, those with the fewest values: the simplest explanation. Empty if nothing is right, or no axis or pair is enough.
+    Of several, the choice with the fewest values: the simplest explanation. Empty if no call is correct, or no axis or pair of axes
+    separates them.
     """
     if not right:
         return []
@@ -62,7 +63,7 @@ def confining(failing: Sequence[Conditions], right: Sequence[Conditions]) -> lis
 
 
 def narrowing(failing: Sequence[Conditions], right: Sequence[Conditions], names: Collection[str]) -> list[Axis]:
-    """Axes of these names in which some value has no failing call: necessary for a failure, perhaps not enough."""
+    """Axes of these names with a value that never fails: a necessary condition of the failure, perhaps not a sufficient one."""
     return [axis for axis in by_axis(failing, right) if axis.name in names and axis.failing and axis.right]
 
 
@@ -72,7 +73,7 @@ def holds(axes: Collection[Axis], one: Conditions) -> bool:
 
 
 def words(axes: Collection[Axis]) -> str:
-    """Axes in words: "head_dim 128 and dtype not float32"; the shorter of the values that fail and of those that do not."""
+    """Axes in words: "head_dim 128 and dtype not float32"; lists failing or correct values, whichever are fewer."""
     return " and ".join(
         f"{axis.name} not {' or '.join(axis.right)}"
         if len(axis.right) < len(axis.failing)

@@ -1,4 +1,4 @@
-"""Bounds from noise: how far a right kernel may be off on this very call."""
+"""Bounds from noise: how large the error of a correct kernel may be on a given call."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from assay.harness.attention.oracle import oracle, requests
 from assay.harness.localize.cells import cells_of, deviation
 
 SAFETY = 3.0
-"""A bound is this many times the noise. Measured over 120 calls of 1 to 101 tokens in fp16, bf16 and fp32, on normal data, on
+"""A bound is this multiple of the noise. Measured over 120 calls of 1 to 101 tokens in fp16, bf16 and fp32, on normal data, on
 peaky data (q and k doubled and tripled) and with a constant added to K: the worst cell of SageAttention 1.0.6 was at most 2.1
 times the noise simulated here, that of PyTorch's scaled_dot_product_attention at most 2.0 times the rounding."""
 DRAWS = (1.0, 1.02, 1.05, 1.09, 1.14, 1.19)
-"""Stretches of the quantisation scales under which the noise is simulated: a cell of one query over few keys is off by what its few
-rounding errors happen to be, and another right kernel's (another block's start, another mean) happen to be others."""
+"""Factors on the quantisation scales under which the noise is simulated. The error of a cell with one query and few keys depends
+on a few rounding errors, which differ in another correct kernel (other block boundaries, another mean)."""
 _AT_ONCE = 2**24
 """Most attention weights that are simulated at once: 128 MiB of float64."""
 FLOORS = {"int8_qk": 0.0156}
-"""Least noise of a quantisation: on calls of a few tokens the simulation can be right by chance (a softmax over two keys that
-is saturated has no noise at all). For int8 QK the published average over layers (arXiv 2410.02367, table 4); three
-times that is 0.047, beside 0.0511 in the worst published layer (table 5)."""
+"""Least noise of a quantisation, by id: on calls of a few tokens the simulation can be exact by chance (a saturated softmax over
+two keys has no noise). For int8 QK it is the published average over layers (arXiv 2410.02367, table 4); three times that is
+0.047, next to 0.0511 in the worst published layer (table 5)."""
 
 
 def noise_of(call: AttentionCall, dtype: torch.dtype) -> Tensor:
     """Relative L1 that rounding to a dtype costs on this call, by cell and head.
 
     Inputs and output in `dtype`, scores and sums in float32, weights rounded to `dtype` before they meet the values, as
-    fused kernels (Triton, FlashAttention, PyTorch's own) compute it; held against float64 on the same inputs.
+    fused kernels (Triton, FlashAttention, PyTorch's own) compute it; compared with float64 on the same inputs.
 
     Returns:
         float64 [cells, num_q_heads], cells as `assay.harness.localize.cells.cells_of` orders them.
@@ -48,11 +48,11 @@ def noise_of(call: AttentionCall, dtype: torch.dtype) -> Tensor:
 
 
 def quantised_noise(call: AttentionCall, scheme: str = "int8_qk") -> Tensor:
-    """Relative L1 that a declared quantisation must cost on this call, by cell and head, as `noise_of` gives it.
+    """Relative L1 that a declared quantisation costs on this call, by cell and head, in the shape of `noise_of`.
 
-    "int8_qk" is SageAttention's: K less its mean, Q and K in int8 with a scale per 128 queries and 64 keys of a head, weights
-    and values in fp16 (arXiv 2410.02367), everything else in float64. SageAttention's published per-layer figures are
-    relative L1 .0156 on average and .0511 in the worst layer (tables 4 and 5).
+    "int8_qk" is SageAttention's: K minus its mean, Q and K in int8 with a scale per 128 queries and 64 keys of a head, weights
+    and values in fp16 (arXiv 2410.02367), everything else in float64. SageAttention's published per-layer figures are a
+    relative L1 of .0156 on average and .0511 in the worst layer (tables 4 and 5).
 
     Raises:
         ValueError: no such scheme.
@@ -66,14 +66,14 @@ def quantised_noise(call: AttentionCall, scheme: str = "int8_qk") -> Tensor:
     for start in range(0, len(DRAWS), at_once):
         stretches = torch.tensor(DRAWS[start : start + at_once], dtype=torch.float64, device=call.q.device)
         out = SCHEMES[scheme](call, stretches)
-        # Draws stand beside each other as heads do, so that one pass over the outputs tells all their deviations.
+        # Draws take the place of heads, so that one pass over the outputs gives all deviations.
         off = deviation(out.flatten(1, 2), truth.repeat(1, len(stretches), 1), cells).relative_l1
         worst.append(off.view(len(cells.sequence), len(stretches), -1).amax(1))
     return torch.stack(worst).amax(0)
 
 
 def least_bound(call: AttentionCall, scheme: str = "") -> float:
-    """What `bound_of` is at least, without simulating anything: an own error up to this is within the bound, whatever that is.
+    """A lower limit of `bound_of` that needs no simulation: an own error up to this is within the bound.
 
     Raises:
         ValueError: no such scheme.
@@ -84,10 +84,10 @@ def least_bound(call: AttentionCall, scheme: str = "") -> float:
 
 
 def bound_of(call: AttentionCall, scheme: str = "") -> float:
-    """Largest relative L1 that a right kernel may have in any cell and head of this call.
+    """Largest relative L1 that a correct kernel may have in any cell and head of this call.
 
-    `SAFETY` times the larger of the rounding of the call's dtype and the noise of the declared quantisation, each at its worst
-    cell and head; `least_bound` where that is more.
+    `SAFETY` times the larger of the rounding of the call's dtype and the noise of the declared quantisation, each in its worst
+    cell and head; at least `least_bound`.
 
     Args:
         call: the call.
@@ -100,12 +100,12 @@ def bound_of(call: AttentionCall, scheme: str = "") -> float:
 
 
 def _worst(noise: Tensor) -> float:
-    """The largest noise; a cell in which the simulation itself overflows excuses nothing."""
+    """The largest noise; a cell in which the simulation itself overflows counts as noiseless."""
     return float(noise.masked_fill(~noise.isfinite(), 0.0).max())
 
 
 def _int8_qk(call: AttentionCall, stretches: Tensor) -> Tensor:
-    # K less its mean is rounded to the dtype of K before it is quantised, and so is the output, as the package does it.
+    # As in the package, K minus its mean is rounded to the dtype of K before it is quantised, and the output is rounded too.
     outs = []
     for r in requests(replace(call, k=call.k - call.k.mean(dim=0, keepdim=True))):
         q, k = bugs.int8(r.q, bugs.Q_BLOCK, stretch=stretches), bugs.int8(r.k, bugs.K_BLOCK, stretch=stretches)
@@ -117,5 +117,5 @@ def _int8_qk(call: AttentionCall, stretches: Tensor) -> Tensor:
 
 
 SCHEMES: dict[str, Callable[[AttentionCall, Tensor], Tensor]] = {"int8_qk": _int8_qk}
-"""What a kernel may declare as its noise: takes a call and stretches [draws], gives outputs
+"""Noise that a kernel may declare, by id: (call, factors on the scales [draws]) -> outputs
 [total_q, draws, num_q_heads, head_dim_v]."""

@@ -1,4 +1,4 @@
-"""Under which conditions something fails, in words."""
+"""Conditions of sequences in a call, and those that separate failing from passing sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """What a sequence of a call is like.
+    """The shape of one sequence of a call.
 
     Attributes:
         phase: "extend" or "decode".
@@ -36,12 +36,12 @@ class SequenceShape:
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that holds of some situations.
+    """A property that some sequences have.
 
     Attributes:
-        words: how findings say it.
-        holds: whether it holds of a situation.
-        otherwise: how findings say that it does not; empty for "elsewhere".
+        words: how findings state it.
+        holds: whether a sequence has it.
+        otherwise: how findings state that a sequence does not have it; empty for "all other calls".
     """
 
     words: str
@@ -50,13 +50,13 @@ class Condition:
 
 
 def sequence_shapes(call: AttentionCall) -> list[SequenceShape]:
-    """The situation of each sequence of a call."""
+    """The shape of each sequence of a call."""
     lens = list(zip(call.lens_q, call.prefixes, strict=True))
     return [SequenceShape(call.phase, new, prefix, len(lens), b) for b, (new, prefix) in enumerate(lens)]
 
 
 def separating(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> list[Condition]:
-    """Conditions, or failing that pairs of them, that hold of all that fails and of nothing that passes; simplest first."""
+    """Conditions, else pairs of them, that all failing sequences meet and no passing one does; simplest first."""
     for candidates in (_SINGLES, _pairs(failing)):
         found = [c for c in candidates if all(map(c.holds, failing)) and not any(map(c.holds, passing))]
         if found:

@@ -1,4 +1,4 @@
-"""Which bug explains what a kernel got wrong, in which layers and heads and under which conditions."""
+"""Which bug explains a kernel's errors, in which layers and heads, and under which conditions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from assay.harness.attention.hypotheses import FAMILY, LEAK, Hypothesis
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.call_conditions import Condition, SequenceShape, separating
 from assay.harness.localize.cells import deviation
-from assay.harness.localize.examine import Examination, Observation
+from assay.harness.localize.kernel_runs import CallResult, KernelRun
 
-CLEARLY = 0.5
-"""A hypothesis fits only if its error on what fails is at most this share of the truth's."""
-ALIKE = 1.5
-"""Fits whose error is at most this many times the best one's cannot be told apart: beside noise n, an error of 1.5 n is what
-a hypothesis gives that is itself about n (sqrt(1.5^2 - 1) = 1.1) off the right one."""
+FIT_SHARE = 0.5
+"""A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
+oracle."""
+TIE_FACTOR = 1.5
+"""Hypotheses whose error is at most this multiple of the best one's are indistinguishable: next to noise n, an error of 1.5 n is
+that of a hypothesis which is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the right one."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,19 @@ class Cause:
     """One thing that a kernel gets wrong.
 
     Attributes:
-        hypotheses: those that fit, best first and leaks before all else; none if no known cause fits.
+        hypotheses: those that fit, best first, leaks before all others; empty if none fits.
         layers: layers in which it fails.
         heads: q heads in which it fails.
         phases: phases in which it fails.
-        positions: query position buckets in which it fails, indices into `shadow_cells.POSITIONS`; empty if it fails
-            in all those of the sequences in which it fails.
-        conditions: conditions that tell what fails from what passes; empty if nothing passes or none does.
+        positions: query position buckets in which it fails, indices into `assay.harness.conditions.POSITION`; empty if it
+            fails in all those of the failing sequences.
+        conditions: conditions that separate failing from passing sequences; empty if nothing passes or no condition does.
         only_there: whether the bug must be confined to the first condition to explain what passes.
-        agreement: relative L1 to the best hypothesis, over all failing cells; NaN if none fits.
-        disagreement: the same to the truth; infinite if the output is not finite there.
-        failing: observations with a failing cell in those layers and heads, smallest call first.
-        prefixes: cached prefixes of the sequences that fail.
-        passing: number of observations in those layers without one.
+        hypothesis_error: relative L1 against the best hypothesis, over all failing cells; NaN if none fits.
+        oracle_error: relative L1 against the oracle, over all failing cells; infinite if the output is not finite there.
+        failing: results with a failing cell in those layers and heads, smallest call first.
+        prefixes: cached prefixes of the failing sequences.
+        passing: number of results in those layers without a failing cell.
     """
 
     hypotheses: tuple[Hypothesis, ...]
@@ -48,9 +49,9 @@ class Cause:
     positions: tuple[int, ...]
     conditions: tuple[Condition, ...]
     only_there: bool
-    agreement: float
-    disagreement: float
-    failing: tuple[Observation, ...]
+    hypothesis_error: float
+    oracle_error: float
+    failing: tuple[CallResult, ...]
     prefixes: tuple[int, ...]
     passing: int
 
@@ -59,38 +60,44 @@ class Cause:
 class _Fit:
     """A hypothesis that fits.
 
-    `confined` counts what it must be confined to (heads, a condition) to explain what passes; `said` is the number of failing
-    elements that it says something about.
+    Attributes:
+        hypothesis: the hypothesis.
+        error: relative L1 against it, over all failing cells.
+        conditions: as `Cause.conditions`.
+        only_there: as `Cause.only_there`.
+        confined: number of restrictions (to heads, to a condition) that it needs to explain what passes.
+        defined: number of failing elements for which it predicts a value.
     """
 
     hypothesis: Hypothesis
-    agreement: float
+    error: float
     conditions: tuple[Condition, ...]
     only_there: bool
     confined: int
-    said: float
+    defined: float
 
 
-def causes(examination: Examination) -> list[Cause]:
+def causes(run: KernelRun) -> list[Cause]:
     """What explains the cells that are out of bounds; empty if there are none.
 
-    One bug is sought for all failing layers together, then, if none fits, for each layer; layers with the same bug, heads
-    and conditions are one cause. Within its layers and heads a hypothesis must agree with the output within the call's bound
-    on every cell, failing or not, except that it may be confined to a condition that holds of all that fails.
+    First, one bug is looked for that explains all failing layers together; if there is none, each layer is explained on its own,
+    and layers with the same bug, heads and conditions become one cause. Within its layers and heads, a hypothesis must match the
+    output within the call's bound in every cell, failing or not, unless it is confined to a condition that all failing sequences
+    meet.
     """
-    layers = sorted({o.call.layer for o in examination.observations if bool(o.failing.any())})
+    layers = sorted({result.call.layer for result in run.results if result.fails})
     if not layers:
         return []
-    together = _explain(examination.observations, layers)
+    together = _explain(run.results, layers)
     if together.hypotheses or len(layers) == 1:
         return [together]
     groups: dict[object, list[int]] = {}
     for layer in layers:
-        alone = _explain(examination.observations, [layer])
-        names = tuple(h.name for h in alone.hypotheses)
-        key = (names, alone.heads, alone.conditions) if names else ()
+        alone = _explain(run.results, [layer])
+        ids = tuple(h.id for h in alone.hypotheses)
+        key = (ids, alone.heads, alone.conditions) if ids else ()
         groups.setdefault(key, []).append(layer)
-    found = [_explain(examination.observations, group) for group in groups.values()]
+    found = [_explain(run.results, group) for group in groups.values()]
     return sorted(found, key=_rank)
 
 
@@ -98,18 +105,18 @@ def _rank(cause: Cause) -> tuple[bool, bool]:
     return not any(h.kind == LEAK for h in cause.hypotheses), not cause.hypotheses
 
 
-def _explain(observations: Sequence[Observation], layers: Sequence[int]) -> Cause:
-    inside = [o for o in observations if o.call.layer in layers]
-    failing = sorted((o for o in inside if bool(o.failing.any())), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
+def _explain(results: Sequence[CallResult], layers: Sequence[int]) -> Cause:
+    inside = [o for o in results if o.call.layer in layers]
+    failing = sorted((o for o in inside if o.fails), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
     heads = sorted({int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     wrong = [s for o in inside for s in _where(o, o.failing)]
     right = [s for o in inside for b, s in enumerate(o.sequence_shapes) if b not in _sequences(o, o.failing)]
-    truth = [0.0, 0.0]
+    total = [0.0, 0.0]
     for o in failing:
         difference, size, _ = deviation(o.out, oracle(o.call), o.cells).over(o.failing)
-        truth = [truth[0] + difference, truth[1] + size]
-    disagreement = truth[0] / truth[1] if truth[1] else float("inf")
-    fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, wrong, right, disagreement))]
+        total = [total[0] + difference, total[1] + size]
+    oracle_error = total[0] / total[1] if total[1] else float("inf")
+    fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, wrong, right, oracle_error))]
     chosen = _choose(fits)
     return Cause(
         hypotheses=tuple(f.hypothesis for f in chosen),
@@ -119,8 +126,8 @@ def _explain(observations: Sequence[Observation], layers: Sequence[int]) -> Caus
         positions=_positions(failing),
         conditions=chosen[0].conditions if chosen else tuple(separating(wrong, right) if right else ()),
         only_there=bool(chosen) and chosen[0].only_there,
-        agreement=chosen[0].agreement if chosen else float("nan"),
-        disagreement=disagreement,
+        hypothesis_error=chosen[0].error if chosen else float("nan"),
+        oracle_error=oracle_error,
         failing=tuple(failing),
         prefixes=tuple(sorted({s.prefix for s in wrong})),
         passing=len(inside) - len(failing),
@@ -128,23 +135,23 @@ def _explain(observations: Sequence[Observation], layers: Sequence[int]) -> Caus
 
 
 def _choose(fits: Sequence[_Fit]) -> list[_Fit]:
-    """The fits that cannot be told from the best, those that must be confined least; leaks before all else."""
-    best = min((f.agreement for f in fits), default=0.0)
-    alike = [f for f in fits if f.agreement <= ALIKE * best + 1e-12]
-    # A hypothesis that leaves much undefined agrees with anything there.
-    alike = [f for f in alike if f.said == max(g.said for g in alike)]
-    least = [f for f in alike if f.confined == min(g.confined for g in alike)]
-    return sorted(least, key=lambda f: (f.hypothesis.kind != LEAK, f.agreement))
+    """The fits that are indistinguishable from the best and need the fewest restrictions; leaks before all others."""
+    best = min((f.error for f in fits), default=0.0)
+    tied = [f for f in fits if f.error <= TIE_FACTOR * best + 1e-12]
+    # A hypothesis that leaves much undefined matches anything there.
+    tied = [f for f in tied if f.defined == max(g.defined for g in tied)]
+    least = [f for f in tied if f.confined == min(g.confined for g in tied)]
+    return sorted(least, key=lambda f: (f.hypothesis.kind != LEAK, f.error))
 
 
 def _fit(
     hypothesis: Hypothesis,
-    inside: Sequence[Observation],
-    failing: Sequence[Observation],
+    inside: Sequence[CallResult],
+    failing: Sequence[CallResult],
     heads: Sequence[int],
     wrong: Sequence[SequenceShape],
     right: Sequence[SequenceShape],
-    disagreement: float,
+    oracle_error: float,
 ) -> _Fit | None:
     total = [0.0, 0.0, 0.0]
     violating: list[SequenceShape] = []
@@ -160,8 +167,8 @@ def _fit(
         violating += _where(o, _violated(o, off.relative_l1, heads))
         others = sorted(set(range(o.own.shape[1])) - set(heads))
         everywhere &= not bool(_violated(o, off.relative_l1, others).any())
-    agreement = total[0] / total[1] if total[1] else 0.0
-    if not total[2] or agreement > CLEARLY * disagreement:
+    error = total[0] / total[1] if total[1] else 0.0
+    if not total[2] or error > FIT_SHARE * oracle_error:
         return None
     seen = {id(o) for o in failing}
     for o in inside:
@@ -169,19 +176,19 @@ def _fit(
             violating += _where(o, _violated(o, deviation(o.out, expected, o.cells).relative_l1, heads))
     conditions = separating(wrong, right) if right else []
     if not violating:
-        return _Fit(hypothesis, agreement, tuple(conditions), False, int(not everywhere), total[2])
+        return _Fit(hypothesis, error, tuple(conditions), False, int(not everywhere), total[2])
     confined = conditions or separating(wrong, violating)
-    return _Fit(hypothesis, agreement, tuple(confined), True, 1 + int(not everywhere), total[2]) if confined else None
+    return _Fit(hypothesis, error, tuple(confined), True, 1 + int(not everywhere), total[2]) if confined else None
 
 
-def _violated(o: Observation, off: Tensor, heads: Sequence[int]) -> Tensor:
-    """Cells of these heads, as far as the layer has them, that pass although the hypothesis says that they should not."""
+def _violated(o: CallResult, off: Tensor, heads: Sequence[int]) -> Tensor:
+    """Cells of these heads, where the layer has them, that pass although the hypothesis predicts a failure."""
     chosen = torch.zeros_like(o.failing)
     chosen[:, [head for head in heads if head < chosen.shape[1]]] = True
     return chosen & ~o.failing & (off > o.bound)
 
 
-def _positions(failing: Sequence[Observation]) -> tuple[int, ...]:
+def _positions(failing: Sequence[CallResult]) -> tuple[int, ...]:
     hit = {o.cells.position[int(c)] for o in failing for c in o.failing.any(1).nonzero()}
     there = {
         position
@@ -192,10 +199,10 @@ def _positions(failing: Sequence[Observation]) -> tuple[int, ...]:
     return tuple(sorted(hit)) if hit < there else ()
 
 
-def _sequences(o: Observation, cells: Tensor) -> list[int]:
+def _sequences(o: CallResult, cells: Tensor) -> list[int]:
     """Sequences with one of these cells (bool [cells, num_q_heads])."""
     return sorted({o.cells.sequence[int(c)] for c in cells.any(1).nonzero()})
 
 
-def _where(o: Observation, cells: Tensor) -> list[SequenceShape]:
+def _where(o: CallResult, cells: Tensor) -> list[SequenceShape]:
     return [o.sequence_shapes[b] for b in _sequences(o, cells)]

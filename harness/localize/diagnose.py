@@ -1,62 +1,76 @@
-"""What an examination found, as findings in words."""
+"""A kernel's results -> findings in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.hypotheses import LEAK
 from assay.harness.conditions import POSITION
 from assay.harness.localize.causes import Cause, causes
-from assay.harness.localize.examine import Examination, Observation
+from assay.harness.localize.kernel_runs import CallResult, KernelRun
+from assay.harness.text import some
 from assay.harness.verdict import Finding, Severity
 
-NO_KNOWN_CAUSE = "no known cause fits"
+UNEXPLAINED = "unexplained"
 NONDETERMINISM = "nondeterminism"
-STATE = "state"
-MUTATION = "input written to"
-REFUSED = "call refused"
+STATE_KEPT = "state-kept"
+INPUT_WRITTEN = "input-written"
+CALL_REFUSED = "call-refused"
+TITLES = {
+    UNEXPLAINED: "unexplained error",
+    NONDETERMINISM: "nondeterministic output",
+    STATE_KEPT: "state kept between calls",
+    INPUT_WRITTEN: "input overwritten",
+    CALL_REFUSED: "call refused",
+}
+"""Findings besides the hypotheses of `assay.harness.attention.hypotheses.FAMILY`: id -> title."""
+MAX_PREFIXES, MAX_CONDITIONS = 12, 5
+"""Most cached prefixes, and most further conditions, that a finding lists."""
 
 
-def diagnose(examination: Examination, reproduce: str = "") -> list[Finding]:
-    """What is wrong with a kernel: named bugs first (a leak across requests before all else), then how it behaved.
+def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
+    """What is wrong with a kernel: named bugs first (a leak across requests before all others), then its behaviour.
 
     Args:
-        examination: as `assay.harness.localize.examine.examine` gives it.
-        reproduce: a command that shows it again.
+        run: its results.
+        reproduce: a command that reproduces the findings.
 
     Returns:
-        Findings; none if every cell is within its bound, the same call gave the same twice and late, no input was written to
-        and nothing was refused.
+        Findings; empty if every cell is within its bound, every output was reproducible, no input was overwritten and no call
+        was refused.
     """
-    layers = sorted({o.call.layer for o in examination.observations})
-    named = [_named(cause, layers, reproduce) for cause in causes(examination)]
-    return named + _behaviour(examination, layers, reproduce)
+    layers = sorted({result.call.layer for result in run.results})
+    bugs = [_bug(cause, layers, reproduce) for cause in causes(run)]
+    return bugs + _behaviour(run, layers, reproduce)
 
 
-def _named(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
-    evidence = [_seen(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
+def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
+    evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
     if len(cause.conditions) > 1:
-        evidence.append(f"on these calls the same condition: {'; '.join(c.words for c in cause.conditions[1:6])}")
-    worst = max(o.errors.nonfinite_share for o in cause.failing)
-    if worst:
-        evidence.append(f"not finite: {percent(worst)} of the worst call's output")
+        others = "; ".join(c.words for c in cause.conditions[1 : 1 + MAX_CONDITIONS])
+        evidence.append(f"on these calls, equivalent conditions: {others}")
+    nonfinite = max(result.nonfinite_share for result in cause.failing)
+    if nonfinite:
+        evidence.append(f"not finite: up to {percent(nonfinite)} of a call's output")
+    oracle_error = percent(cause.oracle_error)
     best = cause.hypotheses[0] if cause.hypotheses else None
     if best is None:
-        diagnosis = f"{NO_KNOWN_CAUSE}: off the truth by {percent(cause.disagreement)}"
+        diagnosis = f"no known bug explains the error: the output is off by {oracle_error}"
     else:
-        diagnosis = f'agrees with "{best.name}" to {percent(cause.agreement)} and with the truth to {percent(cause.disagreement)}'
-        evidence.insert(0, f"{best.name}: {best.title}")
-        others = [f'"{h.name}"' for h in cause.hypotheses[1:]]
+        match = percent(cause.hypothesis_error)
+        diagnosis = f'matches "{best.title}" to within {match}; the correct result is {oracle_error} away'
+        evidence.insert(0, f"{best.title}: {best.about}")
+        others = " or ".join(f'"{h.title}"' for h in cause.hypotheses[1:])
         if others:
-            diagnosis += f", and cannot be told from {' or '.join(others)} on these calls"
+            diagnosis += f"; on these calls it cannot be told from {others}"
     return Finding(
-        id=NO_KNOWN_CAUSE if best is None else best.name,
-        title=NO_KNOWN_CAUSE if best is None else best.title,
+        id=UNEXPLAINED if best is None else best.id,
+        title=TITLES[UNEXPLAINED] if best is None else best.title,
         severity="serious" if best is None else best.severity,
         where=_where(cause, layers),
-        diagnosis=diagnosis + _right(cause) + (f" ({LEAK})" if best is not None and best.kind == LEAK else ""),
+        diagnosis=diagnosis + _correct(cause) + (" (leak across requests)" if best and best.kind == LEAK else ""),
         evidence=tuple(evidence),
         reproduce=reproduce,
     )
@@ -66,93 +80,78 @@ def _where(cause: Cause, layers: Sequence[int]) -> str:
     parts = [" and ".join(cause.phases)]
     if cause.conditions and not cause.conditions[0].words.endswith(" only"):
         parts.append(("only where " if cause.only_there else "") + cause.conditions[0].words)
-    heads = range(max(o.call.q.shape[1] for o in cause.failing))
+    heads = range(max(result.call.q.shape[1] for result in cause.failing))
     parts += [some("layer", cause.layers, layers), some("head", cause.heads, heads)]
     if cause.positions and not cause.hypotheses:
         parts.append(f"query positions {', '.join(POSITION.labels[p] for p in cause.positions)}")
     return ", ".join(parts)
 
 
-def _right(cause: Cause) -> str:
-    if not cause.conditions:
-        return ""
-    return f"; right at {cause.conditions[0].otherwise}" if cause.conditions[0].otherwise else "; right elsewhere"
+def _correct(cause: Cause) -> str:
+    """Where the kernel is right."""
+    return f"; correct at {cause.conditions[0].otherwise or 'all other calls'}" if cause.conditions else ""
 
 
-def _seen(cause: Cause) -> str:
-    worst = max(cause.failing, key=lambda o: float(o.own.max()) / o.bound)
-    text = (
-        f"{len(cause.failing)} of {len(cause.failing) + cause.passing} calls of these layers are out of bounds; worst: own error "
-        f"{percent(float(worst.own.max()))} where noise explains {percent(worst.bound)}, {describe(worst.call)}"
+def _extent(cause: Cause) -> str:
+    """How many calls fail, by how much at worst, and with which cached prefixes."""
+    worst = max(cause.failing, key=lambda result: result.worst)
+    more = ", ..." if len(cause.prefixes) > MAX_PREFIXES else ""
+    return (
+        f"{len(cause.failing)} of {len(cause.failing) + cause.passing} calls of these layers are out of bounds; worst own error "
+        f"{percent(float(worst.own.max()))}, where noise explains {percent(worst.bound)}: {describe(worst.call)}; "
+        f"failing cached prefixes: {', '.join(map(str, cause.prefixes[:MAX_PREFIXES]))}{more}"
     )
-    more = ", ..." if len(cause.prefixes) > 12 else ""
-    return f"{text}; cached prefixes of what fails: {', '.join(map(str, cause.prefixes[:12]))}{more}"
 
 
-def _behaviour(examination: Examination, layers: Sequence[int], reproduce: str) -> list[Finding]:
+def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Finding]:
     def finding(
-        kind: str, seen: Sequence[Observation], diagnosis: str, error: Callable[[Observation], float] | None
+        id: str, results: Sequence[CallResult], diagnosis: str, error: Callable[[CallResult], float] | None
     ) -> Finding:
-        first = seen[0] if error is None else max(seen, key=error)
+        example = results[0] if error is None else max(results, key=error)
         severity: Severity = "serious"
-        if error is not None and not any(error(o) > o.bound for o in seen):
+        if error is not None and not any(error(result) > result.bound for result in results):
             severity = "info"
-        where = f"{some('layer', sorted({o.call.layer for o in seen}), layers)}, {len(seen)} calls"
+        where = some("layer", sorted({result.call.layer for result in results}), layers)
         return Finding(
-            id=kind, title=kind, severity=severity, where=where, diagnosis=diagnosis,
-            evidence=(f"for instance {describe(first.call)}",), reproduce=reproduce,
+            id=id, title=TITLES[id], severity=severity, where=f"{where}, {len(results)} calls", diagnosis=diagnosis,
+            evidence=(f"for example {describe(example.call)}",), reproduce=reproduce,
         )  # fmt: skip
 
     found = []
-    observations = examination.observations
-    if mutated := [o for o in observations if o.mutated]:
-        names = ", ".join(sorted({name for o in mutated for name in o.mutated}))
-        found.append(finding(MUTATION, mutated, f"the kernel writes to its input {names}", None))
-    if twice := [o for o in observations if o.repeats_differ]:
-        worst = percent(max(o.repeat for o in twice))
-        text = f"the same call twice in a row gives different outputs, up to {worst} apart"
-        found.append(finding(NONDETERMINISM, twice, text, lambda o: o.repeat))
-    # A kernel that differs from run to run is only called stateful where late is off by more than noise and twice is not.
-    if late := [o for o in observations if o.late_differs and (not o.repeats_differ or o.repeat <= o.bound < o.late)]:
-        worst = percent(max(o.late for o in late))
-        text = f"the same call gives another output after other calls than before them, up to {worst} apart"
-        found.append(finding(STATE, late, text, lambda o: o.late))
-    if examination.refused:
-        call, why = examination.refused[0]
+    if written := [result for result in run.results if result.mutated]:
+        names = ", ".join(sorted({name for result in written for name in result.mutated}))
+        found.append(finding(INPUT_WRITTEN, written, f"the kernel overwrites its input {names}", None))
+    if random := [result for result in run.results if result.repeats_differ]:
+        worst = percent(max(result.repeat for result in random))
+        text = f"the same call, run twice in a row, gives outputs up to {worst} apart"
+        found.append(finding(NONDETERMINISM, random, text, lambda result: result.repeat))
+    # A kernel whose runs differ anyway counts as stateful only if the late run, and not the repeat, differs by more than noise.
+    if late := [r for r in run.results if r.late_differs and (not r.repeats_differ or r.repeat <= r.bound < r.late)]:
+        worst = percent(max(result.late for result in late))
+        text = f"the same call gives a different output after other calls, up to {worst} apart"
+        found.append(finding(STATE_KEPT, late, text, lambda result: result.late))
+    if run.refused:
+        call, why = run.refused[0]
         found.append(
             Finding(
-                id=REFUSED, title=REFUSED, severity="warning", where=f"{len(examination.refused)} calls", diagnosis=why,
-                evidence=(f"for instance {describe(call)}",), reproduce=reproduce,
+                id=CALL_REFUSED, title=TITLES[CALL_REFUSED], severity="warning", where=f"{len(run.refused)} calls",
+                diagnosis=why, evidence=(f"for example {describe(call)}",), reproduce=reproduce,
             )
         )  # fmt: skip
     return found
 
 
 def describe(call: AttentionCall) -> str:
-    """A call in words: "layer 2 extend, new+prefix 20+77 3+0, 4 heads on 2, head_dim 64, bfloat16"."""
+    """A call in words: "layer 2 extend, new+prefix 20+77 3+0, 4 q heads on 2 kv heads, head_dim 64, bfloat16"."""
     lens = " ".join(f"{new}+{prefix}" for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
     return (
-        f"layer {call.layer} {call.phase}, new+prefix {lens}, {call.q.shape[1]} heads on {call.k.shape[1]}, "
+        f"layer {call.layer} {call.phase}, new+prefix {lens}, {call.q.shape[1]} q heads on {call.k.shape[1]} kv heads, "
         f"head_dim {call.q.shape[2]}, {str(call.q.dtype).removeprefix('torch.')}"
     )
 
 
 def percent(share: float) -> str:
-    """A share in percent to two significant digits; "not finite" if it is none."""
+    """A share in percent, to two significant digits; "not finite" for infinity and NaN."""
     if not math.isfinite(share):
         return "not finite"
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
-
-
-def some(what: str, chosen: Collection[int], of: Collection[int]) -> str:
-    """Which of several, in words: "all 4 layers", "layer 2 of 4", "heads 0-2, 7 of 8"."""
-    if len(chosen) == len(of):
-        return f"all {len(of)} {what}s" if len(of) > 1 else f"{what} {next(iter(of))}"
-    runs: list[list[int]] = []
-    for n in sorted(chosen):
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    words = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-    return f"{what}{'s' if len(chosen) > 1 else ''} {words} of {len(of)}"

@@ -1,4 +1,4 @@
-"""A failing call -> the smallest that still fails, and a test that shows it."""
+"""A failing call -> the smallest call that still fails, and a test that shows it."""
 
 from __future__ import annotations
 
@@ -14,47 +14,50 @@ from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import describe
-from assay.harness.localize.examine import observe
+from assay.harness.localize.kernel_runs import measure
 from assay.harness.verdict import Finding
 
-RUNS = 400
-"""Most runs of the kernel for one shrinking."""
-INLINED = 4096
+MAX_RUNS = 400
+"""Most runs of the kernel while a call is shrunk."""
+MAX_LITERALS = 4096
 """Most numbers that a test holds as literals: about 90 kB of text."""
 
 
 def out_of_bounds(kernel: Kernel) -> Callable[[AttentionCall, Tensor], bool]:
-    """Whether an output of this kernel is out of the bounds of its call: what `shrink` keeps true unless told otherwise."""
-    scheme = declaration(kernel).noise
-    return lambda call, out: bool(observe(call, out, scheme).failing.any())
+    """A test of whether an output of this kernel is out of bounds: the failure that `shrink` preserves by default."""
+    noise = declaration(kernel).noise
+    return lambda call, out: measure(call, out, noise).fails
 
 
 def shrink(
-    kernel: Kernel, call: AttentionCall, fails: Callable[[AttentionCall, Tensor], bool] | None = None, runs: int = RUNS
+    kernel: Kernel,
+    call: AttentionCall,
+    fails: Callable[[AttentionCall, Tensor], bool] | None = None,
+    runs: int = MAX_RUNS,
 ) -> AttentionCall:
     """The smallest call found that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
 
-    Deterministic and greedy: each step takes the first smaller call that fails, until none does or the runs are used up. A
-    call that the kernel refuses does not fail. Prefixes lose their oldest tokens, new tokens their newest; whole groups of q
-    heads go first. The scale follows head_dim where it was head_dim ** -0.5.
+    Deterministic and greedy: each step takes the first smaller call that fails, until none does or the runs are used up. A call
+    that the kernel refuses does not fail. Prefixes lose their oldest tokens, new tokens their newest; whole groups of q heads are
+    dropped first. A scale of head_dim ** -0.5 follows head_dim.
 
     Args:
         kernel: the kernel.
         call: a call on which it fails.
-        fails: takes a call and the kernel's output; None for `out_of_bounds`.
+        fails: (call, output) -> whether the failure is still there; None for `out_of_bounds`.
         runs: most runs of the kernel.
 
     Raises:
-        ValueError: the call does not fail as it is.
+        ValueError: the call itself does not fail.
     """
-    judge = fails or out_of_bounds(kernel)
+    failed = fails or out_of_bounds(kernel)
     left = runs
 
     def still_fails(smaller: AttentionCall) -> bool:
         nonlocal left
         left -= 1
         try:
-            return judge(smaller, kernel(smaller.clone()))
+            return failed(smaller, kernel(smaller.clone()))
         except KernelRefused:
             return False
 
@@ -69,7 +72,7 @@ def shrink(
 
 
 def _smaller(call: AttentionCall) -> Iterator[AttentionCall]:
-    """Calls one step smaller, boldest first."""
+    """Calls that are one step smaller, largest steps first."""
     batch, groups = len(call.lens_q), call.k.shape[1]
     if batch > 1:
         yield from (_pick(call, [(b, 0, 0)]) for b in range(batch))
@@ -91,7 +94,7 @@ def _smaller(call: AttentionCall) -> Iterator[AttentionCall]:
 
 
 def _fewer(count: int, least: int) -> list[int]:
-    """Smaller counts to try, boldest first."""
+    """Smaller counts to try, largest steps first."""
     steps = {least, least + 1, count // 4, count // 2, count * 3 // 4, count - 16, count - 4, count - 1}
     return sorted(n for n in steps if least <= n < count)
 
@@ -120,75 +123,72 @@ def _groups(call: AttentionCall, kept: list[int]) -> AttentionCall:
     return replace(call, q=call.q[:, heads], k=call.k[:, kept], v=call.v[:, kept])
 
 
-def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding) -> str:
-    """The source of a pytest file that runs a kernel on a call and holds it against the oracle: red with what is wrong, else green.
+def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding, noise: str | None = None) -> str:
+    """The source of a pytest file that runs a kernel on a call and fails while its own error is out of bounds.
 
-    The inputs are normal data from a seed if the kernel fails on such data of the same shape, else the call's own numbers.
+    It imports nothing but the public API. Its inputs are normal data from a seed, if the kernel fails on such data of the same
+    shape, else the call's own numbers.
 
     Args:
         call: a failing call, best a shrunk one.
         kernel_path: published name of the kernel or ``module:function``.
         finding: what is wrong; becomes the test's docstring.
+        noise: quantisation whose noise is excused; None for what the kernel declares.
 
     Raises:
-        AssayError: the kernel fails on the call's own data only, and that is too much to be written into a test.
+        AssayError: the kernel fails on the call's own data only, which is too large for a test.
         KernelRefused: no such kernel.
     """
     kernel = load(kernel_path)
+    declared = declaration(kernel).noise
+    noise = declared if noise is None else noise
     lens = list(zip(call.lens_q, call.prefixes, strict=True))
     heads = (call.q.shape[1], call.k.shape[1])
-    dtype = str(call.q.dtype)
     own = f"scale={call.scale!r}, causal={call.causal}, layer={call.layer}, phase={call.phase!r}"
     drawn = replace(
         call_of(lens, heads, call.q.shape[2], call.q.dtype, str(call.q.device)),
         scale=call.scale, causal=call.causal, layer=call.layer, phase=call.phase,
     )  # fmt: skip
-    if call.v.shape[2] == call.q.shape[2] and _fails(kernel, drawn):
-        device = str(call.q.device)
-        inputs = f"replace(call_of({lens}, {heads}, {call.q.shape[2]}, {dtype}, {device!r}), {own})"
-        imported = (
-            "from dataclasses import replace\n\nimport torch\n\n",
-            "from assay.harness.attention.sample_calls import call_of\n",
-        )
+    if call.v.shape[2] == call.q.shape[2] and _fails(kernel, drawn, noise):
+        shape = f"{lens}, {heads}, {call.q.shape[2]}, {call.q.dtype}, {str(call.q.device)!r}"
+        inputs = f"replace(call_of({shape}), {own})"
+        imports = "from dataclasses import replace\n\nimport torch\n\nfrom assay import assert_correct, call_of"
     else:
         numbers = sum(t.numel() for t in (call.q, call.k, call.v))
-        if numbers > INLINED:
+        if numbers > MAX_LITERALS:
             raise AssayError(
-                f"the kernel fails on this call's own data only, and that is {numbers} numbers",
-                f"at most {INLINED} in a test",
+                f"The kernel fails on this call's own data only, which is {numbers} numbers.",
+                f"at most {MAX_LITERALS} numbers in a test",
                 "shrink the call first, or keep it in a replay pack",
             )
         tensors = "".join(f"    {n}={_literal(getattr(call, n))},\n" for n in ("q", "k", "v"))
         lengths = (f"cu_seqlens_{n}={_literal(getattr(call, f'cu_seqlens_{n}'))}" for n in "qk")
         inputs = f"AttentionCall(\n{tensors}    {', '.join(lengths)},\n    {own},\n)"
-        imported = "import torch\n\n", "from assay.harness.attention.call import AttentionCall\n"
-    told = f"{finding.id}: {finding.where}: {finding.diagnosis}"
-    return f'''"""{_prose(finding.id)}, shrunk to the smallest call that shows it."""
+        imports = "import torch\n\nfrom assay import AttentionCall, assert_correct"
+    excused = "" if noise == declared else f", noise={noise!r}"
+    return f'''"""{_prose(finding.title)}: the smallest call that shows it."""
 
-{imported[0]}{imported[1]}from assay.harness.attention.kernels import declaration, load
-from assay.harness.localize.examine import observe
+{imports}
 
 KERNEL = {kernel_path!r}
 CALL = {inputs}
 
 
-def test_own_error_is_within_its_bound() -> None:
-    """{_prose(told)}."""
-    kernel = load(KERNEL)
-    seen = observe(CALL, kernel(CALL), declaration(kernel).noise)
-    assert float(seen.own.max()) <= seen.bound
+def test_the_kernel_is_correct() -> None:
+    """{_prose(f"{finding.where}: {finding.diagnosis}")}."""
+    assert_correct(KERNEL, CALL{excused})
 '''
 
 
-def _fails(kernel: Kernel, call: AttentionCall) -> bool:
+def _fails(kernel: Kernel, call: AttentionCall, noise: str) -> bool:
     try:
-        return out_of_bounds(kernel)(call, kernel(call.clone()))
+        return measure(call, kernel(call.clone()), noise).fails
     except KernelRefused:
         return False
 
 
 def _literal(tensor: Tensor) -> str:
-    """A tensor as source; repr of a float64 gives every value of a narrower dtype exactly."""
+    """A tensor as source; the repr of a float64 is exact for every narrower dtype."""
     device = "" if tensor.device.type == "cpu" else f", device={str(tensor.device)!r}"
     values = tensor.tolist() if not tensor.is_floating_point() else tensor.double().tolist()
     text = repr(values).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
@@ -196,5 +196,5 @@ def _literal(tensor: Tensor) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text that can stand in a docstring."""
+    """Text that is safe in a docstring."""
     return text.replace("\\", "/").replace('"', "'")

@@ -1,6 +1,6 @@
-"""A kernel on the op-level matrix: under which conditions it is wrong, and the name of the bug. No server, no model.
+"""Checking a kernel on the op-level matrix: under which conditions it is wrong, and the name of the bug. No server, no model.
 
-What `assay check`, the pytest plugin and a kernel repo's own tests run.
+`assay check`, the pytest plugin and a kernel repository's own tests run this.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from assay.harness.conditions import PHASES
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.bounds import SCHEMES
-from assay.harness.localize.diagnose import NO_KNOWN_CAUSE, REFUSED, describe, diagnose
-from assay.harness.localize.examine import Examination
-from assay.harness.localize.guard import Guard, examine_some
+from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose, percent
+from assay.harness.localize.guard import Guard, run_guarded
+from assay.harness.localize.kernel_runs import KernelRun, measure
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.verdict import Finding
 
-BROKEN = "contract broken"
-_UNEXPLAINED = ("cached", "heads", "head_dim", "dtype", "data", "page")
-"""Axes that a diagnosis does not look at: it explains sequences by their lengths and their place in the batch."""
+CONTRACT_BROKEN = "contract-broken"
+_NARROWING_AXES = ("cached", "heads", "head_dim", "dtype", "data", "page")
+"""Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a kernel came to on a matrix.
+class CheckResult:
+    """A kernel's result on a matrix.
 
     Attributes:
-        kernel: its name, as it was asked for.
+        kernel: its name, as given.
         computed: cases that it computed.
-        refused: cases that it refused, with its words: not covered, which is not a pass.
-        broken: cases on which it raised, or gave another shape or dtype than the contract's.
-        missing: what a pass needs and was not shown.
+        refused: cases that it refused, with its reasons: not covered, which is not a pass.
+        broken: cases in which it raised, or returned a shape or dtype that breaks the contract.
+        missing: conditions of a pass that were not tested.
         findings: what is wrong, named where a hypothesis fits.
-        smallest: the smallest failing call that was found, in words; empty if none is out of bounds.
+        smallest: the smallest failing call found, in words; empty if none is out of bounds.
         test: the source of a pytest file that shows it; empty if there is none.
-        again: a command that runs the same; empty for a kernel that no command can name.
-        seconds: time that it took.
+        again: a command that repeats the check; empty for a kernel that no command can name.
+        seconds: time taken.
     """
 
     kernel: str
@@ -95,17 +95,17 @@ class Result:
 
     @property
     def axes(self) -> list[axes.Axis]:
-        """What became of the cases, by each axis of the matrix."""
+        """Results by each axis of the matrix."""
         return axes.by_axis(_conditions(self.failing), _conditions(self.right))
 
     @property
     def where(self) -> str:
-        """Values of at most two axes under which all fails and nothing is right; empty if there are none."""
+        """Values of at most two axes that cover all failing cases and no correct one; empty if there are none."""
         return axes.words(axes.confining(_conditions(self.failing), _conditions(self.right)))
 
     @property
     def exit_code(self) -> ExitCode:
-        """REGRESSION if a finding is more than information, else NO_VERDICT if something is missing, else PASS."""
+        """REGRESSION if a finding is more severe than "info", else NO_VERDICT if something is missing, else PASS."""
         if any(finding.severity != "info" for finding in self.findings):
             return ExitCode.REGRESSION
         return ExitCode.NO_VERDICT if self.missing else ExitCode.PASS
@@ -123,25 +123,26 @@ def check(
     seed: int = 0,
     chosen: Sequence[Case] | None = None,
     again: str = "",
-) -> Result:
-    """Run a kernel on the op-level matrix and hold every call against the oracle and the bound of its call.
+) -> CheckResult:
+    """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
         phases: phases to run; None for those that the kernel declares.
-        dtypes: such as "bfloat16"; None for float16, bfloat16 and float32.
+        dtypes: for example "bfloat16"; None for float16, bfloat16 and float32.
         noise: quantisation whose noise is excused, such as "int8_qk"; None for what the kernel declares.
         size: of the matrix, "small" or "full".
-        device: where it runs; None for "cuda" where there is a GPU, else "cpu".
+        device: None for "cuda" if there is a GPU, else "cpu".
         head_dims: head dims of the matrix.
         seed: of the matrix.
-        chosen: these cases instead of the matrix.
-        again: a command that runs the same, for the findings; made up of the arguments if there are no chosen cases.
+        chosen: cases to run instead of the matrix.
+        again: a command that repeats the check, for the findings; by default it is made from the arguments, unless cases are
+            chosen.
 
     Raises:
         UsageError: no such kernel, phase, dtype, noise, size or device, or no case.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     name, loaded = find(kernel)
     declared = kernels.declaration(loaded)
     if noise:
@@ -152,39 +153,65 @@ def check(
         again = _command(path, phases or (), dtypes or (), noise, size, device, head_dims, seed)
     if chosen is None:
         chosen = matrix(asked, dtypes=dtypes, size=size, device=device, head_dims=head_dims, seed=seed)
-    made = [(case, case.make()) for case in chosen]
-    made = [(case, call) for case, call in made if call.phase in asked]
+    made = [(case, call) for case in chosen if (call := case.make()).phase in asked]
     if not made:
-        raise UsageError(f"There is no case of {' or '.join(asked)} for {name}.", "at least one", "choose other cases")
+        raise UsageError(
+            f"There is no case of {' or '.join(asked)} for {name}.", "at least one", "choose other cases or phases"
+        )
 
     guard = Guard(loaded, replace(declared, noise=declared.noise if noise is None else noise))
-    examination = examine_some(guard, [call for _, call in made])
+    run = run_guarded(guard, [call for _, call in made])
     case_of = {id(call): case for case, call in made}
-    computed = tuple(Computed(case_of[id(o.call)], float(o.own.max()), o.bound) for o in examination.observations)
-    unable = tuple((case_of[id(call)], why) for call, why in examination.refused)
-    broken = tuple((case, why) for case, why in unable if why in guard.broken)
-    findings = _named(examination, case_of, again) + _breaks(broken, case_of, made, again)
-    if guard.unsteady:
-        call, why = guard.unsteady[0]
-        where = f"{len(guard.unsteady)} calls, when run again"
-        findings.append(_broken(why, where, (f"for instance {describe(call)}",), again))
-    smallest, test = smallest_call(guard, examination, findings, path)
-    return Result(
+    computed = tuple(Computed(case_of[id(o.call)], float(o.own.max()), o.bound) for o in run.results)
+    refused = tuple((case_of[id(call)], why) for call, why in run.refused)
+    broken = tuple((case, why) for case, why in refused if why in guard.breaches)
+    findings = _bugs(run, case_of, again) + _breaches(broken, case_of, made, again)
+    if guard.failed_repeats:
+        call, why = guard.failed_repeats[0]
+        where = f"{len(guard.failed_repeats)} calls, when repeated"
+        findings.append(_breach(why, where, (f"for example {describe(call)}",), again))
+    smallest, test = smallest_call(guard, run, findings, path)
+    return CheckResult(
         kernel=name,
         computed=computed,
-        refused=tuple((case, why) for case, why in unable if why not in guard.broken),
+        refused=tuple((case, why) for case, why in refused if why not in guard.breaches),
         broken=broken,
-        missing=tuple(_missing(asked, declared.phases, examination)),
+        missing=tuple(_missing(asked, declared.phases, run)),
         findings=tuple(findings),
         smallest=smallest,
         test=test,
         again=again,
-        seconds=time.monotonic() - begun,
+        seconds=time.monotonic() - start,
     )
 
 
+def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:
+    """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
+
+    Args:
+        kernel: a published name, ``module:function``, or the kernel itself.
+        call: the call.
+        noise: quantisation whose noise is excused, such as "int8_qk"; None for what the kernel declares.
+
+    Raises:
+        AssertionError: the error is out of bounds; the message names the bug where a hypothesis fits.
+        UsageError: no such kernel or noise.
+        KernelRefused: the kernel refuses the call.
+    """
+    name, loaded = find(kernel)
+    if noise:
+        _one_of("noise", noise, SCHEMES)
+    result = measure(call, loaded(call.clone()), kernels.declaration(loaded).noise if noise is None else noise)
+    if result.fails:
+        [bug, *_] = diagnose(KernelRun((result,)))
+        raise AssertionError(
+            f"{name} on {describe(call)}: own error {percent(float(result.own.max()))} where noise explains "
+            f"{percent(result.bound)}; {bug.diagnosis}"
+        )
+
+
 def find(kernel: str | Kernel) -> tuple[str, Kernel]:
-    """A kernel and what to call it: ``module:function`` if that finds it, else the name that it has.
+    """A kernel and its name: ``module:function`` if it can be imported that way, else its own name.
 
     Raises:
         UsageError: no such kernel.
@@ -226,14 +253,14 @@ def matrix(
             _one_of(what, value, of)
     gpu = torch.cuda.is_available()
     if device and device.startswith("cuda") and not gpu:
-        raise UsageError(f"The device is {device}, and there is no GPU.", "cpu", "leave the device out")
+        raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
     on = device or ("cuda" if gpu else "cpu")
     return cases(tuple(phases), on, [known[one] for one in named], seed, size, tuple(head_dims))
 
 
 def _one_of(what: str, value: str, known: Sequence[str] | Mapping[str, object]) -> None:
     if value not in known:
-        raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(known)}", f"name another {what}")
+        raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(known)}", f"choose another {what}")
 
 
 def _command(
@@ -258,31 +285,31 @@ def _conditions(chosen: Sequence[Case]) -> list[dict[str, str]]:
     return [case.condition for case in chosen]
 
 
-def _named(examination: Examination, case_of: Mapping[int, Case], again: str) -> list[Finding]:
-    """The findings on what was computed. A bug that shows under some values of an axis only is named among the calls with those."""
-    findings = [f for f in diagnose(examination, again) if f.id != REFUSED]
-    if not any(f.id == NO_KNOWN_CAUSE for f in findings):
+def _bugs(run: KernelRun, case_of: Mapping[int, Case], again: str) -> list[Finding]:
+    """The findings on computed cases. A bug that shows only under some values of an axis is looked for among those cases alone."""
+    findings = [f for f in diagnose(run, again) if f.id != CALL_REFUSED]
+    if not any(f.id == UNEXPLAINED for f in findings):
         return findings
-    conditions = [(o, case_of[id(o.call)].condition) for o in examination.observations]
-    failing = [condition for o, condition in conditions if bool(o.failing.any())]
-    right = [condition for o, condition in conditions if not bool(o.failing.any())]
-    for only in (axes.confining(failing, right), axes.narrowing(failing, right, _UNEXPLAINED)):
+    conditions = [(result, case_of[id(result.call)].condition) for result in run.results]
+    failing = [condition for result, condition in conditions if result.fails]
+    right = [condition for result, condition in conditions if not result.fails]
+    for only in (axes.confining(failing, right), axes.narrowing(failing, right, _NARROWING_AXES)):
         if not only:
             continue
-        there = Examination(tuple(o for o, condition in conditions if axes.holds(only, condition)))
-        named = [f for f in diagnose(there, again) if f.id != REFUSED]
-        if not any(f.id == NO_KNOWN_CAUSE for f in named):
+        there = KernelRun(tuple(result for result, condition in conditions if axes.holds(only, condition)))
+        named = [f for f in diagnose(there, again) if f.id != CALL_REFUSED]
+        if not any(f.id == UNEXPLAINED for f in named):
             return [f.model_copy(update={"where": f"only where {axes.words(only)}: {f.where}"}) for f in named]
     return findings
 
 
-def _breaks(
+def _breaches(
     broken: Sequence[tuple[Case, str]],
     case_of: Mapping[int, Case],
     made: Sequence[tuple[Case, AttentionCall]],
     again: str,
 ) -> list[Finding]:
-    """One finding for each kind of exception, and one for outputs that are not the contract's."""
+    """One finding for each kind of exception, and one for outputs that break the contract."""
     kinds: dict[str, list[tuple[Case, str]]] = {}
     for case, why in broken:
         kinds.setdefault(why.partition(":")[0], []).append((case, why))
@@ -294,20 +321,20 @@ def _breaks(
         only = axes.words(axes.confining(_conditions([case for case, _ in some]), others))
         where = f"{len(some)} of {len(made)} calls" + (f", only where {only}" if only else "")
         smallest = min((call_of[name] for name in names), key=lambda call: (call.k.numel(), call.q.numel()))
-        found.append(_broken(some[0][1], where, (f"smallest such call: {describe(smallest)}",), again))
+        found.append(_breach(some[0][1], where, (f"smallest such call: {describe(smallest)}",), again))
     return found
 
 
-def _broken(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:
+def _breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:
     return Finding(
-        id=BROKEN, title=BROKEN, severity="serious", where=where, diagnosis=f"the kernel {how}", evidence=evidence,
-        reproduce=again,
+        id=CONTRACT_BROKEN, title="kernel contract broken", severity="serious", where=where, diagnosis=f"the kernel {how}",
+        evidence=evidence, reproduce=again,
     )  # fmt: skip
 
 
-def _missing(asked: Sequence[str], declared: Sequence[str], examination: Examination) -> list[str]:
-    """What was not shown: every phase, with a cached prefix and, where there can be none, without."""
-    calls = [o.call for o in examination.observations]
+def _missing(asked: Sequence[str], declared: Sequence[str], run: KernelRun) -> list[str]:
+    """Conditions that were not tested: every phase, with a cached prefix and (extend only) without."""
+    calls = [result.call for result in run.results]
     found = []
     for phase in asked:
         cached = [all(call.prefixes) for call in calls if call.phase == phase]

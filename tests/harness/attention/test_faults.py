@@ -15,7 +15,7 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.causes import causes
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.examine import examine
+from assay.harness.localize.kernel_runs import run_kernel
 
 LAYERS = range(4)
 LAYER, HEAD = 2, 1
@@ -23,9 +23,9 @@ MATRIX = [[(24, 0)], [(70, 0)], [(20, 1)], [(20, 77)], [(9, 64)], [(33, 128)], [
 """Calls of each layer, as (new tokens, cached prefix): prefix x extend x batch."""
 
 EXTRA: dict[str, list[list[tuple[int, int]]]] = {
-    "Q scale of the previous block": [[(150, 20)]],
-    "Q scale of the next block": [[(150, 20)]],
-    **{f"sliding window of {n}": [[(1, 5000)], [(1, n)], [(1, n - 1)]] for n in (256, 512, 1024, 2048, 4096)},
+    "q-scale-previous-block": [[(150, 20)]],
+    "q-scale-next-block": [[(150, 20)]],
+    **{f"sliding-window-{n}": [[(1, 5000)], [(1, n)], [(1, n - 1)]] for n in (256, 512, 1024, 2048, 4096)},
 }
 """Longer calls, where a bug needs them to show."""
 
@@ -35,26 +35,26 @@ def louder(qk: float, v: float) -> Callable[[AttentionCall], AttentionCall]:
 
 
 DATA: dict[str, Callable[[AttentionCall], AttentionCall]] = {
-    "values saturate at fp8 e4m3": louder(1, 200),
-    "values saturate at fp16": louder(1, 3e4),
-    "values overflow fp16": louder(1, 3e4),
-    "scores saturate at fp8 e4m3": louder(5, 1),
-    "scores saturate at fp16": louder(120, 1),
-    "scores overflow fp16": louder(60, 1),
-    "scale of head_dim_v": lambda call: replace(call, v=call.v[..., :16]),
+    "values-saturate-fp8-e4m3": louder(1, 200),
+    "values-saturate-fp16": louder(1, 3e4),
+    "values-overflow-fp16": louder(1, 3e4),
+    "scores-saturate-fp8-e4m3": louder(5, 1),
+    "scores-saturate-fp16": louder(120, 1),
+    "scores-overflow-fp16": louder(60, 1),
+    "scale-of-head-dim-v": lambda call: replace(call, v=call.v[..., :16]),
 }
 """What normal data must become for a bug to show."""
 
 ALSO: dict[str, set[str]] = {
     # q head 1 of 4 on 2 kv heads: both read kv head 1 instead of 0.
-    "GQA heads interleaved": {"kv head of the next group"},
-    "kv head of the next group": {"GQA heads interleaved"},
+    "kv-heads-interleaved": {"kv-head-next-group"},
+    "kv-head-next-group": {"kv-heads-interleaved"},
 }
 """Hypotheses that no call could tell from the seeded one, with the fault in this head only."""
 
 
 def calls_for(name: str, dtype: torch.dtype = torch.float32) -> list[AttentionCall]:
-    heads = (6, 3) if name == "kv head of the previous group" else (4, 2)
+    heads = (6, 3) if name == "kv-head-previous-group" else (4, 2)
     found = []
     for layer in LAYERS:
         for i, lens in enumerate(MATRIX + EXTRA.get(name, [])):
@@ -64,12 +64,12 @@ def calls_for(name: str, dtype: torch.dtype = torch.float32) -> list[AttentionCa
     return found
 
 
-@pytest.mark.parametrize("hypothesis", FAMILY, ids=lambda h: h.name)
+@pytest.mark.parametrize("hypothesis", FAMILY, ids=lambda h: h.id)
 def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Hypothesis) -> None:
-    name = hypothesis.name
-    seen = examine(fault(name, layers=[LAYER], heads=[HEAD]), calls_for(name))
+    name = hypothesis.id
+    seen = run_kernel(fault(name, layers=[LAYER], heads=[HEAD]), calls_for(name))
     [cause] = causes(seen)
-    assert {h.name for h in cause.hypotheses} == {name} | ALSO.get(name, set())
+    assert {h.id for h in cause.hypotheses} == {name} | ALSO.get(name, set())
     assert (cause.layers, cause.heads, cause.only_there) == ((LAYER,), (HEAD,), False)
     [finding] = diagnose(seen)
     assert finding.id in {name} | ALSO.get(name, set())
@@ -79,18 +79,18 @@ def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Hypothesi
 
 @pytest.mark.parametrize("name", sorted(ALSO))
 def test_in_all_heads_the_kv_head_bugs_are_told_apart(name: str) -> None:
-    [cause] = causes(examine(fault(name), calls_for(name)))
-    assert [h.name for h in cause.hypotheses] == [name]
+    [cause] = causes(run_kernel(fault(name), calls_for(name)))
+    assert [h.id for h in cause.hypotheses] == [name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_without_a_fault_nothing_is_found(dtype: torch.dtype) -> None:
-    assert diagnose(examine(rounded_oracle, calls_for("", dtype))) == []
+    assert diagnose(run_kernel(rounded_oracle, calls_for("", dtype))) == []
 
 
 def test_a_fault_stays_where_it_was_put() -> None:
     call = replace(call_of([(8, 0), (8, 5), (8, 16)], (4, 2), 8, torch.float32, "cpu"), layer=3)
-    kernel = fault("no mask", layers=[3], heads=[0, 2], when=lambda new, prefix: prefix % 16 == 0)
+    kernel = fault("mask-missing", layers=[3], heads=[0, 2], when=lambda new, prefix: prefix % 16 == 0)
     wrong = (kernel(call) != rounded_oracle(call)).any(-1)
     assert wrong.any(0).tolist() == [True, False, True, False]
     assert [bool(wrong[rows].any()) for rows in (slice(0, 8), slice(8, 16), slice(16, 24))] == [True, False, True]
@@ -100,12 +100,12 @@ def test_a_fault_stays_where_it_was_put() -> None:
 
 def test_a_fault_sits_on_any_kernel() -> None:
     call = call_of([(8, 4)], (2, 1), 8, torch.float32, "cpu")
-    kernel = fault("prefix dropped", base_kernel=lambda call: torch.full_like(call.q, 7.0), heads=[1])
+    kernel = fault("prefix-dropped", base_kernel=lambda call: torch.full_like(call.q, 7.0), heads=[1])
     out = kernel(call)
     assert bool((out[:, 0] == 7).all())
     assert float((out[:, 1].double() - oracle(call)[:, 1]).abs().max()) > 0.1
 
 
 def test_an_unknown_bug_is_refused() -> None:
-    with pytest.raises(KeyError, match="causal mask top-left"):
+    with pytest.raises(KeyError, match="mask-top-left"):
         fault("gremlins")

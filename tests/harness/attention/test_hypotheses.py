@@ -10,19 +10,19 @@ from torch import Tensor
 
 from assay.harness.attention import bugs
 from assay.harness.attention.call import AttentionCall, cumulative
-from assay.harness.attention.hypotheses import BY_NAME, FAMILY, LEAK
+from assay.harness.attention.hypotheses import BY_ID, FAMILY, LEAK
 from assay.harness.attention.oracle import attend, oracle, requests
 from assay.harness.attention.sample_calls import call_of
 
 
 def output(name: str, call: AttentionCall) -> Tensor:
-    found = BY_NAME[name].compute(call)
+    found = BY_ID[name].compute(call)
     assert found is not None
     return found
 
 
 def test_names_are_unique_and_leaks_are_serious_and_first() -> None:
-    assert len({h.name for h in FAMILY}) == len(FAMILY)
+    assert len({h.id for h in FAMILY}) == len(FAMILY)
     leaks = [h for h in FAMILY if h.kind == LEAK]
     assert {h.severity for h in leaks} == {"serious"}
     assert FAMILY[: len(leaks)] == tuple(leaks)
@@ -37,13 +37,13 @@ def test_without_a_bug_the_core_is_the_oracle() -> None:
 def test_top_left_is_the_first_keys_only() -> None:
     call = call_of([(5, 3)], (4, 2), 8, torch.float64, "cpu")
     square = replace(call, k=call.k[:5], v=call.v[:5], cu_seqlens_k=call.cu_seqlens_q)
-    torch.testing.assert_close(output("causal mask top-left", call), oracle(square))
+    torch.testing.assert_close(output("mask-top-left", call), oracle(square))
 
 
 def test_prefix_dropped_is_the_new_keys_only() -> None:
     call = call_of([(5, 3)], (4, 2), 8, torch.float64, "cpu")
     square = replace(call, k=call.k[3:], v=call.v[3:], cu_seqlens_k=call.cu_seqlens_q)
-    torch.testing.assert_close(output("prefix dropped", call), oracle(square))
+    torch.testing.assert_close(output("prefix-dropped", call), oracle(square))
 
 
 def test_masks_by_the_keys_that_a_query_sees() -> None:
@@ -54,28 +54,28 @@ def test_masks_by_the_keys_that_a_query_sees() -> None:
     def seen(name: str) -> list[int]:
         return [int(n) for n in (output(name, same)[:, 0] > 0).sum(-1)]
 
-    assert seen("mask one key too many") == [8, 9, 10, 10]
-    assert seen("mask one key too few") == [6, 7, 8, 9]
-    assert seen("no mask") == [10] * 4
-    assert seen("last partial block of 16 lost") == [0] * 4  # NaN is not above 0
-    assert (output("last partial block of 16 lost", same).isnan()).all()
+    assert seen("mask-one-key-too-many") == [8, 9, 10, 10]
+    assert seen("mask-one-key-too-few") == [6, 7, 8, 9]
+    assert seen("mask-missing") == [10] * 4
+    assert seen("last-block-lost-16") == [0] * 4  # NaN is not above 0
+    assert (output("last-block-lost-16", same).isnan()).all()
     long = replace(call_of([(4, 16)], (1, 1), 4, torch.float64, "cpu"))
     long = replace(long, k=torch.ones_like(long.k), v=torch.eye(20, dtype=torch.float64)[:, None])
-    window = output("sliding window of 16", long)[:, 0] > 0
+    window = output("sliding-window-16", long)[:, 0] > 0
     assert window.sum(-1).tolist() == [16] * 4
     assert window[0].nonzero().flatten().tolist() == list(range(1, 17))
-    assert (output("last partial block of 16 lost", long)[:, 0] > 0).sum(-1).tolist() == [16] * 4
+    assert (output("last-block-lost-16", long)[:, 0] > 0).sum(-1).tolist() == [16] * 4
 
 
 @pytest.mark.parametrize(
     ("name", "scale"),
     [
-        ("scale missing", 1.0),
-        ("scale applied twice", 1 / 16),
-        ("scale doubled", 0.5),
-        ("scale of all heads", 64**-0.5),
-        ("exp2 without log2(e)", 0.25 * 0.6931471805599453),
-        ("log2(e) applied to exp", 0.25 * 1.4426950408889634),
+        ("scale-missing", 1.0),
+        ("scale-twice", 1 / 16),
+        ("scale-doubled", 0.5),
+        ("scale-of-all-heads", 64**-0.5),
+        ("exp2-without-log2e", 0.25 * 0.6931471805599453),
+        ("exp-with-log2e", 0.25 * 1.4426950408889634),
     ],
 )
 def test_scales(name: str, scale: float) -> None:
@@ -86,9 +86,9 @@ def test_scales(name: str, scale: float) -> None:
 def test_kv_heads() -> None:
     call = call_of([(5, 3)], (4, 2), 8, torch.float64, "cpu")
     swapped = replace(call, k=call.k[:, [1, 0]], v=call.v[:, [1, 0]])
-    torch.testing.assert_close(output("kv head of the next group", call), oracle(swapped))
+    torch.testing.assert_close(output("kv-head-next-group", call), oracle(swapped))
     mixed = replace(call, k=call.k[:, [0, 1, 0, 1]], v=call.v[:, [0, 1, 0, 1]])
-    torch.testing.assert_close(output("GQA heads interleaved", call), oracle(mixed))
+    torch.testing.assert_close(output("kv-heads-interleaved", call), oracle(mixed))
 
 
 def test_leaks_take_the_neighbours_rows() -> None:
@@ -96,21 +96,21 @@ def test_leaks_take_the_neighbours_rows() -> None:
     leaked = call.v.clone()
     leaked[5:10] = call.v[:5]
     expected = oracle(replace(call, v=leaked))
-    found = output("values of the previous request", call)
+    found = output("leak-values-previous", call)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found[:2], oracle(call)[:2])  # nothing comes before the first
     prefix = call.k.clone(), call.v.clone()
     for mine, theirs in zip(prefix, (call.k, call.v), strict=True):
         mine[:2] = theirs[5:7]
     expected = oracle(replace(call, k=prefix[0], v=prefix[1]))
-    torch.testing.assert_close(output("cached prefix of the next request", call)[:2], expected[:2])
+    torch.testing.assert_close(output("leak-prefix-next", call)[:2], expected[:2])
 
 
 def test_a_shared_prefix_leaks_nothing() -> None:
     call = call_of([(2, 3), (4, 3)], (2, 1), 8, torch.float64, "cpu")
     k, v = call.k.clone(), call.v.clone()
     k[5:8], v[5:8] = k[:3], v[:3]
-    assert BY_NAME["cached prefix of the next request"].compute(replace(call, k=k, v=v)) is None
+    assert BY_ID["leak-prefix-next"].compute(replace(call, k=k, v=v)) is None
 
 
 def test_a_boundary_off_by_one_sees_one_key_of_the_neighbour() -> None:
@@ -121,7 +121,7 @@ def test_a_boundary_off_by_one_sees_one_key_of_the_neighbour() -> None:
         v=torch.cat([call.v[:5], call.v[4:]]),
         cu_seqlens_k=cumulative([5, 3]),
     )
-    torch.testing.assert_close(output("first key of the next request seen", call)[:1], oracle(longer)[:1])
+    torch.testing.assert_close(output("leak-first-key-next", call)[:1], oracle(longer)[:1])
 
 
 def test_prefix_shifts_and_the_newest_token() -> None:
@@ -130,12 +130,10 @@ def test_prefix_shifts_and_the_newest_token() -> None:
     def with_rows(k: list[int], v: list[int]) -> Tensor:
         return oracle(replace(call, k=call.k[k], v=call.v[v]))
 
-    torch.testing.assert_close(output("prefix shifted one token late", call), with_rows([1, 2, 3, 3], [1, 2, 3, 3]))
-    torch.testing.assert_close(output("prefix shifted one token early", call), with_rows([0, 0, 1, 3], [0, 0, 1, 3]))
-    torch.testing.assert_close(
-        output("prefix values shifted against keys", call), with_rows([0, 1, 2, 3], [1, 2, 3, 3])
-    )
-    torch.testing.assert_close(output("newest token stale", call), with_rows([0, 1, 2, 2], [0, 1, 2, 2]))
+    torch.testing.assert_close(output("prefix-one-token-late", call), with_rows([1, 2, 3, 3], [1, 2, 3, 3]))
+    torch.testing.assert_close(output("prefix-one-token-early", call), with_rows([0, 0, 1, 3], [0, 0, 1, 3]))
+    torch.testing.assert_close(output("prefix-values-shifted", call), with_rows([0, 1, 2, 3], [1, 2, 3, 3]))
+    torch.testing.assert_close(output("newest-token-stale", call), with_rows([0, 1, 2, 2], [0, 1, 2, 2]))
 
 
 def test_int8_has_a_scale_for_each_block_and_head() -> None:
@@ -158,23 +156,23 @@ def test_a_smoothed_k_is_invisible_unless_it_differs_between_keys() -> None:
     batch = requests(biased)
     smoothed = torch.cat([attend(replace(r, k=bugs.smooth(batch, b))) for b, r in enumerate(batch)], dim=1)
     torch.testing.assert_close(smoothed.transpose(0, 1), oracle(biased))
-    for name in ("K smoothed by block", "K smoothed in new keys only"):
+    for name in ("k-smoothed-by-block", "k-smoothed-new-only"):
         assert float((output(name, biased) - oracle(biased)).abs().max()) > 0.01
 
 
 def test_overflow_expects_infinity_where_fp16_ends() -> None:
     call = call_of([(2, 0)], (1, 1), 4, torch.float32, "cpu")
     huge = replace(call, q=call.q.sign() * 200, k=torch.stack([call.q[1].sign() * 200, call.q[0].sign() * -200]))
-    found = output("scores overflow fp16", huge)  # query 1 meets key 0 at 4 * 200 * 200
+    found = output("scores-overflow-fp16", huge)  # query 1 meets key 0 at 4 * 200 * 200
     assert bool(found[1].isinf().all())
     large = replace(call, v=call.v.clone())
     large.v[1, 0, 2] = 7e4
-    found = output("values overflow fp16", large)
+    found = output("values-overflow-fp16", large)
     assert found.isinf().nonzero().tolist() == [[1, 0, 2]]
 
 
-@pytest.mark.parametrize("hypothesis", FAMILY, ids=lambda h: h.name)
+@pytest.mark.parametrize("hypothesis", FAMILY, ids=lambda h: h.id)
 def test_what_cannot_show_says_none(hypothesis: object) -> None:
     call = call_of([(1, 0)], (1, 1), 8, torch.float32, "cpu")  # one key, one query, one head, one sequence
-    shows = {"mask one key too few"} | {f"last partial block of {n} lost" for n in (16, 32, 64, 128)}
-    assert (hypothesis.compute(call) is None) == (hypothesis.name not in shows)  # type: ignore[attr-defined]
+    shows = {"mask-one-key-too-few"} | {f"last-block-lost-{n}" for n in (16, 32, 64, 128)}
+    assert (hypothesis.compute(call) is None) == (hypothesis.id not in shows)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ KERNELS = """
 from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
 
-_top_left = fault("causal mask top-left")
+_top_left = fault("mask-top-left")
 
 
 def right(call):

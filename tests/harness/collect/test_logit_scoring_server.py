@@ -35,7 +35,7 @@ from dataclasses import replace
 from assay.harness.attention.faults import fault
 from assay.harness.attention.kernels import declares
 
-_wrong = fault("causal mask top-left", when=lambda new, prefix: prefix % {CHUNK} > 0)
+_wrong = fault("mask-top-left", when=lambda new, prefix: prefix % {CHUNK} > 0)
 
 
 @declares(phases=("extend",))

@@ -13,8 +13,9 @@ from assay.harness.attention.hypotheses import LEAK
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.causes import causes
-from assay.harness.localize.diagnose import NO_KNOWN_CAUSE, diagnose, percent, some
-from assay.harness.localize.examine import examine
+from assay.harness.localize.diagnose import UNEXPLAINED, diagnose, percent
+from assay.harness.localize.kernel_runs import run_kernel
+from assay.harness.text import some
 from assay.harness.verdict import Finding
 
 MATRIX = [[(24, 0)], [(20, 1)], [(20, 77)], [(9, 64)], [(40, 30), (26, 60)], [(70, 0), (5, 3)]]
@@ -35,27 +36,27 @@ def shared(*kernels: Kernel) -> Kernel:
 
 @pytest.mark.interpreter
 def test_the_seed_case_is_named() -> None:
-    [finding] = diagnose(examine(sage_attn_as_shipped, calls(2, 64)), "assay replay pack")
-    assert (finding.id, finding.severity) == ("causal mask top-left", "serious")
+    [finding] = diagnose(run_kernel(sage_attn_as_shipped, calls(2, 64)), "assay replay pack")
+    assert (finding.id, finding.severity) == ("mask-top-left", "serious")
     assert finding.where == "extend, cached prefix > 0, all 2 layers, all 4 heads"
-    assert finding.diagnosis.startswith('agrees with "causal mask top-left" to 0.')
-    assert finding.diagnosis.endswith("%; right at prefix 0")
+    assert finding.diagnosis.startswith('matches "causal mask top-left" to within 0.')
+    assert finding.diagnosis.endswith("% away; correct at prefix 0")
     assert finding.reproduce == "assay replay pack"
 
 
 @pytest.mark.interpreter
 def test_the_repaired_kernel_has_no_finding() -> None:
-    assert diagnose(examine(sage_attn, calls(2, 64))) == []
+    assert diagnose(run_kernel(sage_attn, calls(2, 64))) == []
 
 
 @pytest.mark.interpreter
 def test_a_fault_in_int8_noise_is_still_named() -> None:
     def noisy(call: AttentionCall) -> Tensor:
-        return fault("prefix dropped", sage_attn, layers=[1], heads=[2])(call)
+        return fault("prefix-dropped", sage_attn, layers=[1], heads=[2])(call)
 
     vars(noisy)["assay"] = vars(sage_attn)["assay"]
-    [cause] = causes(examine(noisy, calls(2, 64)))
-    assert [h.name for h in cause.hypotheses] == ["prefix dropped"]
+    [cause] = causes(run_kernel(noisy, calls(2, 64)))
+    assert [h.id for h in cause.hypotheses] == ["prefix-dropped"]
     assert (cause.layers, cause.heads) == ((1,), (2,))
 
 
@@ -68,29 +69,29 @@ def test_a_fault_in_int8_noise_is_still_named() -> None:
     ],
 )
 def test_a_bug_under_a_condition_only(when: Callable[[int, int], bool], words: str) -> None:
-    [finding] = diagnose(examine(fault("scale missing", when=when), calls(2)))
-    assert finding.id == "scale missing"
+    [finding] = diagnose(run_kernel(fault("scale-missing", when=when), calls(2)))
+    assert finding.id == "scale-missing"
     assert finding.where == f"extend, {words}, all 2 layers, all 4 heads"
 
 
 def test_two_bugs_in_two_layers_are_two_findings_and_the_leak_is_first() -> None:
-    kernel = shared(fault("no mask"), rounded_oracle, fault("keys and values of the previous request"))
-    first, second = diagnose(examine(kernel, calls(3)))
-    assert first.id == "keys and values of the previous request"
-    assert LEAK in first.diagnosis
+    kernel = shared(fault("mask-missing"), rounded_oracle, fault("leak-keys-values-previous"))
+    first, second = diagnose(run_kernel(kernel, calls(3)))
+    assert first.id == "leak-keys-values-previous"
+    assert "(leak across requests)" in first.diagnosis
     assert first.severity == "serious"
     assert "layer 2 of 3" in first.where
-    assert second.id == "no mask"
+    assert second.id == "mask-missing"
     assert "layer 0 of 3" in second.where
 
 
 def test_layers_need_not_have_the_same_number_of_heads() -> None:
     fewer = calls(1, dtype=torch.float32)
     more = [replace(call_of(lens, (8, 2), 32, torch.float32, "cpu", seed=i), layer=1) for i, lens in enumerate(MATRIX)]
-    [finding] = diagnose(examine(fault("causal mask top-left"), fewer + more))
-    assert finding.id == "causal mask top-left"
+    [finding] = diagnose(run_kernel(fault("mask-top-left"), fewer + more))
+    assert finding.id == "mask-top-left"
     assert finding.where == "extend, cached prefix > 0, all 2 layers, all 8 heads"
-    [finding] = diagnose(examine(fault("causal mask top-left", heads=[6]), fewer + more))
+    [finding] = diagnose(run_kernel(fault("mask-top-left", heads=[6]), fewer + more))
     assert finding.where == "extend, cached prefix > 0, layer 1 of 2, head 6 of 8"
 
 
@@ -100,9 +101,9 @@ def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
         out[:, 1] = out[:, 1].flip(-1)
         return out
 
-    [finding] = diagnose(examine(odd, calls(2)))
-    assert finding.id == NO_KNOWN_CAUSE
-    assert finding.diagnosis.startswith(f"{NO_KNOWN_CAUSE}: off the truth by 1")
+    [finding] = diagnose(run_kernel(odd, calls(2)))
+    assert finding.id == UNEXPLAINED
+    assert finding.diagnosis.startswith("no known bug explains the error: the output is off by 1")
     assert finding.where == "extend, all 2 layers, head 1 of 4"
     assert any("smallest failing call: layer 0 extend, new+prefix 20+1," in e for e in finding.evidence)
 
@@ -113,8 +114,8 @@ def test_no_number_is_out_of_bounds_and_told() -> None:
         out[-1, 3] = float("nan")
         return out
 
-    [finding] = diagnose(examine(lost, calls(1)))
-    assert finding.id == NO_KNOWN_CAUSE
+    [finding] = diagnose(run_kernel(lost, calls(1)))
+    assert finding.id == UNEXPLAINED
     assert "head 3 of 4" in finding.where
     assert any("not finite" in e for e in finding.evidence)
 
@@ -122,11 +123,11 @@ def test_no_number_is_out_of_bounds_and_told() -> None:
 def test_what_cannot_be_told_apart_is_said() -> None:
     def lost(lens: list[tuple[int, int]]) -> Finding:
         call = call_of(lens, (4, 2), 32, torch.float32, "cpu")
-        [finding] = diagnose(examine(fault("last partial block of 16 lost"), [call]))
+        [finding] = diagnose(run_kernel(fault("last-block-lost-16"), [call]))
         return finding
 
     # Of 39 tokens a block of 16 loses 7, and so does one of 32; of 55 they lose 7 and 23.
-    assert 'cannot be told from "last partial block of 32 lost" on these calls' in lost([(9, 30)]).diagnosis
+    assert 'on these calls it cannot be told from "last partial block of 32 lost"' in lost([(9, 30)]).diagnosis
     assert "cannot be told" not in lost([(25, 30)]).diagnosis
 
 
@@ -136,7 +137,7 @@ def test_positions_are_told_where_no_cause_is_known() -> None:
         out[16:] = -out[16:]
         return out
 
-    [finding] = diagnose(examine(late, [call_of([(40, 3)], (4, 2), 32, torch.float32, "cpu")]))
+    [finding] = diagnose(run_kernel(late, [call_of([(40, 3)], (4, 2), 32, torch.float32, "cpu")]))
     assert finding.where == "extend, layer 0, all 4 heads, query positions 16-63"
 
 
@@ -145,11 +146,11 @@ def test_of_two_that_fit_the_leak_is_named_even_if_the_other_is_nearer() -> None
     v = call.v.clone()
     v[:2] = v[3]  # the previous request's values are the own newest one, which a shifted prefix would read as well,
     v[0, :, 0] *= 0.99  # up to less than noise
-    shifted = fault("prefix values shifted against keys")
-    [cause] = causes(examine(lambda call: shifted(call) * 1.008, [replace(call, v=v)]))
+    shifted = fault("prefix-values-shifted")
+    [cause] = causes(run_kernel(lambda call: shifted(call) * 1.008, [replace(call, v=v)]))
     kinds = [h.kind for h in cause.hypotheses]
     assert kinds[0] == LEAK
-    assert "cached prefix" in kinds
+    assert "cached-prefix" in kinds
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.guard import RUN_AGAIN, Guard, examine_some
+from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 
@@ -30,7 +30,7 @@ def test_what_is_against_the_contract_is_remembered(kernel: Kernel, how: str) ->
     guard = Guard(kernel, Declaration())
     with pytest.raises(KernelRefused, match=how):
         guard(CALL)
-    assert len(guard.broken) == 1
+    assert len(guard.breaches) == 1
 
 
 def test_a_refusal_is_a_kernels_right() -> None:
@@ -38,10 +38,10 @@ def test_a_refusal_is_a_kernels_right() -> None:
         raise KernelRefused("no bfloat16")
 
     guard = Guard(refuses, Declaration())
-    seen = examine_some(guard, [CALL])
-    assert guard.broken == set()
+    seen = run_guarded(guard, [CALL])
+    assert guard.breaches == set()
     assert [(call, why) for call, why in seen.refused] == [(CALL, "no bfloat16")]
-    assert seen.observations == ()
+    assert seen.results == ()
 
 
 def test_one_that_cannot_do_it_again_is_told() -> None:
@@ -55,15 +55,15 @@ def test_one_that_cannot_do_it_again_is_told() -> None:
         return rounded_oracle(call)
 
     guard = Guard(tired, Declaration())
-    assert len(examine_some(guard, [CALL]).observations) == 1
-    assert guard.unsteady == [(CALL, "raised RuntimeError: out of memory")]
+    assert len(run_guarded(guard, [CALL]).results) == 1
+    assert guard.failed_repeats == [(CALL, "raised RuntimeError: out of memory")]
 
 
-@pytest.mark.parametrize("count", [1, RUN_AGAIN, RUN_AGAIN + 1, 3 * RUN_AGAIN])
+@pytest.mark.parametrize("count", [1, MAX_REPEATED, MAX_REPEATED + 1, 3 * MAX_REPEATED])
 def test_some_are_run_again_from_all_over(count: int) -> None:
-    seen = examine_some(Guard(rounded_oracle, Declaration()), [CALL] * count)
-    again = [n for n, o in enumerate(seen.observations) if o.repeated]
+    seen = run_guarded(Guard(rounded_oracle, Declaration()), [CALL] * count)
+    again = [n for n, o in enumerate(seen.results) if o.repeated]
     assert again[0] == 0
-    assert count / 2 - 1 <= len(again) * (count / min(count, RUN_AGAIN)) <= count * 2
-    assert len(again) <= RUN_AGAIN
-    assert again[-1] >= count - 1 - count // RUN_AGAIN
+    assert count / 2 - 1 <= len(again) * (count / min(count, MAX_REPEATED)) <= count * 2
+    assert len(again) <= MAX_REPEATED
+    assert again[-1] >= count - 1 - count // MAX_REPEATED

@@ -16,7 +16,7 @@ from assay.harness.attention.sage import sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.examine import examine
+from assay.harness.localize.kernel_runs import run_kernel
 from assay.harness.localize.shrink import as_pytest, out_of_bounds, shrink
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
@@ -25,7 +25,7 @@ ORACLE = "assay.harness.attention.faults:rounded_oracle"
 
 
 def test_the_smallest_call_that_still_fails() -> None:
-    kernel = fault("causal mask top-left")
+    kernel = fault("mask-top-left")
     small = shrink(kernel, CALL)
     assert (small.lens_q, small.prefixes) == ([1], [1])  # below that the bug cannot show
     assert (small.q.shape, small.k.shape) == ((1, 1, 8), (2, 1, 8))
@@ -34,7 +34,7 @@ def test_the_smallest_call_that_still_fails() -> None:
 
 
 def test_what_the_failure_needs_is_kept() -> None:
-    kernel = fault("values of the previous request", heads=[1], when=lambda new, prefix: new >= 7)
+    kernel = fault("leak-values-previous", heads=[1], when=lambda new, prefix: new >= 7)
     small = shrink(kernel, replace(CALL, phase="decode", layer=5))
     assert len(small.lens_q) == 2
     assert small.lens_q[1] == 7
@@ -44,7 +44,7 @@ def test_what_the_failure_needs_is_kept() -> None:
 
 def test_it_is_deterministic_and_bounded() -> None:
     runs = 0
-    faulty = fault("prefix dropped")
+    faulty = fault("prefix-dropped")
 
     def counted(call: AttentionCall) -> Tensor:
         nonlocal runs
@@ -58,7 +58,7 @@ def test_it_is_deterministic_and_bounded() -> None:
 
 
 def test_a_refusal_is_no_failure() -> None:
-    faulty = fault("prefix dropped")
+    faulty = fault("prefix-dropped")
 
     def picky(call: AttentionCall) -> Tensor:
         if call.q.shape[2] < 32 or call.q.shape[0] < 3:
@@ -101,7 +101,7 @@ def run_pytest(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
 def test_the_printed_test_is_red_with_the_kernel_and_green_with_the_oracle(tmp_path: Path) -> None:
     call = call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3)
     small = shrink(sage_attn_as_shipped, call, runs=40)
-    [finding] = diagnose(examine(sage_attn_as_shipped, [small]))
+    [finding] = diagnose(run_kernel(sage_attn_as_shipped, [small]))
     source = as_pytest(small, SEED, finding)
     assert "call_of([(" in source
     red = run_pytest(tmp_path, source)
@@ -115,7 +115,7 @@ FAULTY = """
 from assay.harness.attention.faults import fault
 from assay.harness.attention.kernels import declares
 
-_faulty = fault("values saturate at fp8 e4m3")
+_faulty = fault("values-saturate-fp8-e4m3")
 
 
 def kernel(call):
@@ -126,9 +126,9 @@ def kernel(call):
 def test_data_that_is_needed_is_written_into_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loud_kernel.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(str(tmp_path))
-    kernel = fault("values saturate at fp8 e4m3")
+    kernel = fault("values-saturate-fp8-e4m3")
     loud = replace(CALL, v=(CALL.v * 500).bfloat16(), q=CALL.q.bfloat16(), k=CALL.k.bfloat16())
-    [finding] = diagnose(examine(kernel, [loud]))
+    [finding] = diagnose(run_kernel(kernel, [loud]))
     with pytest.raises(AssayError, match="shrink the call first"):
         as_pytest(loud, "loud_kernel:kernel", finding)
     source = as_pytest(shrink(kernel, loud), "loud_kernel:kernel", finding)

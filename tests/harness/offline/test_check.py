@@ -15,19 +15,19 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.errors import ExitCode, UsageError
-from assay.harness.localize.diagnose import MUTATION, NO_KNOWN_CAUSE, NONDETERMINISM, STATE
-from assay.harness.offline.check import BROKEN, Result, check, find
+from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, UNEXPLAINED
+from assay.harness.offline.check import CONTRACT_BROKEN, CheckResult, check, find
 from assay.reports.check_text import message
 
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
-TOP_LEFT = fault("causal mask top-left")
+TOP_LEFT = fault("mask-top-left")
 
 
 def only_where(holds: Callable[[AttentionCall], bool], wrong: Kernel = TOP_LEFT) -> Kernel:
     return lambda call: wrong(call) if holds(call) else rounded_oracle(call)
 
 
-def kinds(result: Result) -> list[str]:
+def kinds(result: CheckResult) -> list[str]:
     return [finding.id for finding in result.findings]
 
 
@@ -47,10 +47,10 @@ def test_a_right_kernel_passes_on_other_data(seed: int) -> None:
 def test_as_shipped_is_named_top_left() -> None:
     result = check(TOP_LEFT)
     assert result.exit_code == ExitCode.REGRESSION
-    assert kinds(result) == ["causal mask top-left"]
+    assert kinds(result) == ["mask-top-left"]
     assert result.where == "cached not none"
-    assert "right at prefix 0" in result.findings[0].diagnosis
-    assert "new+prefix 1+1, 1 heads on 1, head_dim 8" in result.smallest
+    assert "correct at prefix 0" in result.findings[0].diagnosis
+    assert "new+prefix 1+1, 1 q heads on 1 kv heads, head_dim 8" in result.smallest
 
 
 @pytest.mark.interpreter
@@ -61,7 +61,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
     few = [alone[0], next(c for c in alone if c.condition["prefix"] == "0" and c.condition["new"] in ("1", "7", "64"))]
     result = check(sage_attn_as_shipped, chosen=few)
-    assert kinds(result) == ["causal mask top-left"]
+    assert kinds(result) == ["mask-top-left"]
     assert result.where == "prefix 1"
     assert check(sage_attn, chosen=few).exit_code == ExitCode.PASS
 
@@ -83,11 +83,11 @@ def test_a_bug_under_one_condition_is_told_with_it(
     result = check(only_where(holds, wrong), phases=["extend"])
     assert result.exit_code == ExitCode.REGRESSION
     assert where in result.where
-    assert f"wrong exactly where: {result.where}" in message(result)
-    assert kinds(result) == ["causal mask top-left" if wrong is TOP_LEFT else NO_KNOWN_CAUSE]
+    assert f"fails exactly where: {result.where}" in message(result)
+    assert kinds(result) == ["mask-top-left" if wrong is TOP_LEFT else UNEXPLAINED]
 
 
-@pytest.mark.parametrize("bug", ["causal mask top-left", "prefix values shifted against keys"])
+@pytest.mark.parametrize("bug", ["mask-top-left", "prefix-values-shifted"])
 def test_a_bug_at_whole_blocks_is_told_with_it(bug: str) -> None:
     result = check(fault(bug, when=lambda new, prefix: prefix % 64 == 0), phases=["extend"])
     assert kinds(result) == [bug]
@@ -95,8 +95,8 @@ def test_a_bug_at_whole_blocks_is_told_with_it(bug: str) -> None:
 
 
 def test_a_bug_in_grouped_heads_is_seen() -> None:
-    result = check(fault("GQA heads interleaved"), phases=["extend"])
-    assert kinds(result) == ["GQA heads interleaved"]
+    result = check(fault("kv-heads-interleaved"), phases=["extend"])
+    assert kinds(result) == ["kv-heads-interleaved"]
     assert {case.condition["heads"] for case in result.failing} == {"GQA 4/2"}
 
 
@@ -108,7 +108,7 @@ def test_what_raises_is_wrong_and_the_rest_is_still_told() -> None:
 
     result = check(raises, phases=["extend"])
     assert result.exit_code == ExitCode.REGRESSION
-    assert kinds(result) == ["causal mask top-left", BROKEN]
+    assert kinds(result) == ["mask-top-left", CONTRACT_BROKEN]
     assert "IndexError: block 3 out of range" in message(result)
     assert "only where head_dim 128" in message(result)
     assert {case.condition["head_dim"] for case, _ in result.broken} == {"128"}
@@ -171,7 +171,7 @@ def test_a_written_input_is_wrong() -> None:
         call.k.zero_()
         return out
 
-    assert kinds(check(writes)) == [MUTATION]
+    assert kinds(check(writes)) == [INPUT_WRITTEN]
 
 
 def test_what_changes_from_run_to_run_is_wrong() -> None:
@@ -187,7 +187,7 @@ def test_what_changes_from_run_to_run_is_wrong() -> None:
 
         return kernel
 
-    assert kinds(check(after(0), phases=["decode"])) == [STATE]
+    assert kinds(check(after(0), phases=["decode"])) == [STATE_KEPT]
     runs = 0
     assert NONDETERMINISM in kinds(check(after(1), phases=["decode"]))
 

@@ -72,15 +72,15 @@ def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Pa
     assert result.worst > 1
     assert result.first_finding_s is not None
     assert {(one.layer, one.phase) for one in result.bounds} == {(0, "extend"), (1, "extend")}
-    assert "not run by itself" in result.not_tested[0]
+    assert "cannot run by itself" in result.not_tested[0]
 
 
 def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("the kernel was run")
 
-    monkeypatch.setattr(replayed := sys.modules["assay.harness.offline.replay"], "look", never)
-    monkeypatch.setattr(replayed, "run_again", never)
+    monkeypatch.setattr(replayed := sys.modules["assay.harness.offline.replay"], "run_once", never)
+    monkeypatch.setattr(replayed, "repeat", never)
     (finding,) = diagnose_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("sage_attn"), "again")
     assert (finding.id, finding.reproduce) == ("mask-top-left", "again")
     assert not diagnose_recorded(pack(tmp_path / "right", sdpa), Backend.parse("sage_attn"), "again")
@@ -88,7 +88,9 @@ def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, m
 
 def test_in_the_candidates_own_server_its_outputs_are_the_served_ones(tmp_path: Path) -> None:
     recorded = pack(tmp_path / "pack", KERNEL)
-    assert not replay_recorded(recorded, Backend.parse("triton"), "again", served=True).findings, "what served was right"
+    assert not replay_recorded(recorded, Backend.parse("triton"), "again", served=True).findings, (
+        "what served was right"
+    )
 
 
 def test_a_right_backend_has_no_finding(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(
     monkeypatch.syspath_prepend(tmp_path)
     result = replay_recorded(recorded, Backend.parse("moody:forward"), "again")
     assert "nondeterminism" in {f.id for f in result.findings}
-    assert result.not_tested == ("nondeterminism, state and writing to inputs were looked for on 2 calls",)
+    assert result.not_tested == ("only 2 calls were tested for nondeterminism, state and overwritten inputs",)
 
 
 def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(

@@ -11,8 +11,8 @@ from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
-from assay.harness.localize.diagnose import MUTATION, NONDETERMINISM, REFUSED, STATE, diagnose
-from assay.harness.localize.examine import examine, observe
+from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
+from assay.harness.localize.kernel_runs import measure, run_kernel
 from assay.harness.verdict import Finding
 
 CALLS = [
@@ -26,17 +26,17 @@ def only(findings: list[Finding]) -> Finding:
 
 
 def test_a_right_kernel_leaves_nothing_to_say() -> None:
-    seen = examine(rounded_oracle, CALLS)
-    assert [o.call for o in seen.observations] == CALLS
-    assert all(float(o.own.max()) <= o.bound for o in seen.observations)
+    seen = run_kernel(rounded_oracle, CALLS)
+    assert [o.call for o in seen.results] == CALLS
+    assert all(float(o.own.max()) <= o.bound for o in seen.results)
     assert diagnose(seen) == []
 
 
 def test_a_bound_is_simulated_only_where_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    near, far = observe(CALLS[0], rounded_oracle(CALLS[0])), observe(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
+    near, far = measure(CALLS[0], rounded_oracle(CALLS[0])), measure(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
     assert torch.equal(far.failing, far.own > far.bound)
     assert bool(far.failing.all())
-    monkeypatch.setattr("assay.harness.localize.examine.bound_of", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr("assay.harness.localize.kernel_runs.bound_of", lambda *_: pytest.fail("simulated"))
     assert near.failing.shape == near.own.shape
     assert not bool(near.failing.any())
 
@@ -48,9 +48,9 @@ def test_the_same_call_twice() -> None:
         out = rounded_oracle(call)
         return out + torch.randn(out.shape, generator=generator).to(out.dtype)
 
-    kinds = {f.id: f for f in diagnose(examine(shaky, CALLS))}
+    kinds = {f.id: f for f in diagnose(run_kernel(shaky, CALLS))}
     assert kinds[NONDETERMINISM].severity == "serious"
-    assert STATE not in kinds
+    assert STATE_KEPT not in kinds
 
 
 def test_nondeterminism_below_noise_is_information() -> None:
@@ -61,7 +61,7 @@ def test_nondeterminism_below_noise_is_information() -> None:
         runs += 1
         return rounded_oracle(call) * (1 + 2**-7 * (runs % 2))
 
-    finding = only(diagnose(examine(rounding, CALLS)))
+    finding = only(diagnose(run_kernel(rounding, CALLS)))
     assert (finding.id, finding.severity) == (NONDETERMINISM, "info")
 
 
@@ -73,8 +73,8 @@ def test_the_same_call_early_and_late() -> None:
         runs += 1
         return rounded_oracle(call) * (1 if runs <= len(CALLS) else 2)
 
-    finding = only(diagnose(examine(tired, CALLS)))
-    assert (finding.id, finding.severity) == (STATE, "serious")
+    finding = only(diagnose(run_kernel(tired, CALLS)))
+    assert (finding.id, finding.severity) == (STATE_KEPT, "serious")
     assert "3 calls" in finding.where
 
 
@@ -84,8 +84,8 @@ def test_a_written_input_is_found_and_spoils_nothing_else() -> None:
         call.k.sub_(call.k.mean(0, keepdim=True))
         return out
 
-    finding = only(diagnose(examine(writes, CALLS)))
-    assert (finding.id, finding.severity) == (MUTATION, "serious")
+    finding = only(diagnose(run_kernel(writes, CALLS)))
+    assert (finding.id, finding.severity) == (INPUT_WRITTEN, "serious")
     assert finding.diagnosis.endswith("input k")
 
 
@@ -101,7 +101,7 @@ def test_an_output_in_a_buffer_that_the_next_call_overwrites_is_kept(grows: floa
         runs += 1
         return out
 
-    assert [f.id for f in diagnose(examine(reuses, CALLS))] == kinds
+    assert [f.id for f in diagnose(run_kernel(reuses, CALLS))] == kinds
 
 
 def test_refused_and_delegated_calls_are_told() -> None:
@@ -112,16 +112,16 @@ def test_refused_and_delegated_calls_are_told() -> None:
         return rounded_oracle(call)
 
     decode = replace(CALLS[0], phase="decode")
-    seen = examine(picky, [*CALLS, decode])
+    seen = run_kernel(picky, [*CALLS, decode])
     assert seen.delegated == (decode,)
     finding = only(diagnose(seen))
-    assert (finding.id, finding.diagnosis) == (REFUSED, "a prefix is needed")
+    assert (finding.id, finding.diagnosis) == (CALL_REFUSED, "a prefix is needed")
     with pytest.raises(AssayError, match="none of 1 calls"):
-        examine(picky, [decode])
+        run_kernel(picky, [decode])
     with pytest.raises(AssayError, match="none of 0 calls"):
-        examine(picky, [])
+        run_kernel(picky, [])
 
 
 def test_an_output_of_a_wrong_shape_is_refused() -> None:
     with pytest.raises(AssayError, match=r"\[5, 64\]"):
-        observe(CALLS[0], torch.zeros(5, 64))
+        measure(CALLS[0], torch.zeros(5, 64))

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
-from assay.harness.attention.hypotheses import LEAK
 from assay.harness.attention.sample_calls import GRID, call_of, grid_of
 from assay.harness.errors import AssayError
-from assay.harness.localize.diagnose import MUTATION, NONDETERMINISM, STATE, diagnose
-from assay.harness.localize.examine import examine
-from assay.harness.localize.naming import name_cause, smallest_of_each
+from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
+from assay.harness.localize.kernel_runs import run_kernel
+from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.verdict import Finding
 
 LAYERS = 3
@@ -40,7 +39,7 @@ class Counted:
 
 
 class Clock:
-    """Each look at it takes a second."""
+    """Each reading takes a second."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -51,21 +50,21 @@ class Clock:
 
 
 def test_the_smallest_calls_give_the_name_before_any_other_is_run() -> None:
-    kernel = Counted(fault("causal mask top-left"))
+    kernel = Counted(fault("mask-top-left"))
     seen: list[tuple[int, str]] = []
-    found = name_cause(kernel, CALLS, told=lambda findings: seen.append((len(kernel.lens), findings[0].id)))
-    assert seen == [(2 * LAYERS, "causal mask top-left")]
+    found = diagnose_kernel(kernel, CALLS, on_first=lambda findings: seen.append((len(kernel.lens), findings[0].id)))
+    assert seen == [(2 * LAYERS, "mask-top-left")]
     assert set(kernel.lens[: 2 * LAYERS]) == {(24, 24), (14, 37)}
-    assert found.named_s is not None
+    assert found.first_finding_s is not None
     assert len(kernel.lens) == 3 * len(CALLS), "all others follow, and each twice more"
-    assert found.not_looked_for == ()
+    assert found.not_tested == ()
 
 
-@pytest.mark.parametrize("name", ["causal mask top-left", "values of the previous request", "scale missing", "no mask"])
-def test_what_is_found_is_what_an_examination_of_all_calls_finds(name: str) -> None:
+@pytest.mark.parametrize("name", ["mask-top-left", "leak-values-previous", "scale-missing", "mask-missing"])
+def test_the_findings_are_those_of_running_all_calls(name: str) -> None:
     kernel = fault(name, layers=[1], heads=[2])
-    found = name_cause(kernel, CALLS, "assay replay pack")
-    assert set(found.findings) == set(diagnose(examine(kernel, CALLS), "assay replay pack"))
+    found = diagnose_kernel(kernel, CALLS, "assay replay pack")
+    assert set(found.findings) == set(diagnose(run_kernel(kernel, CALLS), "assay replay pack"))
     [finding] = found.findings
     assert finding.id == name
     assert "layer 1 of 3, head 2 of 4" in finding.where
@@ -74,37 +73,37 @@ def test_what_is_found_is_what_an_examination_of_all_calls_finds(name: str) -> N
 def test_a_bug_that_only_larger_calls_show_is_found_after_them() -> None:
     early: list[Sequence[Finding]] = []
     calls = [call for call in CALLS if len(call.lens_q) == 1 or call.lens_q[0] == 30]
-    found = name_cause(fault("keys and values of the previous request"), calls, told=early.append)
-    assert (early, found.named_s) == ([], None)
-    assert LEAK in found.findings[0].diagnosis
+    found = diagnose_kernel(fault("leak-keys-values-previous"), calls, on_first=early.append)
+    assert (early, found.first_finding_s) == ([], None)
+    assert "(leak across requests)" in found.findings[0].diagnosis
 
 
 def test_a_right_kernel_has_no_finding() -> None:
-    told: list[Sequence[Finding]] = []
-    found = name_cause(rounded_oracle, CALLS, told=told.append)
-    assert (found.findings, found.named_s, told) == ((), None, [])
-    assert len(found.examination.observations) == found.examination.repeated == len(CALLS)
+    early: list[Sequence[Finding]] = []
+    found = diagnose_kernel(rounded_oracle, CALLS, on_first=early.append)
+    assert (found.findings, found.first_finding_s, early) == ((), None, [])
+    assert len(found.run.results) == found.run.repeated == len(CALLS)
     assert 0 < found.worst <= 1
 
 
-def test_what_there_was_no_time_for_is_said() -> None:
+def test_what_was_skipped_is_reported() -> None:
     kernel = Counted(rounded_oracle)
-    found = name_cause(kernel, CALLS, budget_s=0)
+    found = diagnose_kernel(kernel, CALLS, budget_s=0)
     assert len(kernel.lens) == 2 * LAYERS
-    assert len(found.left_out) == len(CALLS) - 2 * LAYERS
-    assert found.not_looked_for == (
-        f"{len(CALLS) - 6} of {len(CALLS)} calls were not run for want of time",
-        "nondeterminism and state were looked for on 0 of 6 calls",
+    assert len(found.skipped) == len(CALLS) - 2 * LAYERS
+    assert found.not_tested == (
+        f"{len(CALLS) - 6} of {len(CALLS)} calls were not run, for lack of time",
+        "only 0 of 6 calls were tested for nondeterminism and state",
     )
-    some = name_cause(kernel, CALLS, budget_s=len(CALLS) + 1, clock=Clock())
-    assert some.left_out == ()
-    assert 0 < some.examination.repeated < len(CALLS)
-    assert some.not_looked_for == (
-        f"nondeterminism and state were looked for on {some.examination.repeated} of {len(CALLS)} calls",
+    some = diagnose_kernel(kernel, CALLS, budget_s=len(CALLS) + 1, clock=Clock())
+    assert some.skipped == ()
+    assert 0 < some.run.repeated < len(CALLS)
+    assert some.not_tested == (
+        f"only {some.run.repeated} of {len(CALLS)} calls were tested for nondeterminism and state",
     )
 
 
-def test_how_a_kernel_behaves_is_looked_at() -> None:
+def test_behaviour_is_tested() -> None:
     runs = 0
 
     def wild(call: AttentionCall) -> Tensor:
@@ -119,9 +118,9 @@ def test_how_a_kernel_behaves_is_looked_at() -> None:
         runs += 1
         return rounded_oracle(call) * (1 if runs <= len(CALLS) else 2)
 
-    assert {f.id for f in name_cause(wild, CALLS).findings} >= {MUTATION, NONDETERMINISM}
+    assert {f.id for f in diagnose_kernel(wild, CALLS).findings} >= {INPUT_WRITTEN, NONDETERMINISM}
     runs = 0
-    assert [f.id for f in name_cause(tired, CALLS).findings] == [STATE]
+    assert [f.id for f in diagnose_kernel(tired, CALLS).findings] == [STATE_KEPT]
 
 
 def test_nothing_computed_is_no_pass_but_the_smallest_may_be_refused() -> None:
@@ -130,11 +129,11 @@ def test_nothing_computed_is_no_pass_but_the_smallest_may_be_refused() -> None:
             raise KernelRefused("too small")
         return rounded_oracle(call)
 
-    [finding] = name_cause(picky, CALLS).findings
+    [finding] = diagnose_kernel(picky, CALLS).findings
     assert finding.diagnosis == "too small"
     small = [call for call in CALLS if call.q.shape[0] < 40]
     with pytest.raises(AssayError, match=f"none of {len(small)} calls"):
-        name_cause(picky, small)
+        diagnose_kernel(picky, small)
 
 
 def test_the_smallest_of_each_layer_and_phase_with_and_without_a_prefix() -> None:

@@ -1,0 +1,82 @@
+"""``cause.json`` in a run's folder: the result of examining the recorded calls."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.files import write_whole
+from assay.harness.schema import Record
+from assay.harness.verdict import Finding
+
+_FILE = "cause.json"
+
+
+class LayerBound(Record):
+    """The largest own error (relative L1) that noise explained in the replayed calls of a layer and phase."""
+
+    layer: int
+    phase: str
+    bound: float
+
+
+class ReplayResult(Record):
+    """A candidate's result on recorded calls.
+
+    Attributes:
+        candidate: its name.
+        calls: calls that were examined.
+        recorded: calls in the pack, in the phases that the candidate computes.
+        with_prefix: examined calls with a cached prefix.
+        worst: largest own error over calls, cells and heads, as a multiple of its bound.
+        bounds: by layer and phase.
+        findings: what is wrong, named where a hypothesis fits.
+        not_tested: sentences.
+        first_finding_s: seconds until the first findings; None if there are none.
+        seconds: time that examining and diagnosing took.
+        smallest: the smallest failing call that was found, in words; empty if none fails, or where the kernel was not run.
+        test: a pytest file that shows it; empty where there is none.
+    """
+
+    candidate: str
+    calls: int
+    recorded: int
+    with_prefix: int
+    worst: float
+    bounds: tuple[LayerBound, ...]
+    findings: tuple[Finding, ...]
+    not_tested: tuple[str, ...] = ()
+    first_finding_s: float | None = None
+    seconds: float
+    smallest: str = ""
+    test: str = ""
+
+
+def write_cause(folder: RunFolder, result: ReplayResult) -> None:
+    """Write the result into a run's folder.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    write_whole(folder.path / _FILE, result.model_dump_json(indent=1))
+
+
+def read_cause(folder: RunFolder) -> ReplayResult | None:
+    """The result of examining a run's recorded calls; None if there is none.
+
+    Raises:
+        EvidenceError: the file is damaged, or of an older version of assay.
+    """
+    file = folder.path / _FILE
+    if not file.exists():
+        return None
+    try:
+        return ReplayResult.model_validate_json(file.read_text())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise EvidenceError(
+            f"{file} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}.",
+            "a file that this version of assay wrote",
+            "remove it and repeat the run's command with --out set to this folder",
+        ) from None

@@ -1,0 +1,208 @@
+"""Running a kernel on calls: its own error by cell, whether it is deterministic, and whether it keeps to its contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.kernels import declaration
+from assay.harness.attention.oracle import oracle
+from assay.harness.errors import AssayError
+from assay.harness.localize.bounds import bound_of, least_bound
+from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
+from assay.harness.localize.cells import CallCells, cells_of, deviation
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """A kernel's output on one call, with its own error.
+
+    Attributes:
+        call: the call as it was before the kernel ran.
+        out: the kernel's output, [total_q, num_q_heads, head_dim_v].
+        cells: the cells of the call.
+        own: own error against the oracle, relative L1, float64 [cells, num_q_heads], on the CPU.
+        noise: quantisation that the kernel declares; empty for none.
+        repeated: whether the call was run twice more in a row. If not, the next four fields say nothing.
+        repeat: largest relative L1, over cells and heads, between these two runs.
+        late: largest relative L1, over cells and heads, between this output and one computed after all other calls.
+        repeats_differ: whether any bit differed between the two runs in a row.
+        late_differs: whether any bit differed in the late run.
+        mutated: names of the inputs that the kernel wrote to.
+    """
+
+    call: AttentionCall
+    out: Tensor
+    cells: CallCells
+    own: Tensor
+    noise: str = ""
+    repeated: bool = False
+    repeat: float = 0.0
+    late: float = 0.0
+    repeats_differ: bool = False
+    late_differs: bool = False
+    mutated: tuple[str, ...] = ()
+
+    @cached_property
+    def bound(self) -> float:
+        """Largest own error that noise explains; simulated on first use."""
+        return bound_of(self.call, self.noise)
+
+    @cached_property
+    def failing(self) -> Tensor:
+        """Cells and heads whose own error is out of bounds, bool [cells, num_q_heads]."""
+        if float(self.own.max()) <= least_bound(self.call, self.noise):
+            return torch.zeros_like(self.own, dtype=torch.bool)  # within any bound: no simulation needed
+        return self.own > self.bound
+
+    @property
+    def fails(self) -> bool:
+        """Whether any cell is out of bounds."""
+        return bool(self.failing.any())
+
+    @property
+    def worst(self) -> float:
+        """Largest own error over cells and heads, as a multiple of the bound; above 1 it is out of bounds."""
+        return float(self.own.max()) / self.bound
+
+    @property
+    def nonfinite_share(self) -> float:
+        """Share of the output's elements that are infinite or not a number."""
+        return 1 - float(self.out.isfinite().double().mean())
+
+    @cached_property
+    def sequence_shapes(self) -> list[SequenceShape]:
+        """The shape of each sequence."""
+        return sequence_shapes(self.call)
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """A kernel's results on several calls.
+
+    Attributes:
+        results: one for each call that it computed.
+        delegated: calls of phases that it does not declare; they were not run.
+        refused: calls that it refused, with its reasons.
+    """
+
+    results: tuple[CallResult, ...]
+    delegated: tuple[AttentionCall, ...] = ()
+    refused: tuple[tuple[AttentionCall, str], ...] = ()
+
+    @property
+    def repeated(self) -> int:
+        """Number of calls that were repeated, and so tested for nondeterminism and state."""
+        return sum(result.repeated for result in self.results)
+
+    def __add__(self, other: KernelRun) -> KernelRun:
+        """Both runs as one."""
+        return KernelRun(self.results + other.results, self.delegated + other.delegated, self.refused + other.refused)
+
+
+def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
+    """Compare an output, computed here or recorded, with the oracle.
+
+    Args:
+        call: the call.
+        out: [total_q, num_q_heads, head_dim_v].
+        noise: quantisation that the kernel declares, as `Declaration.noise`.
+
+    Raises:
+        AssayError: the output does not have the shape of the contract.
+        ValueError: the call holds no query, or its oracle output is not finite.
+    """
+    expected = (*call.q.shape[:2], call.v.shape[2])
+    if out.shape != expected:
+        raise AssayError(
+            f"The kernel returned an output of shape {list(out.shape)}.",
+            f"{list(expected)}: [total_q, num_q_heads, head_dim_v]",
+            "fix the shape of the kernel's output",
+        )
+    if not out.numel():
+        raise ValueError("nothing to compare: the call holds no query; expected at least one")
+    truth, cells = oracle(call), cells_of(call)
+    if not bool(truth.isfinite().all()):
+        raise ValueError(
+            "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"
+        )
+    return CallResult(call, out, cells, deviation(out, truth, cells).relative_l1, noise)
+
+
+def run_kernel(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
+    """Run a kernel on each call once, and then on each call twice more in a row.
+
+    Raises:
+        AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output has a
+            wrong shape.
+    """
+    run = run_once(kernel, calls)
+    require_results(run)
+    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
+
+
+def run_once(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
+    """Run a kernel on each call once, on a copy of the inputs: a kernel that writes to them is found, and spoils nothing else.
+
+    Raises:
+        AssayError: an output has a wrong shape.
+    """
+    declared = declaration(kernel)
+    delegated = tuple(call for call in calls if call.phase not in declared.phases)
+    results: list[CallResult] = []
+    refused: list[tuple[AttentionCall, str]] = []
+    for call in (call for call in calls if call.phase in declared.phases):
+        given = call.clone()
+        try:
+            out = kernel(given)
+        except KernelRefused as error:
+            refused.append((call, str(error)))
+            continue
+        kept = torch.stack([_same(getattr(given, name), getattr(call, name)) for name in INPUTS]).tolist()
+        mutated = tuple(name for name, same in zip(INPUTS, kept, strict=True) if not same)
+        # The output may be a view of an input, or of a buffer that the next call overwrites.
+        results.append(replace(measure(call, out.clone(), declared.noise), mutated=mutated))
+    return KernelRun(tuple(results), delegated, tuple(refused))
+
+
+def require_results(run: KernelRun) -> None:
+    """Refuse a run without results.
+
+    Raises:
+        AssayError: no call was computed, which is never a pass.
+    """
+    if not run.results:
+        refused, delegated = len(run.refused), len(run.delegated)
+        raise AssayError(
+            f"The kernel computed none of {refused + delegated} calls ({delegated} delegated, {refused} refused).",
+            "at least one call of a phase that the kernel declares",
+            run.refused[0][1] if run.refused else "add calls of the phases that it declares",
+        )
+
+
+def repeat(kernel: Kernel, result: CallResult) -> CallResult:
+    """Run a call twice more in a row, best after all other calls: is the output the same as before, and the same twice?"""
+    late = kernel(result.call.clone()).clone()
+    late_error, late_differs = _difference(result, result.out, late)
+    error, differs = _difference(result, late, kernel(result.call.clone()))
+    return replace(
+        result, repeated=True, late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs
+    )
+
+
+def _same(a: Tensor, b: Tensor) -> Tensor:
+    """Whether both hold the same values, bool []; NaN equals NaN."""
+    return ((a == b) | ((a != a) & (b != b))).all()
+
+
+def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
+    """Largest relative L1 between two outputs of a call, and whether any bit differs."""
+    if bool(_same(first, other)):
+        return 0.0, False
+    expected = torch.where(first.isfinite(), first.double(), float("inf"))
+    return float(deviation(other, expected, result.cells).relative_l1.max()), True
