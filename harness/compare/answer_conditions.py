@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import fisher_exact
-from statsmodels.stats.multitest import multipletests
+from pydantic import Field
 
 from assay.harness.compare.answers import Pair
 from assay.harness.conditions import BATCH_SIZE, CACHED_PREFIX, PROMPT_LENGTH, Buckets, condition_id
+from assay.harness.schema import Part
+from assay.harness.stats.multiple import holm
 
 UNKNOWN = "unknown"
 NOT_OBSERVED = "not observed"
 
-FINE = 0.1
-"""A condition is fine if the candidate lost at most this share of what the reference got right there."""
+INTACT_SHARE = 0.1
+"""A condition is intact if the candidate lost at most this share of what the reference got right there."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
     Of the questions that the reference got right, the share that the candidate lost in a bucket is held against that in the
     other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look like a
     broken one. All buckets of all splits are one family (Holm's correction). A split is told only if the
-    candidate is fine (loses at most `FINE`) in one of its other buckets. Unknown conditions are left out.
+    candidate is fine (loses at most `INTACT_SHARE`) in one of its other buckets. Unknown conditions are left out.
 
     Args:
         rows: as `by_condition` gives them.
@@ -139,7 +140,7 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
     if not tested:
         return None
     p_values = [_p_loses_more(row, others) for row, others in tested]
-    _, corrected, _, _ = multipletests(p_values, method="holm")
+    corrected = holm(p_values)
     found = []
     for by in dict.fromkeys(row.by for row in known):
         broken = sorted(
@@ -147,7 +148,7 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
             key=lambda entry: (entry[0], -_share_lost(entry[1])),
         )
         worst = [row for _, row in broken]
-        fine = tuple(row for row in known if row.by == by and row not in worst and _share_lost(row) <= FINE)
+        fine = tuple(row for row in known if row.by == by and row not in worst and _share_lost(row) <= INTACT_SHARE)
         if worst and fine:
             title = worst[0].title
             found.append(

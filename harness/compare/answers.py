@@ -41,11 +41,6 @@ class Pairing:
     unanswered: tuple[str, ...]
     mismatched: tuple[str, ...]
 
-    @property
-    def unpaired(self) -> int:
-        """Number of items that are in no pair."""
-        return len(self.unanswered) + len(self.mismatched)
-
 
 def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "mmlu") -> Pairing:
     """Join both roles' answers to each item of a suite.

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from statsmodels.regression.linear_model import OLS
-from statsmodels.stats.proportion import proportion_confint
+from pydantic import Field
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import COLD_MOST, CONDITIONS, Condition, Logits, Positions, ScoredSequence
+from assay.harness.schema import Part
+from assay.harness.stats.share import wilson
 
 Array = npt.NDArray[np.float64]
 
@@ -166,9 +167,8 @@ def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float = 
     if 0 < share < 1 and error is not None:
         effective = max(effective, share * (1 - share) / error**2 if error else math.inf)
     items = min(effective, len(same))
-    low, high = proportion_confint(share * items, items, alpha=alpha, method="wilson")
-    # Wilson's ends miss 0 and 1 by rounding.
-    return 0.0 if share == 0 else float(low), 1.0 if share == 1 else float(high)
+    interval = wilson(share * items, items, alpha)
+    return interval.low, interval.high
 
 
 def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = None) -> LogitsComparison:

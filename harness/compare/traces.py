@@ -8,13 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.harness.evidence import error_sums
+from assay.harness.evidence.error_sums import Floats, sums_of
 from assay.harness.evidence.trace import Trace
-
-Floats = NDArray[np.float64]
-SUMS = ("dot", "candidate_squared", "reference_squared", "difference", "reference_size", "compared", "nonfinite")
-"""Sums over elements: a b, a^2, b^2, |a - b|, |b| and the count, of the elements where both candidate a and reference b are finite;
-the count of elements where only b is. Elements where b is not finite are not compared."""
-_D = {name: index for index, name in enumerate(SUMS)}
 
 
 @dataclass(frozen=True)
@@ -23,7 +19,7 @@ class FreeRunningError:
 
     Attributes:
         layers: layers that were compared, in order.
-        sums: float64 [layers, heads, 7], the columns of `SUMS`.
+        sums: float64 [layers, heads, 9], the columns of `assay.harness.evidence.error_sums.SUMS`.
         matched: rows that were compared.
         unmatched: rows of either trace that the other does not have, or that come after the tokens first differ.
     """
@@ -40,30 +36,17 @@ class FreeRunningError:
         0 where nothing differs; infinite where only the reference is zero or nothing of the candidate is finite; NaN where no
         row matched.
         """
-        return _relative_l1(self.sums.sum(1))
-
-    @property
-    def by_head(self) -> Floats:
-        """Relative L1 of each layer and head, [layers, heads]; special values as in `relative_l1`."""
-        return _relative_l1(self.sums)
+        return error_sums.relative_l1(self.sums.sum(1))
 
     @property
     def cosine(self) -> Floats:
         """Cosine similarity of each layer, [layers]: 1 if both are zero everywhere, 0 if only one is or nothing is finite."""
-        sums = self.sums.sum(1)
-        a, b = sums[..., _D["candidate_squared"]], sums[..., _D["reference_squared"]]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            cosine = np.where((a == 0) | (b == 0), (a == b).astype(float), sums[..., _D["dot"]] / np.sqrt(a * b))
-        return _present(sums, cosine, 0.0)
+        return error_sums.cosine(self.sums.sum(1))
 
     @property
     def nonfinite_share(self) -> Floats:
         """Share of the candidate's elements that are not finite where the reference's are, [layers]."""
-        sums = self.sums.sum(1)
-        lost = sums[..., _D["nonfinite"]]
-        with np.errstate(invalid="ignore"):
-            share: Floats = lost / (lost + sums[..., _D["compared"]])
-        return share
+        return error_sums.nonfinite_share(self.sums.sum(1))
 
 
 def compare(reference: Trace, candidate: Trace) -> FreeRunningError:
@@ -84,7 +67,9 @@ def compare(reference: Trace, candidate: Trace) -> FreeRunningError:
         raise ValueError(f"the traces {reference.label!r} and {candidate.label!r} are of different models: {shapes}")
     pairs = _matching(reference, candidate)
     ours, theirs = pairs.T
-    sums = [_sums(candidate.outputs[layer][theirs], out[ours]) for layer, out in sorted(reference.outputs.items())]
+    sums = [
+        sums_of(candidate.outputs[layer][theirs], out[ours], (0, 2)) for layer, out in sorted(reference.outputs.items())
+    ]
     rows = len(reference.positions) + len(candidate.positions)
     return FreeRunningError(tuple(sorted(reference.outputs)), np.stack(sums), len(pairs), rows - 2 * len(pairs))
 
@@ -159,26 +144,3 @@ def _rows(trace: Trace) -> dict[int, int]:
     for row, position in enumerate(trace.positions.tolist()):
         rows.setdefault(position, row)
     return rows
-
-
-def _sums(out: NDArray[np.float32], truth: NDArray[np.float32]) -> Floats:
-    """Sums of one layer over rows and the head's dimension, [heads, 7]."""
-    a, b = out.astype(np.float64), truth.astype(np.float64)
-    defined = np.isfinite(b)
-    both = defined & np.isfinite(a)
-    a, b = np.where(both, a, 0.0), np.where(both, b, 0.0)
-    parts = (a * b, a * a, b * b, np.abs(a - b), np.abs(b), both, defined & ~both)
-    return np.stack([part.sum((0, 2), dtype=np.float64) for part in parts], -1)
-
-
-def _relative_l1(sums: Floats) -> Floats:
-    difference, size = sums[..., _D["difference"]], sums[..., _D["reference_size"]]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        relative = np.where(difference == 0, 0.0, difference / size)
-    return _present(sums, relative, np.inf)
-
-
-def _present(sums: Floats, values: Floats, where_nothing_is_finite: float) -> Floats:
-    compared, lost = sums[..., _D["compared"]], sums[..., _D["nonfinite"]]
-    found: Floats = np.where(compared > 0, values, np.where(lost > 0, where_nothing_is_finite, np.nan))
-    return found

@@ -25,7 +25,8 @@ from assay.harness.evidence.pack import read_pack
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import measure, run_kernel
 from assay.harness.offline.roofline import limit_s, work_of
-from assay.harness.stats.ratio import FEWEST, RatioDecision, decide_ratios
+from assay.harness.offline.timing_result import KernelTiming, ShapeTiming
+from assay.harness.stats.ratio import MIN_RATIOS, RatioDecision, decide_ratios
 from assay.harness.verdict import Finding, Verdict
 
 WARM_UP = 3
@@ -61,67 +62,6 @@ def _sdpa(call: AttentionCall, queries: Sequence[int], keys: Sequence[int]) -> T
     return torch.cat(outs)
 
 
-@dataclass(frozen=True)
-class ShapeTiming:
-    """What two kernels took for calls of one shape, and whether the candidate was right on them.
-
-    Attributes:
-        phase: "extend" or "decode".
-        new: new tokens of each sequence.
-        prefix: cached prefix of each sequence.
-        heads: q heads and kv heads.
-        head_dim: of q and k.
-        dtype: of q.
-        layers: layers whose calls had this shape; all were held against the oracle, the first was timed.
-        reference_s: median.
-        candidate_s: median.
-        repeats: each runs both kernels twice.
-        decision: on the ratio candidate over reference.
-        tflops: achieved by reference and candidate, of the work that the right mask needs, in 1e12 a second.
-        share: of the device's limit, of reference and candidate; None where no limit is stated.
-        worst: the candidate's largest own error as a multiple of its bound; above 1 it is wrong.
-    """
-
-    phase: str
-    new: tuple[int, ...]
-    prefix: tuple[int, ...]
-    heads: tuple[int, int]
-    head_dim: int
-    dtype: str
-    layers: tuple[int, ...]
-    reference_s: float
-    candidate_s: float
-    repeats: int
-    decision: RatioDecision
-    tflops: tuple[float, float]
-    share: tuple[float | None, float | None]
-    worst: float
-
-    @property
-    def right(self) -> bool:
-        """Whether every own error was within its bound."""
-        return self.worst <= 1
-
-
-@dataclass(frozen=True)
-class KernelTiming:
-    """What timing a kernel came to.
-
-    Attributes:
-        device: name of the device.
-        shapes: by shape.
-        refused: calls that the candidate or the reference refused, with its words.
-        findings: a wrong kernel, with the name of its bug where one fits; or a speed that cannot be.
-        verdict: regression if anything is wrong or slower than the bound; pass if every ratio is below it.
-    """
-
-    device: str
-    shapes: tuple[ShapeTiming, ...]
-    refused: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    verdict: Verdict
-
-
 def time_kernels(
     candidate: Kernel,
     reference: Kernel,
@@ -144,7 +84,7 @@ def time_kernels(
         calls: on the device to time on.
         bound: largest ratio that passes.
         alpha: error rate, see `assay.harness.stats.ratio.decide_ratios`.
-        seconds: of timing, shared out evenly among the shapes; each is timed at least `FEWEST` times.
+        seconds: of timing, shared out evenly among the shapes; each is timed at least `MIN_RATIOS` times.
         reproduce: the command that shows it again.
         seed: of the order of runs.
 
@@ -255,7 +195,7 @@ def _time(
             run(turn)
     found: list[Times] = []
     begun = time.monotonic()
-    while len(found) < FEWEST or (len(found) < MOST_REPEATS and time.monotonic() - begun < seconds):
+    while len(found) < MIN_RATIOS or (len(found) < MOST_REPEATS and time.monotonic() - begun < seconds):
         taken = [0.0, 0.0, 0.0, 0.0]
         for at in rng.sample(range(4), 4):
             taken[at] = run(turns[at % 2])

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from scipy.stats import binom
+
+# Not scipy.stats: see `assay.harness.stats.share`.
+from scipy.special import bdtr, bdtrc
 
 from assay.harness.stats.paired import mcnemar_exact, questions_needed, smallest_detectable, tango_interval
 from assay.harness.stats.share import Interval, clopper_pearson, p_not_above
-
-StatOutcome = Literal["pass", "regression", "inconclusive", "error"]
+from assay.harness.verdict import Verdict
 
 CHANCE = 0.25
 """Accuracy of guessing among four options."""
-CLEARLY = 0.01
-"""The reference is sighted if the p value of "it guesses" is below this."""
-MOST_NEEDED = 100_000
-"""Numbers of items above this are no advice, and are not given."""
+GUESSING_ALPHA = 0.01
+"""The reference is better than guessing if the p value of "it guesses" is below this."""
+MAX_NEEDED = 100_000
+"""A larger number of items is not useful advice, and is not given."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Decision:
         p_two_sided: exact McNemar p value of "no difference".
         p_loss: exact McNemar p value of "no loss".
         p_reference_guesses: exact binomial p value of "the reference only guesses".
-        smallest_detectable: the loss that ``n`` questions would have shown with a power of 0.8; None if they could
-            have shown none.
-        questions_needed: for an inconclusive verdict, the number of questions that would bring one with a power of 0.8
-            if loss and flips stay as they were seen; None otherwise, and where no such number helps.
+        smallest_detectable: the loss that ``n`` questions would have detected with a power of 0.8; None if they could not have
+            detected any.
+        questions_needed: for an inconclusive verdict, the number of questions that would give one with a power of 0.8 at the same
+            rate of losses and flips; None otherwise, and where no practical number would.
     """
 
-    verdict: StatOutcome
+    verdict: Verdict
     why: str
     n: int
     loss: float
@@ -57,11 +57,11 @@ def decide_accuracy(
 ) -> Decision:
     """Decide by the paired answers to ``n`` questions.
 
-    - *pass*: non-inferior, that is the upper end of the interval of the loss is below the margin. (A significant loss that
-      is surely smaller than the margin passes.)
+    - *pass*: non-inferior, that is, the upper end of the interval of the loss is below the margin. (A significant loss that
+      is certainly smaller than the margin passes.)
     - *regression*: not non-inferior, and the loss is significant (McNemar's exact test, two-sided, below ``alpha``).
-    - *inconclusive*: neither; or nothing was compared; or the reference is not clearly better than guessing, since next
-      to a reference that cannot answer a broken candidate looks as good.
+    - *inconclusive*: neither; or nothing was compared; or the reference is not clearly better than guessing, since a broken
+      candidate looks no worse than a reference that cannot answer.
 
     Args:
         n: questions that both roles answered.
@@ -87,13 +87,13 @@ def decide_accuracy(
     measured = f"{_change(loss)} (loss of {ends} points with {_percent(interval.level, 0)} confidence; {seen})"
     p = f"exact McNemar p = {tests.two_sided:.2g}"
     bound = f"the margin of {_points(margin)} points"
-    verdict: StatOutcome = "inconclusive"
+    verdict: Verdict = "inconclusive"
     if n == 0:
-        why = "No question was answered by both roles, so nothing was compared."
-    elif p_guesses >= CLEARLY:
+        why = "Nothing was compared: no question was answered by both roles."
+    elif p_guesses >= GUESSING_ALPHA:
         why = (
-            f"The reference is right on {both_right + lost} of {n} questions, which is not clearly better than guessing "
-            f"({_percent(CHANCE, 0)}; p = {p_guesses:.2g}): next to it a broken candidate would look as good."
+            f"The reference is right on {both_right + lost} of {n} questions, not clearly better than guessing "
+            f"({_percent(CHANCE, 0)}; p = {p_guesses:.2g}): a broken candidate would look no worse."
         )
     elif interval.high < margin:
         verdict = "pass"
@@ -105,10 +105,10 @@ def decide_accuracy(
         why = f"{measured}: significant ({p}) and {beyond} {bound}."
     else:
         estimate = questions_needed(margin, (lost + gained + 0.5) / (n + 1), alpha / 2, loss=loss)
-        needed = max(n + 1, estimate) if estimate <= MOST_NEEDED else None
+        needed = max(n + 1, estimate) if estimate <= MAX_NEEDED else None
         why = (
             f"{measured}: neither shown to stay below {bound} nor significant ({p}); "
-            f"{_settles(needed, 'questions')} if answers go on flipping at this rate."
+            f"{_to_resolve(needed, 'questions')}, if answers keep flipping at this rate."
         )
     return Decision(
         verdict=verdict,
@@ -134,11 +134,11 @@ class ShareDecision:
         n: items that were compared.
         share: bad items, as a share of 1; 0 if nothing was compared.
         interval: exact interval of which each end has the error rate ``alpha``; its level is ``1 - 2 alpha``.
-        items_needed: for an inconclusive verdict, the number of items that would bring one if the share stays as it was
-            seen; None otherwise, and where no such number helps.
+        items_needed: for an inconclusive verdict, the number of items that would give one at the same share; None otherwise, and
+            where no practical number would.
     """
 
-    verdict: StatOutcome
+    verdict: Verdict
     why: str
     n: int
     share: float
@@ -147,7 +147,7 @@ class ShareDecision:
 
 
 def decide_share(bad: int, n: int, limit: float, alpha: float, items: str = "items") -> ShareDecision:
-    """Decide by how many of ``n`` items are bad.
+    """Decide by the share of bad items.
 
     *regression*: the lower Clopper-Pearson bound is above the limit; *pass*: the upper bound is not; each bound one-sided,
     of level ``1 - alpha``; *inconclusive*: neither, or nothing was compared.
@@ -157,7 +157,7 @@ def decide_share(bad: int, n: int, limit: float, alpha: float, items: str = "ite
         n: number of items.
         limit: largest share of bad items that still passes.
         alpha: error rate of each bound.
-        items: what they are called in the sentence, in the plural.
+        items: their name in the sentence, in the plural.
 
     Raises:
         ValueError: ``bad`` is negative or above ``n``.
@@ -168,9 +168,9 @@ def decide_share(bad: int, n: int, limit: float, alpha: float, items: str = "ite
     ends = f"{_percent(interval.low)} to {_percent(interval.high)}"
     measured = f"{bad} of {n} {items} ({_percent(share)}; {ends} with {_percent(interval.level, 0)} confidence)"
     bound = f"the limit of {_percent(limit)}"
-    verdict: StatOutcome = "inconclusive"
+    verdict: Verdict = "inconclusive"
     if n == 0:
-        why = f"There are no {items}, so nothing was compared."
+        why = f"Nothing was compared: there are no {items}."
     elif interval.high <= limit:
         verdict = "pass"
         why = f"{measured}, at most {bound}."
@@ -181,23 +181,23 @@ def decide_share(bad: int, n: int, limit: float, alpha: float, items: str = "ite
         needed = _items_needed(bad / n, n, limit, alpha)
         why = (
             f"{measured}: neither shown to be at most {bound} nor above it; "
-            f"{_settles(needed, items)} if the share stays the same."
+            f"{_to_resolve(needed, items)}, if the share stays the same."
         )
     return ShareDecision(verdict, why, n, share, interval, needed)
 
 
 def _items_needed(share: float, n: int, limit: float, alpha: float) -> int | None:
-    sizes = np.arange(n + 1, MOST_NEEDED + 1)
+    sizes = np.arange(n + 1, MAX_NEEDED + 1)
     # A Clopper-Pearson bound is beyond the limit where the binomial tail at the limit is below alpha.
     if share <= limit:
-        settled = binom.cdf(np.ceil(share * sizes), sizes, limit) <= alpha
+        decided = bdtr(np.ceil(share * sizes), sizes, limit) <= alpha
     else:
-        settled = binom.sf(np.floor(share * sizes) - 1, sizes, limit) < alpha
-    return int(sizes[settled.argmax()]) if settled.any() else None
+        decided = bdtrc(np.floor(share * sizes) - 1, sizes, limit) < alpha
+    return int(sizes[decided.argmax()]) if decided.any() else None
 
 
-def _settles(needed: int | None, items: str) -> str:
-    return f"about {needed:,} {items} would settle it" if needed else f"no usable number of {items} would settle it"
+def _to_resolve(needed: int | None, items: str) -> str:
+    return f"to resolve: about {needed:,} {items}" if needed else f"no practical number of {items} would resolve this"
 
 
 def _percent(share: float, digits: int = 1) -> str:
@@ -209,7 +209,7 @@ def _points(share: float) -> str:
 
 
 def _change(loss: float) -> str:
-    """The loss in points, in words; a rounded 0 is neither a loss nor a gain."""
+    """The loss in points, in words."""
     if _points(loss) == "0.0":
         return "No loss" if loss <= 0 else f"A loss of {100 * loss:.2g} points"
     return f"A loss of {_points(loss)} points" if loss > 0 else f"A gain of {_points(-loss)} points"

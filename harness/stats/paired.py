@@ -8,16 +8,16 @@ Only the discordant questions carry information: ``lost`` (the reference is righ
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
-from scipy.stats import binom, norm
-from statsmodels.stats.contingency_tables import mcnemar
+# Not scipy.stats or statsmodels: see `assay.harness.stats.share`.
+from scipy.special import bdtr, bdtrc, ndtri
 
 from assay.harness.stats.share import Interval, clopper_pearson
 
-_AWAY = 1e-9
-"""How far from the estimate the search for an end starts: at the estimate itself the variance may be 0."""
+_OFFSET = 1e-9
+"""Distance from the estimate at which the search for an end of the interval starts: at the estimate the variance may be 0."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,16 @@ class McNemar:
 
 def mcnemar_exact(lost: int, gained: int) -> McNemar:
     """McNemar's exact (binomial) test of equal accuracies. Both p values are 1 where no answer flipped."""
-    two_sided = mcnemar([[0, lost], [gained, 0]], exact=True).pvalue
-    return McNemar(two_sided=min(1.0, float(two_sided)), loss=float(binom.sf(lost - 1, lost + gained, 0.5)))
+    flips = lost + gained
+    two_sided = min(1.0, 2 * float(bdtr(min(lost, gained), flips, 0.5)))
+    return McNemar(two_sided=two_sided, loss=float(bdtrc(lost - 1, flips, 0.5)))
 
 
 def tango_interval(lost: int, gained: int, n: int, alpha: float) -> Interval:
     """Two-sided score interval of the loss.
 
-    All losses d with ``|lost - gained - n d| <= z sqrt(n (2 q(d) + d (1 - d)))``, where q(d) is the constrained
-    maximum-likelihood estimate of the share gained. Holds its level for few questions and few flips, also for none.
+    The interval holds all losses d with ``|lost - gained - n d| <= z sqrt(n (2 q(d) + d (1 - d)))``, where q(d) is the constrained
+    maximum-likelihood estimate of the share gained. It keeps its level for few questions and few flips, even none.
 
     Source: Tango, Equivalence test and confidence interval for the difference in proportions for the paired-sample
     design, Statistics in Medicine 17, 891-908 (1998).
@@ -47,20 +48,20 @@ def tango_interval(lost: int, gained: int, n: int, alpha: float) -> Interval:
         ValueError: counts that are negative, or more flips than questions, or no question.
     """
     if lost < 0 or gained < 0 or lost + gained > n or n < 1:
-        raise ValueError(f"{lost} lost and {gained} gained of {n} is no result")
-    # The mirror image keeps the interval exactly symmetric when the roles are swapped.
+        raise ValueError(f"{lost} lost and {gained} gained of {n} is not a result")
+    # Mirroring makes the interval exactly antisymmetric when the roles are swapped.
     return Interval(-_tango_high(gained, lost, n, alpha), _tango_high(lost, gained, n, alpha), 1 - alpha)
 
 
 def _tango_high(lost: int, gained: int, n: int, alpha: float) -> float:
     if lost == n:
         return 1.0
-    z = float(norm.isf(alpha / 2))
+    z = -float(ndtri(alpha / 2))
 
     def beyond(loss: float) -> float:
         return lost - gained - n * loss + z * math.sqrt(n * _variance(loss, lost / n, gained / n))
 
-    return float(brentq(beyond, (lost - gained) / n + _AWAY, 1.0, xtol=1e-12))
+    return _root(beyond, (lost - gained) / n + _OFFSET, 1.0, xtol=1e-12)
 
 
 def _variance(loss: float, share_lost: float, share_gained: float) -> float:
@@ -71,24 +72,30 @@ def _variance(loss: float, share_lost: float, share_gained: float) -> float:
     return max(0.0, 2 * gained + loss * (1 - loss))
 
 
+def _root(f: Callable[[float], float], low: float, high: float, xtol: float = 2e-12) -> float:
+    from scipy.optimize import brentq  # costs 0.2 s to import
+
+    return float(brentq(f, low, high, xtol=xtol))
+
+
 def smallest_detectable(n: int, discordance: float, alpha: float, power: float = 0.8) -> float | None:
-    """The smallest true loss that ``n`` questions show by McNemar's test with probability ``power``.
+    """The smallest true loss that McNemar's test on ``n`` questions detects with probability ``power``.
 
     Connor's sample size, ``n = ((z_alpha sqrt(psi) + z_power sqrt(psi - d^2)) / d)^2``, solved for d. The discordance
-    psi cannot be smaller than the loss: where hardly any answer flips by chance, every flip is a loss.
+    psi is at least the loss: where hardly any answer flips by chance, every flip is a loss.
 
     Source: Connor, Sample size for testing differences in proportions for the paired-sample design, Biometrics 43,
     207-211 (1987).
 
     Args:
         n: number of questions.
-        discordance: share of answers that flip. Where it is 0, its upper bound of confidence ``1 - alpha`` is used,
-            since "none of n" is not "never".
-        alpha: one-sided level of the test; half of it for a two-sided one.
-        power: probability with which the loss is to be shown.
+        discordance: share of answers that flip. If it is 0, its upper bound of confidence ``1 - alpha`` is used, since "none of
+            n" does not mean "never".
+        alpha: level of the one-sided test; half of a two-sided test's.
+        power: probability of detection.
 
     Returns:
-        The loss as a share of 1, or None where not even the loss of every answer would be significant.
+        The loss as a share of 1; None where not even the loss of every answer would be significant.
     """
     if n < 1 or 0.5**n >= alpha:
         return None
@@ -99,20 +106,20 @@ def smallest_detectable(n: int, discordance: float, alpha: float, power: float =
 
     if short(1.0) > 0:
         return None
-    return float(brentq(short, 1e-9, 1.0))
+    return _root(short, 1e-9, 1.0)
 
 
 def _connor(loss: float, discordance: float, alpha: float, power: float) -> float:
     psi = max(discordance, loss)
-    reach = norm.isf(alpha) * math.sqrt(psi) + norm.ppf(power) * math.sqrt(max(0.0, psi - loss * loss))
+    reach = -float(ndtri(alpha)) * math.sqrt(psi) + float(ndtri(power)) * math.sqrt(max(0.0, psi - loss * loss))
     return float((reach / loss) ** 2)
 
 
 def questions_needed(margin: float, discordance: float, alpha: float, power: float = 0.8, loss: float = 0.0) -> int:
-    """How many questions bring a verdict with probability ``power``, if loss and discordance are as given.
+    """Number of questions that give a verdict with probability ``power``, at this loss and discordance.
 
-    The smaller of two numbers: those that show non-inferiority (the upper end of Tango's interval below the margin), and
-    those that show the loss (McNemar's test).
+    The smaller of two numbers: questions to show non-inferiority (the upper end of Tango's interval below the margin), and
+    questions to show the loss (McNemar's test).
 
     Source: Nam, Establishing equivalence of two treatments and sample size requirements in matched-pairs design,
     Biometrics 53, 1422-1430 (1997), for the first; Connor (1987), see `smallest_detectable`, for the second.
@@ -128,11 +135,11 @@ def questions_needed(margin: float, discordance: float, alpha: float, power: flo
     psi = max(discordance, loss)
     needed = []
     if loss < margin:
-        z_alpha, z_power = float(norm.isf(alpha)), float(norm.ppf(power))
+        z_alpha, z_power = -float(ndtri(alpha)), float(ndtri(power))
         null = math.sqrt(_variance(margin, (psi + loss) / 2, (psi - loss) / 2))
         truth = math.sqrt(max(0.0, psi - loss * loss))
         needed.append(((z_alpha * null + z_power * truth) / (margin - loss)) ** 2)
     if loss > 0:
         needed.append(_connor(loss, psi, alpha, power))
-    # The bound has to be cleared, not met.
+    # The bound must be exceeded, not only met.
     return math.floor(min(needed)) + 1

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from assay.harness.compare.traces import compare, joined, split
+from assay.harness.evidence.error_sums import relative_l1
 from assay.harness.evidence.trace import Trace
 
 LAYERS, HEADS, DIM = (0, 3), 2, 4
@@ -31,7 +32,7 @@ def test_a_layer_and_a_head_that_are_off_are_found_with_known_figures() -> None:
     out[:, 1] *= 1.5
     found = compare(reference, changed(reference, 3, out))
     assert (found.layers, found.matched, found.unmatched) == (LAYERS, 3, 0)
-    assert found.by_head == pytest.approx(np.array([[0, 0], [0, 0.5]]))
+    assert relative_l1(found.sums) == pytest.approx(np.array([[0, 0], [0, 0.5]]))
     truth = reference.outputs[3].astype(float)
     share = np.abs(truth[:, 1]).sum() / np.abs(truth).sum()
     assert found.relative_l1 == pytest.approx([0, 0.5 * share])
@@ -102,7 +103,7 @@ def test_elements_that_are_not_finite_are_told_and_not_averaged() -> None:
 def test_without_a_matching_row_nothing_is_known() -> None:
     found = compare(trace([1, 2]), trace([3, 2]))
     assert (found.matched, found.unmatched) == (0, 4)
-    for values in (found.relative_l1, found.cosine, found.nonfinite_share, found.by_head.ravel()):
+    for values in (found.relative_l1, found.cosine, found.nonfinite_share):
         assert np.isnan(values).all()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from assay.harness.stats.decision import MOST_NEEDED, decide_accuracy, decide_share
+from assay.harness.stats.decision import MAX_NEEDED, decide_accuracy, decide_share
 from assay.harness.stats.share import clopper_pearson
 
 MARGIN, ALPHA = 0.05, 0.05
@@ -44,7 +44,7 @@ def test_too_few_questions_are_inconclusive_and_the_number_that_settles_it_does(
     decision = decide_accuracy(16, 16, 0, 0, 0, MARGIN, ALPHA)
     assert decision.verdict == "inconclusive"
     assert decision.questions_needed is not None
-    assert f"about {decision.questions_needed} questions would settle it" in decision.why
+    assert f"to resolve: about {decision.questions_needed} questions" in decision.why
     n = decision.questions_needed
     assert decide_accuracy(n, n, 0, 0, 0, MARGIN, ALPHA).verdict == "pass"
     assert decide_accuracy(n, n - 1, 1, 0, 0, MARGIN, ALPHA).verdict == "pass"
@@ -59,7 +59,7 @@ def test_the_questions_needed_are_more_than_were_asked() -> None:
 def test_nothing_compared_is_never_a_pass() -> None:
     decision = decide_accuracy(0, 0, 0, 0, 0, MARGIN, ALPHA)
     assert decision.verdict == "inconclusive"
-    assert decision.why == "No question was answered by both roles, so nothing was compared."
+    assert decision.why == "Nothing was compared: no question was answered by both roles."
     assert decision.smallest_detectable is None
     assert (decision.interval.low, decision.interval.high) == (-1, 1)
 
@@ -118,7 +118,7 @@ def test_every_verdict_is_what_its_numbers_say(
         assert decision.p_reference_guesses < 0.01
         assert decision.questions_needed is None
     if decision.questions_needed is not None:
-        assert parts[0] < decision.questions_needed <= MOST_NEEDED
+        assert parts[0] < decision.questions_needed <= MAX_NEEDED
 
 
 @given(counts())
@@ -163,8 +163,8 @@ def test_the_sentence_of_a_share_has_its_numbers_and_the_bound() -> None:
     assert decide_share(0, 32, 0.1, ALPHA, "prompts").why == (
         "0 of 32 prompts (0.0 %; 0.0 % to 8.9 % with 90 % confidence), at most the limit of 10.0 %."
     )
-    assert "about 61 prompts would settle it" in decide_share(1, 32, 0.1, ALPHA, "prompts").why
-    assert "no usable number of prompts" in decide_share(1, 10, 0.1, ALPHA, "prompts").why
+    assert "to resolve: about 61 prompts" in decide_share(1, 32, 0.1, ALPHA, "prompts").why
+    assert "no practical number of prompts would resolve this" in decide_share(1, 10, 0.1, ALPHA, "prompts").why
 
 
 @given(st.integers(1, 200), st.data(), st.sampled_from([0.02, 0.1, 0.3]))

@@ -102,8 +102,8 @@ def test_tango_rises_with_losses_and_widens_with_confidence(outcome: tuple[int, 
 
 
 @pytest.mark.parametrize("outcome", [(-1, 0, 4), (0, -1, 4), (3, 2, 4), (0, 0, 0)])
-def test_tango_refuses_what_is_no_result(outcome: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="is no result"):
+def test_tango_refuses_impossible_counts(outcome: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="is not a result"):
         tango_interval(*outcome, 0.05)
 
 

@@ -10,59 +10,63 @@ from scipy.signal import lfilter
 from scipy.stats import wilcoxon
 from statsmodels.stats.multitest import multipletests
 
+from assay.harness.stats.multiple import holm
 from assay.harness.stats.ratio import (
-    FEWEST,
+    MIN_RATIOS,
     decide_ratios,
     dependence,
-    holm,
     p_at_most,
     ratio_of,
     ratios_needed,
     warm_up,
 )
 
-RNG = np.random.default_rng(5)
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator of each test's own, so that no result depends on which tests ran before."""
+    return np.random.default_rng(5)
 
 
-def drifting(rounds: int, ratio: float, stalls: float = 0.1) -> list[float]:
+def drifting(rng: np.random.Generator, rounds: int, ratio: float, stalls: float = 0.1) -> list[float]:
     """Log ratios of a run of so many rounds: a clock that drifts by some ten per cent, skewed noise, and blocks that stall."""
     blocks = 4 * rounds
-    noise = 0.02 * RNG.exponential(1, blocks) + (RNG.random(blocks) < stalls) * RNG.exponential(0.5, blocks)
-    drift = 0.2 * np.sin(np.linspace(0, 3, blocks) + 6 * RNG.random())
-    times = RNG.permuted((noise + drift).reshape(rounds, 4), axis=1)
+    noise = 0.02 * rng.exponential(1, blocks) + (rng.random(blocks) < stalls) * rng.exponential(0.5, blocks)
+    drift = 0.2 * np.sin(np.linspace(0, 3, blocks) + 6 * rng.random())
+    times = rng.permuted((noise + drift).reshape(rounds, 4), axis=1)
     logs = np.stack([times[:, 1] - times[:, 0], times[:, 3] - times[:, 2]], axis=1).ravel() + math.log(ratio)
     return [float(log) for log in logs]
 
 
-def lasting(rounds: int, seldom: float) -> list[float]:
+def lasting(rng: np.random.Generator, rounds: int, seldom: float) -> list[float]:
     """Log ratios of equal servers, two a round, one of which is now and then 15 % slower for ``seldom`` rounds on average."""
     state = 0.0
     states = []
     for _ in range(rounds):
-        if RNG.random() < 1 / seldom:
-            state = 0.15 * RNG.choice([-1, 0, 0, 0, 1])
+        if rng.random() < 1 / seldom:
+            state = 0.15 * rng.choice([-1, 0, 0, 0, 1])
         states.append(state)
-    return [float(x) for x in np.repeat(states, 2) + 0.03 * RNG.normal(size=2 * rounds)]
+    return [float(x) for x in np.repeat(states, 2) + 0.03 * rng.normal(size=2 * rounds)]
 
 
-def test_the_interval_covers_on_a_drifting_and_stalling_machine() -> None:
+def test_the_interval_covers_on_a_drifting_and_stalling_machine(rng: np.random.Generator) -> None:
     for rounds in (4, 12):
-        intervals = [ratio_of(drifting(rounds, 1.07), 0.05).interval for _ in range(400)]
+        intervals = [ratio_of(drifting(rng, rounds, 1.07), 0.05).interval for _ in range(400)]
         # Three standard errors of a share of 0.95 among 400 are 0.033.
         assert sum(1.07 in interval for interval in intervals) / 400 >= 0.95 - 0.033
 
 
-def test_the_interval_covers_where_one_server_is_slow_for_a_while() -> None:
+def test_the_interval_covers_where_one_server_is_slow_for_a_while(rng: np.random.Generator) -> None:
     for rounds in (12, 65):
-        ratios = [ratio_of(lasting(rounds, 10), 0.05) for _ in range(300)]
+        ratios = [ratio_of(lasting(rng, rounds, 10), 0.05) for _ in range(300)]
         assert sum(1.0 in ratio.interval for ratio in ratios) / len(ratios) >= 0.90  # 0.76 and 0.38 as if independent
         assert np.median([ratio.effective for ratio in ratios]) < 0.9 * 2 * rounds
 
 
-def test_dependence_is_the_autocorrelation_time() -> None:
+def test_dependence_is_the_autocorrelation_time(rng: np.random.Generator) -> None:
     # (1 + phi) / (1 - phi) of an autoregression; ranks of normal values correlate nearly as the values do.
     for phi in (0.0, 0.5, 0.8):
-        noise = RNG.normal(size=20_000)
+        noise = rng.normal(size=20_000)
         series = lfilter([1.0], [1.0, -phi], noise)
         assert dependence(series) == pytest.approx((1 + phi) / (1 - phi), rel=0.15)
     assert dependence(np.zeros(8)) == 1.0
@@ -70,10 +74,12 @@ def test_dependence_is_the_autocorrelation_time() -> None:
     assert dependence(np.array([0.1])) == 1.0
 
 
-def test_independent_ratios_have_intervals_hardly_wider_than_the_signed_rank_test_gives() -> None:
+def test_independent_ratios_have_intervals_hardly_wider_than_the_signed_rank_test_gives(
+    rng: np.random.Generator,
+) -> None:
     wider = []
     for _ in range(200):
-        logs = [float(x) for x in RNG.normal(0, 0.03, 60)]
+        logs = [float(x) for x in rng.normal(0, 0.03, 60)]
         interval, plain = ratio_of(logs, 0.05).interval, signed_rank(logs)
         assert interval.low <= plain[0] + 1e-12
         assert interval.high >= plain[1] - 1e-12
@@ -101,20 +107,20 @@ def signed_rank(logs: list[float]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("n", [6, 9, 20, 50, 80])
-def test_the_interval_is_what_the_signed_rank_test_does_not_refuse(n: int) -> None:
-    logs = [float(x) for x in independent(n)]
+def test_the_interval_is_what_the_signed_rank_test_does_not_reject(rng: np.random.Generator, n: int) -> None:
+    logs = [float(x) for x in independent(rng, n)]
     interval = ratio_of(logs, 0.05).interval
     for end, inside in ((interval.low, 1), (interval.high, -1)):
         for side in (-1, 1):
             shifted = np.array(logs) - (math.log(end) + side * inside * 1e-6)
-            refused = wilcoxon(shifted, method="exact" if n <= 50 else "approx", correction=True).pvalue <= 0.05
-            assert refused == (side < 0), (n, end, side)
+            rejected = wilcoxon(shifted, method="exact" if n <= 50 else "approx", correction=True).pvalue <= 0.05
+            assert rejected == (side < 0), (n, end, side)
 
 
-def independent(n: int) -> NDArray[np.float64]:
+def independent(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
     """Values that happen to show no dependence at all, so that the interval is the exact one."""
     while True:
-        logs = RNG.normal(0.1, 0.05, n)
+        logs = rng.normal(0.1, 0.05, n)
         if ratio_of(list(logs), 0.05).effective == n:
             return logs
 
@@ -129,9 +135,9 @@ def test_scale_and_direction() -> None:
 
 
 def test_too_few_ratios_bound_nothing() -> None:
-    few = ratio_of([0.5] * (FEWEST - 1), 0.05)
+    few = ratio_of([0.5] * (MIN_RATIOS - 1), 0.05)
     assert (few.interval.low, few.interval.high) == (0.0, math.inf)
-    assert math.isfinite(ratio_of([0.5] * FEWEST, 0.05).interval.high)
+    assert math.isfinite(ratio_of([0.5] * MIN_RATIOS, 0.05).interval.high)
     assert math.isnan(ratio_of([], 0.05).value)
 
 
@@ -158,8 +164,8 @@ def test_verdicts() -> None:
     )
     assert [d.verdict for d in (slow, fast, at_bound, one)] == ["regression", "pass", "inconclusive", "inconclusive"]
     assert "above the bound of 1.1" in slow.why
-    assert "6 are needed" in one.why
-    assert one.needed == FEWEST
+    assert "6 of each are needed" in one.why
+    assert one.needed == MIN_RATIOS
 
 
 def test_a_reference_that_is_slower_than_itself_accuses_nobody() -> None:
@@ -172,10 +178,10 @@ def test_noise_of_the_reference_against_itself_must_be_outdone_on_either_side() 
     wide = [math.log(0.7) + 0.01 * i for i in range(8)]
     (near,) = decide_ratios([(logs_of(1.3), wide)], 1.1, 0.05)
     (far,) = decide_ratios([(logs_of(1.6), wide)], 1.1, 0.05)
-    (unknown,) = decide_ratios([(logs_of(9.0), logs_of(1.0, n=FEWEST - 1))], 1.1, 0.05)
+    (unknown,) = decide_ratios([(logs_of(9.0), logs_of(1.0, n=MIN_RATIOS - 1))], 1.1, 0.05)
     assert [d.verdict for d in (near, far, unknown)] == ["inconclusive", "regression", "inconclusive"]
     assert "too noisy" in near.why
-    assert f"{FEWEST - 1} of the reference against itself" in unknown.why
+    assert f"{MIN_RATIOS - 1} of the reference against itself" in unknown.why
 
 
 def test_the_largest_of_many_ratios_is_no_regression_by_its_luck() -> None:
@@ -187,9 +193,9 @@ def test_the_largest_of_many_ratios_is_no_regression_by_its_luck() -> None:
     assert "chance" in among.why
 
 
-def test_identical_servers_raise_no_alarm_and_a_slow_one_does() -> None:
+def test_identical_servers_raise_no_alarm_and_a_slow_one_does(rng: np.random.Generator) -> None:
     def run(ratio: float) -> list[str]:
-        measured = [(drifting(8, ratio), drifting(8, 1.0)[:8]) for _ in range(16)]
+        measured = [(drifting(rng, 8, ratio), drifting(rng, 8, 1.0)[:8]) for _ in range(16)]
         return [decision.verdict for decision in decide_ratios(measured, 1.1, 0.05)]
 
     assert not any("regression" in run(1.0) for _ in range(50))
@@ -228,13 +234,13 @@ def test_ratios_that_are_alike_prove_less() -> None:
     rising = sorted(logs_of(1.12, n=24, spread=0.1))
     assert p_at_most(rising, 1.1) > 2 * p_at_most(logs_of(1.12, n=24, spread=0.1), 1.1)
     (decision,) = decide_ratios([(rising, logs_of(1.0))], 1.1, 0.05)
-    assert "neighbours are alike" in decision.why
+    assert "measurements are autocorrelated" in decision.why
     # Far beyond the bound no dependence explains it: by Student's t, even for as few as they are worth.
     assert p_at_most(rising, 0.5) < 0.001
 
 
-def test_equal_servers_of_which_one_is_slow_for_a_while_are_seldom_called_unequal() -> None:
-    alarms = [decide_ratios([(lasting(65, 10), logs_of(1.0))], 1.0, 0.05)[0].verdict for _ in range(200)]
+def test_equal_servers_of_which_one_is_slow_for_a_while_are_seldom_called_unequal(rng: np.random.Generator) -> None:
+    alarms = [decide_ratios([(lasting(rng, 65, 10), logs_of(1.0))], 1.0, 0.05)[0].verdict for _ in range(200)]
     assert alarms.count("regression") / 200 <= 0.05  # 0.18 as if independent
 
 

@@ -61,5 +61,5 @@ def test_better_than_guessing_is_told_from_guessing() -> None:
 
 @pytest.mark.parametrize("counts", [(5, 4), (-1, 4)])
 def test_a_count_that_is_no_share_is_refused(counts: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="is no share"):
+    with pytest.raises(ValueError, match="is not a share"):
         clopper_pearson(*counts, 0.05)

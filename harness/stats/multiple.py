@@ -1,0 +1,25 @@
+"""Correction of p values for their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's correction: comparing the corrected p values with alpha keeps the family-wise error rate at alpha.
+
+    Written here because `statsmodels.stats.multitest`, which gives the same values, costs a second to import (the whole report of a
+    finished run may cost 1.5 s) and collects all garbage at each call.
+
+    Source: Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 65-70 (1979).
+
+    Returns:
+        The corrected p values, in the order of `p`.
+    """
+    order = np.argsort(p)
+    raised = np.maximum.accumulate(np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1))
+    found = np.empty(len(p))
+    found[order] = np.minimum(1.0, raised)
+    return [float(one) for one in found]
