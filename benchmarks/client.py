@@ -5,9 +5,11 @@
     python benchmarks/client.py --server URL a server that is running already, as well
 
 First table: CPU time per request, without imports. From a bare client up to assay's interview, which parses and validates every
-answer and has it on disk before the next one; median of alternating turns. Second table: whole processes, from their start to
+answer and has it on disk before the next one; medians of turns that alternate. Second table: whole processes, from their start to
 their exit. ``assay run`` asks two roles, flushes the cache between its cold questions, imports what it needs, and writes its
 reports; the bare client only sends as many requests to the same server.
+
+httpx and openai are no dependencies of assay; SGLang's environment has both.
 """
 
 from __future__ import annotations
@@ -218,8 +220,8 @@ def per_request(url: str, questions: int, turns: int) -> Table:
     bodies = request_bodies(MODEL, questions)
     ways: dict[str, Callable[[], float]] = {
         "aiohttp, bare": lambda: cpu_seconds(lambda: asyncio.run(aiohttp_client(url, bodies))),
-        "httpx, bare, one pool": lambda: cpu_seconds(lambda: asyncio.run(httpx_client(url, bodies))),
-        "openai": lambda: cpu_seconds(lambda: asyncio.run(openai_client(url, bodies))),
+        "httpx, bare": lambda: cpu_seconds(lambda: asyncio.run(httpx_client(url, bodies))),
+        "openai, bare": lambda: cpu_seconds(lambda: asyncio.run(openai_client(url, bodies))),
         "assay's client": lambda: cpu_seconds(lambda: assay_client(url, bodies)),
         "assay's interview, answers on disk": lambda: interview_seconds(url, questions),
     }

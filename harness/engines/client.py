@@ -1,9 +1,9 @@
 """The client side of the OpenAI-compatible interface: requests out, replies in.
 
-It speaks HTTP through httpx, not the openai client, because of what a request costs assay's process. CPU time beside a server
-that answers at once, 32 requests in flight: openai 2.8 1.6 to 3.2 ms, httpx 0.28 with one pool 1.9 ms, httpx with a pool for each
-worker 0.7 ms (``python benchmarks/client.py``). httpcore walks through all connections of a pool whenever a request begins or ends,
-which is why no two workers share one. Reading the certificate store costs 50 ms, so it is done once.
+It speaks HTTP through aiohttp, because of what a request costs assay's own process. CPU time per request beside a server that
+answers at once, 32 in flight, on a busy machine: openai 2.8 4.8 ms, httpx 0.28 4.1 ms (1.0 ms if every worker has a client of its
+own: httpcore walks through all connections of a pool whenever a request begins or ends), aiohttp 3.14 0.2 ms. The goal is 1 ms
+with every answer on disk. ``python benchmarks/client.py`` measures it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 from pydantic import BaseModel, Field, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Reply
@@ -34,6 +33,8 @@ RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
 MOST_RETRY_AFTER_S = 60.0
 """The longest ``Retry-After`` that is followed, as in the openai client."""
 EXCERPT = 300
+BROKEN = (aiohttp.ClientError, OSError)
+"""What a server that does not answer raises; a time-out is an OSError."""
 
 
 class _TopLogprob(BaseModel):
@@ -126,9 +127,18 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-@cache
-def _tls() -> ssl.SSLContext:
-    return httpx.create_ssl_context()
+@dataclass(frozen=True)
+class Response:
+    """What came back over HTTP, read completely."""
+
+    status: int
+    text: str
+    retry_after: str = ""
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is 2xx."""
+        return 200 <= self.status < 300
 
 
 class Client:
@@ -182,7 +192,7 @@ class Client:
             asyncio.run(self._wait_for_death())
             raise
 
-    def _document(self, path: str, response: httpx.Response) -> Any:
+    def _document(self, path: str, response: Response) -> Any:
         try:
             return json.loads(response.text)
         except json.JSONDecodeError:
@@ -191,25 +201,26 @@ class Client:
     def status(self, path: str, timeout_s: float, method: str = "GET") -> int | None:
         """HTTP status of ``path``; None if there is no response."""
         try:
-            return self._request(method, path, timeout_s).status_code
-        except httpx.HTTPError:
+            return self._request(method, path, timeout_s).status
+        except BROKEN:
             return None
 
-    def _call(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> httpx.Response:
+    def _call(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Response:
         try:
             response = self._request(method, path, timeout_s, body)
-        except httpx.HTTPError as error:
+        except BROKEN as error:
             self._check()
             raise self.error(f"did not answer {self.url}{path}: {reason(error)}.") from error
         if not response.is_success:
-            raise self.error(f"answered {path} with HTTP {response.status_code}: {excerpt(response.text)}.", "HTTP 200")
+            raise self.error(f"answered {path} with HTTP {response.status}: {excerpt(response.text)}.", "HTTP 200")
         return response
 
-    def _request(
-        self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
-    ) -> httpx.Response:
-        with httpx.Client(trust_env=self._proxies, verify=_tls(), timeout=timeout_s, headers=self._headers) as client:
-            return client.request(method, f"{self.url}{path}", json=body)
+    def _request(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Response:
+        async def request() -> Response:
+            async with self._session(timeout_s) as session:
+                return await _exchange(session, method, f"{self.url}{path}", body)
+
+        return asyncio.run(request())
 
     def ask(
         self, model: str, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]
@@ -221,33 +232,33 @@ class Client:
     async def _ask(
         self, model: str, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]
     ) -> None:
-        waiting = iter(enumerate(asks))
+        async with self._session() as session:
+            waiting = iter(enumerate(asks))
 
-        async def work() -> None:
-            async with self._connection() as connection:
+            async def work() -> None:
                 for index, ask in waiting:
-                    on_reply(index, await self._reply(connection, model, ask))
+                    on_reply(index, await self._reply(session, model, ask))
 
-        work_all = asyncio.gather(*(work() for _ in range(min(concurrency, len(asks)))))
-        watch = asyncio.create_task(self._watch())
-        try:
-            await asyncio.wait((work_all, watch), return_when=asyncio.FIRST_COMPLETED)
-            if watch.done():
-                await watch
-            await work_all
-        finally:
-            watch.cancel()
-            work_all.cancel()
-            await asyncio.gather(watch, work_all, return_exceptions=True)
+            work_all = asyncio.gather(*(work() for _ in range(min(concurrency, len(asks)))))
+            watch = asyncio.create_task(self._watch())
+            try:
+                await asyncio.wait((work_all, watch), return_when=asyncio.FIRST_COMPLETED)
+                if watch.done():
+                    await watch
+                await work_all
+            finally:
+                watch.cancel()
+                work_all.cancel()
+                await asyncio.gather(watch, work_all, return_exceptions=True)
 
-    def _connection(self) -> httpx.AsyncClient:
-        """A connection of one worker; without time-outs, since `_reply` has its own."""
-        return httpx.AsyncClient(
-            trust_env=self._proxies,
-            verify=_tls(),
+    def _session(self, timeout_s: float | None = None) -> aiohttp.ClientSession:
+        """Connections, kept and reused, as many as there are requests in flight."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
-            timeout=None,
-            limits=httpx.Limits(max_connections=1),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            trust_env=self._proxies,
         )
 
     async def _watch(self) -> None:
@@ -262,11 +273,11 @@ class Client:
             self._check()
             await asyncio.sleep(WATCH_EVERY_S)
 
-    async def _reply(self, connection: httpx.AsyncClient, model: str, ask: ChatRequest) -> Reply:
+    async def _reply(self, session: aiohttp.ClientSession, model: str, ask: ChatRequest) -> Reply:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self.timeout_s):
-                response = await self._send(connection, "/v1/chat/completions", _chat_body(model, ask))
+                response = await self._send(session, "/v1/chat/completions", _chat_body(model, ask))
         except TimeoutError:
             self._check()
             raise self.error(
@@ -274,7 +285,7 @@ class Client:
                 "an answer within the request time-out",
                 "find out why it hangs, or give --request-timeout more seconds",
             ) from None
-        except httpx.RequestError as error:
+        except BROKEN as error:
             await self._wait_for_death()
             raise self.error(f"broke the connection: {reason(error)}.") from error
         if not response.is_success:
@@ -287,29 +298,41 @@ class Client:
                 "JSON with choices, a message text, a finish reason and usage",
             ) from None
 
-    async def _send(self, connection: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> httpx.Response:
+    async def _send(self, session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> Response:
         """POST, and again after a pause if the connection breaks or the server says that it is busy or failing."""
         url = f"{self.url}{path}"
         for pause_s in RETRY_PAUSES_S:
             try:
-                response = await connection.post(url, json=body)
-            except httpx.RequestError:
+                response = await _exchange(session, "POST", url, body)
+            except BROKEN:
                 await asyncio.sleep(pause_s)
             else:
-                if response.status_code not in RETRIED_STATUSES:
+                if response.status not in RETRIED_STATUSES:
                     return response
                 await asyncio.sleep(_retry_after_s(response) or pause_s)
-        return await connection.post(url, json=body)
+        return await _exchange(session, "POST", url, body)
 
-    async def _refusal(self, response: httpx.Response) -> EngineError:
+    async def _refusal(self, response: Response) -> EngineError:
         """The error for an unsuccessful status.
 
         Raises:
             EngineError: the server died, which explains its HTTP 500.
         """
-        if response.is_server_error:
+        if response.status >= 500:
             await self._wait_for_death()
-        return self.error(f"answered HTTP {response.status_code}: {excerpt(response.text)}.", "HTTP 200")
+        return self.error(f"answered HTTP {response.status}: {excerpt(response.text)}.", "HTTP 200")
+
+
+async def _exchange(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Response:
+    # A redirected POST would become a GET.
+    async with session.request(method, url, json=body, allow_redirects=False) as response:
+        return await read_response(response)
+
+
+async def read_response(response: aiohttp.ClientResponse) -> Response:
+    """Read a response completely. Bytes that are not text are replaced: they belong into an error message."""
+    text = await response.text(errors="replace")
+    return Response(response.status, text, response.headers.get("Retry-After", ""))
 
 
 def _chat_body(model: str, ask: ChatRequest) -> dict[str, Any]:
@@ -322,10 +345,10 @@ def _chat_body(model: str, ask: ChatRequest) -> dict[str, Any]:
     return {**body, "logprobs": True, "top_logprobs": ask.top_logprobs} if ask.top_logprobs else body
 
 
-def _retry_after_s(response: httpx.Response) -> float:
+def _retry_after_s(response: Response) -> float:
     """Seconds to wait as the server says; 0 if it says nothing, or nothing sensible."""
     try:
-        seconds = float(response.headers.get("Retry-After", ""))
+        seconds = float(response.retry_after)
     except ValueError:
         return 0.0
     return seconds if 0 < seconds <= MOST_RETRY_AFTER_S else 0.0

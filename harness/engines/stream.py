@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply
-from assay.harness.engines.client import BadReply, Client, Usage, excerpt, reason
+from assay.harness.engines.client import BROKEN, BadReply, Client, Usage, excerpt, read_response, reason
 from assay.harness.engines.remote import LOOPBACK
 from assay.harness.engines.sglang import served_models
 
@@ -119,39 +119,49 @@ class StreamClient(Client):
     No request is sent twice: a retry would count as latency.
     """
 
-    async def _reply(self, connection: httpx.AsyncClient, model: str, ask: ChatRequest) -> Reply:
+    async def _reply(self, session: aiohttp.ClientSession, model: str, ask: ChatRequest) -> Reply:
         assert isinstance(ask, TokenRequest)
-        lines: list[tuple[float, str]] = []
+        arrivals: list[tuple[float, bytes]] = []
         body, sent_s = _completion_body(model, ask), time.perf_counter()
+        silence = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s, sock_read=self.timeout_s)
         try:
-            async with connection.stream(
-                "POST", f"{self.url}/v1/completions", json=body, timeout=self.timeout_s
+            async with session.post(
+                f"{self.url}/v1/completions", json=body, timeout=silence, allow_redirects=False
             ) as response:
-                if response.is_success:
-                    async for line in response.aiter_lines():
-                        lines.append((time.perf_counter(), line))
-                else:
-                    await response.aread()
-        except httpx.TimeoutException:
+                refused = None if response.status == 200 else await read_response(response)
+                async for data in response.content.iter_any():
+                    arrivals.append((time.perf_counter(), data))
+        except TimeoutError:
             self._check()
             raise self.error(
                 f"sent nothing for {self.timeout_s:g} s.",
                 "a token within the request time-out",
                 "find out why it hangs, or give --request-timeout more seconds",
             ) from None
-        except httpx.RequestError as error:
+        except BROKEN as error:
             await self._wait_for_death()
             raise self.error(f"broke the connection: {reason(error)}.") from error
-        if not response.is_success:
-            raise await self._refusal(response)
+        if refused:
+            raise await self._refusal(refused)
         try:
-            return read_stream([pair for pair in lines if pair[1]], ask, sent_s)
+            return read_stream(_lines(arrivals), ask, sent_s)
         except BadReply as error:
             raise self.error(
                 f"did not stream a completion of the requested length: {error}.",
                 "chunks with usage, a finish reason, and [DONE]",
                 "time a server that supports ignore_eos, such as SGLang or vLLM",
             ) from None
+
+
+def _lines(arrivals: Iterable[tuple[float, bytes]]) -> list[tuple[float, str]]:
+    """Lines with the arrival of their ends, without empty ones."""
+    lines: list[tuple[float, bytes]] = []
+    came_s, rest = 0.0, b""
+    for came_s, data in arrivals:
+        *complete, rest = (rest + data).split(b"\n")
+        lines += [(came_s, line) for line in complete]
+    lines.append((came_s, rest))
+    return [(came_s, line.decode(errors="replace").rstrip("\r")) for came_s, line in lines if line.strip()]
 
 
 def _completion_body(model: str, ask: TokenRequest) -> dict[str, Any]:

@@ -26,7 +26,7 @@ PACKAGES = (
     "sageattention",
     "flashinfer-python",
     "numpy",
-    "httpx",
+    "aiohttp",
 )
 _HASHED = ("*.safetensors", "*.bin", "*.gguf", "tokenizer*", "chat_template*", "config.json", "generation_config.json")
 

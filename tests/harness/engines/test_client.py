@@ -278,11 +278,13 @@ def test_an_http_400_is_not_retried(mock: MockServer) -> None:
     assert len(mock.asked) == 1
 
 
-@pytest.mark.parametrize("behaviour", [close, stop_midway])
+@pytest.mark.parametrize(
+    ("behaviour", "cause"), [(close, "ServerDisconnectedError"), (stop_midway, "ClientPayloadError")]
+)
 @pytest.mark.usefixtures("short_waits")
-def test_a_broken_connection_is_an_engine_error(mock: MockServer, behaviour: Behaviour) -> None:
+def test_a_broken_connection_is_an_engine_error(mock: MockServer, behaviour: Behaviour, cause: str) -> None:
     mock.behaviours = [behaviour]
-    with pytest.raises(EngineError, match="broke the connection: RemoteProtocolError"):
+    with pytest.raises(EngineError, match=f"broke the connection: {cause}"):
         ask(make_client(mock))
 
 
@@ -391,7 +393,7 @@ def test_json_is_posted_and_read(mock: MockServer) -> None:
         (body("Oops"), "answered /v1/chat/completions with 'Oops'"),
         (body("no such thing", 400), "HTTP 400: 'no such thing'"),
         (close, "did not answer"),
-        (hang, "ReadTimeout"),
+        (hang, "TimeoutError"),
     ],
 )
 @pytest.mark.usefixtures("short_waits")
@@ -420,6 +422,32 @@ def test_a_server_that_is_not_there() -> None:
     assert client.status("/health", 1.0) is None
     with pytest.raises(EngineError, match="nobody did not answer"):
         client.get("/v1/models", 1.0)
+
+
+def test_the_proxy_of_the_environment_is_for_other_machines_only(
+    mock: MockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", mock.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    through, around = (
+        Client("http://127.0.0.1:9", "the server", "EMPTY", 1.0, proxies=proxies, check=never_dead, log_tail=str)
+        for proxies in (True, False)
+    )
+    assert through.status("/health", 5.0) == 404, "the answer of the proxy"
+    assert around.status("/health", 5.0) is None
+
+
+def test_bytes_that_are_not_text_are_an_engine_error(mock: MockServer) -> None:
+    def binary(handler: MockHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "2")
+        handler.end_headers()
+        handler.wfile.write(b"\xff\xfe")
+
+    mock.behaviours = [binary]
+    with pytest.raises(EngineError, match="sent something other than a chat completion"):
+        ask(make_client(mock))
 
 
 def test_a_remote_server_is_asked_for_its_only_model(mock: MockServer) -> None:

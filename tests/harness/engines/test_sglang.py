@@ -1,5 +1,6 @@
 """Real SGLang servers. A start takes tens of seconds: these tests share the session's pair and end only servers of their own."""
 
+import json
 import math
 import os
 import re
@@ -9,12 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -79,7 +80,8 @@ def test_a_ready_server_says_what_it_is(server_pair: ServerPair) -> None:
     assert reference.startup_s > 0
     assert f"--attention-backend {candidate.backend}" in candidate.launch_command
     assert candidate.arguments()["attention_backend"] == candidate.backend
-    names = [model["id"] for model in httpx.get(f"{candidate.url}/v1/models", trust_env=False).json()["data"]]
+    with urllib.request.urlopen(f"{candidate.url}/v1/models") as response:
+        names = [model["id"] for model in json.load(response)["data"]]
     assert len(names) == 1
     assert re.fullmatch(r"assay-candidate-[0-9a-f]{8}", names[0])
     reference.check()
