@@ -16,7 +16,7 @@ from rich.console import Console
 from assay.harness.attention import kernels
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.offline.timing import time_kernels, torch_sdpa
-from assay.reports.kernel_timing_terminal import build_timing, render_timing
+from assay.reports.kernel_timing_terminal import render_timing
 
 SHAPES = {
     "cpu": ((64, 0), (64, 64)),
@@ -41,8 +41,9 @@ def main() -> None:
     ]
     command = f"python benchmarks/kernel_shapes.py --device {device}"
     for name in args.candidate or ["sage_attn", "sage_attn_as_shipped"]:
-        timing = time_kernels(kernels.load(name), torch_sdpa, calls, BOUND, ALPHA, args.seconds, command)
-        render_timing(build_timing(timing, name, "torch_sdpa", BOUND), Console(width=250))
+        names = (name, "torch_sdpa")
+        timing = time_kernels(kernels.load(name), torch_sdpa, calls, BOUND, ALPHA, args.seconds, command, names)
+        render_timing(timing, Console(width=250))
 
 
 if __name__ == "__main__":

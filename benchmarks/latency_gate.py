@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -31,7 +32,8 @@ from assay.harness.collect.servers import running
 from assay.harness.config import make_spec
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.records import Role
-from assay.harness.judge.bench import BenchResult, judge_bench
+from assay.harness.judge.latency import judge_bench
+from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.progress import ProgressDisplay
 
 WAIT = "ASSAY_LATENCY_GATE_WAIT"
@@ -128,7 +130,7 @@ def between(run: Plan, args: argparse.Namespace, folder: Path) -> None:
         with running(list(engines.values()), run.spec.device):
             out = timed(plan, engines, folder / f"pair-{number}" / "timed")
         line(console, f"pair {number}", out)
-        ratios += [cell.decisions["itl"].ratio.value for cell in judge_bench(out).cells]
+        ratios += [row.ratio or math.nan for row in judge_bench(out).rows if row.metric == "itl"]
     told = ", ".join(f"{ratio:.3f}" for ratio in sorted(ratios))
     console.print(f"inter-token ratio of {args.fresh} pairs of equal servers: {told}", highlight=False, soft_wrap=True)
 
@@ -143,9 +145,9 @@ def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Pa
 
     with running(list(engines.values()), run.spec.device):
         first = judge_bench(time_it(12.0, 0, "first"))
-        if not first.cells[0].rounds:
+        if not first.loads[0].rounds:
             sys.exit("Only warm-up rounds in 12 s: this machine is too slow or too busy to measure anything.")
-        step = first.cells[0].reference.seconds["itl"]
+        step = next(row.reference_s for row in first.rows if row.metric == "itl")
         console.print(f"decode step {1e3 * step:.3f} ms")
         same: list[dict[float, str]] = []
         for number in range(args.runs):
@@ -175,23 +177,24 @@ def line(console: Console, what: str, out: BenchFolder) -> dict[float, str]:
     said = {bound: judge_bench(out, bound) for bound in BOUNDS}
     result = said[1.10]
     values = {
-        metric: [cell.decisions[metric] for cell in result.cells] for metric in ("ttft", "itl", "e2e", "throughput")
+        metric: [(row.ratio or math.nan, row.high or math.inf) for row in result.rows if row.metric == metric]
+        for metric in ("ttft", "itl", "e2e", "throughput")
     }
     middle = ", ".join(
-        f"{metric} {np.median([d.ratio.value for d in ds]):.3f}"
-        f" (+-{100 * np.median([d.ratio.interval.high / d.ratio.value - 1 for d in ds]):.1f} %)"
-        for metric, ds in values.items()
+        f"{metric} {np.median([ratio for ratio, _ in found]):.3f}"
+        f" (+-{100 * np.median([high / ratio - 1 for ratio, high in found]):.1f} %)"
+        for metric, found in values.items()
     )
     found = ", ".join(f"{bound:g}: {ratios(one)}" for bound, one in said.items())
     console.print(
-        f"{what}: {result.rounds - result.warm_up} rounds; {middle}; {found}", highlight=False, soft_wrap=True
+        f"{what}: {result.rounds - result.warm_up_rounds} rounds; {middle}; {found}", highlight=False, soft_wrap=True
     )
     return {bound: ratios(one).split()[0] for bound, one in said.items()}
 
 
-def ratios(result: BenchResult) -> str:
+def ratios(result: LatencyResult) -> str:
     """The verdict of the ratios alone, and how many of them share it: one pair has no counters per measurement."""
-    verdicts = [d.verdict for cell in result.cells for d in cell.decisions.values()]
+    verdicts = [row.verdict for row in result.rows]
     for verdict in ("regression", "inconclusive", "pass"):
         if verdict in verdicts:
             return f"{verdict} {verdicts.count(verdict)}/{len(verdicts)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from assay.harness.compare.answers import flips, pair, tally
+from assay.harness.compare.answers import pair, tally
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
@@ -22,13 +22,10 @@ from assay.harness.evidence.manifest import Manifest
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.schema import Record
-from assay.harness.stats.decision import Decision, decide_accuracy
-from assay.harness.verdict import Check, Verdict
+from assay.harness.verdict import Verdict
 
-NOTHING = 1e-5
-"""Relative L1 of rounding in float32 over a head's dimension: growth below it is none."""
-SAME = 1.01
-"""Own errors that grow by less than this factor are the same: what is accepted is written with the digits of one machine."""
+LEAST_GROWTH = 1.01
+"""Growth of an own error below this factor is rounding: another machine computes the last digits differently."""
 
 
 class Status(Record):
@@ -128,43 +125,6 @@ def calls_of(folder: RunFolder, role: Role) -> list[CallCount]:
     return list(stored.read_baseline(folder.baseline(role)).calls)
 
 
-def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
-    """Whether accepted baselines fit: the candidate's, and the reference's where it was to be stored, or is stale."""
-    checks = [_check_candidates(spec.candidate, status, spec.baselines)]
-    if spec.reference_from == "baseline" or "reference" in status.stale:
-        checks.append(_check_references(spec, status))
-    return checks
-
-
-def _check_references(spec: RunSpec, status: Status) -> Check:
-    """Whether the reference's answers are stored. If not, its server was asked: that forbids nothing, but is said."""
-    name = "an accepted baseline of the reference fits"
-    if used := status.used.get("reference"):
-        how = "its answers are the reference's, no server was asked" if status.stored_reference else "not needed"
-        return Check(id="reference-baseline", title=name, status="ok", found=f"{used}: {how}")
-    why = status.stale.get("reference")
-    found = f"that of {spec.reference} is stale: {why}" if why else f"none was accepted for {spec.reference}"
-    settles = f"assay baseline accept on a run of today, and removing from {spec.baselines} what is stale"
-    return Check(id="reference-baseline", title=name, status="not checked", found=f"{found}; its server was asked", settles=settles)
-
-
-def _check_candidates(candidate: str, status: Status, root: str) -> Check:
-    """Whether an accepted baseline fits the candidate. A stale one forbids a pass: accepted is not what is measured."""
-    name = "an accepted baseline of the candidate fits"
-    unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
-    settles = f"assay baseline accept on a run of today, and removing from {root} what is stale"
-    if used := status.used.get("candidate"):
-        return Check(id="candidate-baseline", title=name, status="ok", found=f"{used}{unused}")
-    if why := status.stale.get("candidate"):
-        return Check(id="candidate-baseline", title=name, status="missing", found=f"that of {candidate} is stale: {why}{unused}", settles=settles)
-    return Check(
-        id="candidate-baseline", title=name,
-        status="not checked",
-        found=f"none was accepted for {candidate}{unused}",
-        settles="assay baseline accept RUN",
-    )
-
-
 def own_errors(cells: ShadowErrors) -> dict[str, float]:
     """Own error (relative L1) by layer and condition, over all heads; what was not observed is not there."""
     table = cells.table(by=("layer", "phase", "prefix"))
@@ -178,7 +138,7 @@ def own_errors(cells: ShadowErrors) -> dict[str, float]:
     }
 
 
-def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
+def own_errors_of_role(folder: RunFolder, role: Role) -> dict[str, float]:
     """Own errors that a run measured of its candidate; none of its reference, or where nothing was shadowed."""
     cells = layer_diff.own_errors_of(folder) if role == "candidate" else None
     return own_errors(cells) if cells else {}
@@ -214,7 +174,7 @@ def differences(before: Baseline | None, now: Baseline) -> list[Difference]:
 def _worse(name: str, before: float, now: float) -> bool:
     if name == "accuracy":
         return now < before
-    return not now <= max(SAME * before, before + 1e-12)
+    return not now <= max(LEAST_GROWTH * before, before + 1e-12)
 
 
 def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
@@ -246,69 +206,7 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
         git=manifest.git,
         reason=reason,
         numbers=numbers,
-        own_errors=own_errors_of(folder, role),
+        own_errors=own_errors_of_role(folder, role),
         calls=tuple(folder.counters(role)),
         server=server.model_copy(update={"launch_command": ""}),
     )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A candidate against what was accepted of it.
-
-    Attributes:
-        verdict: "regression" if its accuracy or an own error is worse than the policy allows; "pass" if neither is.
-        why: the sentence that says so.
-        decision: on the questions that both answered; None where there were none.
-        growth: largest factor by which an own error grew; None where none was measured both times.
-    """
-
-    verdict: Verdict
-    why: str
-    decision: Decision | None
-    growth: float | None
-
-
-def compare_accepted(folder: RunFolder) -> Comparison | None:
-    """Hold a run's candidate against its accepted baseline; None where none fits."""
-    status = status_of(folder)
-    if status is None or "candidate" not in status.used:
-        return None
-    spec = RunSpec(**folder.manifest().spec)
-    accepted = stored.read_baseline(folder.baseline("candidate"))
-    before = [a.model_copy(update={"role": "reference"}) for a in stored.read_answers(folder.baseline("candidate"))]
-    now = [answer for answer in folder.answers() if answer.role == "candidate"]
-    pairs = pair(folder.items(), [*before, *now]).pairs
-    decision = None
-    if pairs:
-        f = flips(pairs)
-        decision = decide_accuracy(
-            len(pairs), f.both_right, len(f.lost), len(f.gained), f.both_wrong, spec.margin, spec.alpha
-        )
-    return judge_accepted(decision, accepted.own_errors, own_errors_of(folder, "candidate"), spec)
-
-
-def judge_accepted(
-    decision: Decision | None, before: Mapping[str, float], now: Mapping[str, float], spec: RunSpec
-) -> Comparison:
-    """The comparison from its two parts: paired answers, and own errors by layer and condition.
-
-    An own error below `NOTHING` is rounding, and its growth says nothing.
-    """
-    both = {name: now[name] / max(before[name], NOTHING) for name in before if name in now}
-    worst = max(both, key=lambda name: both[name], default=None)
-    growth = both[worst] if worst is not None else None
-    parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
-    grown = growth is not None and not growth <= spec.growth
-    if worst is not None:
-        parts.append(
-            f"Own error grew most at {worst}: {before[worst]:.2g} accepted, {now[worst]:.2g} now, "
-            f"{'beyond' if grown else 'within'} {spec.policy_line('growth')}."
-        )
-    if grown or (decision is not None and decision.verdict == "regression"):
-        verdict: Verdict = "regression"
-    elif decision is None and growth is None:
-        return Comparison("inconclusive", "The run and the baseline have nothing measured in common.", None, None)
-    else:
-        verdict = "pass" if decision is None or decision.verdict == "pass" else "inconclusive"
-    return Comparison(verdict, " ".join(parts), decision, growth)

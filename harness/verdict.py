@@ -5,17 +5,39 @@ An `id` is kebab-case and stable; a title is prose and may change, so nothing co
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, computed_field, model_validator
 
+from assay.harness.errors import ExitCode
 from assay.harness.schema import Part
-
-__all__ = ["Check", "CheckStatus", "Finding", "Part", "Severity", "Verdict"]
 
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
 CheckStatus = Literal["ok", "failed", "missing", "not checked"]
 Severity = Literal["info", "warning", "serious"]
+
+
+def exit_code_of(verdict: Verdict) -> ExitCode:
+    """The exit code of a command that ends with a verdict."""
+    return {"pass": ExitCode.PASS, "regression": ExitCode.REGRESSION}.get(verdict, ExitCode.NO_VERDICT)
+
+
+class Decided(Part):
+    """Base of every result that has a verdict."""
+
+    verdict: Verdict
+
+    @computed_field(description="0 pass, 1 regression, 3 no verdict")  # type: ignore[prop-decorator]
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command: it follows from the verdict."""
+        return int(exit_code_of(self.verdict))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_exit_code(cls, data: Any) -> Any:
+        """Drop the exit code of a document that was read: it is computed."""
+        return {key: value for key, value in data.items() if key != "exit_code"} if isinstance(data, dict) else data
 
 
 class Check(Part):

@@ -24,7 +24,7 @@ def check(report: Report, name: str) -> None:
         if one.status == "not checked":
             pytest.skip(f"{one.title}: {one.found}")
         if one.status != "ok":
-            pytest.fail(f"{one.status}: {one.title}: {one.found}\nIt would take: {one.settles}", pytrace=False)
+            pytest.fail(f"{one.status}: {one.title}: {one.found}\nTo resolve: {one.settles}", pytrace=False)
 
 
 def suite(report: Report, name: str) -> None:

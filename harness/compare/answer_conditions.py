@@ -50,31 +50,20 @@ _SPLITS = (
 )
 
 
-@dataclass(frozen=True)
-class ConditionRow:
-    """How both roles did on the items of one condition, by the candidate's own condition.
+class ConditionRow(Part):
+    """Both roles' results on the items of one condition, which is the candidate's own."""
 
-    Attributes:
-        id: stable name: "cached-prefix-at-least-16".
-        by: stable name of what the items were split by: "cached-prefix", "prompt-length", "batch-size" or "group".
-        title: the same in prose.
-        bucket: the condition, in words.
-        n: pairs in it.
-        reference_right: right by the reference.
-        candidate_right: right by the candidate.
-        candidate_unparsed: candidate's answers without a letter.
-        lost: right by the reference only.
-    """
-
-    id: str
-    by: str
-    title: str
-    bucket: str
-    n: int
+    id: str = Field(description='stable, such as "cached-prefix-at-least-16"')
+    by: str = Field(description='stable id of the quantity that splits the items: "cached-prefix", ..., "group"')
+    title: str = Field(description='the quantity in prose, such as "cached prefix"')
+    bucket: str = Field(description='such as ">= 16"')
+    items: int
     reference_right: int
     candidate_right: int
     candidate_unparsed: int
-    lost: int
+    lost: int | None = Field(
+        None, description="right by the reference only; null in a report that was upgraded from version 1"
+    )
 
 
 def by_condition(pairs: Sequence[Pair]) -> list[ConditionRow]:
@@ -94,7 +83,7 @@ def _row(split: _Split, bucket: str, pairs: Sequence[Pair]) -> ConditionRow:
         by=split.id,
         title=split.title,
         bucket=bucket,
-        n=len(pairs),
+        items=len(pairs),
         reference_right=sum(p.right("reference") for p in pairs),
         candidate_right=sum(p.right("candidate") for p in pairs),
         candidate_unparsed=sum(p.candidate.parsed is None for p in pairs),
@@ -158,13 +147,19 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
     return min(found, key=lambda telling: telling.p_value, default=None)
 
 
+def _lost(row: ConditionRow) -> int:
+    return row.lost or 0  # counted in every row of `by_condition`
+
+
 def _share_lost(row: ConditionRow) -> float:
-    return row.lost / row.reference_right
+    return _lost(row) / row.reference_right
 
 
 def _p_loses_more(row: ConditionRow, others: Sequence[ConditionRow]) -> float:
-    lost, right = sum(o.lost for o in others), sum(o.reference_right for o in others)
-    table = [[row.lost, row.reference_right - row.lost], [lost, right - lost]]
+    from scipy.stats import fisher_exact  # costs 0.6 s to import, and only a loss needs it
+
+    lost, right = sum(_lost(o) for o in others), sum(o.reference_right for o in others)
+    table = [[_lost(row), row.reference_right - _lost(row)], [lost, right - lost]]
     return float(fisher_exact(table, alternative="greater").pvalue)
 
 
@@ -173,4 +168,6 @@ def _summary(title: str, broken: Sequence[ConditionRow], fine: Sequence[Conditio
 
 
 def _counts(rows: Sequence[ConditionRow]) -> str:
-    return ", ".join(f"{r.candidate_right}/{r.n} at {r.bucket} (reference {r.reference_right}/{r.n})" for r in rows)
+    return ", ".join(
+        f"{r.candidate_right}/{r.items} at {r.bucket} (reference {r.reference_right}/{r.items})" for r in rows
+    )

@@ -24,7 +24,9 @@ class AnswerLengths(Part):
     shorter: int
     reference_cut: int = Field(description="answers that ran to the token limit")
     candidate_cut: int
-    p: float = Field(description='Wilcoxon signed-rank p value of "no difference", two-sided; 1 where no length differs')
+    p: float = Field(
+        description='Wilcoxon signed-rank p value of "no difference", two-sided; 1 where no length differs'
+    )
     differ: bool = Field(description=f"whether the difference is significant and above {LEAST_DIFFERENCE:.0%}")
 
     @property

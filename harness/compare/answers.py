@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import Answer, Item, Role, Suite
+from assay.harness.schema import Part
 
 
 @dataclass(frozen=True)
@@ -79,24 +82,14 @@ def _refuse_second(what: str) -> None:
     raise EvidenceError(f"The records hold {what}.", "one", "give the run a folder of its own with --out")
 
 
-@dataclass(frozen=True)
-class Tally:
-    """One role's answers; right + wrong + unparsed = total.
-
-    Attributes:
-        role: whose.
-        right: parsed, and the expected letter.
-        wrong: parsed, and another letter.
-        unparsed: no letter was found.
-        ran_to_limit: cut at the token limit; each is one of the other three as well.
-        total: all.
-    """
+class Tally(Part):
+    """One role's answers; right + wrong + unparsed = total."""
 
     role: Role
-    right: int
-    wrong: int
-    unparsed: int
-    ran_to_limit: int
+    right: int = Field(description="parsed, and the expected letter")
+    wrong: int = Field(description="parsed, and another letter")
+    unparsed: int = Field(description="no letter was found")
+    ran_to_limit: int = Field(description="answers cut at the token limit; each is one of the other three as well")
     total: int
 
 

@@ -37,53 +37,37 @@ ALPHA = 0.05
 """One minus the level of the interval of the same-top-1 share."""
 
 
-@dataclass(frozen=True)
-class LogitsRow:
-    """Both roles' next-token distributions under one condition.
+class LogitsRow(Part):
+    """Both roles' next-token distributions under one condition, over the reference's own tokens.
 
     Mean, percentiles, maximum, shares and `rms_dp` are over the finite positions; None where there is none.
-
-    Attributes:
-        condition: "cold" or "cached" (see `assay.harness.evidence.logit_files.CONDITIONS`); the phase is always extend.
-        positions: scored tokens, those that are not finite included.
-        sequences: sequences under the condition.
-        mean_kl: mean KL_k, in nats.
-        stderr: its standard error, clustered by sequence; None for a single sequence.
-        median: 50th percentile of KL_k over positions.
-        p90: 90th.
-        p99: 99th.
-        p999: 99.9th.
-        max: largest KL_k.
-        max_at: item and token of it.
-        same_top: share of positions at which both roles' most probable token is the same.
-        same_top_low: lower end of its interval.
-        same_top_high: upper end.
-        rms_dp: root mean square of the change of the probability of the sequence's own token, as a share of 1.
-        top_k: the reference's most probable tokens that are told apart; all others are one bucket.
-        mass: mean probability that the reference gives them.
-        nonfinite: positions with a log-probability, of either role, that is not finite: in no other number.
-        floor_mean_kl: mean KL_k of the reference against itself; None where it was scored once.
     """
 
-    condition: Condition
-    positions: int
+    condition: str = Field(description='"cold" or "cached"; the phase is always extend')
+    positions: int = Field(description="scored tokens, those that are not finite included")
     sequences: int
-    mean_kl: float | None
-    stderr: float | None
+    mean_kl: float | None = Field(description="KL_k(reference || candidate), in nats, as are the next six")
+    stderr: float | None = Field(description="standard error of the mean, clustered by sequence; null for a single one")
     median: float | None
-    p90: float | None
+    p90: float | None = None
     p99: float | None
     p999: float | None
     max: float | None
-    max_at: str
-    same_top: float | None
-    same_top_low: float | None
-    same_top_high: float | None
-    rms_dp: float | None
-    top_k: int
-    mass: float | None
-    nonfinite: int
-    floor_mean_kl: float | None
+    max_at: str = Field("", description="item and token of the maximum")
+    same_top: float | None = Field(
+        description="share of positions at which both roles' most probable token is the same"
+    )
+    same_top_low: float | None = None
+    same_top_high: float | None = None
+    rms_dp: float | None = Field(
+        None, description="root mean square of the change of the probability of the sequence's own token"
+    )
+    top_k: int = Field(description="the reference's most probable tokens that are compared; all others are one bucket")
+    mass: float | None = Field(None, description="mean probability that the reference gives them")
+    nonfinite: int = Field(0, description="positions with a log-probability that is not finite; in no other number")
+    floor_mean_kl: float | None = Field(
+        None, description="mean KL_k of the reference against itself; null where it was scored once"
+    )
 
 
 @dataclass(frozen=True)
@@ -139,6 +123,8 @@ def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | 
     Returns:
         In units of the values; None for fewer than two clusters.
     """
+    from statsmodels.regression.linear_model import OLS  # takes a second to import
+
     values, clusters = np.asarray(values, np.float64), np.asarray(clusters)
     if len(np.unique(clusters)) < 2:
         return None

@@ -7,44 +7,31 @@ character, which are all shown as U+FFFD) count as equal; they are told apart by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
+from pydantic import Field
+
 from assay.harness.evidence.records import Token
+from assay.harness.schema import Part
 
 Kind = Literal["tie", "close", "apart"]
 
 
-@dataclass(frozen=True)
-class Gap:
-    """By how much one role preferred its own token to the other's, in nats.
+class TextDivergence(Part):
+    """Where the candidate's generation parts from the reference's."""
 
-    Attributes:
-        nats: log-probability of its own token minus that of the other's; None where the other's is not among the top
-            alternatives, or where one of the generations had ended.
-        at_least: lower bound of it: the same number, or the distance to the lowest alternative where the other's
-            token is not among them; None where there is no alternative to tell by.
-    """
-
-    nats: float | None
-    at_least: float | None
-
-
-@dataclass(frozen=True)
-class TextDivergence:
-    """Where the candidate's generation parts from the reference's.
-
-    Attributes:
-        position: index of the first token that differs. Where one generation ended earlier, the index after its end.
-        kind: "tie" (the reference's preference there is within its own run-to-run floor), "close" (each role's token is
-            among the other's top alternatives there, the criterion of vLLM's ``check_logprobs_close``), or "apart".
-        gap: the reference's preference.
-    """
-
-    position: int
-    kind: Kind
-    gap: Gap
+    kind: Kind = Field(
+        description='"tie": the reference\'s preference there is within its own run-to-run floor; "close": each role\'s token is '
+        "among the other's best alternatives, the criterion of vLLM's check_logprobs_close; else \"apart\""
+    )
+    position: int = Field(
+        description="index of the first differing token; after the end where one generation ended earlier"
+    )
+    gap: float | None = Field(
+        description="log-probability of the reference's token minus that of the candidate's, in the reference, in nats; null "
+        "where the candidate's is not among its best alternatives, or where one generation had ended"
+    )
 
 
 def first_divergence(first: Sequence[Token], second: Sequence[Token]) -> int | None:
@@ -71,10 +58,10 @@ def compare_text(reference: Sequence[Token], candidate: Sequence[Token], floor: 
     if position is None:
         return None
     gap = _gap_at(position, reference, candidate)
-    if gap.nats is not None and abs(gap.nats) <= floor:
-        return TextDivergence(position, "tie", gap)
-    close = gap.nats is not None and _gap_at(position, candidate, reference).nats is not None
-    return TextDivergence(position, "close" if close else "apart", gap)
+    if gap is not None and abs(gap) <= floor:
+        return TextDivergence(kind="tie", position=position, gap=gap)
+    close = gap is not None and _gap_at(position, candidate, reference) is not None
+    return TextDivergence(kind="close" if close else "apart", position=position, gap=gap)
 
 
 def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
@@ -96,16 +83,14 @@ def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
     ]
     if position is not None:
         gaps = (_gap_at(position, first, second), _gap_at(position, second, first))
-        differences += [abs(gap.nats) for gap in gaps if gap.nats is not None]
+        differences += [abs(gap) for gap in gaps if gap is not None]
     return max(differences, default=0.0)
 
 
-def _gap_at(position: int, own: Sequence[Token], others: Sequence[Token]) -> Gap:
+def _gap_at(position: int, own: Sequence[Token], others: Sequence[Token]) -> float | None:
+    """By how much one role prefers its own token to the other's; see `TextDivergence.gap`."""
     if position >= len(own) or position >= len(others):
-        return Gap(None, None)
+        return None
     token, other = own[position], others[position]
     alternatives = dict(reversed(token.top))  # of two with one text, the better
-    if other.text in alternatives:
-        nats = token.logprob - alternatives[other.text]
-        return Gap(nats, nats)
-    return Gap(None, token.logprob - min(alternatives.values()) if alternatives else None)
+    return token.logprob - alternatives[other.text] if other.text in alternatives else None

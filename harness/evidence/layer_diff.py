@@ -32,8 +32,8 @@ class LayerDiffRecord(Record):
         substituted: whether the candidate's traces were made in this server, with the candidate in every layer.
         layers: number of layers.
         seconds: from the first question to the last.
-        first_finding_s: seconds from the first question until the first two were examined and the findings shown; None if nothing was
-            out of bounds.
+        first_finding_s: seconds from the first question until findings on the first two were shown; None if nothing was out of
+            bounds.
     """
 
     traced: tuple[str, ...]

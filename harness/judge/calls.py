@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from assay.harness.evidence.counters import CallCount
-from assay.harness.verdict import Part
+from assay.harness.schema import Part
 
 
 class CallSummary(Part):

@@ -1,4 +1,4 @@
-"""What a shadow run observed -> the parts of a report that show it: heat maps, the profile along depth, the worst calls.
+"""Own errors -> the parts of a report that show them: heat maps, the profile along depth, the worst calls.
 
 A value of a heat map is the worst of the finest cells (head, cached prefix, position, place in the batch) that it covers, never
 their average: a bound from noise holds at the worst cell, and an average hides a bug that only few positions have.
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from assay.harness.compare.logits import LogitsRow
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
 from assay.harness.evidence.error_sums import Floats
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
@@ -19,14 +20,12 @@ from assay.harness.judge.report import (
     DepthRow,
     ErrorGrid,
     LayersResult,
-    LogitsRow,
     OwnError,
     WorstCall,
     excess,
     out_of_bounds,
 )
-from assay.harness.localize.diagnose import some
-from assay.harness.text import one_line
+from assay.harness.text import one_line, some
 
 Bounds = Mapping[tuple[int, str], float]
 """By layer and phase: the relative L1 that noise explains at the worst cell."""
@@ -61,15 +60,17 @@ def layers_result(
     depth: Sequence[DepthRow] = (),
     logits: Sequence[LogitsRow] = (),
     pack: str = "",
+    not_observed: Sequence[str] = (),
 ) -> LayersResult:
-    """What a shadow run observed, as a part of a report.
+    """Own errors, as a part of a report.
 
     Args:
         cells: what was observed.
-        bounds: by layer and phase, the own error that noise explains; a layer that is not there is held against nothing.
+        bounds: by layer and phase, the own error that noise explains; a layer that is missing has no bound.
         depth: the profile along depth where the candidate also ran free; by default own errors alone, from `cells`.
         logits: divergence of the logits, by condition.
         pack: folder of the replay pack.
+        not_observed: further sentences on what was not observed.
     """
     errors = own_errors(cells)
     header = cells.headers[0]
@@ -96,7 +97,7 @@ def layers_result(
             for case in cells.worst
         ),
         logits=tuple(logits),
-        not_observed=tuple(_not_observed(cells, errors, layers)),
+        not_observed=(*_not_observed(cells, errors, layers), *not_observed),
         pack=pack,
         candidate_errors=tuple(_failed(error) for error in cells.failed_calls),
     )
@@ -114,7 +115,7 @@ def depth_rows(
         cells: what was observed; a layer's own error is its worst finest cell, in the phase that is most beyond its bound.
         bounds: by layer and phase.
         total: by layer, relative L1 of its output in a free-running candidate against the reference's.
-        inherited: by layer, what of that comes from the layers before.
+        inherited: by layer, the part of that which comes from the layers before.
     """
     errors = own_errors(cells)
     rows = []

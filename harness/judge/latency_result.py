@@ -1,15 +1,24 @@
-"""``bench.json``: what a bench came to, with everything a reader needs to believe it."""
+"""``bench.json``: the result of a bench, and everything a reader needs to believe it.
+
+`SCHEMA` follows `assay.harness.schema.RULE`.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from assay.harness.compare.answer_lengths import AnswerLengths
+from assay.harness.compare.blocks import Metric
 from assay.harness.judge.calls import CallSummary
-from assay.harness.verdict import Check, Finding, Part, Verdict
+from assay.harness.judge.decide import Judgement
+from assay.harness.schema import RULE, Part
+from assay.harness.verdict import Check, Finding, Verdict
 
-SCHEMA: Literal["assay.bench/1"] = "assay.bench/1"
+SCHEMA: Literal["assay.bench/2"] = "assay.bench/2"
+_SEVERITY: dict[Verdict, int] = {"pass": 0, "inconclusive": 1, "error": 2, "regression": 3}
 
 
 class LatencyRow(Part):
@@ -17,7 +26,7 @@ class LatencyRow(Part):
 
     shape: str
     concurrency: int
-    metric: Literal["ttft", "itl", "e2e", "throughput"]
+    metric: Metric
     title: str = Field(description="the metric in words")
     reference_s: float = Field(description="median seconds; of throughput the seconds a token of the answer")
     candidate_s: float
@@ -35,6 +44,11 @@ class LatencyRow(Part):
     ratios_effective: float = Field(description="independent ratios that they are worth")
     ratios_needed: int | None = Field(description="for an inconclusive verdict; a round gives two")
 
+    @property
+    def where(self) -> str:
+        """Such as "short, 4 in flight"."""
+        return load_name(self.shape, self.concurrency)
+
 
 class LoadRow(Part):
     """One shape at one concurrency: what was asked, and the throughputs."""
@@ -49,37 +63,26 @@ class LoadRow(Part):
     candidate_input_throughput: float
     reference_output_throughput: float = Field(description="answer tokens a second")
     candidate_output_throughput: float
-    reference_itl_p99_s: float
+    reference_itl_p99_s: float = Field(description="99th percentile of inter-token latency, the median over blocks")
     candidate_itl_p99_s: float
-    reference_cached: float | None = Field(description="share of the prompt tokens that came from the prefix cache")
+    reference_cached: float | None = Field(
+        description="share of the prompt tokens that came from the prefix cache; null where the server does not report it"
+    )
     candidate_cached: float | None
 
-
-class LengthRow(Part):
-    """Lengths of answers that may end when they like, in tokens."""
-
-    prompts: int
-    reference: float
-    candidate: float
-    longer: int
-    shorter: int
-    reference_cut: int
-    candidate_cut: int
-    p: float
-    differ: bool
+    @property
+    def where(self) -> str:
+        """Such as "short, 4 in flight"."""
+        return load_name(self.shape, self.concurrency)
 
 
-class LatencyResult(Part):
-    """A whole bench."""
+class LatencyResult(Judgement):
+    __doc__ = f"A complete bench. {RULE}"
 
-    schema_id: Literal["assay.bench/1"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bench/2"] = Field(SCHEMA, alias="schema")
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     created: str = Field(description="ISO 8601, UTC")
-    verdict: Verdict
-    exit_code: int
-    headline: str
-    reasons: tuple[str, ...]
     reference: str
     candidate: str
     device: str
@@ -90,15 +93,17 @@ class LatencyResult(Part):
     eager: bool = Field(description="whether both servers ran without CUDA graphs")
     engine_args: tuple[str, ...]
     bound: float
-    policy: str = Field("", description='the line of policy that the bound is, such as "latency_bound = 1.1 (default)"')
-    note: str = Field("", description="what must be known before a ratio is believed; empty for nothing")
+    policy: str = Field(
+        "", description='the line of policy that sets the bound, such as "latency_bound = 1.1 (default)"'
+    )
+    note: str = Field("", description="what limits the meaning of every ratio; empty for nothing")
     alpha: float
     rounds: int
     warm_up_rounds: int
     seconds: float = Field(description="seconds in which a server was loaded")
     loads: tuple[LoadRow, ...]
     rows: tuple[LatencyRow, ...]
-    lengths: LengthRow | None
+    lengths: AnswerLengths | None
     reference_calls: tuple[CallSummary, ...] = Field((), description="attention calls counted in the server")
     candidate_calls: tuple[CallSummary, ...] = ()
     checks: tuple[Check, ...]
@@ -106,46 +111,22 @@ class LatencyResult(Part):
     reproduce: str
 
 
-class ShapeRow(Part):
-    """A kernel on calls of one shape: its time beside the reference kernel's, and its own error on the same calls."""
+def load_name(shape: str, concurrency: int) -> str:
+    """Such as "short, 4 in flight"."""
+    return f"{shape}, {concurrency} in flight"
 
-    phase: str
-    new: tuple[int, ...]
-    prefix: tuple[int, ...]
-    heads: tuple[int, int] = Field(description="q heads and kv heads")
-    head_dim: int
-    dtype: str
-    layers: tuple[int, ...]
-    repeats: int
-    reference_s: float
-    candidate_s: float
-    ratio: float
-    low: float
-    high: float
-    floor: float
-    verdict: Verdict
-    reference_tflops: float = Field(description="of the work that the right mask needs, 1e12 operations a second")
-    candidate_tflops: float
-    reference_share: float | None = Field(description="of the device's limit; null where none is stated")
-    candidate_share: float | None
-    own_error: float | None = Field(
-        description="largest own error as a multiple of its bound; null if it is not finite"
+
+def worst_ratio(latency: LatencyResult) -> LatencyRow | None:
+    """The ratio that decided: of those with the worst verdict the one whose interval reaches furthest up."""
+    return max(
+        latency.rows,
+        key=lambda row: (_SEVERITY[row.verdict], math.inf if row.high is None else row.high, row.ratio or 0.0),
+        default=None,
     )
-    right: bool
 
 
-class KernelTimingResult(Part):
-    """Timing a kernel without a server."""
-
-    schema_id: Literal["assay.kernel-timing/1"] = Field("assay.kernel-timing/1", alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-    verdict: Verdict
-    exit_code: int
-    candidate: str
-    reference: str
-    device: str
-    bound: float
-    shapes: tuple[ShapeRow, ...]
-    refused: tuple[str, ...]
-    findings: tuple[Finding, ...]
+def ratio_text(value: float | None, low: float | None, high: float | None) -> str:
+    """Such as "1.034 (0.998 to 1.071)"; with too few ratios the interval is open."""
+    if value is None:
+        return "not measured"
+    return f"{value:.3f} (too few ratios)" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"

@@ -1,4 +1,7 @@
-"""``report.json``: the verdict and everything a reader needs to believe it. Every other report is rendered from it."""
+"""``report.json``: the verdict and everything a reader needs to believe it. Every other report is rendered from it.
+
+`SCHEMA` follows `assay.harness.schema.RULE`. This version reads ``assay.report/2`` and ``assay.report/1``.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,23 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
+from assay.harness.compare.answer_conditions import ConditionRow
+from assay.harness.compare.answers import Tally
+from assay.harness.compare.logits import LogitsRow
+from assay.harness.compare.text import TextDivergence
 from assay.harness.judge.calls import CallSummary
+from assay.harness.judge.decide import Judgement, Outcome
 from assay.harness.judge.latency_result import LatencyResult
-from assay.harness.verdict import Check, CheckStatus, Finding, Part, Severity, Verdict
+from assay.harness.schema import RULE, Part
+from assay.harness.verdict import Check, CheckStatus, Finding, Severity, Verdict
 
-__all__ = ["Check", "CheckStatus", "Finding", "Part", "Severity", "Verdict"]
+__all__ = [  # all parts of a report, wherever they are defined
+    "CallSummary", "Check", "CheckStatus", "ConditionRow", "DepthRow", "DivergenceRow", "Environment", "ErrorGrid", "Finding",
+    "Flip", "LatencyResult", "LayersResult", "LogitsRow", "Metric", "Report", "ServerSummary", "Severity", "SuiteResult", "Tally",
+    "Verdict", "WorstCall",
+]  # fmt: skip
 
-SCHEMA: Literal["assay.report/1"] = "assay.report/1"
-
+SCHEMA: Literal["assay.report/2"] = "assay.report/2"
 
 NOT_FINITE: Literal["not finite"] = "not finite"
 OwnError = FiniteFloat | Literal["not finite"] | None
@@ -22,7 +34,7 @@ OwnError = FiniteFloat | Literal["not finite"] | None
 
 
 def out_of_bounds(error: OwnError, bound: float | None) -> bool:
-    """Whether noise does not explain an error: what is not finite is beyond any bound, and without a bound nothing is."""
+    """Whether noise does not explain an error: what is not finite exceeds any bound, and without a bound nothing does."""
     if error is None or bound is None:
         return False
     return error == NOT_FINITE or error > bound
@@ -41,7 +53,7 @@ class ServerSummary(Part):
     backend: str
     engine: str = Field(description='such as "SGLang 0.5.23 on cpu"')
     claimed_phases: tuple[str, ...] = Field(description="phases that this backend's own kernel claims to compute")
-    calls: tuple[CallSummary, ...] = Field(description="empty where the engine cannot be looked into")
+    calls: tuple[CallSummary, ...] = Field(description="empty where assay could not instrument the engine")
     startup_s: float | None = None
     launch_command: str = ""
 
@@ -62,44 +74,23 @@ class Environment(Part):
 
 
 class Metric(Part):
-    """A measured number with its interval and the bound that it was held against."""
+    """A measured number with its interval and the bound that applies."""
 
-    name: str
+    id: str = Field(description='stable, such as "loss-of-accuracy"')
+    title: str
     value: float | None
     text: str = Field(description="the number as a person reads it, with its unit")
     low: float | None = None
     high: float | None = None
     bound: float | None = None
     bound_is: Literal["least", "most"] | None = Field(
-        None, description="whether the bound is the least or the most that the whole interval may reach"
+        None, description="whether the bound is the least or the most that the complete interval may reach"
     )
     policy: str = Field(
         "",
         description='where the bound comes from: a line of policy such as "margin = 0.05 (default)"; empty for no bound',
     )
     explain: str = ""
-
-
-class ConditionRow(Part):
-    """How both roles did on the items of one condition, by the candidate's own condition."""
-
-    by: str = Field(description='what the items were split by, such as "cached prefix"')
-    bucket: str
-    items: int
-    reference_right: int
-    candidate_right: int
-    candidate_unparsed: int
-
-
-class Tally(Part):
-    """One role's answers, counted apart."""
-
-    role: Literal["reference", "candidate"]
-    right: int
-    wrong: int
-    unparsed: int
-    ran_to_limit: int = Field(description="answers cut at the token limit; counted within the other three as well")
-    total: int
 
 
 class Flip(Part):
@@ -117,27 +108,20 @@ class Flip(Part):
     candidate_cached_tokens: int | None
 
 
-class DivergenceRow(Part):
-    """A greedy prompt on which the roles' texts part."""
+class DivergenceRow(TextDivergence):
+    """A greedy prompt on which the roles' texts part, with both texts."""
 
     item: str
-    kind: Literal["tie", "close", "apart"]
-    position: int = Field(description="index of the first differing token")
-    gap: float | None = Field(description="log-probability gap of the two tokens there, in the reference, in nats")
     prompt: str
     reference_text: str
     candidate_text: str
     candidate_cached_tokens: int | None
 
 
-class SuiteResult(Part):
-    """One suite's outcome."""
+class SuiteResult(Outcome):
+    """A suite's verdict, and what it rests on."""
 
-    id: str
-    title: str
     synthetic: bool = Field(description="whether its questions are synthetic")
-    verdict: Verdict
-    why: str = Field(description="one sentence: the number that decided, and the bound that it was held against")
     metrics: tuple[Metric, ...] = ()
     tallies: tuple[Tally, ...] = ()
     conditions: tuple[ConditionRow, ...] = ()
@@ -149,7 +133,7 @@ class ErrorGrid(Part):
     """Own errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
 
     title: str = Field(description='such as "layer x head"')
-    where: str = Field(description='the calls that it is of, such as "extend, cached prefix"')
+    where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
     rows: Literal["layer"] = "layer"
     columns: Literal["head", "prefix", "position", "batch"]
     row_labels: tuple[str, ...]
@@ -175,7 +159,7 @@ class DepthRow(Part):
     layer: int
     own: OwnError = Field(description="worst finest cell: the candidate on the reference's own q, k and v")
     total: OwnError = Field(None, description="the layer's output in a free-running candidate against the reference's")
-    inherited: OwnError = Field(None, description="what the total error has from the layers before")
+    inherited: OwnError = Field(None, description="the part of the total error that comes from the layers before")
     bound: FiniteFloat | None = Field(None, description="the own error that noise explains")
     out_of_bounds: bool = Field(description="whether the layer is a source of error")
 
@@ -195,39 +179,15 @@ class WorstCall(Part):
     sequences: int = Field(description="sequences in the call")
 
 
-class LogitsRow(Part):
-    """How far the candidate's next-token distributions are from the reference's, over the reference's own tokens."""
-
-    condition: str
-    positions: int
-    sequences: int
-    mean_kl: float | None = Field(description="KL(reference || candidate), in nats, as are the next five")
-    stderr: float | None
-    median: float | None
-    p90: float | None = None
-    p99: float | None
-    p999: float | None
-    max: float | None
-    max_at: str = ""
-    same_top: float | None = Field(description="share of positions with the same first token")
-    same_top_low: float | None = None
-    same_top_high: float | None = None
-    rms_dp: float | None = Field(None, description="root mean square of the change of a token's probability")
-    top_k: int = Field(description="the reference's most probable tokens that are told apart; all others are one")
-    mass: float | None = Field(None, description="mean probability that the reference gives them")
-    nonfinite: int = Field(0, description="positions with a log-probability that is not finite; in no other number")
-    floor_mean_kl: float | None = Field(None, description="mean KL of the reference against itself")
-
-
 class LayersResult(Part):
-    """What is inside: own errors of every layer, and what they do to the logits."""
+    """The layer diff: own errors of every layer, and their effect on the logits."""
 
     reference: str
     candidate: str
     phases: tuple[str, ...] = Field(description="phases that the candidate computes")
     layers: int
     heads: int
-    passes: int = Field(description="forward passes in which the candidate ran in the reference's shadow")
+    passes: int = Field(description="forward passes in which the candidate ran as a shadow of the reference")
     sources: str = Field(description="layers whose own error is out of bounds, in words; empty for none")
     grids: tuple[ErrorGrid, ...]
     depth: tuple[DepthRow, ...]
@@ -238,10 +198,10 @@ class LayersResult(Part):
     candidate_errors: tuple[str, ...] = Field((), description="calls that the candidate did not compute")
 
 
-class Report(Part):
-    """A whole run."""
+class Report(Judgement):
+    __doc__ = f"A complete run. {RULE} Versions that can be read: 2 and 1."
 
-    schema_id: Literal["assay.report/1"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.report/2"] = Field(SCHEMA, alias="schema")
     model_config = ConfigDict(
         populate_by_name=True, serialize_by_alias=True, json_schema_serialization_defaults_required=True
     )
@@ -249,10 +209,6 @@ class Report(Part):
     run_id: str
     created: str = Field(description="ISO 8601, UTC")
     seconds: float
-    verdict: Verdict
-    exit_code: int
-    headline: str = Field(description="the verdict in one sentence")
-    reasons: tuple[str, ...] = Field(description="why, most important first")
     reference: ServerSummary
     candidate: ServerSummary
     environment: Environment
@@ -260,5 +216,5 @@ class Report(Part):
     suites: tuple[SuiteResult, ...]
     findings: tuple[Finding, ...]
     reproduce: str = Field(description="the command that repeats this run")
-    layers: LayersResult | None = Field(None, description="null where nobody looked inside")
+    layers: LayersResult | None = Field(None, description="null without a layer diff")
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")

@@ -5,11 +5,11 @@ Speed without correctness is not reported: a kernel whose mask is wrong may be f
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -70,6 +70,7 @@ def time_kernels(
     alpha: float,
     seconds: float,
     reproduce: str,
+    names: tuple[str, str],
     seed: int = 0,
 ) -> KernelTiming:
     """Time a kernel beside a reference kernel on recorded calls, and hold it against the oracle on the same ones.
@@ -86,6 +87,7 @@ def time_kernels(
         alpha: error rate, see `assay.harness.stats.ratio.decide_ratios`.
         seconds: of timing, shared out evenly among the shapes; each is timed at least `MIN_RATIOS` times.
         reproduce: the command that shows it again.
+        names: of candidate and reference.
         seed: of the order of runs.
 
     Raises:
@@ -115,11 +117,20 @@ def time_kernels(
         for (group, times, worst), decision in zip(timed, decisions, strict=True)
     )
     findings = _findings(candidate, shapes, [group for group, _, _ in timed], reproduce)
-    verdicts = {shape.decision.verdict for shape in shapes}
+    verdicts = {shape.verdict for shape in shapes}
     verdict: Verdict = "pass" if verdicts == {"pass"} and not refused else "inconclusive"
     if findings or "regression" in verdicts:
         verdict = "regression"
-    return KernelTiming(name, shapes, tuple(refused), tuple(findings), verdict)
+    return KernelTiming(
+        verdict=verdict,
+        candidate=names[0],
+        reference=names[1],
+        device=name,
+        bound=bound,
+        shapes=shapes,
+        refused=tuple(refused),
+        findings=tuple(findings),
+    )
 
 
 def calls_of(pack: Path) -> list[AttentionCall]:
@@ -242,10 +253,17 @@ def _shape(
         reference_s=ours,
         candidate_s=theirs,
         repeats=len(times),
-        decision=decision,
-        tflops=(work.flops / ours / 1e12, work.flops / theirs / 1e12),
-        share=(limits[0] and limits[0] / ours, limits[1] and limits[1] / theirs),
-        worst=worst,
+        ratio=decision.ratio.value,
+        low=decision.ratio.interval.low,
+        high=decision.ratio.interval.high,
+        floor=decision.floor.value,
+        verdict=decision.verdict,
+        reference_tflops=work.flops / ours / 1e12,
+        candidate_tflops=work.flops / theirs / 1e12,
+        reference_share=limits[0] and limits[0] / ours,
+        candidate_share=limits[1] and limits[1] / theirs,
+        own_error=worst if math.isfinite(worst) else None,
+        right=worst <= 1,
     )
 
 
@@ -258,7 +276,7 @@ def _findings(
 ) -> list[Finding]:
     found: list[Finding] = []
     for shape in shapes:
-        share = shape.share[1]
+        share = shape.candidate_share
         if share is not None and share > 1:
             found.append(
                 Finding(
@@ -268,25 +286,28 @@ def _findings(
                     where=f"{shape.phase}, new {list(shape.new)}, prefix {list(shape.prefix)}",
                     diagnosis=f"The candidate took {share:.2f} times less than the device's limits allow for this work: it "
                     "did not do all of it.",
-                    evidence=(f"{1e6 * shape.candidate_s:.1f} us, {shape.tflops[1]:.0f} TFLOP/s",),
+                    evidence=(f"{1e6 * shape.candidate_s:.1f} us, {shape.candidate_tflops:.0f} TFLOP/s",),
                     reproduce=reproduce,
                 )
             )
     wrong = [(shape, group) for shape, group in zip(shapes, groups, strict=True) if not shape.right]
     if not wrong:
         return found
-    faster = [shape for shape, _ in wrong if shape.decision.ratio.interval.high < 1]
+    faster = [shape for shape, _ in wrong if shape.high < 1]
     # The two cheapest shapes name a bug as well as all do.
     cheap = sorted((group for _, group in wrong), key=lambda group: work_of(group[0]).flops)[:2]
     named = diagnose(run_kernel(candidate, [group[0] for group in cheap]), reproduce)
-    best = min((shape.decision.ratio.value for shape in faster), default=1.0)
+    best = min((shape.ratio for shape in faster), default=1.0)
     speed = (
         f"On {len(faster)} of these shapes the candidate takes less time, down to {best:.2f} of the reference's: this is no "
         "speed-up, since it did other work."
         if faster
         else "Its times are of other work than the reference's."
     )
-    evidence = [f"own error up to {max(shape.worst for shape, _ in wrong):.3g} times its bound"]
+    errors = [shape.own_error for shape, _ in wrong]
+    finite = [error for error in errors if error is not None]
+    evidence = [f"own error up to {max(finite):.3g} times its bound"] if finite else []
+    evidence += ["an output is not finite"] if None in errors else []
     found.append(
         Finding(
             id="wrong-kernel-timed",

@@ -12,10 +12,8 @@ import torch
 from assay.harness.baselines import (
     Status,
     attach,
-    check_baselines,
     differences,
     find,
-    judge_accepted,
     key_of,
     make,
     own_errors,
@@ -32,6 +30,7 @@ from assay.harness.evidence.layer_diff import turned
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
+from assay.harness.judge.accepted import check_baselines, compare_accepted
 from assay.harness.judge.build import build
 from assay.harness.server.reduction import LayerSums
 from assay.harness.stats.decision import decide_accuracy
@@ -109,19 +108,19 @@ def test_an_own_error_that_is_not_finite_any_more_is_worse() -> None:
 SPEC = make_spec({"growth": 1.5})
 
 
-def test_growth_of_own_error_is_held_against_the_policy() -> None:
-    assert judge_accepted(None, {"a": 0.01}, {"a": 0.0149}, SPEC).verdict == "pass"
-    grown = judge_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, SPEC)
+def test_growth_of_own_error_is_compared_with_the_policy() -> None:
+    assert compare_accepted(None, {"a": 0.01}, {"a": 0.0149}, SPEC).verdict == "pass"
+    grown = compare_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, SPEC)
     assert (grown.verdict, "growth = 1.5 (--growth)" in grown.why) == ("regression", True)
-    assert judge_accepted(None, {"a": 0.01}, {"a": float("nan")}, SPEC).verdict == "regression"
-    assert judge_accepted(None, {"a": 1e-9}, {"a": 9e-9}, SPEC).verdict == "pass", "rounding does not grow"
-    assert judge_accepted(None, {"a": 0.01}, {"b": 0.01}, SPEC).verdict == "inconclusive"
+    assert compare_accepted(None, {"a": 0.01}, {"a": float("nan")}, SPEC).verdict == "regression"
+    assert compare_accepted(None, {"a": 1e-9}, {"a": 9e-9}, SPEC).verdict == "pass", "rounding does not grow"
+    assert compare_accepted(None, {"a": 0.01}, {"b": 0.01}, SPEC).verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(0, "pass"), (60, "regression")])
-def test_answers_are_held_against_the_accepted_ones(lost: int, verdict: str) -> None:
+def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str) -> None:
     decision = decide_accuracy(200, 200 - lost, lost, 0, 0, 0.05, 0.05)
-    assert judge_accepted(decision, {}, {}, SPEC).verdict == verdict
+    assert compare_accepted(decision, {}, {}, SPEC).verdict == verdict
 
 
 def run_of(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder:
@@ -160,8 +159,8 @@ def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path
         answers = [answer for answer in first.answers() if answer.role == role]
         write_baseline(Path(plan.spec.baselines), make(first, role, "pass"), answers)
     second = open_folder(plan, tmp_path / "second")
-    assert asked_roles(plan, second) == ROLES, "before it is held against baselines"
-    for _ in range(2):  # going on with a run changes nothing
+    assert asked_roles(plan, second) == ROLES, "before it is compared with baselines"
+    for _ in range(2):  # resuming a run changes nothing
         status = attach(second)
         assert set(status.used) == set(ROLES)
         assert [answer.role for answer in second.answers()] == ["reference"] * 8

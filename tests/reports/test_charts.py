@@ -40,7 +40,7 @@ def test_alternative_texts_hold_the_numbers(examples: ModuleType) -> None:
     )
     assert "loss of accuracy: 85.5, interval 80.7 to 89.4, bound ≤ 5" in interval
     assert "candidate: 31 right, 1 wrong, 224 unparsed of 256" in tally
-    assert "&gt;= 16: reference 0.978, candidate 0.000 of 224" in condition
+    assert ">= 16: reference 0.978, candidate 0.000 of 224" in condition
 
 
 def test_every_colour_follows_the_theme(examples: ModuleType) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from assay.harness.compare.logits import LogitsRow
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
 from assay.harness.evidence.error_sums import SUMS, Floats
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader, WorstCase
 from assay.harness.judge.error_grids import depth_rows, layers_result
-from assay.harness.judge.report import LayersResult, LogitsRow
+from assay.harness.judge.report import LayersResult
 
 Sum = Callable[[int, int, str, str, str, str], float | None]
 """Layer, head, phase, prefix, position and place in the batch -> relative L1; None for a cell that was not observed."""

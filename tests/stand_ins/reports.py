@@ -12,8 +12,10 @@ from pathlib import Path
 
 from assay.evals.questions import GROUPS, Question
 from assay.evals.synthetic import NAMES, THINGS, questions, worked_answer
+from assay.harness.compare.answer_lengths import AnswerLengths
+from assay.harness.conditions import condition_id
 from assay.harness.judge.calls import CallSummary
-from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LengthRow, LoadRow
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
 from assay.harness.judge.report import (
     Check,
     ConditionRow,
@@ -70,7 +72,8 @@ def regression() -> Report:
         why="The loss of accuracy is 85.5 points (95 % interval 80.7 to 89.4); the margin is 5 points.",
         metrics=(
             Metric(
-                name="loss of accuracy",
+                id="loss-of-accuracy",
+                title="loss of accuracy",
                 value=85.5,
                 text="85.5 points",
                 low=80.7,
@@ -80,13 +83,15 @@ def regression() -> Report:
                 explain="Reference minus candidate, paired by question; 95 % Tango score interval, against the margin.",
             ),
             Metric(
-                name="flips",
+                id="flips",
+                title="flips",
                 value=219,
                 text="219 lost, 0 gained",
                 explain="Exact McNemar p = 2.4e-66.",
             ),
             Metric(
-                name="smallest detectable loss",
+                id="smallest-detectable-loss",
+                title="smallest detectable loss",
                 value=3.1,
                 text="3.1 points",
                 explain="What 256 questions would have shown with a power of 0.8.",
@@ -97,17 +102,15 @@ def regression() -> Report:
             Tally(role="candidate", right=31, wrong=1, unparsed=224, ran_to_limit=198, total=QUESTIONS),
         ),
         conditions=(
-            ConditionRow(
-                by="cached prefix", bucket="0", items=0, reference_right=0, candidate_right=0, candidate_unparsed=0
-            ),
+            _row("cached prefix", "0", 0, 0, 0, 0),
             _row("cached prefix", "1", 32, 31, 31, 0),
             _row("cached prefix", "2-15", 0, 0, 0, 0),
-            _row("cached prefix", "16 and more", 224, 219, 0, 224),
+            _row("cached prefix", ">= 16", 224, 219, 0, 224),
             _row("prompt length", "up to 127", 122, 119, 15, 106),
             _row("prompt length", "128-255", 134, 131, 16, 118),
             _row("batch size", "1", 3, 3, 0, 3),
             _row("batch size", "2-7", 101, 98, 5, 95),
-            _row("batch size", "8 and more", 152, 149, 26, 126),
+            _row("batch size", ">= 8", 152, 149, 26, 126),
             *(_row("group", group, 64, right, 8, 56) for group, right in zip(GROUPS, (62, 63, 62, 63), strict=True)),
         ),
         flips=flips,
@@ -116,12 +119,12 @@ def regression() -> Report:
         id="accuracy",
         title="loss of accuracy",
         severity="serious",
-        where="multiple choice, 16 and more cached tokens",
+        where="multiple choice, >= 16 cached tokens",
         diagnosis="The candidate is right where nothing is cached and never right behind a cached prefix: "
         "its causal mask does not account for the prefix.",
         evidence=(
             "cached prefix 1: reference 31/32, candidate 31/32",
-            "cached prefix 16 and more: reference 219/224, candidate 0/224, all unparsed",
+            "cached prefix >= 16: reference 219/224, candidate 0/224, all unparsed",
         ),
         reproduce="assay run --candidate sage_attn_as_shipped --questions 32 --greedy-prompts 0",
     )
@@ -224,7 +227,7 @@ def hostile() -> Report:
         item=h, kind="apart", position=3, gap=None, prompt=h, reference_text="same " + h, candidate_text="same x" + h,
         candidate_cached_tokens=None,
     )  # fmt: skip
-    metric = suite.metrics[0].model_copy(update={"name": h, "text": h, "explain": h})
+    metric = suite.metrics[0].model_copy(update={"id": h, "title": h, "text": h, "explain": h})
     hostile_suite = suite.model_copy(
         update={
             "id": h, "title": h, "why": h, "metrics": (metric,), "flips": flips, "divergences": (divergence,),
@@ -240,7 +243,7 @@ def hostile() -> Report:
     )
     finding = Finding(id=h, title=h, severity="serious", where=h, diagnosis=h, evidence=(h, h), reproduce=h)
     raw = Report(
-        run_id=h, created=h, seconds=1.0, verdict="regression", exit_code=1, headline=h, reasons=(h,), reference=server,
+        run_id=h, created=h, seconds=1.0, verdict="regression", headline=h, reasons=(h,), reference=server,
         candidate=server, environment=environment, checks=(Check(id=h, title=h, status="failed", found=h, settles=h),),
         suites=(hostile_suite,), findings=(finding,), reproduce=h, layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
@@ -285,11 +288,11 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
         candidate_output_throughput=1.0, reference_itl_p99_s=0.01, candidate_itl_p99_s=0.01, reference_cached=0.8,
         candidate_cached=0.8,
     )  # fmt: skip
-    lengths = LengthRow(
+    lengths = AnswerLengths(
         prompts=16, reference=12.0, candidate=12.5, longer=2, shorter=1, reference_cut=0, candidate_cut=0, p=0.6, differ=False
     )  # fmt: skip
     return LatencyResult(
-        created=text, verdict=verdict, exit_code=0, headline=text, reasons=(text,), reference=text, candidate=text, device="cpu",
+        created=text, verdict=verdict, headline=text, reasons=(text,), reference=text, candidate=text, device="cpu",
         hardware=text, packages={text: text}, git=text, model=text, eager=True, engine_args=(text,), bound=1.1,
         policy="latency_bound = 1.1 (default)" if text == "short" else text, note="" if text == "short" else text, alpha=0.05,
         rounds=10, warm_up_rounds=1, seconds=8.0, loads=(load,), rows=(row, row.model_copy(update={"metric": "itl"})),
@@ -311,9 +314,13 @@ def many_flips(count: int = 5_000) -> Report:
 
 
 def _row(by: str, bucket: str, items: int, reference: int, candidate: int, unparsed: int) -> ConditionRow:
+    quantity = by.replace(" ", "-")
     return ConditionRow(
-        by=by,
+        id=condition_id(quantity, bucket),
+        by=quantity,
+        title=by,
         bucket=bucket,
+        lost=max(reference - candidate, 0),
         items=items,
         reference_right=reference,
         candidate_right=candidate,
@@ -367,7 +374,7 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
     asked = built_in(lost + gained)
     tokens = 54 if cached else 0
     candidate_right = right - lost + gained
-    bucket = "16 and more" if cached else "0"
+    bucket = ">= 16" if cached else "0"
     return SuiteResult(
         id="mmlu",
         title="Synthetic multiple-choice questions",
@@ -376,7 +383,8 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
         why="The loss of accuracy is 0.0 points (95 % interval −1.8 to 1.8); the margin is 5 points.",
         metrics=(
             Metric(
-                name="loss of accuracy",
+                id="loss-of-accuracy",
+                title="loss of accuracy",
                 value=0.0,
                 text="0.0 points",
                 low=-1.8,
@@ -430,7 +438,8 @@ def _greedy(verdict: Verdict) -> SuiteResult:
         why=f"{apart} of 32 prompts come apart; at most 10 % may.",
         metrics=(
             Metric(
-                name="texts apart",
+                id="texts-apart",
+                title="texts apart",
                 value=100 * apart / 32,
                 text=f"{100 * apart / 32:.1f} %",
                 low=75.9 if broken else 0.0,
@@ -509,7 +518,6 @@ def _report(
         created="2026-11-20T12:12:24Z",
         seconds=142.3,
         verdict=verdict,
-        exit_code={"pass": 0, "regression": 1}.get(verdict, 3),
         headline=headline,
         reasons=reasons,
         reference=ServerSummary(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from assay.evals.questions import prompt_hash
 from assay.evals.synthetic import BUILTIN_SEED, questions
-from assay.harness.collect.logit_scoring import TOP_K, compare_logits, score_role
+from assay.harness.collect.logit_scoring import TOP_K, score_role
 from assay.harness.compare.logits import LogitsComparison
 from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.launch import Launch
@@ -22,9 +22,10 @@ from assay.harness.engines.score import score
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.judge.own_error import compare_logits
 from assay.harness.progress import ProgressDisplay
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 LONG = 180
 """Tokens from which on the kernel gives NaN: one item of the four is that long."""
 CHUNK = 64

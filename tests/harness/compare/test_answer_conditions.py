@@ -51,14 +51,16 @@ def test_rows_count_by_the_candidates_own_condition_in_order() -> None:
     ]
     rows = by_condition(pairs)
     prefix = [row for row in rows if row.by == "cached-prefix"]
-    assert [(r.bucket, r.n, r.reference_right, r.candidate_right, r.candidate_unparsed, r.lost) for r in prefix] == [
+    assert [
+        (r.bucket, r.items, r.reference_right, r.candidate_right, r.candidate_unparsed, r.lost) for r in prefix
+    ] == [
         ("1", 2, 1, 2, 0, 0),
         (">= 16", 2, 1, 0, 2, 1),
         ("unknown", 1, 1, 1, 0, 0),
     ]
-    assert [(r.bucket, r.n) for r in rows if r.by == "prompt-length"] == [("65-128", 5)]
-    assert [(r.bucket, r.n) for r in rows if r.by == "batch-size"] == [("2-4", 5)]
-    assert [(r.bucket, r.n) for r in rows if r.by == "group"] == [("other", 1), ("stem", 4)]
+    assert [(r.bucket, r.items) for r in rows if r.by == "prompt-length"] == [("65-128", 5)]
+    assert [(r.bucket, r.items) for r in rows if r.by == "batch-size"] == [("2-4", 5)]
+    assert [(r.bucket, r.items) for r in rows if r.by == "group"] == [("other", 1), ("stem", 4)]
 
 
 @given(
@@ -67,9 +69,9 @@ def test_rows_count_by_the_candidates_own_condition_in_order() -> None:
 def test_every_split_holds_every_pair_once(answers: list[tuple[bool, bool, int | None, int | None]]) -> None:
     pairs = [make_pair(a, b, cached, batch=batch) for a, b, cached, batch in answers]
     rows = by_condition(pairs)
-    for by in ("cached prefix", "prompt length", "batch size", "group"):
+    for by in ("cached-prefix", "prompt-length", "batch-size", "group"):
         mine = [row for row in rows if row.by == by]
-        assert sum(row.n for row in mine) == len(pairs)
+        assert sum(row.items for row in mine) == len(pairs)
         assert sum(row.candidate_right for row in mine) == sum(a for a, *_ in answers)
         assert len({row.bucket for row in mine}) == len(mine)
 
@@ -117,7 +119,7 @@ def test_a_cause_in_the_batch_is_told() -> None:
     telling = most_telling(by_condition(pairs))
     assert telling is not None
     assert telling.by == "batch-size"
-    assert {row.bucket for row in telling.broken} == {"9-16", "> 16"}
+    assert {row.bucket for row in telling.broken} == {"9-16", ">= 17"}
     assert {row.bucket for row in telling.fine} == {"1", "2-4"}
 
 

@@ -6,6 +6,7 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role
 from assay.harness.judge import checks as rules
+from assay.harness.judge.decide import BASELINE, Outcome, decide
 from assay.harness.verdict import Check, Verdict
 
 
@@ -33,7 +34,13 @@ def answer(cached: int | None) -> Answer:
 
 REFERENCE = [count("triton"), count("triton", "decode")]
 OK = Check(id="c", title="C", status="ok", found="f")
-PASS = rules.SuiteVerdict("s", "S", "pass", "why")
+
+
+def outcome(verdict: Verdict, id_: str = "s") -> Outcome:
+    return Outcome(id=id_, title="S", verdict=verdict, why="why")
+
+
+PASS = outcome("pass")
 
 
 def statuses(checks: list[Check]) -> list[str]:
@@ -128,15 +135,15 @@ def test_cached_prefix(cached: list[int | None], status: str) -> None:
     assert rules.check_cached_prefix([answer(tokens) for tokens in cached]).status == status
 
 
-def test_all_asked() -> None:
-    assert rules.check_all_asked(8, 8).status == "ok"
-    assert rules.check_all_asked(8, 7).status == "missing"
-    assert rules.check_all_asked(0, 0).status == "missing"
+def test_all_answered() -> None:
+    assert rules.check_all_answered(8, 8).status == "ok"
+    assert rules.check_all_answered(8, 7).status == "missing"
+    assert rules.check_all_answered(0, 0).status == "missing"
 
 
 def verdict(suites: list[Verdict], *statuses: str, failure: Failure | None = None) -> tuple[str, int]:
     checks = [Check(id="c", title="C", status=status, found="f") for status in statuses]  # type: ignore[arg-type]
-    judged = rules.judge("mine", [rules.SuiteVerdict("s", "S", v, "why") for v in suites], checks, failure)
+    judged = decide("mine", [outcome(v) for v in suites], checks, failure)
     assert judged.reasons
     return judged.verdict, int(judged.exit_code)
 
@@ -161,16 +168,16 @@ def test_a_failed_engine_is_an_error_whatever_was_measured() -> None:
     assert verdict(["regression"], "ok", failure=died) == ("error", 3)
 
 
-def test_worse_than_what_was_accepted_is_not_worse_than_the_reference() -> None:
-    baseline = rules.SuiteVerdict(rules.BASELINE, "Accepted baseline", "regression", "it grew")
-    other = rules.SuiteVerdict("s", "S", "regression", "it lost")
-    assert rules.judge("mine", [PASS, baseline], [OK], None).headline.endswith("worse than what was accepted of it.")
-    assert rules.judge("mine", [other, baseline], [OK], None).headline.endswith("worse than the reference.")
+def test_worse_than_the_accepted_baseline_is_not_worse_than_the_reference() -> None:
+    baseline = outcome("regression", BASELINE)
+    other = outcome("regression")
+    assert decide("mine", [PASS, baseline], [OK], None).headline.endswith("worse than its accepted baseline.")
+    assert decide("mine", [other, baseline], [OK], None).headline.endswith("worse than the reference.")
 
 
-def test_a_pass_does_not_speak_of_answers_that_nobody_asked_for() -> None:
-    assert rules.check_answers(["mmlu", "layers"]) == []
-    checks = [OK, *rules.check_answers(["layers"])]
-    judged = rules.judge("mine", [PASS], checks, None)
-    assert (judged.verdict, "no worse" in judged.headline, "not asked" in judged.headline) == ("pass", False, True)
-    assert "no worse" in rules.judge("mine", [PASS], [OK], None).headline
+def test_a_pass_without_questions_says_that_accuracy_was_not_tested() -> None:
+    assert rules.check_accuracy_tested(["mmlu", "layers"]) == []
+    checks = [OK, *rules.check_accuracy_tested(["layers"])]
+    judged = decide("mine", [PASS], checks, None)
+    assert (judged.verdict, "no worse" in judged.headline, "not tested" in judged.headline) == ("pass", False, True)
+    assert "no worse" in decide("mine", [PASS], [OK], None).headline

@@ -83,7 +83,7 @@ def test_a_candidate_as_fast_as_the_reference_passes(report: MakeRun) -> None:
     assert (made.verdict, made.exit_code) == ("pass", 0), made.reasons
     suite = suite_of(made)
     assert suite.verdict == "pass"
-    assert suite.why.endswith(f"Held against {BOUND}.")
+    assert suite.why.endswith(f"Policy: {BOUND}.")
     worst = suite.metrics[0]
     assert (worst.bound, worst.bound_is, worst.policy) == (1.1, "most", BOUND)
     assert made.latency is not None
@@ -122,7 +122,7 @@ def test_wrong_answers_are_no_speed_up(report: MakeRun) -> None:
 def test_wrong_answers_at_the_same_speed_prove_nothing_either(report: MakeRun) -> None:
     suite = suite_of(report(broken=True))
     assert suite.verdict == "inconclusive"
-    assert suite.why.startswith("Wrong answers (Synthetic multiple-choice questions): their times prove nothing.")
+    assert suite.why.startswith("Wrong answers (Synthetic multiple-choice questions): the times prove nothing.")
 
 
 def test_a_condition_of_the_bench_does_not_excuse_wrong_answers(report: MakeRun) -> None:
@@ -172,5 +172,5 @@ def test_it_is_written_and_comes_back(report: MakeRun, tmp_path: Path) -> None:
     path.write_text(json_report.to_json(made))
     assert json_report.load(path) == made
     document = json.loads(path.read_text())
-    assert document["latency"]["schema"] == "assay.bench/1"
+    assert document["latency"]["schema"] == "assay.bench/2"
     assert document["latency"]["policy"] == BOUND

@@ -43,8 +43,8 @@ def test_layers_that_nobody_asked_for_are_not_checked() -> None:
     ("prefix", "status"), [(">= 16", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")]
 )
 def test_a_cached_prefix_was_met_inside(prefix: str, status: str) -> None:
-    assert checks.check_cached_prefix_inside(cells([0], prefix)).status == status
+    assert checks.check_cached_prefix_of_layers(cells([0], prefix)).status == status
 
 
 def test_no_cell_is_no_cached_prefix() -> None:
-    assert checks.check_cached_prefix_inside(cells([])).status == "missing"
+    assert checks.check_cached_prefix_of_layers(cells([])).status == "missing"

@@ -18,9 +18,13 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.evidence.pack_writer import PackWriter
-from assay.harness.offline.timing import KernelTiming, time_kernels, torch_sdpa
+from assay.harness.offline.timing import time_kernels, torch_sdpa
+from assay.harness.offline.timing_result import KernelTiming
 
 LENS = [[(24, 0)], [(12, 40), (3, 9)], [(1, 30), (1, 12)]]
+
+
+NAMES = ("mine", "theirs")
 
 
 def calls() -> list[AttentionCall]:
@@ -31,7 +35,7 @@ def calls() -> list[AttentionCall]:
 
 def timed(candidate: object, given: list[AttentionCall] | None = None, bound: float = 1.1) -> KernelTiming:
     assert callable(candidate)
-    return time_kernels(candidate, torch_sdpa, given or calls(), bound, 0.05, 0.2, "again")
+    return time_kernels(candidate, torch_sdpa, given or calls(), bound, 0.05, 0.2, "again", NAMES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,7 +52,10 @@ def test_shapes_are_timed_once_and_checked_in_every_layer() -> None:
     assert [(shape.phase, shape.layers) for shape in result.shapes] == [
         ("extend", (0, 1)), ("extend", (0, 1)), ("decode", (0, 1))
     ]  # fmt: skip
-    assert all(shape.right and shape.repeats >= 6 and shape.share == (None, None) for shape in result.shapes)
+    assert all(
+        shape.right and shape.repeats >= 6 and shape.reference_share is shape.candidate_share is None
+        for shape in result.shapes
+    )
     assert result.findings == ()
 
 
@@ -59,13 +66,13 @@ def test_a_kernel_that_waits_is_a_regression_though_it_is_right() -> None:
 
     result = timed(slow)
     assert result.verdict == "regression"
-    assert all(shape.right and shape.decision.verdict == "regression" for shape in result.shapes)
+    assert all(shape.right and shape.verdict == "regression" for shape in result.shapes)
     assert result.findings == ()
 
 
 def test_the_speed_of_a_wrong_kernel_is_a_finding_with_the_name_of_its_bug() -> None:
     wrong = fault("mask-top-left")
-    slow = time_kernels(wrong, rounded_oracle_slowly, calls(), 1.1, 0.05, 0.2, "again")
+    slow = time_kernels(wrong, rounded_oracle_slowly, calls(), 1.1, 0.05, 0.2, "again", NAMES)
     assert slow.verdict == "regression", "though it is faster than the reference"
     assert [shape.right for shape in slow.shapes] == [True, False, False]
     (finding,) = slow.findings
@@ -149,7 +156,7 @@ def test_the_command_times_a_pack(
     ]
     assert run(monkeypatch, str(pack), *flags) == 0
     assert "PASS" in capsys.readouterr().out
-    assert '"schema":"assay.kernel-timing/1"' in out.read_text().replace(" ", "").replace("\n", "")
+    assert '"schema":"assay.kernel-timing/2"' in out.read_text().replace(" ", "").replace("\n", "")
 
 
 def test_a_kernel_that_does_not_exist_is_wrong_use(

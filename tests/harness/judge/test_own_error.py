@@ -12,7 +12,7 @@ from assay.harness.config import make_spec
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
-from assay.harness.judge.layer_suite import judge_layers
+from assay.harness.judge.own_error import judge_layers
 from assay.harness.verdict import Finding, Severity
 
 

@@ -1,0 +1,164 @@
+"""A run compared with the accepted baselines: the suite ``baseline``, and the checks that a baseline matches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from assay.harness.baselines import Status, own_errors_of_role
+from assay.harness.compare.answers import flips, pair
+from assay.harness.config import RunSpec
+from assay.harness.evidence import baseline as stored
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.judge.accuracy import loss_metric
+from assay.harness.judge.decide import BASELINE
+from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.stats.decision import Decision, decide_accuracy
+from assay.harness.verdict import Check, Verdict
+
+LEAST_OWN_ERROR = 1e-5
+"""Relative L1 of rounding in float32 over a head's dimension: growth below it is none."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A candidate compared with its accepted baseline.
+
+    Attributes:
+        verdict: "regression" if its accuracy or an own error is worse than the policy allows; "pass" if neither is.
+        why: the sentence that says so.
+        decision: on the questions that both answered; None where there were none.
+        growth: largest factor by which an own error grew; None where none was measured both times.
+    """
+
+    verdict: Verdict
+    why: str
+    decision: Decision | None
+    growth: float | None
+
+
+def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status) -> SuiteResult | None:
+    """Compare a run's candidate with its accepted baseline; None where none matches.
+
+    Raises:
+        EvidenceError: the baseline is damaged.
+    """
+    if "candidate" not in status.used:
+        return None
+    accepted = stored.read_baseline(folder.baseline("candidate"))
+    before = [a.model_copy(update={"role": "reference"}) for a in stored.read_answers(folder.baseline("candidate"))]
+    now = [answer for answer in folder.answers() if answer.role == "candidate"]
+    pairs = pair(folder.items(), [*before, *now]).pairs
+    decision = None
+    if pairs:
+        f = flips(pairs)
+        decision = decide_accuracy(
+            len(pairs), f.both_right, len(f.lost), len(f.gained), f.both_wrong, spec.margin, spec.alpha
+        )
+    return _suite(spec, compare_accepted(decision, accepted.own_errors, own_errors_of_role(folder, "candidate"), spec))
+
+
+def compare_accepted(
+    decision: Decision | None, before: Mapping[str, float], now: Mapping[str, float], spec: RunSpec
+) -> Comparison:
+    """The comparison from its two parts: paired answers, and own errors by layer and condition.
+
+    An own error below `LEAST_OWN_ERROR` is rounding, and its growth says nothing.
+    """
+    both = {name: now[name] / max(before[name], LEAST_OWN_ERROR) for name in before if name in now}
+    worst = max(both, key=lambda name: both[name], default=None)
+    growth = both[worst] if worst is not None else None
+    parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
+    grown = growth is not None and not growth <= spec.growth
+    if worst is not None:
+        parts.append(
+            f"Own error grew most at {worst}: {before[worst]:.2g} accepted, {now[worst]:.2g} now, "
+            f"{'beyond' if grown else 'within'} {spec.policy_line('growth')}."
+        )
+    if grown or (decision is not None and decision.verdict == "regression"):
+        verdict: Verdict = "regression"
+    elif decision is None and growth is None:
+        return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None)
+    else:
+        verdict = "pass" if decision is None or decision.verdict == "pass" else "inconclusive"
+    return Comparison(verdict, " ".join(parts), decision, growth)
+
+
+def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
+    metrics: list[Metric] = []
+    lines = []
+    if compared.decision is not None:
+        lines.append(spec.policy_line("margin"))
+        metrics.append(
+            loss_metric(
+                spec,
+                compared.decision,
+                "loss-since-accepted",
+                "loss of accuracy since it was accepted",
+                "accepted minus now",
+            )
+        )
+    if compared.growth is not None:
+        lines.append(spec.policy_line("growth"))
+        metrics.append(
+            Metric(
+                id="own-error-growth",
+                title="growth of own error",
+                value=compared.growth,
+                text=f"{compared.growth:.2g} times",
+                bound=spec.growth,
+                bound_is="most",
+                explain="largest over layers and conditions",
+                policy=spec.policy_line("growth"),
+            )
+        )
+    return SuiteResult(
+        id=BASELINE,
+        title="Accepted baseline",
+        synthetic=spec.synthetic,
+        verdict=compared.verdict,
+        why=" ".join([compared.why, *([f"Policy: {' and '.join(lines)}."] if lines else [])]),
+        metrics=tuple(metrics),
+    )
+
+
+def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
+    """Whether accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
+    checks = [_check_candidate(spec.candidate, status, spec.baselines)]
+    if spec.reference_from == "baseline" or "reference" in status.stale:
+        checks.append(_check_reference(spec, status))
+    return checks
+
+
+def _check_reference(spec: RunSpec, status: Status) -> Check:
+    """Whether the reference's answers are stored. If not, its server was asked: that forbids nothing, but is said."""
+    id_, title = "reference-baseline", "an accepted baseline of the reference matches"
+    if used := status.used.get("reference"):
+        how = "its answers are the reference's, no server was asked" if status.stored_reference else "not needed"
+        return Check(id=id_, title=title, status="ok", found=f"{used}: {how}")
+    why = status.stale.get("reference")
+    found = f"that of {spec.reference} is stale: {why}" if why else f"none was accepted for {spec.reference}"
+    return Check(
+        id=id_,
+        title=title,
+        status="not checked",
+        found=f"{found}; its server was asked",
+        settles=_accept_again(spec.baselines),
+    )
+
+
+def _check_candidate(candidate: str, status: Status, root: str) -> Check:
+    """Whether an accepted baseline matches the candidate. A stale one forbids a pass: it says nothing about this run."""
+    id_, title = "candidate-baseline", "an accepted baseline of the candidate matches"
+    unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
+    if used := status.used.get("candidate"):
+        return Check(id=id_, title=title, status="ok", found=f"{used}{unused}")
+    if why := status.stale.get("candidate"):
+        found = f"that of {candidate} is stale: {why}{unused}"
+        return Check(id=id_, title=title, status="missing", found=found, settles=_accept_again(root))
+    found, settles = f"none was accepted for {candidate}{unused}", "assay baseline accept RUN"
+    return Check(id=id_, title=title, status="not checked", found=found, settles=settles)
+
+
+def _accept_again(root: str) -> str:
+    return f"assay baseline accept on a current run, and remove from {root} what is stale"

@@ -1,0 +1,305 @@
+"""A bench's evidence -> `LatencyResult`."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from assay.evals.loads import Shape
+from assay.harness.bench.evidence import BenchFolder, BenchManifest, blocks_in, policy_of, shapes_in
+from assay.harness.bench.policy import BenchPolicy
+from assay.harness.compare.answer_lengths import AnswerLengths, compare_lengths
+from assay.harness.compare.blocks import METRICS, Block, Cell, Metric, SideBySide, first_warm, side_by_side, throughputs
+from assay.harness.config import RunSpec
+from assay.harness.engines.arguments import differences
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.records import ROLES, Role
+from assay.harness.judge.calls import call_summaries
+from assay.harness.judge.checks import check_compiled, check_kernel_ran, check_same_servers
+from assay.harness.judge.decide import Outcome, decide
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
+from assay.harness.stats.ratio import RatioDecision, decide_ratios
+from assay.harness.verdict import Check, Finding, Verdict
+
+CACHED_SHARE = 0.5
+"""Share of a shape's shared tokens that must have come from the cache."""
+_WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass")
+
+
+def judge_bench(folder: BenchFolder, bound: float | None = None) -> LatencyResult:
+    """Read a bench's folder and decide.
+
+    Args:
+        folder: the bench's folder.
+        bound: decide by this bound instead of the policy's.
+
+    Raises:
+        EvidenceError: the folder is damaged, or holds no complete round.
+    """
+    manifest = folder.manifest()
+    policy = policy_of(manifest)
+    if bound is not None:
+        policy = policy.model_copy(update={"bound": bound})
+    blocks = blocks_in(folder.timings(), folder.path)
+    played = side_by_side(blocks)
+    if not any(played.values()):
+        raise EvidenceError(f"{folder.path} holds no timings.", "at least one round", "time again with more --seconds")
+    first = first_warm(played)
+    measured = {cell: [one for one in found if one.round >= first] for cell, found in played.items()}
+    shapes = shapes_in(manifest)
+    cells = sorted(measured, key=lambda cell: (list(shapes).index(cell[0]), cell[1]))
+    rows = _rows(measured, cells, policy)
+    loads = tuple(_load(shapes[cell[0]], cell[1], measured[cell]) for cell in cells)
+    lengths = compare_lengths(folder.lengths(), policy.alpha) if folder.lengths() else None
+    calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
+    checks = (
+        *_server_checks(manifest, calls),
+        *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in cells)], loads),
+        *([_check_lengths(lengths)] if lengths else []),
+    )
+    outcomes = [_outcome([row for row in rows if (row.shape, row.concurrency) == cell]) for cell in cells]
+    judgement = decide(manifest.spec["candidate"], outcomes, checks)
+    return LatencyResult(
+        verdict=judgement.verdict,
+        headline=judgement.headline,
+        reasons=judgement.reasons,
+        created=manifest.created,
+        reference=manifest.spec["reference"],
+        candidate=manifest.spec["candidate"],
+        device=manifest.spec["device"],
+        hardware=manifest.hardware,
+        packages=manifest.packages,
+        git=manifest.git,
+        model=manifest.spec["model"],
+        eager=manifest.eager,
+        engine_args=tuple(manifest.spec["engine_arg"]),
+        bound=policy.bound,
+        policy=RunSpec(**manifest.spec).policy_line("latency_bound"),
+        alpha=policy.alpha,
+        rounds=max(block.round for block in blocks) + 1,
+        warm_up_rounds=first,
+        seconds=sum(block.seconds for block in blocks),
+        loads=loads,
+        rows=tuple(rows),
+        lengths=lengths,
+        reference_calls=call_summaries(calls["reference"]),
+        candidate_calls=call_summaries(calls["candidate"]),
+        checks=checks,
+        findings=tuple(_findings(manifest, rows, lengths)),
+        reproduce=manifest.command,
+    )
+
+
+def _rows(
+    measured: Mapping[Cell, Sequence[SideBySide]], cells: Sequence[Cell], policy: BenchPolicy
+) -> list[LatencyRow]:
+    """All ratios, decided together."""
+    keys = [(cell, metric) for cell in cells for metric in METRICS]
+    logs = [
+        (
+            [log for one in measured[cell] for log in one.slowdowns(metric)],
+            [one.floor(metric) for one in measured[cell]],
+        )
+        for cell, metric in keys
+    ]
+    decisions = decide_ratios(logs, policy.bound, policy.alpha)
+    return [
+        _row(cell, metric, measured[cell], decision, policy.bound)
+        for (cell, metric), decision in zip(keys, decisions, strict=True)
+    ]
+
+
+def _row(cell: Cell, metric: Metric, found: Sequence[SideBySide], decision: RatioDecision, bound: float) -> LatencyRow:
+    ratio, floor = decision.ratio, decision.floor
+    return LatencyRow(
+        shape=cell[0],
+        concurrency=cell[1],
+        metric=metric,
+        title=METRICS[metric],
+        reference_s=_median([block.time(metric) for one in found for block in one.reference]),
+        candidate_s=_median([block.time(metric) for one in found for block in one.candidate]),
+        ratio=_finite(ratio.value),
+        low=_finite(ratio.interval.low),
+        high=_finite(ratio.interval.high),
+        floor=_finite(floor.value),
+        floor_low=_finite(floor.interval.low),
+        floor_high=_finite(floor.interval.high),
+        p=decision.p,
+        bound=bound,
+        verdict=decision.verdict,
+        why=decision.why,
+        ratios=ratio.n,
+        ratios_effective=ratio.effective,
+        ratios_needed=decision.needed,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _load(shape: Shape, concurrency: int, found: Sequence[SideBySide]) -> LoadRow:
+    ours = [block for one in found for block in one.reference]
+    theirs = [block for one in found for block in one.candidate]
+    (input_ours, output_ours), (input_theirs, output_theirs) = throughputs(ours), throughputs(theirs)
+    return LoadRow(
+        shape=shape.name,
+        prompt_tokens=shape.prompt,
+        output_tokens=shape.output,
+        shared_tokens=shape.shared,
+        concurrency=concurrency,
+        rounds=len(found),
+        reference_input_throughput=input_ours,
+        candidate_input_throughput=input_theirs,
+        reference_output_throughput=output_ours,
+        candidate_output_throughput=output_theirs,
+        reference_itl_p99_s=_median([block.itl_p99_s for block in ours]),
+        candidate_itl_p99_s=_median([block.itl_p99_s for block in theirs]),
+        reference_cached=_cached(ours),
+        candidate_cached=_cached(theirs),
+    )
+
+
+def _cached(blocks: Sequence[Block]) -> float | None:
+    """Share of the prompt tokens that came from the cache, over the blocks for which the server reports it."""
+    reported = [block for block in blocks if block.cached_tokens is not None]
+    prompt_tokens = sum(block.input_tokens for block in reported)
+    return sum(block.cached_tokens or 0 for block in reported) / prompt_tokens if prompt_tokens else None
+
+
+def _outcome(rows: Sequence[LatencyRow]) -> Outcome:
+    """The verdict of a load: the worst of its metrics', and the metrics that made it, or the one nearest to the bound."""
+    verdict = min((row.verdict for row in rows), key=_WORST_FIRST.index)
+    made = [row for row in rows if row.verdict == verdict]
+    if verdict == "pass":
+        made = [max(made, key=lambda row: row.high or 0.0)]
+    return Outcome(
+        id=f"{rows[0].shape}-{rows[0].concurrency}",
+        title=rows[0].where,
+        verdict=verdict,
+        why=" ".join(f"{row.title.capitalize()}: {row.why}" for row in made),
+    )
+
+
+def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
+    servers = {server.role: server for server in manifest.servers}
+    started = all(server.launch_command for server in manifest.servers)
+    found: dict[str, tuple[str, str]] = {}
+    if len(servers) == 2:
+        found = differences(servers["reference"].arguments, servers["candidate"].arguments)
+    checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
+    checks += check_compiled(servers, calls)
+    checks.append(check_same_servers(servers, found, started))
+    interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if "interpreter" in count.kernel})
+    if interpreted:
+        checks.append(
+            Check(
+                id="device-kernels",
+                title="kernels ran on the device, not interpreted",
+                status="failed",
+                found=f"{', '.join(interpreted)}: its time is the interpreter's, not the kernel's",
+                settles="run with --device cuda",
+            )
+        )
+    return checks
+
+
+def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequence[LoadRow]) -> list[Check]:
+    """Whether chunked loads were prefilled in chunks, and shared prefixes came from the cache."""
+    checks = [_check_chunked(manifest, shape) for shape in shapes if shape.chunked]
+    return checks + [_check_shared_prefix(load) for load in loads if load.shared_tokens and load.rounds]
+
+
+def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
+    sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
+    chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
+    return Check(
+        id=f"chunked-{shape.name}",
+        title=f"prompts of the shape {shape.name} were prefilled in chunks",
+        status="ok" if chunked else "missing",
+        found=f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}",
+        settles="" if chunked else "set a chunk length below the prompt's; see --chunked-prefill-size",
+    )
+
+
+def _check_shared_prefix(load: LoadRow) -> Check:
+    least = CACHED_SHARE * load.shared_tokens / load.prompt_tokens
+    shares: dict[Role, float | None] = {"reference": load.reference_cached, "candidate": load.candidate_cached}
+    met = all(share is not None and share >= least for share in shares.values())
+    reported = ", ".join(
+        f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
+    )
+    return Check(
+        id=f"shared-prefix-{load.shape}-{load.concurrency}",
+        title=f"the shared prefix came from the cache: {load.where}",
+        status="ok" if met else "missing",
+        found=f"{reported} of the prompt tokens were cached",
+        settles="" if met else "keep the prefix cache on, and use servers that report cached tokens",
+    )
+
+
+def _check_lengths(lengths: AnswerLengths) -> Check:
+    id_, title = "answer-lengths", "answers of unforced length are as long as the reference's"
+    if not lengths.informative:
+        return Check(
+            id=id_,
+            title=title,
+            status="not checked",
+            found=f"all {lengths.prompts} answers of both ran to the limit, so their lengths say nothing",
+            settles="use a model that ends its answers",
+        )
+    return Check(
+        id=id_,
+        title=title,
+        status="missing" if lengths.differ else "ok",
+        found=_lengths_text(lengths),
+        settles="compare the answers themselves; see assay run" if lengths.differ else "",
+    )
+
+
+def _lengths_text(lengths: AnswerLengths) -> str:
+    return (
+        f"{lengths.candidate:.1f} tokens on average against {lengths.reference:.1f} over {lengths.prompts} prompts "
+        f"({lengths.longer} longer, {lengths.shorter} shorter, p = {lengths.p:.2g}; cut at the limit: "
+        f"{lengths.candidate_cut} against {lengths.reference_cut})"
+    )
+
+
+def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:
+    found = [
+        Finding(
+            id="latency",
+            title="slower than the bound allows",
+            severity="serious",
+            where=row.where,
+            diagnosis=f"{row.title}: slower, {row.why}",
+            evidence=(
+                f"{1e3 * row.candidate_s:.3g} ms against {1e3 * row.reference_s:.3g} ms in the median",
+                f"the reference against itself: {ratio_text(row.floor, row.floor_low, row.floor_high)}",
+            ),
+            reproduce=manifest.command,
+        )
+        for row in rows
+        if row.verdict == "regression"
+    ]
+    if lengths and lengths.differ:
+        shorter = lengths.candidate < lengths.reference
+        found.append(
+            Finding(
+                id="answer-lengths",
+                title="answers of another length",
+                severity="warning",
+                where="answers of unforced length",
+                diagnosis=f"The candidate's answers are {'shorter' if shorter else 'longer'}: timing whole answers makes it look "
+                f"{'faster' if shorter else 'slower'} than it is. The ratios here are of answers of one forced length.",
+                evidence=(_lengths_text(lengths),),
+                reproduce=manifest.command,
+            )
+        )
+    return found
