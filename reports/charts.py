@@ -151,8 +151,10 @@ def profile_chart(rows: Sequence[DepthRow]) -> str:
     parts = log_axis_beside(x, y)
     bounds = [(row, row.bound) for row in rows if row.bound is not None]
     for row, limit in bounds:
-        at = y(max(limit, low))
-        parts.append(line(x(row.layer - 0.5), at, x(row.layer + 0.5), at, FORBIDDEN, 1.5, stroke_dasharray="4 3"))
+        height = y(max(limit, low))
+        parts.append(
+            line(x(row.layer - 0.5), height, x(row.layer + 0.5), height, FORBIDDEN, 1.5, stroke_dasharray="4 3")
+        )
     shown = {}
     for kind, key in _ERRORS.items():
         errors: list[OwnError] = [getattr(row, kind) for row in rows]

@@ -146,8 +146,8 @@ def text(content: str, x: float, y: float, anchor: str = "start", size: int = TI
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1, **more: str | float | None) -> str:
-    """A straight line."""
-    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=colour, stroke_width=width, **more)
+    """A straight line; `more` are attributes of its stroke, as in `element`."""
+    return element("line", "", x1=x1, y1=y1, x2=x2, y2=y2, stroke=colour, stroke_width=width, **more)
 
 
 def path(points: Sequence[tuple[float, float]], colour: str, width: float, dash: str = "") -> str:
