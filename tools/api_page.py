@@ -54,7 +54,8 @@ def entry(name: str, found: Any) -> list[str]:
     lines = [] if isinstance(found, EnumType) else [f"```text\n{_signature(name, found)}\n```\n"]
     lines += [*markdown(inspect.getdoc(found) or ""), ""]
     if isinstance(found, EnumType):
-        lines += [*(f"- `{member}` = {value.value}" for member, value in found.__members__.items()), ""]
+        members: dict[str, Any] = dict(found.__members__)
+        lines += [*(f"- `{member}` = {value.value}" for member, value in members.items()), ""]
     elif inspect.isclass(found) and issubclass(found, BaseModel) and "Attributes:" not in (found.__doc__ or ""):
         lines += [*(_field(key, field) for key, field in found.model_fields.items()), ""]
     return lines

@@ -1,4 +1,4 @@
-"""The pytest plugin, in a pytest of its own; what the documentation shows is run as it stands there."""
+"""The pytest plugin, in a pytest of its own. What docs/library.md shows is run exactly as it stands there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_refused_call(assay_case):
     assay_case.check()
 """
 REFUSING = """
-from assay.harness.attention.call import KernelRefused
+from assay import KernelRefused
 
 
 def kernel(call):
@@ -56,7 +56,7 @@ def kernel(call):
 
 
 def run(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]]:
-    """Run pytest there with the plugin and no other; returns what it said, and its test cases by name."""
+    """Run pytest in a folder with this plugin and no other. Returns its output, and its test cases by name."""
     command = [
         sys.executable,
         "-m",
@@ -150,7 +150,7 @@ def test_wrong_use_of_the_marker_is_said(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(assay_case): pass")
     done, _ = run(tmp_path)
     assert done.returncode not in (0, 1, 5)
-    assert "uses assay_case; mark it with its kernel" in done.stdout + done.stderr
+    assert "uses assay_case but names no kernel" in done.stdout + done.stderr
 
 
 def test_it_is_silent_and_light_where_it_is_not_used(tmp_path: Path) -> None:
