@@ -66,7 +66,7 @@ def real(folder: Path, count: int, seeds: Sequence[int]) -> None:
     """Real bisections of histories with one regression."""
     table = Table(
         "history", "seed", "culprit", "named", "confidence", "range", "search probes (skips)", "log2(n) + skips", "ends + confirm",
-        "s a probe (median)", "whole s", "exit", title="One regression, one commit in ten unbuildable",
+        "s per probe (median)", "total s", "exit", title="One regression, one commit in ten unbuildable",
     )  # fmt: skip
     for seed in seeds:
         for kind in ("straight", "merges") if seed == seeds[0] else ("straight",):

@@ -131,8 +131,8 @@ def between(run: Plan, args: argparse.Namespace, folder: Path) -> None:
             out = timed(plan, engines, folder / f"pair-{number}" / "timed")
         line(console, f"pair {number}", out)
         ratios += [row.ratio or math.nan for row in judge_bench(out).rows if row.metric == "itl"]
-    told = ", ".join(f"{ratio:.3f}" for ratio in sorted(ratios))
-    console.print(f"inter-token ratio of {args.fresh} pairs of equal servers: {told}", highlight=False, soft_wrap=True)
+    shown = ", ".join(f"{ratio:.3f}" for ratio in sorted(ratios))
+    console.print(f"inter-token ratio of {args.fresh} pairs of equal servers: {shown}", highlight=False, soft_wrap=True)
 
 
 def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Path) -> None:
@@ -163,8 +163,8 @@ def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Pa
                 wait[0] = 0.0
         if args.runs:
             alarms = Counter(bound for said in same for bound, verdict in said.items() if verdict == "regression")
-            told = ", ".join(f"{alarms[bound]} at {bound:g}" for bound in BOUNDS)
-            console.print(f"{args.runs} runs of the same kernel twice; false alarms: {told}", highlight=False)
+            shown = ", ".join(f"{alarms[bound]} at {bound:g}" for bound in BOUNDS)
+            console.print(f"{args.runs} runs of the same kernel twice; false alarms: {shown}", highlight=False)
         if args.sleep:
             table = Table("wait", *(f"bound {bound:g}" for bound in BOUNDS), title=f"caught in {args.repeats} runs")
             for share, counts in caught.items():

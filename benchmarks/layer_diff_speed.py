@@ -93,7 +93,7 @@ def reduction(shape: tuple[int, int, int], dtype: torch.dtype, repetitions: int,
         "path", "us", "GB/s", "of copy", "us a call, launches included", "sums", "worst query", title=f"{shape} {dtype}"
     )
 
-    def row(name: str, run: Callable[[LayerSums], object], moved: int, told: tuple[str, str]) -> None:
+    def row(name: str, run: Callable[[LayerSums], object], moved: int, notes: tuple[str, str]) -> None:
         layer = LayerSums(shape[1], torch.device("cuda"))
         run(layer)  # compiles
         took = seconds(partial(run, layer), repetitions, flush)
@@ -105,7 +105,7 @@ def reduction(shape: tuple[int, int, int], dtype: torch.dtype, repetitions: int,
         each = (time.monotonic() - begun) / repetitions
         speed = moved / took
         table.add_row(
-            name, f"{took * 1e6:.1f}", f"{speed / 1e9:.0f}", f"{speed / copied:.2f}", f"{each * 1e6:.1f}", *told
+            name, f"{took * 1e6:.1f}", f"{speed / 1e9:.0f}", f"{speed / copied:.2f}", f"{each * 1e6:.1f}", *notes
         )
 
     copied = 2 * bytes_read / seconds(copy, repetitions, flush)
@@ -122,9 +122,9 @@ def reduction(shape: tuple[int, int, int], dtype: torch.dtype, repetitions: int,
         value, at = run(layer)
         off = abs(float(value) / float(worst.max()) - 1)
         right = off < 1e-5 and float(worst[at]) >= float(worst.max()) * (1 - 1e-5)
-        told = mistakes(layer, truth), f"{'right' if right else 'WRONG'}: off by {off:.0e}"
+        notes = mistakes(layer, truth), f"{'right' if right else 'WRONG'}: off by {off:.0e}"
         shown = " (as shipped)" if (tile, warps) == (TILE, WARPS) else ""
-        row(f"Triton, tile {tile}, {warps} warps{shown}", run, bytes_read, told)
+        row(f"Triton, tile {tile}, {warps} warps{shown}", run, bytes_read, notes)
     CONSOLE.print(table)
 
 

@@ -132,8 +132,8 @@ def counting_cost(device: Device, model: Path, folder: Path, flags: tuple[str, .
     )
     for name, cost in counting_alone(device, layers, folder).items():
         low, middle, high = statistics.quantiles(cost, n=4)
-        told = (f"{1e6 * s:.2f}" for s in (middle, low, high))
-        table.add_row(name, "{} ({} to {})".format(*told), f"{100 * middle / step:.3f} %")
+        shown = (f"{1e6 * s:.2f}" for s in (middle, low, high))
+        table.add_row(name, "{} ({} to {})".format(*shown), f"{100 * middle / step:.3f} %")
     CONSOLE.print(table)
 
 

@@ -24,7 +24,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Literal
 
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 ProbeFunction = Callable[[frozenset[int]], bool]
 """Receives the layers that run the candidate; returns whether the task is right. May be wrong, see `lead_needed`."""
@@ -125,7 +125,7 @@ def max_answers(noise: float, error: float) -> int:
     """
     lead = lead_needed(noise, error)
     answers = lead
-    while noise and binom.sf((answers - lead) // 2, answers, noise) > error:
+    while noise and bdtrc((answers - lead) // 2, answers, noise) > error:
         answers += 1
     return answers
 

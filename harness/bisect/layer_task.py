@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import ConfigDict, Field
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 from assay.evals.questions import parse_answer
 from assay.harness.bisect.layer_search import RestoredLayer, SearchOutcome, SearchResult, spans
@@ -134,7 +134,7 @@ def answer_noise(flips: int, asked: int, prompts: int, alpha: float) -> float:
         alpha: level of the test.
     """
     rate = clopper_pearson(flips, asked, 2 * alpha).high
-    return min(alpha, float(binom.sf(fewest_prompts(alpha) - 1, prompts, rate)))
+    return min(alpha, float(bdtrc(fewest_prompts(alpha) - 1, prompts, rate)))
 
 
 def can_fail(by: Criterion, right: int, prompts: int, alpha: float) -> bool:

@@ -9,7 +9,7 @@ VOCABULARY = 1031
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_prompts_have_the_lengths_of_their_shape_and_share_what_it_says(device: str) -> None:
+def test_prompts_have_the_lengths_and_the_shared_prefix_of_their_shape(device: str) -> None:
     for shape in SHAPES[device]:
         made = prompts(shape, 3, VOCABULARY, "seed")
         assert [len(tokens) for tokens in made] == [shape.prompt] * 3
@@ -38,7 +38,7 @@ def test_shapes_are_named_or_given_as_lengths() -> None:
 @pytest.mark.parametrize(
     "names", [[], ["short", "short"], ["shot"], ["10"], ["10:1"], ["10:8:10"], ["10:8:-1"], ["1:2:3:4"]]
 )
-def test_what_is_no_shape_is_wrong_use(names: list[str]) -> None:
+def test_an_invalid_shape_is_wrong_use(names: list[str]) -> None:
     with pytest.raises(UsageError):
         shapes_of(names, "cpu")
 

@@ -38,7 +38,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
 
 @pytest.fixture
 def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[dict[str, object]]], str]:
-    """Writes a folder laid out like ``cais/mmlu`` and lets `datasets` load it from there alone."""
+    """Writes a folder laid out like ``cais/mmlu``, and has `datasets` load it only from there."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
 
@@ -72,7 +72,7 @@ def test_builtin_gives_the_first_questions_of_the_built_in_set() -> None:
     assert load_questions("builtin", 7) == list(islice(synthetic.questions(), 7))
 
 
-def test_a_csv_is_read_whole_and_in_order_when_all_of_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_csv_is_read_completely_and_in_order_if_all_questions_are_asked(tmp_path: Path) -> None:
     questions = load_questions(str(write_csv(tmp_path / "set.csv", [row(i) for i in range(10)])), 10)
     assert [q.id for q in questions] == [f"mmlu-{i}" for i in range(10)]
     assert [q.group for q in questions] == list(SUBJECT_GROUPS * 2)
@@ -104,7 +104,7 @@ def test_index_column_byte_order_mark_quotes_and_line_breaks_are_read(index: boo
     assert question.options == ("option A0", "option B0", "None", "NA")
 
 
-def test_blank_lines_and_duplicate_rows_are_no_error(tmp_path: Path) -> None:
+def test_blank_lines_and_duplicate_rows_are_allowed(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "set.csv", [row(0), row(0)])
     path.write_bytes(path.read_bytes() + b"\r\n\r\n")
     assert [q.id for q in load_questions(str(path), 2)] == ["mmlu-0", "mmlu-1"]
@@ -134,7 +134,7 @@ def test_a_hub_folder_gives_the_same_questions_as_csv(
         ({"question": ""}, "row 2: the question is empty"),
     ],
 )
-def test_a_hub_row_that_is_no_question_is_named(
+def test_a_hub_row_that_is_not_a_question_is_named(
     broken: dict[str, object], says: str, hub_folder: Callable[[list[dict[str, object]]], str]
 ) -> None:
     assert re.search(says, failure(hub_folder([hub_row(0), hub_row(1), {**hub_row(2), **broken}])))
@@ -144,7 +144,7 @@ def test_a_hub_folder_with_other_columns_is_refused(hub_folder: Callable[[list[d
     assert "choices, answer missing" in failure(hub_folder([{"question": "?", "subject": "x", "label": 1}]))
 
 
-def test_a_folder_that_is_no_data_set_is_refused(
+def test_a_folder_that_is_not_a_data_set_is_refused(
     tmp_path: Path, hub_folder: Callable[[list[dict[str, object]]], str]
 ) -> None:
     assert "cannot be loaded" in failure(tmp_path)
@@ -155,7 +155,7 @@ def test_a_folder_that_is_no_data_set_is_refused(
     assert "cannot be loaded" in failure(folder)
 
 
-def test_a_set_that_cannot_be_had_says_what_to_give_instead(
+def test_a_set_that_cannot_be_loaded_names_the_alternatives(
     hub_folder: Callable[[list[dict[str, object]]], str],
 ) -> None:
     message = failure("nobody/no-such-set")
@@ -227,14 +227,14 @@ def test_a_set_without_questions_is_refused(content: str, tmp_path: Path) -> Non
     assert "has no questions" in failure(tmp_path / "set.csv")
 
 
-def test_more_questions_than_there_are_is_refused_with_their_number(tmp_path: Path) -> None:
+def test_more_questions_than_the_set_has_are_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "set.csv", [row(0), row(1)])
     assert "has 2." in failure(path, 3)
 
 
 @pytest.mark.parametrize("data", ["builtin", "set.csv"])
 @pytest.mark.parametrize("count", [0, -1])
-def test_asking_nothing_is_refused(data: str, count: int) -> None:
+def test_zero_questions_are_refused(data: str, count: int) -> None:
     assert f"{count} questions were asked for" in failure(data, count)
 
 
@@ -256,7 +256,7 @@ SPACES = st.text(alphabet=" \t", max_size=3)
     st.booleans(),
     st.text(alphabet="xyz \n.", max_size=40),
 )
-def test_an_answer_that_was_given_is_parsed(
+def test_an_answer_is_parsed(
     letter: str, word: str, before: str, after: str, form: str, lower: bool, reasoning: str
 ) -> None:
     given_letter = form.format(letter.lower() if lower else letter)

@@ -83,7 +83,7 @@ def test_a_page_without_a_commit_lists_the_candidates(outcome: str, heading: str
     )
 
 
-def test_what_a_commit_says_stays_text_and_nothing_else_may_run() -> None:
+def test_commit_messages_stay_text_and_no_other_script_may_run() -> None:
     page = to_html(state(text="<script>alert(1)</script>\u202e"))
     assert page.count("<script>") == 1
     assert "[U+202E]" in page

@@ -35,13 +35,13 @@ def shown(result: LayerBisect) -> str:
     return out.getvalue()
 
 
-def test_probes_are_rows_with_their_layers_in_short() -> None:
+def test_probes_are_rows_with_abbreviated_layers() -> None:
     (row,) = [line for line in shown(FOUND).splitlines() if "0-3, 12 " in line and "wrong" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["2", "0-3, 12", "12", "20", "0", "9.5e-07", "wrong"]
 
 
-def test_the_finding_and_how_to_see_it_again() -> None:
+def test_the_finding_comes_with_its_command() -> None:
     text = shown(FOUND)
     assert "serious: layer 12 of 0-3, 12: must run triton" in text
     assert "layer 12: wrong alone" in text
@@ -53,12 +53,12 @@ def test_the_finding_and_how_to_see_it_again() -> None:
 @pytest.mark.parametrize(
     ("outcome", "says"), [("nothing", "No layer needs the reference: "), ("inconclusive", "No verdict: ")]
 )
-def test_what_was_not_found_is_said_plainly(outcome: str, says: str) -> None:
+def test_the_heading_states_that_no_layer_was_found(outcome: str, says: str) -> None:
     text = shown(FOUND.model_copy(update={"outcome": outcome, "findings": (), "probes": ()}))
     assert says in text
     assert "serious" not in text
-    assert "outcome" not in text, "no table of no probes"
+    assert "outcome" not in text, "no empty table"
 
 
-def test_repeats_are_said() -> None:
+def test_repeats_are_mentioned() -> None:
     assert "sets are asked until alpha = 0.05 is met" in shown(FOUND.model_copy(update={"noise": 0.05}))

@@ -1,4 +1,4 @@
-"""Evidence of a bench as a bench leaves it, made up. Loaded by path: test folders are no packages."""
+"""Synthetic evidence of a bench. Loaded by path: test folders are not packages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_bench(
     counted: bool = True,
     flags: dict[str, Any] | None = None,
 ) -> BenchFolder:
-    """Write a bench's folder; the arguments say what is wrong in it."""
+    """Write a bench's folder; the arguments select what is wrong in it."""
     folder = BenchFolder.new(path)
     spec = timed_spec(make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {})))
     policy = make_policy(spec)

@@ -114,7 +114,7 @@ class History:
         return History([self.commits[k] for k in kept], [[place[p] for p in self.parents[k]] for k in kept])
 
     def indistinguishable(self, i: int, probed: Booleans) -> Booleans:
-        """Which commits cannot be told from commit i by probing the commits in `probed` (bool [n]); bool [n]."""
+        """Which commits probes of the commits in `probed` cannot distinguish from commit i (bool [n]); bool [n]."""
         same = np.ones(len(self), dtype=bool)
         own = self.descendants(i)
         rows = np.flatnonzero(probed)

@@ -1,4 +1,4 @@
-"""``assay bisect layers`` in a real CPU server: a fault that was seeded in one layer of the tiny model is found there."""
+"""``assay bisect layers`` in a real CPU server: a fault seeded in one layer of the tiny model is found there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_seeded_layer_is_found(
     assert (result.by, result.floor, result.candidate_floor, result.monotone) == ("answers", 0, 0, True)
     assert len({probe.candidate for probe in result.probes}) == len(result.probes) <= 7
     for probe in result.probes:
-        assert probe.with_prefix == result.prompts, "the fault is where a prefix is cached"
+        assert probe.with_prefix == result.prompts, "the fault needs a cached prefix"
         assert probe.outcome == ("wrong" if 1 in probe.candidate else "right")
     assert json.loads(text)["schema"] == "assay.bisect-layers/2"
     assert "layer 1 of 0-3: must run torch_native" in capsys.readouterr().out

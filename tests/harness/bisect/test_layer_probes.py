@@ -1,4 +1,4 @@
-"""The bisect on a stand-in for a server, whose model is wrong in the layers that are said."""
+"""The bisect on a stand-in server whose model is wrong in given layers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ITEMS = [
     for q in islice(questions(), 16)
 ]
 Says = Callable[[frozenset[int], Item, int], str]
-"""Layers that run the candidate, question, how often it was asked before -> text."""
+"""Layers that run the candidate, question, number of earlier requests -> text."""
 
 
 class Server(Engine):
-    """Answers as `says` says, and counts the layers that it substitutes."""
+    """Answers with `says`, and counts the layers that it substitutes."""
 
     role, backend, url, label, startup_s, launch_command = "reference", "torch_native", "", "a stand-in", None, ""
 
@@ -69,7 +69,7 @@ class Server(Engine):
         if [one.prompt for one in asks] == [PROMPT_HEADER]:
             self.primed = True
             return
-        assert self.flushed, "what is cached was computed under another control"
+        assert self.flushed, "the cache was filled under another control"
         self.flushed = False
         token = ControlReader(self.evidence).latest().token
         count(substitution_folder(self.evidence, token), substitute - self.ignores)
@@ -122,7 +122,7 @@ def test_each_set_is_asked_once_but_for_the_floors(tmp_path: Path) -> None:
     assert [one.layer for one in result.restored] == [1, 3]
     often = {candidate: server.asked.count(candidate) for candidate in set(server.asked)}
     assert often.pop(LAYERS) == 2, "the floor of the candidate, whose first answer is the probe"
-    assert often.pop(frozenset()) == 3, "the floor of the reference, and the re-check"
+    assert often.pop(frozenset()) == 3, "the floor of the reference and the sanity check"
     assert set(often.values()) == {1}
 
 
@@ -131,7 +131,7 @@ def test_no_layer_needs_the_reference(tmp_path: Path) -> None:
     assert (result.outcome, result.exit_code, result.findings) == ("nothing", ExitCode.PASS, ())
 
 
-def test_nothing_found_without_a_cached_prefix_is_no_pass(tmp_path: Path) -> None:
+def test_finding_nothing_without_a_cached_prefix_is_inconclusive(tmp_path: Path) -> None:
     result = bisect(Server(tmp_path, knows(lambda candidate: False), cached_tokens=1))
     assert (result.outcome, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
     assert "only 0 of 16 prompts had a cached prefix" in result.why
@@ -146,14 +146,14 @@ def test_a_reference_that_cannot_answer_is_judged_by_its_text(tmp_path: Path) ->
     assert server.tokens == {32, 48}, "texts are short, whatever the limit of an answer"
 
 
-def test_a_reference_that_cannot_answer_has_no_verdict_by_answers(tmp_path: Path) -> None:
+def test_a_reference_that_cannot_answer_is_inconclusive_by_answers(tmp_path: Path) -> None:
     result = bisect(Server(tmp_path, lambda candidate, item, before: "Answer: B"), by="answers")
     assert (result.outcome, result.probes) == ("inconclusive", ())
     assert "a broken candidate could not look worse" in result.why
 
 
 def test_a_floor_that_is_not_identical_asks_for_repeats(tmp_path: Path) -> None:
-    # Every third time that a set is asked, two of sixteen answers are others.
+    # Every third time a set is asked, two of sixteen answers differ.
     def says(candidate: frozenset[int], item: Item, before: int) -> str:
         flips = before % 3 == 1 and item.id in {ITEMS[0].id, ITEMS[1].id}
         return "Answer: none" if 2 in candidate or flips else f"Answer: {item.expected}"
@@ -166,7 +166,7 @@ def test_a_floor_that_is_not_identical_asks_for_repeats(tmp_path: Path) -> None:
     assert min(server.asked.count(candidate) for candidate in set(server.asked)) >= 2
 
 
-def test_a_candidate_that_is_not_the_same_twice_asks_for_repeats(tmp_path: Path) -> None:
+def test_a_candidate_that_is_not_deterministic_asks_for_repeats(tmp_path: Path) -> None:
     def says(candidate: frozenset[int], item: Item, before: int) -> str:
         return f"Answer: {'none' if 2 in candidate else item.expected} {before if candidate else ''}"
 
@@ -178,7 +178,7 @@ def test_a_candidate_that_is_not_the_same_twice_asks_for_repeats(tmp_path: Path)
     assert len(result.probes) > len({probe.candidate for probe in result.probes})
 
 
-def test_a_substitution_that_did_not_happen_is_no_answer(tmp_path: Path) -> None:
+def test_a_substitution_that_did_not_happen_is_an_error(tmp_path: Path) -> None:
     server = Server(tmp_path, knows(lambda candidate: 2 in candidate), ignores=frozenset({3}))
     with pytest.raises(EvidenceError, match=r"should have run in the layers 0-3; it ran in 0-2"):
         bisect(server)

@@ -22,7 +22,7 @@ def alone(guilty: frozenset[int]) -> Task:
 
 
 def asked_once(task: Task) -> Task:
-    """A task that must not be asked the same twice."""
+    """A task that must not be asked about the same set twice."""
     seen = set()
 
     def probe(candidate: frozenset[int]) -> bool:
@@ -89,8 +89,8 @@ def test_more_partners_than_are_looked_for() -> None:
     assert not any(one.alone or one.partners for one in search.restored)
 
 
-def test_a_layer_that_is_healed_by_another_is_not_restored() -> None:
-    # 1 is wrong without 5, 7 is wrong whatever else. The search meets 1 first, and finds at the end that it is not needed.
+def test_a_layer_whose_error_another_cancels_is_not_restored() -> None:
+    # 1 is wrong without 5; 7 is always wrong. The search meets 1 first, and finds at the end that it is not needed.
     def task(candidate: frozenset[int]) -> bool:
         return 7 not in candidate and (1 not in candidate or 5 in candidate)
 
@@ -146,7 +146,7 @@ def test_nothing_is_found_where_all_layers_are_right() -> None:
     assert "is right even with the candidate in all 32 layers" in search.why
 
 
-def test_there_is_no_verdict_where_the_reference_fails() -> None:
+def test_a_failing_reference_is_inconclusive() -> None:
     search = find_layers(LAYERS, lambda candidate: False, 0.0, ALPHA)
     assert (search.outcome, search.restored, search.probes) == ("inconclusive", (), 1)
     assert "too noisy" in search.why
@@ -172,10 +172,10 @@ def test_noisy_answers_are_repeated_until_the_error_is_below_alpha(noise: float)
 def test_one_answer_is_not_enough_where_there_is_noise() -> None:
     searches = [find_layers(LAYERS, noisy(alone(frozenset({9})), 0.2, seed), 0.0, ALPHA) for seed in range(50)]
     right = [[one.layer for one in search.restored] == [9] for search in searches]
-    assert sum(right) < 25, "else the test of noisy answers shows nothing"
+    assert sum(right) < 25, "otherwise the test of noisy answers proves nothing"
 
 
-def test_more_noise_than_stated_is_no_verdict() -> None:
+def test_more_noise_than_stated_is_inconclusive() -> None:
     draw = random.Random(1)
     search = find_layers(LAYERS, lambda candidate: draw.random() < 0.5 if candidate else True, 0.01, ALPHA)
     assert search.outcome == "inconclusive"
@@ -199,7 +199,7 @@ def ruin(noise: float, lead: int) -> float:
 
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
 @pytest.mark.parametrize("error", [0.2, 0.01, 1e-4])
-def test_the_lead_is_the_smallest_that_keeps_the_error(noise: float, error: float) -> None:
+def test_the_lead_is_the_smallest_that_bounds_the_error(noise: float, error: float) -> None:
     lead = lead_needed(noise, error)
     assert ruin(noise, lead) <= error
     assert lead == 1 or ruin(noise, lead - 1) > error
@@ -210,13 +210,13 @@ def test_a_deterministic_floor_asks_once() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.5, 0.9, -0.1])
-def test_noise_that_no_repeats_help_against_is_refused(noise: float) -> None:
+def test_noise_that_repeats_cannot_overcome_is_refused(noise: float) -> None:
     with pytest.raises(ValueError, match="noise"):
         find_layers(LAYERS, lambda candidate: True, noise, ALPHA)
 
 
 @pytest.mark.parametrize("layers", [(), (1, 1)])
-def test_layers_that_are_none_or_double_are_refused(layers: tuple[int, ...]) -> None:
+def test_missing_and_repeated_layers_are_refused(layers: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="expected at least one, without repetition"):
         find_layers(layers, lambda candidate: True, 0.0, ALPHA)
 

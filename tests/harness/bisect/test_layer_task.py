@@ -25,7 +25,7 @@ ITEMS = [
 RIGHT = [f"Answer: {item.expected}" for item in ITEMS]
 
 
-def test_answers_are_right_by_their_letter_and_texts_by_the_references_own() -> None:
+def test_answers_need_the_right_letter_and_texts_must_equal_the_references() -> None:
     texts = ["So, Answer: A", "Answer: A", *RIGHT[2:15], "no letter"]
     assert right_prompts("answers", ITEMS, RIGHT, texts) == [True, False, *[True] * 13, False]
     assert right_prompts("text", ITEMS, RIGHT, texts) == [False, False, *[True] * 13, False]
@@ -47,12 +47,12 @@ def test_flips_in_both_directions_are_no_loss() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.05, 0.01, 0.5**7])
-def test_the_fewest_prompts_are_those_whose_loss_is_significant(alpha: float) -> None:
+def test_fewest_prompts_is_the_smallest_significant_loss(alpha: float) -> None:
     fewest = fewest_prompts(alpha)
     assert mcnemar_exact(fewest, 0).loss < alpha <= mcnemar_exact(fewest - 1, 0).loss
 
 
-def test_noise_is_the_chance_that_flips_alone_are_significant() -> None:
+def test_noise_is_the_probability_that_flips_alone_are_significant() -> None:
     # Of 64 prompts asked twice none flipped: at most 1 - 0.05^(1/64) flip, and 5 or more of 32 must, to be significant.
     rate = 1 - 0.05 ** (1 / 64)
     tail = 1 - sum(comb(32, k) * rate**k * (1 - rate) ** (32 - k) for k in range(5))
@@ -60,16 +60,16 @@ def test_noise_is_the_chance_that_flips_alone_are_significant() -> None:
     assert answer_noise(0, 64, 32, 0.05) < answer_noise(1, 64, 32, 0.05) <= answer_noise(20, 64, 32, 0.05) == 0.05
 
 
-def test_answers_are_gone_by_if_the_reference_knows_them() -> None:
+def test_answers_are_the_criterion_if_the_reference_knows_them() -> None:
     assert choose_criterion(ITEMS, RIGHT, 0.05) == ("answers", "the reference is right on 16 of 16 questions")
     assert choose_criterion(ITEMS, RIGHT[:9] + [""] * 7, 0.05)[0] == "answers"
 
 
-def test_text_is_gone_by_if_the_reference_only_guesses() -> None:
+def test_text_is_the_criterion_if_the_reference_only_guesses() -> None:
     by, why = choose_criterion(ITEMS, ["Answer: A"] * 16, 0.05)
     assert by == "text"
     assert "right on 4 of 16" in why
-    assert not can_fail("answers", 7, 16, 0.05), "7 of 16 come by guessing too"
+    assert not can_fail("answers", 7, 16, 0.05), "guessing gets 7 of 16 as well"
     assert can_fail("text", 7, 16, 0.05)
     assert not can_fail("text", 4, 16, 0.05)
 
@@ -81,7 +81,7 @@ def record(candidate: set[int], lost: int) -> ProbeRecord:
     )  # fmt: skip
 
 
-def test_the_finding_says_where_and_by_how_much() -> None:
+def test_the_finding_states_layers_and_losses() -> None:
     kept = [record({0, 2}, 6), record({0, 2}, 1), record({0, 2}, 2), record({0, 2}, 0)]
     probes = [record(set(), 0), record({0, 1, 2, 3}, 27), *kept]
     restored = (RestoredLayer(1, True), RestoredLayer(3, False, (0, 2)))

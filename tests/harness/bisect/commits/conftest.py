@@ -1,4 +1,4 @@
-"""Synthetic kernel repositories, as a fixture: test folders are no packages, so tests cannot import from elsewhere."""
+"""Synthetic kernel repositories, as a fixture: test folders are not packages, so tests cannot import from benchmarks."""
 
 from __future__ import annotations
 

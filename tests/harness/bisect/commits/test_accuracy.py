@@ -1,4 +1,4 @@
-"""``--with accuracy``: what an ``assay run``'s exit code makes of a commit."""
+"""``--with accuracy``: from the exit code of ``assay run`` to the measurement of a commit."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def test_a_commit_that_does_not_import_starts_no_server(monkeypatch: pytest.Monk
     assert (found.status, ran) == ("import", [])
 
 
-def test_wrong_arguments_end_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rejected_arguments_end_the_bisection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such option"):
         probed(monkeypatch, tmp_path, 2)

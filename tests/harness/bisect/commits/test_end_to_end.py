@@ -1,4 +1,4 @@
-"""The commands as they are called: real git, real processes for kernels."""
+"""The commands as users call them: real git, real kernel processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from assay.harness.bisect.commits.state import BisectFolder
 
 
 def here(monkeypatch: pytest.MonkeyPatch, cwd: Path, *args: str) -> int:
-    """The same in this process, whose forked processes are warm already."""
+    """Run a command in this process, so that kernel processes are forked from one that is already warm."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["assay", "bisect", *args])
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -54,7 +54,7 @@ def test_a_history_with_unbuildable_commits_killed_in_the_middle(
     with subprocess.Popen(
         [sys.executable, "-m", "assay", "bisect", *command], stdout=subprocess.DEVNULL, start_new_session=True
     ) as first:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not (tmp_path / "blocked").exists():
             assert first.poll() is None
             assert time.monotonic() < deadline

@@ -32,7 +32,7 @@ def test_the_worst_head_of_the_worst_call_decides() -> None:
     assert outcome_of(measured((0.0, math.inf)), spec(), []).outcome == "bad"
 
 
-def test_an_empty_comparison_is_no_good() -> None:
+def test_an_empty_comparison_is_skipped() -> None:
     assert outcome_of(measured(), spec(), []).outcome == "skip"
     nothing = Measurement(status="build", reason="make failed")
     assert outcome_of(nothing, spec(), []) == outcome_of(nothing, spec(raises="bad"), [])
@@ -40,7 +40,7 @@ def test_an_empty_comparison_is_no_good() -> None:
 
 
 @pytest.mark.parametrize("status", ["raised", "died"])
-def test_a_kernel_that_raises_is_what_was_said_of_it(status: str) -> None:
+def test_a_kernel_that_raises_is_classified_as_requested(status: str) -> None:
     one = Measurement.model_validate({"status": status, "reason": "x"})
     assert outcome_of(one, spec(), []).outcome == "skip"
     assert outcome_of(one, spec(raises="bad"), []).outcome == "bad"
@@ -56,15 +56,17 @@ def test_against_the_good_revision() -> None:
     good = [measured((0.02, 0.0001), (0.0, 0.0)), measured((0.03, 0.0001), (0.0, 0.0))]
     ours = spec(against="good", times=2.0)
     assert outcome_of(measured((0.06, 0.001), (0.001, 0.0)), ours, good).outcome == "good", (
-        "beyond the bound as good was"
+        "out of bounds, but no worse than good allows"
     )
     assert outcome_of(measured((0.061, 0.0), (0.0, 0.0)), ours, good).outcome == "bad"
-    assert outcome_of(measured((0.0, 0.0011), (0.0, 0.0)), ours, good).outcome == "bad", "within the bound, and worse"
+    assert outcome_of(measured((0.0, 0.0011), (0.0, 0.0)), ours, good).outcome == "bad", (
+        "within the bound, but worse than good"
+    )
     new = measured((0.0, 0.0), (0.0, 0.0), (0.011, 0.0))
-    assert outcome_of(new, ours, good).outcome == "bad", "a call that good did not compute has its bound"
+    assert outcome_of(new, ours, good).outcome == "bad", "a call that good did not compute uses its bound"
 
 
-def test_what_fails_newly_by_layer_head_and_condition() -> None:
+def test_changes_by_layer_head_and_condition() -> None:
     before = measured((0.0, 0.0), (0.0, 0.02))
     at = measured((0.0, 0.02), (0.0, 0.02))
     found = {change.axis: change for change in changes(at, before, spec(), [])}

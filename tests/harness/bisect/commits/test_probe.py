@@ -1,4 +1,4 @@
-"""Real processes: what a kernel's module comes from, and what becomes of one that fails."""
+"""Real processes: the origin of a kernel's module, and the measurement of a kernel that fails."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_kernel_is_measured_and_its_bug_named(forks: Forks, tree: Path, calls:
     assert [max(row.own) > row.bound for row in wrong.rows] == [False, True, True]
     assert [finding.id for finding in wrong.findings] == ["mask-top-left"]
     assert wrong.findings[0].reproduce == "assay again"
-    assert not list(tree.rglob("*.pyc")), "bytecode of one commit would be taken for another's"
+    assert not list(tree.rglob("*.pyc")), "bytecode of one commit would be used for another"
 
 
 def test_a_module_from_elsewhere_is_not_the_commits(
@@ -79,13 +79,13 @@ def test_a_module_from_elsewhere_is_not_the_commits(
     monkeypatch.setattr(sys, "path", [str(elsewhere), "", *sys.path])
     ours = forks.run(task(tree, calls), 60)
     assert (ours.status, ours.origin) == ("measured", "attn.py")
-    assert all(max(row.own) <= row.bound for row in ours.rows), "the right one, which is in the tree"
+    assert all(max(row.own) <= row.bound for row in ours.rows), "the correct one, from the tree"
     theirs = forks.run(task(tree, calls, "other:forward"), 60)
     assert theirs.status == "import"
     assert f"module other came from {elsewhere / 'other.py'}" in theirs.reason
 
 
-def test_a_package_under_src_and_what_it_imports_late(forks: Forks, tree: Path, calls: Path, tmp_path: Path) -> None:
+def test_a_package_under_src_and_its_late_imports(forks: Forks, tree: Path, calls: Path, tmp_path: Path) -> None:
     package = tree / "src" / "mine"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -94,7 +94,7 @@ def test_a_package_under_src_and_what_it_imports_late(forks: Forks, tree: Path, 
     (package / "late.py").write_text(text + "\nrun = forward\n")
     measured = forks.run(task(tree, calls, "mine.kernel:forward"), 60)
     assert (measured.status, measured.origin) == ("measured", "src/mine/kernel.py")
-    # The same package, stretched to another folder at run time, as a .pth or a build may do it.
+    # The same package, extended to another folder at run time, as a .pth file or a build may do.
     other = tmp_path / "other"
     other.mkdir()
     (other / "late.py").write_text(text + "\nrun = forward\n")
@@ -126,7 +126,7 @@ def test_a_kernel_that_fails_is_a_result(
     assert reason in measured.reason
 
 
-def test_a_kernel_that_hangs_is_ended_with_its_children(forks: Forks, tree: Path, calls: Path) -> None:
+def test_a_kernel_that_hangs_is_killed_with_its_children(forks: Forks, tree: Path, calls: Path) -> None:
     mark = tree.parent / "pid"
     (tree / "attn.py").write_text(
         "import subprocess, time\n\ndef forward(call):\n"
@@ -143,7 +143,7 @@ def test_a_kernel_that_hangs_is_ended_with_its_children(forks: Forks, tree: Path
         pytest.fail("its child is still running")
 
 
-def test_every_process_is_fresh_and_rolls_its_own_dice(forks: Forks, tree: Path) -> None:
+def test_every_process_is_fresh_and_has_its_own_random_state(forks: Forks, tree: Path) -> None:
     (tree / "attn.py").write_text(
         "import random, sys\nimport numpy, torch\n"
         "print(random.random(), numpy.random.rand(), float(torch.rand(1)), 'seen' in vars(sys))\nsys.seen = True\n"
@@ -152,11 +152,11 @@ def test_every_process_is_fresh_and_rolls_its_own_dice(forks: Forks, tree: Path)
     for _ in range(2):
         assert forks.run(task(tree, None), 60).status == "measured"
     first, second = (line.split() for line in (tree.parent / "log").read_text().splitlines())
-    assert first[3] == second[3] == "False", "nothing is left of an earlier process"
+    assert first[3] == second[3] == "False", "nothing is inherited from an earlier process"
     assert all(a != b for a, b in zip(first[:3], second[:3], strict=True))
 
 
-def test_a_result_that_cannot_be_written_is_the_environments_fault(forks: Forks, tree: Path, calls: Path) -> None:
+def test_a_result_that_cannot_be_written_blames_the_environment(forks: Forks, tree: Path, calls: Path) -> None:
     nowhere = Path("/proc/no-such-folder/result.json")  # not even root can create that folder
     broken = Task(tree, (".",), "attn:forward", calls, nowhere, tree.parent / "log")
     with pytest.raises(BrokenEnvironment, match="without a result"):
@@ -175,7 +175,7 @@ def test_builds(tmp_path: Path) -> None:
         run_build("exit 128", tmp_path, 5, log)
 
 
-def test_calls_come_back_as_they_were(tmp_path: Path) -> None:
+def test_calls_survive_a_round_trip(tmp_path: Path) -> None:
     asked = [ProbeCall(call_of([(3, 4)], (2, 1), 8, torch.bfloat16, "cpu"), {"phase": "extend"})]
     write_calls(tmp_path / "calls", asked)
     [back] = read_calls(tmp_path / "calls", "cpu")
@@ -195,7 +195,7 @@ def test_calls_are_chosen_by_condition() -> None:
         choose_calls(every, ["moon=full"], 0)
 
 
-def test_a_measurement_with_what_is_not_finite_comes_back(tmp_path: Path) -> None:
+def test_a_measurement_that_is_not_finite_survives_a_round_trip(tmp_path: Path) -> None:
     text = Measurement(status="measured", seconds=float("inf")).model_dump_json()
     assert Measurement.model_validate_json(text).seconds == float("inf")
-    assert os.environ.get("TRITON_INTERPRET") == "1", "what kernels import is decided before"
+    assert os.environ.get("TRITON_INTERPRET") == "1", "set before kernels import Triton"

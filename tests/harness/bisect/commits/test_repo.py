@@ -15,7 +15,7 @@ from assay.harness.errors import UsageError
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Hash of every file of a checkout, its index and its refs included, and what git lists as worktrees not."""
+    """Hash of every file of a checkout, including its index and refs, but not git's list of worktrees."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -29,7 +29,7 @@ def made(histories: ModuleType, tmp_path: Path) -> object:
     return histories.make(tmp_path / "repo", [(), (0,), (0,), (1, 2), (3,)], lambda i: f"NUMBER = {i}\n")
 
 
-def test_the_range_is_what_bad_has_and_good_has_not(made: object) -> None:
+def test_the_range_holds_commits_of_bad_that_good_lacks(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
     listed = repository.between(commits[1], commits[4], first_parent=False)
     assert [one.commit for one in listed] == [commits[2], commits[3], commits[4]]
@@ -40,7 +40,7 @@ def test_the_range_is_what_bad_has_and_good_has_not(made: object) -> None:
     assert listed[0].subject == "Change 2"
 
 
-def test_good_must_be_before_bad(made: object) -> None:
+def test_good_must_be_an_ancestor_of_bad(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=f"merge base {commits[0][:12]}"):
         repository.between(commits[1], commits[2], first_parent=False)
@@ -57,12 +57,12 @@ def test_no_repository_is_wrong_use(tmp_path: Path) -> None:
         Repository(tmp_path)
 
 
-def test_a_commit_says_what_it_changed(made: object) -> None:
+def test_a_commit_is_described_with_its_diffstat(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
     note = repository.describe(commits[3])
     assert note.parents == (commits[1], commits[2])
     assert "attn.py | 2 +-" in note.diffstat
-    assert "attn.py | 1 +" in repository.describe(commits[0]).diffstat, "the root, against nothing"
+    assert "attn.py | 1 +" in repository.describe(commits[0]).diffstat, "the root, compared with an empty tree"
 
 
 def test_the_checkout_is_not_touched(made: object, histories: ModuleType) -> None:
@@ -85,7 +85,7 @@ def test_the_checkout_is_not_touched(made: object, histories: ModuleType) -> Non
     assert histories.git(path, "worktree", "list").count("\n") == 1
 
 
-def test_nothing_is_left_of_another_commit_but_what_is_kept(made: object) -> None:
+def test_a_checkout_leaves_nothing_of_another_commit_except_kept_files(made: object) -> None:
     path, commits = made.path, made.commits  # type: ignore[attr-defined]
     repository = Repository(path)
     with repository.worktree() as tree:
@@ -104,7 +104,7 @@ def test_nothing_is_left_of_another_commit_but_what_is_kept(made: object) -> Non
             tree.checkout("0" * 40, keep_ignored=False)
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(
+def test_worktrees_of_killed_processes_are_removed_and_those_of_live_ones_are_not(
     made: object, histories: ModuleType
 ) -> None:
     path = made.path  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(
     assert not list((path / ".git").glob("worktrees/*"))
 
 
-def test_what_only_looks_like_ours_is_not_removed(histories: ModuleType, tmp_path: Path) -> None:
+def test_worktrees_that_only_look_like_ours_are_not_removed(histories: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "assay-worktree-of-the-user"
     made = histories.make(folder / "repo", [(), (0,)], lambda i: f"NUMBER = {i}\n")
     histories.git(made.path, "worktree", "add", "--quiet", "--detach", str(tmp_path / "assay-worktree-2" / "mine"))
@@ -138,9 +138,7 @@ def test_what_only_looks_like_ours_is_not_removed(histories: ModuleType, tmp_pat
     assert (tmp_path / "assay-worktree-2" / "mine" / "attn.py").exists(), "a worktree without our lock"
 
 
-def test_variables_of_a_hook_do_not_lead_elsewhere(
-    made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_a_hook_are_ignored(made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, commits = made.path, made.commits  # type: ignore[attr-defined]
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(path / ".git" / "index"))

@@ -32,7 +32,7 @@ def chain(count: int) -> History:
 
 
 class Run:
-    """A bisection of a history whose truth is known."""
+    """A bisection of a history with a known culprit."""
 
     def __init__(
         self, history: History, is_bad: Callable[[int], bool], noise: float = 0.0, broken: Collection[int] = (),
@@ -41,7 +41,7 @@ class Run:
         self.history, self._is_bad, self._noise, self._broken = history, is_bad, noise, broken
         self._random = random.Random(seed)
         self.asked: list[tuple[str, int]] = []
-        self.tallies: dict[str, OutcomeCounts] = {}
+        self.counts: dict[str, OutcomeCounts] = {}
         self.skipped: set[str] = set()
         self.good = OutcomeCounts()
         while proof(self.good, "good", repeats) == "more":
@@ -50,21 +50,21 @@ class Run:
         while proof(bad, "bad", repeats) == "more":
             bad = self._more(bad, True)
         self.proven = proof(self.good, "good", repeats) == proof(bad, "bad", repeats) == "proven"
-        self.tallies[history.commits[-1]] = bad
+        self.counts[history.commits[-1]] = bad
 
-    def _more(self, tally: OutcomeCounts, bad: bool) -> OutcomeCounts:
-        judged = bad ^ (self._random.random() < self._noise)
-        return OutcomeCounts(tally.good + (not judged), tally.bad + judged)
+    def _more(self, count: OutcomeCounts, bad: bool) -> OutcomeCounts:
+        seen_bad = bad ^ (self._random.random() < self._noise)
+        return OutcomeCounts(count.good + (not seen_bad), count.bad + seen_bad)
 
     def step(self) -> Step:
-        step = next_step(self.history, self.tallies, self.skipped, self.good, 0.99)
+        step = next_step(self.history, self.counts, self.skipped, self.good, 0.99)
         if isinstance(step, NextProbe):
             i = self.history.index[step.commit]
             self.asked.append((step.purpose, i))
             if i in self._broken:
                 self.skipped.add(step.commit)
             else:
-                self.tallies[step.commit] = self._more(self.tallies.get(step.commit, OutcomeCounts()), self._is_bad(i))
+                self.counts[step.commit] = self._more(self.counts.get(step.commit, OutcomeCounts()), self._is_bad(i))
         return step
 
     def end(self) -> Step:
@@ -79,7 +79,7 @@ class Run:
 
 @settings(max_examples=40)
 @given(st.integers(1, 300), st.data())
-def test_a_straight_history_costs_log2_n_verdicts(count: int, data: st.DataObject) -> None:
+def test_a_straight_history_costs_log2_n_probes(count: int, data: st.DataObject) -> None:
     culprit = data.draw(st.integers(0, count - 1))
     run = Run(chain(count), lambda i: i >= culprit)
     end = run.end()
@@ -100,10 +100,10 @@ def test_a_history_with_merges(histories: ModuleType, seed: int) -> None:
     end = run.end()
     assert isinstance(end, Found)
     assert end.commit == history.commits[culprit]
-    # An unbalanced graph has no commit with exactly half of the candidates behind it; git counts with one more step, too.
+    # An unbalanced graph has no commit with exactly half of the candidates behind it; git allows one more step, too.
     assert run.searched <= math.ceil(math.log2(len(history))) + 2
     for parent in history.parents[culprit]:
-        assert history.commits[parent] in run.tallies, "each parent was judged, not only inferred"
+        assert history.commits[parent] in run.counts, "each parent was probed, not only inferred"
 
 
 def test_broken_commits_cost_their_probe_and_no_more() -> None:
@@ -126,22 +126,22 @@ def test_a_long_break_is_left_in_doubling_steps() -> None:
     assert len(run.skipped) <= 10, f"{len(run.skipped)} of 200 broken commits were tried"
 
 
-def test_what_skips_hide_is_named_as_a_range() -> None:
+def test_commits_that_skips_make_indistinguishable_are_a_range() -> None:
     run = Run(chain(64), lambda i: i >= 20, broken=[18, 19, 20, 21])
     end = run.end()
     assert isinstance(end, Ambiguous)
     assert end.commits == ("18", "19", "20", "21", "22")
 
 
-def test_a_broken_commit_may_be_found_all_the_same_by_its_children() -> None:
-    # 0 - 1 - 2 - 4 with 1 - 3 - 4: a culprit 1 that does not build is the only one that makes 2 and 3 bad.
+def test_a_broken_commit_can_be_found_through_its_children() -> None:
+    # 0 - 1 - 2 - 4 with 1 - 3 - 4: only the culprit 1, which does not build, explains that both 2 and 3 are bad.
     history = History(["0", "1", "2", "3", "4"], [[], [0], [1], [1], [2, 3]])
     end = Run(history, lambda i: i >= 1, broken=[1]).end()
     assert isinstance(end, Found)
     assert end.commit == "1"
 
 
-def test_flaky_verdicts_still_find_it() -> None:
+def test_flaky_outcomes_still_find_the_culprit() -> None:
     right = 0
     for seed in range(40):
         culprit = random.Random(seed).randrange(200)
@@ -152,9 +152,9 @@ def test_flaky_verdicts_still_find_it() -> None:
     assert right >= 38
 
 
-def test_dice_are_given_up() -> None:
+def test_random_outcomes_end_as_too_flaky() -> None:
     run = Run(chain(50), lambda i: i >= 20, noise=0.5, seed=3, repeats=1)
-    run.tallies["49"], run.good = OutcomeCounts(0, 1), OutcomeCounts(1, 0)
+    run.counts["49"], run.good = OutcomeCounts(0, 1), OutcomeCounts(1, 0)
     assert isinstance(run.end(), TooFlaky)
 
 
@@ -165,31 +165,31 @@ def test_one_transition_of_several_is_found() -> None:
     assert end.commit in ("10", "70")
 
 
-def test_a_merge_that_mended_a_parent_is_not_taken_for_flips() -> None:
-    # 1 is bad; 2, made from it, is good again; 4 merges 2 and 3. Of 4's parents, 2 was mended and 1 has a culprit of its own.
+def test_a_merge_that_fixes_a_parent_is_not_taken_for_flips() -> None:
+    # 1 is bad; its child 2 is good again; 4 merges 2 and 3. Of 4's parents, 2 was fixed and 1 has a culprit of its own.
     history = History(["0", "1", "2", "3", "4"], [[], [0], [1], [0], [2, 3]])
     bad = {1, 4}
     run = Run(history, lambda i: i in bad)
     end = run.end()
     assert isinstance(end, Found)
     assert int(end.commit) in bad
-    assert end.commit in run.tallies
+    assert end.commit in run.counts
     for parent in history.parents[int(end.commit)]:
-        assert not run.tallies[str(parent)].is_bad
+        assert not run.counts[str(parent)].is_bad
 
 
-def test_contradicting_firm_verdicts_narrow_the_range() -> None:
-    # 5 was judged bad and 8 good, both twice, with nothing flipping: there is a culprit among 0 to 5.
-    tallies = {"19": OutcomeCounts(0, 3), "5": OutcomeCounts(0, 2), "8": OutcomeCounts(2, 0)}
-    step = next_step(chain(20), tallies, (), OutcomeCounts(3, 0), 0.99)
+def test_confirmed_contradictions_narrow_the_range() -> None:
+    # 5 came out bad and 8 good, both twice, and nothing flips: there is a culprit among 0 to 5.
+    counts = {"19": OutcomeCounts(0, 3), "5": OutcomeCounts(0, 2), "8": OutcomeCounts(2, 0)}
+    step = next_step(chain(20), counts, (), OutcomeCounts(3, 0), 0.99)
     assert isinstance(step, NextProbe)
     assert int(step.commit) < 5
-    tallies["5"] = OutcomeCounts(0, 1)
-    assert next_step(chain(20), tallies, (), OutcomeCounts(3, 0), 0.99) == NextProbe("5", "verify")
+    counts["5"] = OutcomeCounts(0, 1)
+    assert next_step(chain(20), counts, (), OutcomeCounts(3, 0), 0.99) == NextProbe("5", "verify")
 
 
 @pytest.mark.parametrize(
-    ("tally", "repeats", "said"),
+    ("count", "repeats", "expected"),
     [
         (OutcomeCounts(2, 0), 3, "more"),
         (OutcomeCounts(3, 0), 3, "proven"),
@@ -200,15 +200,15 @@ def test_contradicting_firm_verdicts_narrow_the_range() -> None:
         (OutcomeCounts(13, 12), 3, "flaky"),
     ],
 )
-def test_ends_are_proven(tally: OutcomeCounts, repeats: int, said: str) -> None:
-    assert proof(tally, "good", repeats) == said
-    turned = {"proven": "proven", "refuted": "refuted"}.get(said, said)
-    assert proof(OutcomeCounts(tally.bad, tally.good), "bad", repeats) == turned
-    assert tally.good + tally.bad <= MAX_END_PROBES
+def test_ends_are_proven(count: OutcomeCounts, repeats: int, expected: str) -> None:
+    assert proof(count, "good", repeats) == expected
+    turned = {"proven": "proven", "refuted": "refuted"}.get(expected, expected)
+    assert proof(OutcomeCounts(count.bad, count.good), "bad", repeats) == turned
+    assert count.total <= MAX_END_PROBES
 
 
 def test_belief_is_beta_bernoulli() -> None:
-    # Two candidates, one verdict each way at the older one: by hand, with Jeffreys' prior.
+    # Two candidates, one outcome each way at the older one: by hand, with Jeffreys' prior.
     belief = believe(chain(2), {"0": OutcomeCounts(0, 2), "1": OutcomeCounts(0, 1)}, OutcomeCounts(1, 0))
 
     def beta(wrong: int, right: int) -> float:
@@ -219,14 +219,14 @@ def test_belief_is_beta_bernoulli() -> None:
     assert belief.consistent.tolist() == [True, False]
 
 
-def test_a_verdict_tells_a_bit_at_most_and_nothing_if_it_is_a_coin() -> None:
+def test_an_outcome_carries_at_most_one_bit_and_none_if_it_is_a_coin_flip() -> None:
     assert information(np.array(0.5), 0.0, 0.0) == pytest.approx(1)
     assert information(np.array(0.5), 0.5, 0.5) == pytest.approx(0)
     assert information(np.array(0.5), 0.1, 0.1) == pytest.approx(1 - 0.4690, abs=1e-4)  # the capacity of that channel
     assert information(np.array(0.0), 0.1, 0.1) == pytest.approx(0)
 
 
-def test_beside_broken_commits_less_is_expected_to_build() -> None:
+def test_commits_beside_broken_ones_are_less_likely_to_build() -> None:
     builds = buildable(chain(20), {"19": OutcomeCounts(0, 1)}, {"10"})
     assert builds[9] == builds[11] == 0.5
     assert builds[12] == pytest.approx(2 / 3)

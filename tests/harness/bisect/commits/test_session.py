@@ -1,4 +1,4 @@
-"""The flow of a bisection, with probes whose answers are given."""
+"""The flow of a bisection, with probes whose measurements are given."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench) -> None:
     assert {change.axis: change.new for change in result.changes}["layer"] == ("1",)
     assert f"its parent {bench.commits[16][:12]} was good in" in result.checked
     assert "monotone as far as" in result.notes[0]
-    assert state == bench.folder.read(), "what lies on disk is all of it"
+    assert state == bench.folder.read(), "the disk holds the complete state"
     assert len(state.probes) == len(given.asked)
 
 
-def test_ends_that_are_not_what_was_said_stop_it_before_it_starts(bench: Bench) -> None:
+def test_wrong_ends_stop_a_bisection_before_the_search(bench: Bench) -> None:
     with pytest.raises(UsageError, match=r"the good revision .* is not good: 0 probes good and 3 bad"):
         bench.run(lambda i: measured(5.0))
     with pytest.raises(UsageError, match=r"the bad revision .* is not bad: 3 probes good and 0 bad"):
@@ -102,12 +102,12 @@ def test_ends_that_are_not_what_was_said_stop_it_before_it_starts(bench: Bench) 
     with pytest.raises(UsageError, match=r"the good revision .* cannot be probed: build: no compiler"):
         bench.run(lambda i: Measurement(status="build", reason="no compiler"))
     state, _ = bench.run(planted(3))
-    assert state.result is not None, "and once it is mended the same command goes on"
+    assert state.result is not None, "once it is fixed, the same command resumes"
     assert state.result.candidates == (bench.commits[3],)
 
 
 @pytest.mark.parametrize("stop_after", [0, 2, 6, 9, 14])
-def test_a_stopped_bisection_goes_on(bench: Bench, stop_after: int) -> None:
+def test_a_stopped_bisection_is_resumed(bench: Bench, stop_after: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         bench.run(planted(29), stop_after)
     kept = len(bench.folder.read().probes) if bench.folder.state_file.exists() else 0
@@ -115,12 +115,12 @@ def test_a_stopped_bisection_goes_on(bench: Bench, stop_after: int) -> None:
     state, given = bench.run(planted(29))
     assert state.result is not None
     assert state.result.candidates == (bench.commits[29],)
-    assert len(state.probes) == kept + len(given.asked), "nothing is probed again"
+    assert len(state.probes) == kept + len(given.asked), "no probe is repeated"
     again, given = bench.run(planted(29))
     assert (again, given.asked) == (state, [])
 
 
-def test_skips_that_hide_the_culprit_leave_a_range(bench: Bench) -> None:
+def test_skips_around_the_culprit_leave_a_range(bench: Bench) -> None:
     def answer(i: int) -> Measurement:
         return Measurement(status="import", reason="no") if i in (20, 21) else planted(21)(i)
 
@@ -141,7 +141,7 @@ def test_a_broken_environment_is_no_commits_fault(bench: Bench) -> None:
 
     with pytest.raises(BrokenEnvironment, match="could be probed before and cannot be now: build: disk full"):
         bench.run(answer)
-    assert len(bench.folder.read().probes) == 8, "what failed since is forgotten"
+    assert len(bench.folder.read().probes) == 8, "later failures are forgotten"
     state, _ = bench.run(planted(29))
     assert state.result is not None
     assert state.result.candidates == (bench.commits[29],)
@@ -156,13 +156,13 @@ def test_many_broken_commits_are_not_a_broken_environment(bench: Bench) -> None:
     assert any(p.purpose == "environment" and p.outcome == "good" for p in state.probes)
 
 
-def test_commits_that_build_only_once_do_not_keep_it_for_ever(bench: Bench) -> None:
+def test_commits_that_build_only_once_do_not_loop_forever(bench: Bench) -> None:
     seen: list[int] = []
 
     def answer(i: int) -> Measurement:
         seen.append(i)
         if len(seen) > 200:
-            raise AssertionError("it goes on for ever")
+            raise AssertionError("it never ends")
         once = i in (0, 39) or seen.count(i) == 1
         return planted(17)(i) if once else Measurement(status="build", reason="no room")
 
@@ -172,7 +172,7 @@ def test_commits_that_build_only_once_do_not_keep_it_for_ever(bench: Bench) -> N
     assert all(seen.count(i) <= 4 for i in set(seen) - {0, 39})
 
 
-def test_two_regressions_and_a_fix_are_said(histories: ModuleType, tmp_path: Path) -> None:
+def test_two_regressions_and_a_fix_are_reported(histories: ModuleType, tmp_path: Path) -> None:
     bench = Bench(histories, tmp_path, scan=8)
     state, _ = bench.run(lambda i: measured(5.0 if 6 <= i < 14 else 0.1, 5.0 if i >= 30 else 0.1))
     assert state.result is not None
@@ -181,7 +181,7 @@ def test_two_regressions_and_a_fix_are_said(histories: ModuleType, tmp_path: Pat
     assert sum(p.purpose == "scan" for p in state.probes) == 8
 
 
-def test_a_second_regression_after_the_named_one_is_said(bench: Bench) -> None:
+def test_a_second_regression_after_the_named_one_is_reported(bench: Bench) -> None:
     state, _ = bench.run(lambda i: measured(5.0 if i >= 9 else 0.1, 5.0 if i >= 33 else 0.1))
     assert state.result is not None
     assert state.result.candidates == (bench.commits[9],)
@@ -197,7 +197,7 @@ def test_a_folder_is_bisected_by_one_process(bench: Bench) -> None:
         pass
 
 
-def test_a_damaged_state_says_so(bench: Bench) -> None:
+def test_a_damaged_state_is_reported(bench: Bench) -> None:
     bench.run(planted(2))
     text = bench.folder.state_file.read_text()
     bench.folder.state_file.write_text(text[: len(text) // 2])

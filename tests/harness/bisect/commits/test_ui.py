@@ -45,10 +45,10 @@ def test_without_a_terminal_each_probe_is_a_line() -> None:
     lines = written(made).splitlines()
     assert len(lines) == 4
     assert f"2: bad end {HASHES[8][:12]} bad not finite (0.5 s)" in lines[1]
-    assert "skip build: [red]no tile[/]" in lines[2], "what a build prints is no markup"
+    assert "skip build: [red]no tile[/]" in lines[2], "the output of a build is not markup"
 
 
-def test_on_a_terminal_a_table_lives() -> None:
+def test_on_a_terminal_the_table_is_live() -> None:
     made = console(terminal=True)
     with ProgressView(made) as board:
         board(state(4), "search: next")
