@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from assay.harness.offline.check import assert_correct as assert_correct
     from assay.harness.offline.check import check as check
     from assay.harness.offline.replay import replay as replay
+    from assay.harness.run import run as run
     from assay.harness.verdict import Check as Check
     from assay.harness.verdict import Finding as Finding
     from assay.harness.verdict import Verdict as Verdict
@@ -58,6 +59,7 @@ _HOME = {
     "replay": "assay.harness.offline.replay",
     "ReplayResult": "assay.harness.evidence.cause",
     "RunSpec": "assay.harness.config",
+    "run": "assay.harness.run",
     "Report": "assay.harness.judge.report",
     "Verdict": "assay.harness.verdict",
     "Check": "assay.harness.verdict",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.collect.plan import Plan
+from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
 from assay.suites import claims
 
 
-def test_greedy_texts_do_not_come_apart(report: Report, plan: Plan) -> None:
+def test_greedy_texts_do_not_come_apart(report: Report, spec: RunSpec) -> None:
     """Divergences at ties and among near-equal tokens aside."""
-    claims.needs(plan, "greedy")
-    if plan.spec.greedy_prompts == 0:
+    claims.needs(spec, "greedy")
+    if spec.greedy_prompts == 0:
         pytest.skip("--greedy-prompts 0 leaves the greedy comparison out")
     claims.suite(report, "greedy")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from assay.harness.collect.plan import Plan
+from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
 from assay.suites import claims
 
 
-def test_the_candidate_is_no_slower(report: Report, plan: Plan) -> None:
+def test_the_candidate_is_no_slower(report: Report, spec: RunSpec) -> None:
     """Within the policy's bound, in every load, by every metric."""
-    claims.needs(plan, "latency")
+    claims.needs(spec, "latency")
     claims.suite(report, "latency")

@@ -1,8 +1,8 @@
-"""Claims on what is inside: every layer was compared, and none is wrong by itself."""
+"""Claims of the layer diff: every layer was compared, and none is wrong by itself."""
 
 from __future__ import annotations
 
-from assay.harness.collect.plan import Plan
+from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
 from assay.suites import claims
 
@@ -12,7 +12,7 @@ def test_every_layer_was_compared(report: Report) -> None:
     claims.check(report, "layers-compared")
 
 
-def test_no_layer_is_wrong_by_itself(report: Report, plan: Plan) -> None:
+def test_no_layer_is_wrong_by_itself(report: Report, spec: RunSpec) -> None:
     """The candidate's own error is within what noise explains."""
-    claims.needs(plan, "layers")
+    claims.needs(spec, "layers")
     claims.suite(report, "layers")

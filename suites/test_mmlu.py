@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from assay.harness.collect.plan import Plan
+from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
 from assay.suites import claims
 
 
-def test_every_question_was_answered_by_both(report: Report, plan: Plan) -> None:
+def test_every_question_was_answered_by_both(report: Report, spec: RunSpec) -> None:
     """An engine that stops early proves nothing."""
-    claims.needs(plan, "mmlu", "greedy")
+    claims.needs(spec, "mmlu", "greedy")
     claims.check(report, "all-answered")
 
 
@@ -18,7 +18,7 @@ def test_a_cached_prefix_was_met(report: Report) -> None:
     claims.check(report, "cached-prefix")
 
 
-def test_accuracy_is_not_inferior(report: Report, plan: Plan) -> None:
+def test_accuracy_is_not_inferior(report: Report, spec: RunSpec) -> None:
     """Paired, within the stated margin."""
-    claims.needs(plan, "mmlu")
+    claims.needs(spec, "mmlu")
     claims.suite(report, "mmlu")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from assay.harness.collect.plan import Plan
+from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
 from assay.suites import claims
 
 
-def test_only_the_backend_differs(report: Report, plan: Plan) -> None:
+def test_only_the_backend_differs(report: Report, spec: RunSpec) -> None:
     """Same weights, tokenizer and flags."""
-    claims.needs(plan, "mmlu", "greedy")
+    claims.needs(spec, "mmlu", "greedy")
     claims.check(report, "same-servers")
 
 
-def test_the_candidates_own_kernel_ran(report: Report, plan: Plan) -> None:
+def test_the_candidates_own_kernel_ran(report: Report, spec: RunSpec) -> None:
     """In every phase that it claims, in every layer, and nothing else in its place."""
-    claims.needs(plan, "mmlu", "greedy")
-    claims.check(report, "kernel-ran")
+    claims.needs(spec, "mmlu", "greedy")
+    phases = report.candidate.claimed_phases
+    claims.check(report, *([f"kernel-ran-{phase}" for phase in phases] or ["kernel-ran"]))

@@ -29,12 +29,12 @@ def diff(
     config: Config = None,
 ) -> None:
     """Run the candidate in the shadow of the reference: its own error by layer, head and condition, and the bug's name."""
-    from assay.harness.cli.run import measure
+    from assay.harness.cli.run import run_and_report
 
     spec = instrumented_spec(flags | {"suites": suites, "greedy_prompts": greedy_prompts}, config)
     if not {"layers"} <= set(spec.suites) <= {"layers", "logits"}:
         raise UsageError(f"--suites is {suites}.", "layers, or layers,logits", "use assay run for the other suites")
-    made, _ = measure(spec, out)
+    made = run_and_report(spec, out)
     raise typer.Exit(made.exit_code)
 
 

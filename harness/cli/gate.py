@@ -25,12 +25,12 @@ _BASELINES = typer.Option("--baselines", help="Folder of the accepted baselines;
 @spec_flags(FLAGS)
 def gate(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
     """For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."""
-    from assay.harness.cli.run import measure
+    from assay.harness.cli.run import run_and_report
     from assay.reports.github import workflow_commands
     from assay.reports.markdown import to_markdown
 
     interpret_without_gpu()
-    made, _ = measure(make_spec(flags, config), out, baselines=True)
+    made = run_and_report(make_spec(flags, config), out, baselines=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # GitHub reads these lines from standard output: nothing may wrap or colour them.
         typer.echo(workflow_commands(made), nl=False)

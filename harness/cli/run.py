@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,48 +21,35 @@ if TYPE_CHECKING:
 def run(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
     """Ask both servers the same questions, and say whether the candidate may be merged."""
     interpret_without_gpu()
-    made, _ = measure(make_spec(flags, config), out)
-    raise typer.Exit(made.exit_code)
+    raise typer.Exit(run_and_report(make_spec(flags, config), out).exit_code)
 
 
-def measure(spec: RunSpec, out: Path | None, baselines: bool = False) -> tuple[Report, Path]:
-    """Run, write every report, show the verdict.
+def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False) -> Report:
+    """Run, write every report into the run's folder, and show the verdict.
 
     Args:
         spec: what to run.
         out: the run's folder; None for a new one.
-        baselines: whether it is held against the accepted baselines.
-
-    Returns:
-        The report, and the run's folder.
+        baselines: whether to compare the run with the accepted baselines.
     """
-    from assay.harness.baselines import attach
-    from assay.harness.bench.suite import plan_latency, time_servers
-    from assay.harness.collect.collect import collect
-    from assay.harness.collect.plan import prepare
-    from assay.harness.collect.run_folder import default_folder, open_folder
-    from assay.harness.judge.build import build
+    from assay.harness.collect.run_folder import default_folder
     from assay.harness.progress import ProgressDisplay
+    from assay.harness.run import run
+
+    folder = out or default_folder(spec)
+    with ProgressDisplay(console) as display:
+        made = run(spec, folder, baselines=baselines, display=display)
+    _show(made, folder)
+    return made
+
+
+def _show(made: Report, folder: Path) -> None:
     from assay.reports.run_terminal import render
     from assay.reports.write import write_all
 
-    plan, timed = prepare(spec), plan_latency(spec)
-    folder = open_folder(plan, out or default_folder(spec), "gate" if baselines else "run")
-    with (
-        ProgressDisplay(console) as display,
-        suppress(KeyboardInterrupt),
-    ):  # what was answered until then still makes a report
-        display.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
-        if baselines:
-            status = attach(folder)
-            display.say(f"Baselines: {', '.join(status.used.values()) or 'none that fits'}.")
-        collect(plan, folder, display)
-        time_servers(timed, folder, display)  # after the run's own servers have stopped
-    report = build(folder)
-    write_all(report, folder.path)
-    render(report, console)
-    console.print(f"Report: {folder.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
-    return report, folder.path
+    write_all(made, folder)
+    render(made, console)
+    console.print(f"Report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -71,12 +57,9 @@ def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> N
     """Read a run's evidence again, and rewrite its reports."""
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.build import build
-    from assay.reports.run_terminal import render
-    from assay.reports.write import write_all
 
     made = build(RunFolder(folder))
-    write_all(made, folder)
-    render(made, console)
+    _show(made, folder)
     raise typer.Exit(made.exit_code)
 
 

@@ -1,0 +1,109 @@
+"""A run, from its spec to its report: the one sequence that the commands, pytest, nox and pipelines share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from assay.harness.baselines import attach
+from assay.harness.bench.plan import BenchPlan
+from assay.harness.bench.suite import plan_latency, time_servers
+from assay.harness.collect.collect import collect
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.run_folder import asked_roles, default_folder, open_folder, recorded
+from assay.harness.collect.servers import make_run_engine, running
+from assay.harness.config import RunSpec
+from assay.harness.engines.base import Engine
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Role
+from assay.harness.judge.build import build
+from assay.harness.judge.report import Report
+from assay.harness.progress import ProgressDisplay
+
+
+def run(
+    spec: RunSpec, out: Path | None = None, *, baselines: bool = False, display: ProgressDisplay | None = None
+) -> Report:
+    """Start the servers of both roles, ask both the same, and judge what they leave.
+
+    Nothing is rendered: see `assay.reports.write.write_all` for report files. An interrupted or failed run has a report too, whose
+    verdict is "error"; repeated with the same `out`, it resumes where it stopped.
+
+    Args:
+        spec: what to run.
+        out: the run's folder; by default a new one in ``runs/``.
+        baselines: whether to compare the run with the accepted baselines.
+        display: shows the progress; by default nothing does.
+
+    Raises:
+        UsageError: the spec cannot be run, or `out` holds another run. Nothing was started.
+        EvidenceError: the folder is damaged or cannot be written.
+    """
+    display = display or ProgressDisplay(Console(quiet=True))
+    opened = OpenRun.open(spec, out, baselines=baselines, display=display)
+    with suppress(KeyboardInterrupt):  # what was answered until then still makes a report
+        opened.collect(display)
+    return opened.report()
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run that was checked and has its folder, in which nothing has been started yet.
+
+    Attributes:
+        plan: the checked run.
+        bench: the checked latency suite; None if the run does not ask for it.
+        folder: where all evidence goes.
+    """
+
+    plan: Plan
+    bench: BenchPlan | None
+    folder: RunFolder
+
+    @classmethod
+    def open(cls, spec: RunSpec, out: Path | None, *, baselines: bool, display: ProgressDisplay) -> OpenRun:
+        """Check a spec and open its folder; arguments and errors as in `run`."""
+        plan, bench = prepare(spec), plan_latency(spec)
+        folder = open_folder(plan, out or default_folder(spec), "gate" if baselines else "run")
+        display.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
+        if baselines:
+            status = attach(folder)
+            display.say(f"Baselines: {', '.join(status.used.values()) or 'none matches'}.")
+        return cls(plan, bench, folder)
+
+    def collect(self, display: ProgressDisplay) -> None:
+        """Ask both servers what is still open, then time both. What ends the run early is recorded, not raised.
+
+        Raises:
+            KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
+        """
+        collect(self.plan, self.folder, display)
+        time_servers(self.bench, self.folder, display)  # after the run's own servers have stopped
+
+    @contextmanager
+    def servers(self, display: ProgressDisplay) -> Iterator[Mapping[Role, Engine]]:
+        """The servers of a run, running for as long as a caller needs them; empty if one did not start, which is recorded.
+
+        Latency is timed first, on servers of its own: these would disturb it.
+        """
+        time_servers(self.bench, self.folder, display)
+        engines = [make_run_engine(self.plan, self.folder, role) for role in asked_roles(self.plan, self.folder)]
+        started = ExitStack()
+        if not self.folder.progress().failure:
+            with recorded(self.folder), ExitStack() as starting:
+                starting.enter_context(running(engines, self.plan.spec.device))
+                started = starting.pop_all()
+        with started:
+            yield {} if self.folder.progress().failure else {engine.role: engine for engine in engines}
+
+    def ask(self, servers: Sequence[Engine], display: ProgressDisplay) -> None:
+        """Ask running servers what is still open; see `servers`."""
+        collect(self.plan, self.folder, display, ready=servers)
+
+    def report(self) -> Report:
+        """The report of what the folder holds."""
+        return build(self.folder)

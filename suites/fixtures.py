@@ -1,0 +1,124 @@
+"""The fixtures and flags of ``pytest suites --reference … --candidate …``.
+
+A run through pytest is the same run as ``assay run``: the same checks, evidence, reports and exit code, with one test a claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from assay.harness.config import FLAGS, RunSpec, make_spec
+from assay.harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from assay.harness.engines.base import Engine
+    from assay.harness.evidence.records import Role
+    from assay.harness.judge.report import Report
+    from assay.harness.progress import ProgressDisplay
+    from assay.harness.run import OpenRun
+
+Made = TypeVar("Made")
+_REPORT = pytest.StashKey["Report"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The flags of ``assay run``, from the fields of `RunSpec`."""
+    group = parser.getgroup("assay", "assay: what `pytest suites` compares")
+    for name in FLAGS:
+        field = RunSpec.model_fields[name]
+        flag = f"--{name.replace('_', '-')}"
+        action: Any = "append" if name == "engine_arg" else "store"
+        group.addoption(flag, action=action, default=None, help=field.description, dest=f"assay_{name}")
+    group.addoption("--out", type=Path, default=None, help="the run's folder", dest="assay_out")
+
+
+def _or_exit(make: Callable[[], Made]) -> Made:
+    """Wrong use ends the session with exit code 2, before anything was started."""
+    try:
+        return make()
+    except UsageError as error:
+        pytest.exit(f"assay: {error}", returncode=error.exit_code)
+
+
+def _display() -> ProgressDisplay:
+    from rich.console import Console
+
+    from assay.harness.progress import ProgressDisplay
+
+    return ProgressDisplay(Console(stderr=True))
+
+
+@pytest.fixture(scope="session")
+def spec(request: pytest.FixtureRequest) -> RunSpec:
+    """The run that the flags and ``assay.toml`` describe."""
+    flags = {name: request.config.getoption(f"assay_{name}") for name in FLAGS}
+    if flags["engine_arg"] is not None:
+        flags["engine_arg"] = tuple(flags["engine_arg"])
+    return _or_exit(lambda: make_spec(flags))
+
+
+@pytest.fixture(scope="session")
+def opened_run(spec: RunSpec, request: pytest.FixtureRequest) -> OpenRun:
+    """The run, checked, with its folder."""
+    from assay.harness.run import OpenRun
+
+    out = request.config.getoption("assay_out")
+    return _or_exit(lambda: OpenRun.open(spec, out, baselines=False, display=_display()))
+
+
+@pytest.fixture(scope="session")
+def servers(opened_run: OpenRun, request: pytest.FixtureRequest) -> Iterator[Mapping[Role, Engine]]:
+    """Both servers by role, started side by side. If one does not start there is a report, and no test."""
+    with _display() as display, opened_run.servers(display) as engines:
+        if not engines:
+            failed = _write_report(opened_run, request.config)
+            pytest.exit(f"assay: {failed.headline} {failed.reasons[0]}", returncode=failed.exit_code)
+        yield engines
+
+
+@pytest.fixture(scope="session")
+def reference_server(servers: Mapping[Role, Engine]) -> Engine:
+    """The running reference server."""
+    return servers["reference"]
+
+
+@pytest.fixture(scope="session")
+def candidate_server(servers: Mapping[Role, Engine]) -> Engine:
+    """The running candidate server."""
+    return servers["candidate"]
+
+
+@pytest.fixture(scope="session")
+def report(opened_run: OpenRun, servers: Mapping[Role, Engine], request: pytest.FixtureRequest) -> Report:
+    """The report of the complete run; made once, written to the run's folder, and the session's exit code."""
+    with _display() as display:
+        opened_run.ask(list(servers.values()), display)
+    return _write_report(opened_run, request.config)
+
+
+def _write_report(opened: OpenRun, config: pytest.Config) -> Report:
+    from assay.reports.write import write_all
+
+    made = opened.report()
+    write_all(made, opened.folder.path)
+    config.stash[_REPORT] = made
+    return made
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Exit with the run's code: 1 is a regression, 3 no verdict, which pytest alone cannot tell apart."""
+    if made := session.config.stash.get(_REPORT, None):
+        session.exitstatus = made.exit_code
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Show the verdict below the tests."""
+    if made := config.stash.get(_REPORT, None):
+        terminalreporter.section(f"assay: {made.verdict}")
+        terminalreporter.write_line(made.headline)
+        for reason in made.reasons:
+            terminalreporter.write_line(f"- {reason}")
