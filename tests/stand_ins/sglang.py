@@ -1,4 +1,4 @@
-"""Stand-ins for SGLang's objects, small enough to compute by the oracle; a fixture, since test folders are no packages."""
+"""Stand-ins for SGLang's objects, small enough for the oracle; a fixture, because test folders are not packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pool:
 
 
 class Backend:
-    """Stand-in for an SGLang backend: writes K and V if told to, and computes by the oracle."""
+    """Stand-in for an SGLang backend: writes K and V if asked to, and computes with the oracle."""
 
     def __init__(self, runner: Any) -> None:
         self.runner, self.pages, self.prepared = runner, Pages(runner), 0
@@ -70,7 +70,7 @@ def layer_of(index: int, **changes: Any) -> Any:
 
 
 class Server:
-    """Stand-in for a scheduler: requests of 16 slots each, passes through all layers."""
+    """Stand-in for a scheduler: requests of 16 slots each, and forward passes through all layers."""
 
     def __init__(self, seed: int = 0) -> None:
         table = torch.arange(SLOTS).reshape(4, 16)
@@ -106,7 +106,7 @@ def attach(
     server: Server, folder: Path, candidate: Candidate | None = None, shadow: Shadow | None = None,
     trace_bytes: int = 10**6, rank: int = 0, ranks: int = 1,
 ) -> None:  # fmt: skip
-    """Stand beside a server's backend as the plugin does."""
+    """Attach to a server's backend as the plugin does."""
     shadow = shadow or Shadow(folder, candidate, None, Pages(server.runner))
     tracer = Tracer(folder, trace_bytes, rank, ranks)
     Attachment(folder, shadow, Substitution(folder, candidate), tracer).attach(server.backend, "mine")

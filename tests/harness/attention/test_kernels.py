@@ -27,7 +27,7 @@ def test_a_path_is_loaded_and_declares_every_phase() -> None:
         ("assay.harness.attention.published:GROUP", "expected a function"),
     ],
 )
-def test_a_kernel_that_is_not_there_is_refused(name: str, says: str) -> None:
+def test_a_missing_kernel_is_refused(name: str, says: str) -> None:
     with pytest.raises(KernelRefused, match=says):
         kernels.load(name)
 
@@ -37,7 +37,7 @@ def test_an_unknown_phase_cannot_be_declared() -> None:
         kernels.declares(phases=("prefill",))
 
 
-def test_a_path_is_no_url() -> None:
+def test_a_path_is_not_a_url() -> None:
     assert kernels.is_path("mine.attn:forward")
     assert not kernels.is_path("http://127.0.0.1:30000")
     assert not kernels.is_path("triton")

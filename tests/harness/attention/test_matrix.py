@@ -12,7 +12,7 @@ SIZES: list[Size] = ["small", "full"]
 
 
 def words(axis: str, value: object) -> str:
-    """A value of the design, as a case's condition says it."""
+    """A value of the design, as it stands in a case's condition."""
     if axis == "page":
         return str(value or "packed")
     if axis == "heads":
@@ -22,7 +22,7 @@ def words(axis: str, value: object) -> str:
 
 
 def uncovered(made: list[Case], phase: str, size: Size) -> list[tuple[str, str, str, str]]:
-    """Pairs of values of two axes that meet in no case."""
+    """Pairs of values of two axes that occur in no case."""
     design = {axis: [words(axis, v) for v in values] for axis, values in axes(phase, size).items()}
     seen = [{a: v.split()[-1] if a == "heads" else v for a, v in c.condition.items()} for c in made]
     met = {(a, x[a], b, x[b]) for x in seen if x["phase"] == phase for a, b in combinations(design, 2)}
@@ -32,21 +32,21 @@ def uncovered(made: list[Case], phase: str, size: Size) -> list[tuple[str, str, 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("phase", ["extend", "decode"])
-def test_every_pair_of_values_meets(phase: str, size: Size) -> None:
+def test_every_pair_of_values_is_covered(phase: str, size: Size) -> None:
     made = cases((phase,), size=size)
     assert uncovered(made, phase, size) == []
     assert len(uncovered(made[:-1] if phase == "decode" else made[2:-1], phase, size)) > 0  # each case is needed
 
 
 @pytest.mark.parametrize(("size", "extend", "decode"), [("small", 62, 45), ("full", 178, 62)])
-def test_the_number_of_cases_is_near_the_least_that_can_be(size: Size, extend: int, decode: int) -> None:
+def test_the_number_of_cases_is_near_the_minimum(size: Size, extend: int, decode: int) -> None:
     assert Counter(c.condition["phase"] for c in cases(size=size)) == {"extend": extend, "decode": decode}
     for phase, count in (("extend", extend - 2), ("decode", decode)):
         largest, second = sorted((len(values) for values in axes(phase, size).values()), reverse=True)[:2]
         assert count <= 1.05 * largest * second
 
 
-def test_the_calls_are_what_their_conditions_say() -> None:
+def test_calls_match_their_conditions() -> None:
     for case in cases():
         call, said = case.make(), case.condition
         assert call.phase == said["phase"]
@@ -63,7 +63,7 @@ def test_the_calls_are_what_their_conditions_say() -> None:
             assert all(cached)
 
 
-def test_the_conditions_that_found_bugs_before_are_there() -> None:
+def test_conditions_that_found_bugs_before_are_covered() -> None:
     lens = {tuple(zip(c.lens_q, c.prefixes, strict=True)) for c in (case.make() for case in cases(("extend",)))}
     assert {((41, 1),), ((34, 157),)} <= lens  # the seed case
     assert any(len(one) > 1 and one[-1][0] == 1 for one in lens)  # a sequence of one token last
@@ -71,7 +71,7 @@ def test_the_conditions_that_found_bugs_before_are_there() -> None:
     assert any(0 < sum(prefix > 0 for _, prefix in one) < len(one) for one in lens)  # some cached, some not
 
 
-def test_the_same_seed_gives_the_same_and_another_seed_another() -> None:
+def test_a_seed_determines_cases_and_data() -> None:
     def drawn(seed: int) -> list[tuple[str, torch.Tensor]]:
         return [(case.name, case.make().q) for case in cases(seed=seed)]
 
@@ -84,7 +84,7 @@ def test_the_same_seed_gives_the_same_and_another_seed_another() -> None:
     assert not any(" " in name for name in names)
 
 
-def test_what_is_asked_for_is_what_is_there() -> None:
+def test_arguments_select_the_cases() -> None:
     made = cases(("decode",), dtypes=[torch.bfloat16], head_dims=[96])
     calls = [case.make() for case in made]
     assert {(c.phase, c.q.dtype, c.v.shape[2]) for c in calls} == {("decode", torch.bfloat16, 96)}
@@ -93,7 +93,7 @@ def test_what_is_asked_for_is_what_is_there() -> None:
             cases(**wrong)  # type: ignore[arg-type]
 
 
-def test_data_differ_as_they_say() -> None:
+def test_data_match_their_names() -> None:
     made = {case.condition["data"]: case.make() for case in cases(dtypes=[torch.float32])}
     size = {data: (float(c.q.std()), float(c.k.mean(0).abs().mean()), float(c.v.std())) for data, c in made.items()}
     assert size["peaky"][0] > 1.5 * size["normal"][0]

@@ -25,7 +25,7 @@ def test_agrees_with_sdpa_on_each_sequence(lens: list[tuple[int, int]], heads: t
 
 
 @pytest.mark.parametrize("lens", [[(5, 0)], [(1, 9), (7, 0), (3, 4)]])
-def test_few_queries_at_a_time_give_the_same(lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_queries_give_the_same_result(lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     call = call_of(lens, (4, 2), 8, torch.float64, "cpu")
     whole = oracle(call)
     monkeypatch.setattr("assay.harness.attention.oracle.SCORES_BYTES", 8 * 4 * 7 * 3)

@@ -40,7 +40,7 @@ def top_left(call: AttentionCall) -> Tensor:
 
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1)])
 @pytest.mark.parametrize("lens", NO_PREFIX + PREFIX)
-def test_sage_attn_is_right_to_int8_noise(lens: list[tuple[int, int]], heads: tuple[int, int]) -> None:
+def test_sage_attn_is_correct_up_to_int8_noise(lens: list[tuple[int, int]], heads: tuple[int, int]) -> None:
     call = call_of(lens, heads, 64, torch.float16, "cpu")
     out = sage_attn(call)
     assert out.dtype == call.q.dtype
@@ -56,7 +56,7 @@ def test_dtypes_and_head_dims(dtype: torch.dtype, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("lens", NO_PREFIX)
-def test_as_shipped_is_right_without_a_prefix(lens: list[tuple[int, int]]) -> None:
+def test_as_shipped_is_correct_without_a_prefix(lens: list[tuple[int, int]]) -> None:
     call = call_of(lens, (4, 2), 64, torch.float16, "cpu")
     assert relative_l1(sage_attn_as_shipped(call), oracle(call)) < INT8_NOISE
 
@@ -70,7 +70,7 @@ def test_as_shipped_is_top_left_with_a_prefix(lens: list[tuple[int, int]]) -> No
 
 
 @pytest.mark.parametrize("kernel", [sage_attn, sage_attn_as_shipped])
-def test_inputs_are_not_written_to(kernel: Kernel) -> None:
+def test_inputs_are_not_modified(kernel: Kernel) -> None:
     call = call_of([(20, 30), (9, 0)], (4, 2), 64, torch.float16, "cpu")
     before = [t.clone() for t in (call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k)]
     kernel(call)
@@ -97,13 +97,13 @@ def test_an_answer_does_not_depend_on_the_batch_beyond_noise() -> None:
     [((2, 2), 80), ((2, 2), 96), ((3, 2), 64)],
     ids=["head_dim 80", "head_dim 96", "3 heads on 2"],
 )
-def test_what_it_cannot_do_is_refused(heads: tuple[int, int], head_dim: int) -> None:
+def test_unsupported_calls_are_refused(heads: tuple[int, int], head_dim: int) -> None:
     with pytest.raises(KernelRefused, match="head_dim 64 or 128"):
         sage_attn(call_of([(4, 0)], heads, head_dim, torch.float16, "cpu"))
 
 
 class TorchAmongNans:
-    """``torch``, except that ``empty`` gives memory that begins and goes on with NaN, as it may."""
+    """``torch``, except that ``empty`` gives memory filled with NaN, as it may be."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(torch, name)
@@ -117,7 +117,7 @@ class TorchAmongNans:
 
 @pytest.mark.parametrize("kernel", [sage_attn, sage_attn_as_shipped])
 @pytest.mark.parametrize("lens", [[(41, 0)], [(100, 0), (48, 0)], [(150, 0)]])
-def test_what_lies_behind_the_scales_does_not_matter(
+def test_memory_after_the_scales_has_no_effect(
     monkeypatch: pytest.MonkeyPatch, kernel: Kernel, lens: list[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr("sageattention.quant_per_block_varlen.torch", TorchAmongNans())

@@ -1,4 +1,4 @@
-"""Log-probabilities on disk: what is written comes back, and nothing else does."""
+"""Log-probabilities on disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def example() -> Logits:
     return Logits(header, np.arange(46, dtype=np.int32), dict.fromkeys(CONDITIONS, positions))
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
+def test_a_scoring_is_read_as_it_was_written(tmp_path: Path) -> None:
     logits = example()
     write_logits(tmp_path, logits)
     back = read_logits(logits_path(tmp_path, "candidate", 0))
@@ -63,13 +63,13 @@ def test_a_sequence_knows_its_tokens_and_positions() -> None:
     assert (logits.rows_of(0), logits.rows_of(1)) == (slice(0, 6), slice(6, 10))
 
 
-def test_a_condition_is_honoured_by_the_servers_own_count() -> None:
+def test_a_condition_is_checked_by_the_servers_count_of_cached_tokens() -> None:
     first, second = example().header.sequences
     assert [first.honoured(c) for c in CONDITIONS] == [True, True]
     assert [second.honoured(c) for c in CONDITIONS] == [False, False]
 
 
-def test_none_there_and_damaged_ones_are_told(tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_errors(tmp_path: Path) -> None:
     path = logits_path(tmp_path, "candidate", 0)
     with pytest.raises(EvidenceError, match=r"candidate-0.safetensors cannot be read"):
         read_logits(path)
@@ -94,7 +94,7 @@ def test_arrays_that_do_not_fit_the_header_are_damage(tmp_path: Path) -> None:
         read_logits(logits_path(tmp_path, "candidate", 0))
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "logits").write_text("in the way")
     with pytest.raises(EvidenceError, match="cannot be written"):
         write_logits(tmp_path, example())

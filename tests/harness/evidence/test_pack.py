@@ -41,7 +41,7 @@ def size(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_call_comes_back_as_it_was(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_call_is_read_as_it_was_recorded(tmp_path: Path, dtype: torch.dtype) -> None:
     writer = PackWriter(tmp_path / "pack", SOURCE)
     call = offer(writer, [(3, 0), (2, 17)], layer=2, dtype=dtype)
     writer.flush()
@@ -72,7 +72,7 @@ def test_the_sample_is_stratified_and_the_budget_is_kept(tmp_path: Path) -> None
     assert read_manifest(tmp_path / "pack").seen == 300
 
 
-def test_a_reservoir_keeps_late_calls_too(tmp_path: Path) -> None:
+def test_a_reservoir_also_keeps_late_calls(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack", SOURCE)
     for step in range(200):
         offer(writer, [(2, 0)], request=str(step))
@@ -82,7 +82,7 @@ def test_a_reservoir_keeps_late_calls_too(tmp_path: Path) -> None:
     assert max(kept) >= 50
 
 
-def test_the_worst_call_of_each_layer_takes_the_place_of_milder_ones(tmp_path: Path) -> None:
+def test_the_worst_call_of_a_layer_replaces_milder_ones(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack", SOURCE)
     for step, error in enumerate([0.1, 0.5, 0.3, float("inf"), 2.0]):
         offer(writer, [(2, 3)], layer=1, error=error, request=str(step))
@@ -141,7 +141,7 @@ def test_a_call_that_does_not_fit_at_all_is_counted(tmp_path: Path) -> None:
     assert (manifest.too_large, len(manifest.calls)) == (1, 1)
 
 
-def test_a_new_pack_takes_the_place_of_an_old_one_and_of_nothing_else(tmp_path: Path) -> None:
+def test_a_new_pack_replaces_an_old_one_and_nothing_else(tmp_path: Path) -> None:
     for layer in (1, 2):
         writer = PackWriter(tmp_path / "pack", SOURCE)
         offer(writer, [(2, 0)], layer=layer)
@@ -166,7 +166,7 @@ def entry(pack: Path) -> PackEntry:
     return read_manifest(pack).calls[0]
 
 
-def test_what_is_no_pack_is_wrong_use(pack: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_pack_is_wrong_use(pack: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere", pack / "manifest.json"):
         with pytest.raises(UsageError, match="is not a replay pack"):
             read_pack(folder)
@@ -199,7 +199,7 @@ def test_a_manifest_cannot_name_files_elsewhere(pack: Path) -> None:
         read_pack(pack)
 
 
-def test_a_pack_without_a_call_is_not_replayed_to_a_pass(tmp_path: Path) -> None:
+def test_a_pack_without_a_call_is_an_error(tmp_path: Path) -> None:
     PackWriter(tmp_path / "pack", SOURCE).flush()
     with pytest.raises(EvidenceError, match="has no call"):
         read_pack(tmp_path / "pack")

@@ -61,7 +61,7 @@ def test_conditions_of_every_query() -> None:
     assert set(np.unravel_index(condition_numbers("decode", [1, 1], [3, 9]), SHAPE)[0]) == {1}
 
 
-def test_sums_are_merged_and_not_ratios() -> None:
+def test_sums_are_merged_not_ratios() -> None:
     cells = made([[0, 0, 0, 0, 0, 0], [0, 0, 0, 3, 0, 0]], [row(1.0, 2.0, 1), row(0.0, 98.0, 99)])
     assert cells.table(by=("layer", "head")).relative_l1.tolist() == [[pytest.approx(1 / 100)]]
     assert cells.table(by=("prefix",)).relative_l1[[0, 3]].tolist() == [0.5, 0.0]
@@ -70,7 +70,7 @@ def test_sums_are_merged_and_not_ratios() -> None:
     assert cells.table(by=("head",), where={"prefix": ("1", ">= 16")}).max_abs.tolist() == [2.0]
 
 
-def test_what_was_not_observed_is_not_zero() -> None:
+def test_a_cell_that_was_not_observed_is_not_zero() -> None:
     cells = made([[0, 1, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)] * 2)
     observed = ~np.isnan(cells.table().relative_l1)
     assert observed.tolist() == [[False, True], [False, False], [True, False]]
@@ -89,7 +89,7 @@ def test_unknown_dimensions_and_labels_are_refused(by: tuple[str, ...], where: d
         made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)]).table(by=by, where=where)
 
 
-def test_processes_are_read_together(tmp_path: Path) -> None:
+def test_processes_are_merged(tmp_path: Path) -> None:
     case = WorstCase(layer=0, phase="extend", relative_l1=float("inf"), head=1, request="a", position=9, prefix=8, new=3,
                      sequences=1)  # fmt: skip
     milder = case.model_copy(update={"relative_l1": 2.0, "request": "b"})
@@ -102,7 +102,7 @@ def test_processes_are_read_together(tmp_path: Path) -> None:
     assert cells.worst[0].relative_l1 == float("inf")
 
 
-def test_damage_and_absence_are_named(tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no errors of a shadow"):
         read_shadow_errors(tmp_path)
     write(tmp_path, 1, made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)]))
@@ -115,7 +115,7 @@ def test_damage_and_absence_are_named(tmp_path: Path) -> None:
         read_shadow_errors(tmp_path)
 
 
-def test_a_server_is_asked_to_write(tmp_path: Path) -> None:
+def test_a_write_request_waits_for_living_processes(tmp_path: Path) -> None:
     from os import getpid
 
     assert latest_write_request(tmp_path) == ""

@@ -1,4 +1,4 @@
-"""Files of traces: what a whole one holds, and which are refused."""
+"""Files of traces: what a complete one contains, and which are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write(folder: Path, number: int, layers: tuple[int, ...] = (0, 2), first: in
     write_pass(folder, "a", rows + 50, rows, outputs, TraceHeader.model_validate(fields))
 
 
-def test_passes_come_back_in_order_as_float32(tmp_path: Path) -> None:
+def test_passes_are_read_in_order_as_float32(tmp_path: Path) -> None:
     write(tmp_path, 1, first=2, phase="decode")
     write(tmp_path, 0)
     trace = read_trace(tmp_path, "a")
@@ -34,14 +34,14 @@ def test_passes_come_back_in_order_as_float32(tmp_path: Path) -> None:
     }
 
 
-def test_layers_of_a_pipeline_lie_in_different_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_a_pipeline_come_from_different_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for process, layer in ((5, 1), (6, 0)):
         monkeypatch.setattr("os.getpid", lambda process=process: process)
         write(tmp_path, 0, layers=(layer,))
     assert list(read_trace(tmp_path, "a").outputs) == [0, 1]
 
 
-def test_nothing_is_no_trace(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_trace(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="no pass was traced"):
         read_trace(tmp_path, "a")
 
@@ -53,7 +53,7 @@ def test_a_refused_trace_says_why(tmp_path: Path) -> None:
         read_trace(tmp_path, "a")
 
 
-def test_a_lost_pass_is_noticed(tmp_path: Path) -> None:
+def test_a_lost_pass_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, 0)
     write(tmp_path, 2)
     with pytest.raises(EvidenceError, match="there are 2 passes, but their numbers go up to 2"):
@@ -67,14 +67,14 @@ def test_passes_with_different_layers_are_damaged(tmp_path: Path) -> None:
         read_trace(tmp_path, "a")
 
 
-def test_two_requests_are_refused(tmp_path: Path) -> None:
+def test_two_requests_under_one_label_are_refused(tmp_path: Path) -> None:
     write(tmp_path, 0)
     write(tmp_path, 1, request="s")
     with pytest.raises(EvidenceError, match="more than one request"):
         read_trace(tmp_path, "a")
 
 
-def test_a_process_that_kept_other_rows_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_different_rows_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in (0, 1):
         monkeypatch.setattr("os.getpid", lambda rank=rank: rank)
         write(tmp_path, 0, first=rank, rank=rank, ranks=2)
@@ -82,7 +82,7 @@ def test_a_process_that_kept_other_rows_is_noticed(tmp_path: Path, monkeypatch: 
         read_trace(tmp_path, "a")
 
 
-def test_a_cut_file_is_damaged(tmp_path: Path) -> None:
+def test_a_truncated_file_is_damaged(tmp_path: Path) -> None:
     write(tmp_path, 0)
     (file,) = (tmp_path / "trace" / "a").iterdir()
     file.write_bytes(file.read_bytes()[:-8])

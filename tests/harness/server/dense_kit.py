@@ -1,8 +1,8 @@
-"""Run SGLang's own dense attention kit on a backend that comes through the plugin; prints one JSON line a case.
+"""Run SGLang's own dense attention kit on a backend of the plugin; prints one JSON line per case.
 
     python dense_kit.py BACKEND [HEAD_DIM]
 
-A process of its own, because the kit changes SGLang's global state. On the CPU it needs what a CPU server needs (see
+Runs in a separate process, because the kit changes SGLang's global state. On the CPU it needs what a CPU server needs (see
 ``harness/engines/launch.py``).
 """
 

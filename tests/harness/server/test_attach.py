@@ -38,7 +38,7 @@ Attached = Callable[..., Any]
 
 @pytest.fixture
 def attached(stand_in: ModuleType, tmp_path: Path) -> Attached:
-    """Makes a server with a kernel beside it."""
+    """Makes a server with a kernel attached."""
 
     def make(kernel: Kernel | None = None, **options: Any) -> Any:
         server = stand_in.Server()
@@ -51,7 +51,7 @@ def attached(stand_in: ModuleType, tmp_path: Path) -> Attached:
 
 @pytest.fixture
 def plain(stand_in: ModuleType) -> Any:
-    """A server with nothing beside it, that makes the same batches."""
+    """A server with nothing attached that forms the same batches."""
     return stand_in.Server()
 
 
@@ -62,9 +62,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> list[bool]:
 # Control
 
 
-def test_without_a_control_nothing_is_computed_and_nothing_written(
-    plain: Any, stand_in: ModuleType, tmp_path: Path
-) -> None:
+def test_without_a_control_nothing_is_computed_or_written(plain: Any, stand_in: ModuleType, tmp_path: Path) -> None:
     def never() -> Candidate:
         raise AssertionError("the candidate was built")
 
@@ -75,7 +73,7 @@ def test_without_a_control_nothing_is_computed_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_control_holds_from_the_next_pass_on(attached: Attached, tmp_path: Path) -> None:
+def test_a_control_applies_from_the_next_pass(attached: Attached, tmp_path: Path) -> None:
     calls: list[int] = []
 
     def counting(call: AttentionCall) -> Tensor:
@@ -94,7 +92,7 @@ def test_a_control_holds_from_the_next_pass_on(attached: Attached, tmp_path: Pat
     assert calls == [0, 1, 2]
 
 
-def test_switching_the_watch_off_leaves_all_that_was_seen(attached: Attached, tmp_path: Path) -> None:
+def test_switching_the_shadow_off_writes_what_it_observed(attached: Attached, tmp_path: Path) -> None:
     server = attached(right)
     set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(4, 0)])
@@ -104,7 +102,7 @@ def test_switching_the_watch_off_leaves_all_that_was_seen(attached: Attached, tm
     assert read_shadow_errors(tmp_path).headers[0].passes == 1
 
 
-def test_a_watch_that_is_switched_on_anew_begins_anew(stand_in: ModuleType, tmp_path: Path) -> None:
+def test_a_new_session_forgets_the_one_before(stand_in: ModuleType, tmp_path: Path) -> None:
     server, wrong = stand_in.Server(), [True]
     pages, source = (
         Pages(server.runner),
@@ -115,9 +113,9 @@ def test_a_watch_that_is_switched_on_anew_begins_anew(stand_in: ModuleType, tmp_
     stand_in.attach(server, tmp_path, candidate, shadow)
 
     def ends() -> tuple[int, float, set[int], set[int]]:
-        """Passes, error, lengths of worst and recorded calls of the watch that has just been switched off."""
+        """Passes, error, lengths of worst and recorded calls of the session that has just ended."""
         set_control(tmp_path, Control())
-        server.step("extend", [(9, 0)])  # sees nothing but the end of it
+        server.step("extend", [(9, 0)])  # only sees that the session has ended
         cells = read_shadow_errors(tmp_path)
         lengths = {one.entry.new[0] for one in read_pack(tmp_path / "pack")}
         error = cells.table(by=("phase",)).relative_l1[0]
@@ -130,13 +128,13 @@ def test_a_watch_that_is_switched_on_anew_begins_anew(stand_in: ModuleType, tmp_
     wrong[0] = False
     set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(5, 0)])
-    set_control(tmp_path, Control(shadow=True, trace="a"))  # it goes on
+    set_control(tmp_path, Control(shadow=True, trace="a"))  # the session continues
     server.step("extend", [(3, 0)])
     passes, error, _, lengths = ends()
     assert (passes, error < 1e-6, lengths) == (2, True, {3, 5})
 
 
-def test_a_watch_that_no_pass_saw_switched_off_begins_anew_all_the_same(attached: Attached, tmp_path: Path) -> None:
+def test_a_new_session_starts_even_if_no_pass_saw_the_shadow_off(attached: Attached, tmp_path: Path) -> None:
     server = attached(right)
     set_control(tmp_path, Control(shadow=True))
     for _ in range(3):
@@ -149,7 +147,7 @@ def test_a_watch_that_no_pass_saw_switched_off_begins_anew_all_the_same(attached
     assert read_shadow_errors(tmp_path).headers[0].passes == 1
 
 
-def test_a_candidate_that_cannot_be_built_is_noted_where_it_watches_and_stops_where_it_substitutes(
+def test_a_candidate_that_cannot_be_built_is_noted_in_the_shadow_and_stops_a_substitution(
     stand_in: ModuleType, tmp_path: Path
 ) -> None:
     attempts: list[int] = []
@@ -204,9 +202,7 @@ def test_a_candidate_is_built_at_its_first_use_and_an_unknown_name_is_refused_at
 # Substitution
 
 
-def test_the_substituted_layers_are_the_candidates_and_the_others_the_references(
-    plain: Any, attached: Attached, tmp_path: Path
-) -> None:
+def test_only_substituted_layers_use_the_candidates_output(plain: Any, attached: Attached, tmp_path: Path) -> None:
     server = attached(TOP_LEFT)
     warm = [(3, 5), (2, 0)]
     for one in (plain, server):
@@ -222,7 +218,7 @@ def test_the_substituted_layers_are_the_candidates_and_the_others_the_references
     assert not (tmp_path / "shadow").exists()
 
 
-def test_the_count_is_of_the_latest_control(attached: Attached, tmp_path: Path) -> None:
+def test_substituted_calls_are_counted_since_the_latest_control(attached: Attached, tmp_path: Path) -> None:
     server = attached(right)
     set_control(tmp_path, Control(substitute=(1,)))
     for _ in range(3):
@@ -241,7 +237,7 @@ def test_the_count_is_of_the_latest_control(attached: Attached, tmp_path: Path) 
     assert substituted_calls(tmp_path) == {}
 
 
-def test_a_phase_that_the_candidate_does_not_compute_stays_the_references(
+def test_a_phase_that_the_candidate_does_not_compute_stays_with_the_reference(
     plain: Any, attached: Attached, tmp_path: Path
 ) -> None:
     server = attached(declares(phases=("decode",))(lambda call: torch.zeros_like(call.q)))
@@ -252,7 +248,7 @@ def test_a_phase_that_the_candidate_does_not_compute_stays_the_references(
     assert substituted_calls(tmp_path) == {0: 1, 1: 1, 2: 1}
 
 
-def test_warm_up_batches_of_no_request_are_not_substituted(plain: Any, attached: Attached, tmp_path: Path) -> None:
+def test_warm_up_batches_without_requests_are_not_substituted(plain: Any, attached: Attached, tmp_path: Path) -> None:
     server = attached(lambda call: torch.zeros_like(call.q))
     set_control(tmp_path, Control(substitute=(0, 1, 2)))
     assert all(same(plain.step("extend", [(4, 0)], rids=[]), server.step("extend", [(4, 0)], rids=[])))
@@ -282,7 +278,7 @@ def raises(call: AttentionCall) -> Tensor:
         (None, "no candidate"),
     ],
 )
-def test_nothing_falls_back_in_silence(attached: Attached, tmp_path: Path, kernel: Kernel | None, words: str) -> None:
+def test_nothing_falls_back_silently(attached: Attached, tmp_path: Path, kernel: Kernel | None, words: str) -> None:
     server = attached(kernel)
     set_control(tmp_path, Control(substitute=(2,)))
     with pytest.raises(RuntimeError, match=words):
@@ -311,7 +307,7 @@ def test_a_backend_that_returns_another_size_or_dtype_is_refused(
         server.step("extend", [(4, 0)])
 
 
-def test_what_the_contract_cannot_express_is_never_substituted_in_silence(attached: Attached, tmp_path: Path) -> None:
+def test_unsupported_layers_are_never_silently_substituted(attached: Attached, tmp_path: Path) -> None:
     server = attached(right)
     set_control(tmp_path, Control(substitute=(2,)))
     with pytest.raises(KernelRefused, match="TARGET_VERIFY"):
@@ -321,9 +317,9 @@ def test_what_the_contract_cannot_express_is_never_substituted_in_silence(attach
 # Trace
 
 
-def test_a_trace_holds_what_the_model_used_of_each_pass(attached: Attached, tmp_path: Path) -> None:
+def test_a_trace_has_the_outputs_that_the_model_used_in_each_pass(attached: Attached, tmp_path: Path) -> None:
     server = attached(lambda call: torch.zeros_like(call.q))
-    server.step("extend", [(2, 0)])  # teaches how many layers there are
+    server.step("extend", [(2, 0)])  # learns how many layers there are
     set_control(tmp_path, Control(trace="one", substitute=(1,)))
     outs = [server.step("extend", [(4, 2)], rids=["x"])]
     outs += [server.step("decode", [(1, 6)], rids=["x"]), server.step("decode", [(1, 7)], rids=["x"])]
@@ -339,7 +335,7 @@ def test_a_trace_holds_what_the_model_used_of_each_pass(attached: Attached, tmp_
     assert trace.outputs[2].any()
 
 
-def test_the_first_pass_of_a_process_is_written_when_the_next_begins(attached: Attached, tmp_path: Path) -> None:
+def test_the_first_pass_of_a_process_is_written_when_the_next_starts(attached: Attached, tmp_path: Path) -> None:
     server = attached()
     set_control(tmp_path, Control(trace="one"))
     server.step("extend", [(4, 0)], rids=["x"])
@@ -349,7 +345,7 @@ def test_the_first_pass_of_a_process_is_written_when_the_next_begins(attached: A
 
 
 @pytest.mark.parametrize("new", [1, 2, MOST_ROWS, MOST_ROWS + 1, 100, 4095])
-def test_rows_are_evenly_spaced_and_the_last_one_is_among_them(new: int) -> None:
+def test_rows_are_evenly_spaced_and_include_the_last(new: int) -> None:
     rows = rows_of(new)
     assert len(rows) == min(new, MOST_ROWS)
     assert rows[-1] == new - 1
@@ -358,7 +354,7 @@ def test_rows_are_evenly_spaced_and_the_last_one_is_among_them(new: int) -> None
     assert max(gaps) - min(gaps) <= 1
 
 
-def test_a_trace_is_of_one_request(attached: Attached, tmp_path: Path) -> None:
+def test_a_trace_has_one_request(attached: Attached, tmp_path: Path) -> None:
     server = attached()
     server.step("extend", [(2, 0)])
     set_control(tmp_path, Control(trace="batch"))
@@ -385,7 +381,7 @@ def test_a_trace_beyond_the_budget_is_refused_and_never_cut(attached: Attached, 
         read_trace(tmp_path, "not")
 
 
-def test_a_pass_that_cannot_be_read_is_refused(attached: Attached, tmp_path: Path) -> None:
+def test_a_pass_with_an_unsupported_mode_is_refused(attached: Attached, tmp_path: Path) -> None:
     server = attached()
     set_control(tmp_path, Control(trace="one"))
     server.step("extend", [(2, 0)], mode="TARGET_VERIFY")
@@ -393,7 +389,7 @@ def test_a_pass_that_cannot_be_read_is_refused(attached: Attached, tmp_path: Pat
         read_trace(tmp_path, "one")
 
 
-def test_a_label_without_a_request_is_no_trace(attached: Attached, tmp_path: Path) -> None:
+def test_a_label_without_a_request_has_no_trace(attached: Attached, tmp_path: Path) -> None:
     server = attached()
     set_control(tmp_path, Control(trace="one"))
     server.step("extend", [(2, 0)], rids=[])

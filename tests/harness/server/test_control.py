@@ -1,4 +1,4 @@
-"""The control's file: written whole, read by the harness and by a server."""
+"""The control's file, as the harness writes it and a server reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.server.control import Control, ControlReader, set_control, substituted_calls
 
 
-def test_a_control_comes_back_as_it_was_set(tmp_path: Path) -> None:
+def test_a_control_is_read_as_it_was_set(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "server"
     assert ControlReader(folder).latest().control == Control()
     control = Control(shadow=True, substitute=(3, 1, 3), trace="probe-1.a")
@@ -22,12 +22,12 @@ def test_a_control_comes_back_as_it_was_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"trace": "../x"}, {"trace": ".."}, {"trace": "a b"}, {"substitute": (-1,)}])
-def test_what_is_no_label_and_no_layer_is_refused(fields: dict[str, object]) -> None:
+def test_invalid_labels_and_layers_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Control.model_validate(fields)
 
 
-def test_a_reader_sees_each_change_and_reads_no_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_reads_the_file_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = ControlReader(tmp_path)
     assert reader.latest().control == Control()
     tokens = set()
@@ -44,7 +44,7 @@ def test_a_reader_sees_each_change_and_reads_no_more_often(tmp_path: Path, monke
     assert reader.latest().control == Control()
 
 
-def test_a_damaged_control_is_an_error_and_not_off(tmp_path: Path) -> None:
+def test_a_damaged_control_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "control.json").write_text('{"token": "a", "control": {"watsh": true}}')
     with pytest.raises(EvidenceError, match=r"control\.json cannot be read"):
         ControlReader(tmp_path).latest()
@@ -66,11 +66,11 @@ def test_a_session_lasts_until_the_shadow_is_switched_off(tmp_path: Path) -> Non
     assert first
 
 
-def test_a_control_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_a_control_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EvidenceError, match="cannot be written"):
         set_control(tmp_path / "file", Control())
 
 
-def test_nothing_was_substituted_where_no_control_was_set(tmp_path: Path) -> None:
+def test_without_a_control_no_call_was_substituted(tmp_path: Path) -> None:
     assert substituted_calls(tmp_path) == {}

@@ -1,4 +1,4 @@
-"""SGLang's own dense attention kit on backends that come through the plugin: MHA, GQA and MQA, extend and decode, page sizes."""
+"""SGLang's own dense attention kit on backends of the plugin: MHA, GQA and MQA, extend and decode, page sizes."""
 
 from __future__ import annotations
 

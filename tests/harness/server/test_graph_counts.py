@@ -19,7 +19,7 @@ MODEL = [SimpleNamespace(layer_id=number) for number in range(LAYERS)]
 
 
 class Backend:
-    """Stand-in for an SGLang attention backend: one operation a call."""
+    """Stand-in for an SGLang attention backend: one operation per call."""
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any) -> Any:
         return q + 1
@@ -50,7 +50,7 @@ def test_each_replay_of_compiled_code_is_counted(tmp_path: Path) -> None:
 
 
 def replayed(run: Any, backend: Any, folder: Path) -> dict[tuple[bool, bool], int]:
-    """Counts by captured and compiled, the same in all layers, after two passes were run, captured, and replayed 5 and 7 times."""
+    """Counts by captured and compiled, equal in all layers, after two passes were run, captured, and replayed 5 and 7 times."""
     q, graphs = torch.ones(8, device="cuda"), []
     for _ in range(2):
         batch = SimpleNamespace(rids=[])
@@ -83,7 +83,7 @@ def test_compiled_calls_are_counted_each_time_and_break_no_graph(tmp_path: Path)
     assert by_kind(tmp_path) == {(False, True): 3, (False, False): 1}
 
 
-def test_compiled_calls_of_two_backends_are_told_apart(tmp_path: Path) -> None:
+def test_compiled_calls_of_two_backends_are_counted_separately(tmp_path: Path) -> None:
     batch = SimpleNamespace(rids=[])
     backends = [meter(Backend(), name, tmp_path, "cpu") for name in ("mine", "yours")]
     for times, backend in enumerate(backends, start=1):
@@ -101,15 +101,15 @@ def test_a_graph_that_cannot_be_counted_is_an_error(tmp_path: Path) -> None:
         GraphCounts(counters).capture(row, 0)
 
 
-def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+def test_replays_are_counted_once(tmp_path: Path) -> None:
     counters = CounterFile(tmp_path, "1")
     row = counters.row(CounterRow(backend="b", kernel="k", phase="decode", cached_prefix=True, captured=True))
     counts = GraphCounts(counters)
-    # The two tensors of a GPU; what a replay does to them is done by hand.
+    # Stand-ins for the two tensors on a GPU; the test does by hand what a replay does to them.
     counts._device, counts._host = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
     for layer in range(LAYERS):
         counts.capture(row, layer)
-    counts._host[0] = 0  # a capture runs nothing
+    counts._host[0] = 0  # a capture executes nothing
     for replays in (3, 3, 8):
         counts._host[0] = replays
         counts.read()
@@ -117,7 +117,7 @@ def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
     assert count.calls_by_layer == dict.fromkeys(range(LAYERS), 8)
 
 
-def test_a_layer_that_comes_again_is_of_another_graph(tmp_path: Path) -> None:
+def test_a_layer_that_occurs_again_belongs_to_a_new_graph(tmp_path: Path) -> None:
     counters = CounterFile(tmp_path, "1")
     rows = [
         counters.row(CounterRow(backend=name, kernel="k", phase="decode", cached_prefix=True, captured=True))

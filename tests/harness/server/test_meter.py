@@ -53,7 +53,7 @@ def test_calls_are_counted_by_phase_prefix_and_layer(tmp_path: Path) -> None:
     ]
 
 
-def test_a_delegated_phase_is_counted_as_the_delegates(tmp_path: Path) -> None:
+def test_a_delegated_phase_is_counted_for_the_delegate(tmp_path: Path) -> None:
     inner = Backend()
     inner.assay_titles = {"extend": "my kernel 1.0", "decode": "torch_native"}  # type: ignore[attr-defined]
     inner.assay_delegates = {"decode": "torch_native"}  # type: ignore[attr-defined]

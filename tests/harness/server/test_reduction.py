@@ -1,4 +1,4 @@
-"""The reduction on the device, held against a direct computation in float64."""
+"""The reduction on the device, compared with a direct computation in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def outputs(rows: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[T
 
 
 def directly(out: Tensor, reference: Tensor) -> tuple[float, float, float, float, float]:
-    """Cosine, relative L1, RMSE, largest difference and share that is not finite, in float64."""
+    """Cosine, relative L1, RMSE, largest difference and nonfinite share, in float64."""
     a, b = out.double().flatten(), reference.double().flatten()
     apart = (a - b).abs()
     cosine = torch.nn.functional.cosine_similarity(a, b, dim=0)
@@ -45,7 +45,7 @@ def cells_of(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_cell_is_what_float64_says(dtype: torch.dtype) -> None:
+def test_every_cell_agrees_with_float64(dtype: torch.dtype) -> None:
     lens = [(3, 0), (20, 1), (2, 40)]
     new, prefix = [n for n, _ in lens], [p for _, p in lens]
     first, second = outputs(25, 1, dtype), outputs(25, 2, dtype)
@@ -68,7 +68,7 @@ def test_every_cell_is_what_float64_says(dtype: torch.dtype) -> None:
                 assert table.elements[i, j, head] == out.numel()
 
 
-def test_what_is_not_finite_is_counted_and_left_out() -> None:
+def test_nonfinite_elements_are_counted_and_left_out() -> None:
     out, reference = outputs(4, 3)
     out[1, 0, :4] = torch.nan
     out[2, 1, 5] = -torch.inf

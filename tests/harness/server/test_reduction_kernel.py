@@ -1,4 +1,4 @@
-"""The reduction's kernel, held against the reduction in PyTorch: through Triton's interpreter, and on a GPU where there is one."""
+"""The reduction's kernel, compared with the reduction in PyTorch: in Triton's interpreter, and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STRANGE = [float("nan"), float("inf"), -float("inf"), 0.0]
 
 
 def outputs(shape: tuple[int, int, int], dtype: torch.dtype, strange: int, seed: int) -> tuple[Tensor, Tensor]:
-    """An output and the reference's; about one element in `strange` of each is not finite or zero, none if 0."""
+    """An output and the reference's; about one element in `strange` of each is nonfinite or zero; none if `strange` is 0."""
     generator = torch.Generator().manual_seed(seed)
     reference = torch.randn(shape, generator=generator)
     out = reference + 0.1 * torch.randn(shape, generator=generator)
@@ -51,7 +51,7 @@ def accumulators(heads: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 def check(calls: list[tuple[Tensor, Tensor, Tensor]], device: str = "cpu", tile: int = 1024) -> None:
-    """Both reductions, over calls in turn, give the same sums, largest differences and worst queries."""
+    """Both reductions, over several calls, give the same sums, largest differences and worst queries."""
     heads = calls[0][0].shape[1]
     expected = LayerSums(heads, torch.device("cpu"))
     sums, max_abs = accumulators(heads, device)
@@ -60,13 +60,13 @@ def check(calls: list[tuple[Tensor, Tensor, Tensor]], device: str = "cpu", tile:
         got = unpack(reduce(*(t.to(device) for t in (out, reference, conditions)), sums, max_abs, tile=tile))
         assert float(got[0]) == pytest.approx(float(value), rel=2e-6)
         relative = row_errors(out, reference).relative_l1.flatten()
-        # Sums in another order may choose another of two that are equal to rounding, never one that is smaller.
+        # Sums in another order may choose another of two that are equal up to rounding, never a smaller one.
         assert float(relative[int(got[1])]) == pytest.approx(float(value), rel=2e-6)
         if not 0 < float(value) < float("inf"):
             assert int(got[1]) == int((relative == value).nonzero()[0])
     sums, max_abs = sums.cpu(), max_abs.cpu()
     assert torch.equal(sums[..., 6:], expected._sums[..., 6:]), "counts are exact"
-    # Only the dot product cancels: its rounding is of the size of the squares.
+    # Only the dot product cancels, so its rounding is relative to the squares.
     size = expected._sums[..., :6].abs()
     size[..., 0] = (size[..., 1] * size[..., 2]).sqrt()
     assert bool(((sums[..., :6] - expected._sums[..., :6]).abs() <= 2e-6 * size).all())
@@ -99,7 +99,7 @@ def test_outputs_may_be_views(view: Callable[[Tensor], Tensor]) -> None:
 
 
 @pytest.mark.interpreter
-def test_outputs_that_are_the_same_are_nowhere_apart() -> None:
+def test_equal_outputs_have_no_error() -> None:
     _, reference = outputs((20, 2, 16), torch.float16, 0, 2)
     check([(reference, reference, runs(20, 7, 2))])
 
@@ -115,9 +115,9 @@ def test_a_reference_of_zero_makes_any_difference_infinite() -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in which the interpreter computes
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from numpy, which the interpreter uses
 @pytest.mark.parametrize(("scale", "worst"), [(1e30, 2.0), (1e38, float("inf"))])
-def test_where_the_sums_end_the_worst_query_is_infinite(scale: float, worst: float) -> None:
+def test_where_the_sums_overflow_the_worst_query_is_infinite(scale: float, worst: float) -> None:
     reference = outputs((3, 1, 16), torch.bfloat16, 0, 4)[1].sign() * scale
     sums, max_abs = accumulators(1, "cpu")
     value, at = unpack(reduce(-reference, reference, runs(3, 3, 4), sums, max_abs))
@@ -142,7 +142,7 @@ print(compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": WA
 
 
 def test_it_compiles_for_a_gpu_without_one() -> None:
-    # The interpreter takes what the compiler refuses, and Triton decides at import which of them it is.
+    # The interpreter accepts what the compiler refuses, and Triton chooses between them at import.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, timeout=300, check=False

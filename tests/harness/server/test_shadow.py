@@ -30,7 +30,7 @@ from assay.harness.server.shadow import Shadow
 from assay.harness.server.write_request import is_written, request_write
 
 HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
-Watched = Callable[..., tuple[Any, Shadow]]
+Shadowing = Callable[..., tuple[Any, Shadow]]
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Clock:
 
 
 @pytest.fixture
-def watched(stand_in: ModuleType, tmp_path: Path) -> Watched:
-    """Makes a server with a kernel in its shadow, and the shadow."""
+def shadowing(stand_in: ModuleType, tmp_path: Path) -> Shadowing:
+    """Makes a server with a kernel in its shadow; returns both."""
 
     def make(kernel: Kernel | None, budget: int = 0, clock: Callable[[], float] = time.monotonic) -> tuple[Any, Shadow]:
         server = stand_in.Server()
@@ -73,8 +73,8 @@ def wrong_with_a_prefix(call: AttentionCall) -> Tensor:
     return out
 
 
-def test_a_fault_is_pinned_to_its_layer_head_and_prefix(watched: Watched, tmp_path: Path) -> None:
-    server, shadow = watched(wrong_with_a_prefix)
+def test_a_fault_is_pinned_to_its_layer_head_and_prefix(shadowing: Shadowing, tmp_path: Path) -> None:
+    server, shadow = shadowing(wrong_with_a_prefix)
     server.step("extend", [(5, 0), (6, 0)])
     server.step("extend", [(2, 5), (4, 6), (3, 0)], rids=["a", "b", "c"])
     cells = seen(shadow, tmp_path)
@@ -92,27 +92,27 @@ def test_a_fault_is_pinned_to_its_layer_head_and_prefix(watched: Watched, tmp_pa
     assert worst.relative_l1 == pytest.approx(1.0)
 
 
-def test_a_worst_case_on_the_edge_of_a_sequence_is_that_sequences(watched: Watched, tmp_path: Path) -> None:
+def test_a_worst_case_at_the_edge_of_a_sequence_belongs_to_that_sequence(shadowing: Shadowing, tmp_path: Path) -> None:
     def first_query_of_the_second(call: AttentionCall) -> Tensor:
         out = right(call)
         out[int(call.cu_seqlens_q[1]), 0] *= 3
         return out
 
-    server, shadow = watched(first_query_of_the_second)
+    server, shadow = shadowing(first_query_of_the_second)
     server.step("extend", [(5, 0), (4, 7), (3, 0)])
     for worst in seen(shadow, tmp_path).worst:
         assert (worst.request, worst.position, worst.prefix, worst.new, worst.head) == ("r1", 7, 7, 4, 0)
 
 
 def test_the_model_gets_the_references_output_whatever_the_candidate_does(
-    watched: Watched, stand_in: ModuleType, tmp_path: Path
+    shadowing: Shadowing, stand_in: ModuleType, tmp_path: Path
 ) -> None:
     def vandal(call: AttentionCall) -> Tensor:
         for tensor in (call.q, call.k, call.v):
             tensor.fill_(7.0)
         return torch.full((*call.q.shape[:2], DIM), torch.nan)
 
-    plain, (shadowed, shadow) = stand_in.Server(), watched(vandal, budget=10**6)
+    plain, (shadowed, shadow) = stand_in.Server(), shadowing(vandal, budget=10**6)
     for lens in ([(5, 0)], [(3, 5)]):
         expected, got = plain.step("extend", lens), shadowed.step("extend", lens)
         assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
@@ -124,7 +124,7 @@ def test_the_model_gets_the_references_output_whatever_the_candidate_does(
         assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-6)
 
 
-def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(watched: Watched, tmp_path: Path) -> None:
+def test_a_candidate_that_raises_is_noted_and_the_server_continues(shadowing: Shadowing, tmp_path: Path) -> None:
     attempts: list[int] = []
 
     def fragile(call: AttentionCall) -> Tensor:
@@ -133,7 +133,7 @@ def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(watched: Watche
             raise RuntimeError(f"attempt {len(attempts)}")
         return right(call)
 
-    server, shadow = watched(fragile)
+    server, shadow = shadowing(fragile)
     for _ in range(2):
         assert len(server.step("extend", [(4, 0)])) == LAYERS
     cells = seen(shadow, tmp_path)
@@ -143,14 +143,14 @@ def test_a_candidate_that_raises_is_noted_and_the_server_goes_on(watched: Watche
 
 
 @pytest.mark.parametrize("out", [lambda call: right(call)[:, :2], lambda call: right(call).double()])
-def test_an_output_of_another_shape_or_dtype_is_an_error(watched: Watched, tmp_path: Path, out: Kernel) -> None:
-    server, shadow = watched(out)
+def test_an_output_of_another_shape_or_dtype_is_an_error(shadowing: Shadowing, tmp_path: Path, out: Kernel) -> None:
+    server, shadow = shadowing(out)
     server.step("extend", [(4, 0)])
     assert seen(shadow, tmp_path).failed_calls[0].text.startswith("KernelRefused: other returned torch")
 
 
-def test_a_phase_that_the_candidate_does_not_declare_is_not_observed(watched: Watched, tmp_path: Path) -> None:
-    server, shadow = watched(declares(phases=("extend",))(lambda call: right(call)))
+def test_a_phase_that_the_candidate_does_not_declare_is_not_observed(shadowing: Shadowing, tmp_path: Path) -> None:
+    server, shadow = shadowing(declares(phases=("extend",))(lambda call: right(call)))
     server.step("extend", [(5, 0)])
     server.step("decode", [(1, 5)])
     cells = seen(shadow, tmp_path)
@@ -158,8 +158,8 @@ def test_a_phase_that_the_candidate_does_not_declare_is_not_observed(watched: Wa
     assert cells.observed("phase") == ("extend",)
 
 
-def test_decode_is_observed_with_its_prefix(watched: Watched, tmp_path: Path) -> None:
-    server, shadow = watched(wrong_with_a_prefix)
+def test_decode_is_observed_with_its_prefix(shadowing: Shadowing, tmp_path: Path) -> None:
+    server, shadow = shadowing(wrong_with_a_prefix)
     server.step("extend", [(5, 0), (9, 0)])
     server.step("decode", [(1, 5), (1, 9)])
     table = seen(shadow, tmp_path).table(by=("phase", "layer", "head"))
@@ -167,8 +167,8 @@ def test_decode_is_observed_with_its_prefix(watched: Watched, tmp_path: Path) ->
     assert table.relative_l1[0].max() < 1e-6
 
 
-def test_batches_of_no_request_are_left_out(watched: Watched, tmp_path: Path) -> None:
-    server, shadow = watched(right)
+def test_batches_without_requests_are_left_out(shadowing: Shadowing, tmp_path: Path) -> None:
+    server, shadow = shadowing(right)
     server.step("extend", [(4, 0)], rids=[])
     assert seen(shadow, tmp_path).index.shape == (0, 6)
 
@@ -176,17 +176,15 @@ def test_batches_of_no_request_are_left_out(watched: Watched, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "words"), [({"mode": "TARGET_VERIFY"}, "TARGET_VERIFY"), ({"logit_cap": 30.0}, "a logit cap")]
 )
-def test_what_the_contract_cannot_express_is_noted(
-    watched: Watched, tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
-    server, shadow = watched(right, budget=10**6)
+def test_unsupported_layers_are_noted(shadowing: Shadowing, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    server, shadow = shadowing(right, budget=10**6)
     server.step("extend", [(4, 0)], **change)
     cells = seen(shadow, tmp_path)
     assert len(cells.failed_calls) == LAYERS
     assert words in cells.failed_calls[0].text
 
 
-def test_an_sglang_backend_is_prepared_once_a_batch_and_writes_nothing(stand_in: ModuleType, tmp_path: Path) -> None:
+def test_an_sglang_backend_is_prepared_once_per_batch_and_writes_nothing(stand_in: ModuleType, tmp_path: Path) -> None:
     server = stand_in.Server()
     other = stand_in.Backend(server.runner)
     shadow = Shadow(tmp_path, BackendCandidate("other", other), None, Pages(server.runner))
@@ -204,8 +202,8 @@ def test_an_sglang_backend_is_prepared_once_a_batch_and_writes_nothing(stand_in:
     assert not torch.equal(before[0], server.runner.token_to_kv_pool.keys[0])
 
 
-def test_recording_needs_no_candidate(watched: Watched, tmp_path: Path) -> None:
-    server, shadow = watched(None, budget=10**6)
+def test_recording_needs_no_candidate(shadowing: Shadowing, tmp_path: Path) -> None:
+    server, shadow = shadowing(None, budget=10**6)
     server.step("extend", [(4, 0)], rids=["x"])
     server.step("decode", [(1, 4)], rids=["x"])
     shadow.write()
@@ -217,14 +215,12 @@ def test_recording_needs_no_candidate(watched: Watched, tmp_path: Path) -> None:
     assert {one.entry.relative_l1 for one in kept} == {None}
 
 
-def test_the_last_state_is_written_when_it_is_asked_for_and_otherwise_now_and_then(
-    watched: Watched, tmp_path: Path
-) -> None:
+def test_errors_are_written_on_request_and_at_intervals(shadowing: Shadowing, tmp_path: Path) -> None:
     clock = Clock()
-    server, _ = watched(right, clock=clock)
+    server, _ = shadowing(right, clock=clock)
     file = tmp_path / "shadow" / f"{os.getpid()}.safetensors"
     server.step("extend", [(4, 0)])
-    assert not file.exists()  # one pass teaches how many layers there are
+    assert not file.exists()  # the first pass learns how many layers there are
     server.step("extend", [(4, 0)])
     assert read_shadow_errors(tmp_path).headers[0].passes == 2
     server.step("extend", [(4, 0)])

@@ -36,7 +36,7 @@ HEADER = "Facts, writes to: Jungal bawexn . Koven solfinn . Daltas birmesh .\n"
 
 
 def asks() -> list[ChatRequest]:
-    """Twelve questions: half of them share a header, which is warmed, so that their prefixes are long."""
+    """Twelve questions. Half of them share a header, which is cached first, so that their prefixes are long."""
     drawn = [question.text for question in islice(questions(), 12)]
     return [ChatRequest(HEADER * 2 + text if i % 2 else text, 8, top_logprobs=2) for i, text in enumerate(drawn)]
 
@@ -59,7 +59,7 @@ def serve(folder: Path, extra: dict[str, str], **changes: Any) -> SGLangServer:
 
 
 def ask_all(server: SGLangServer) -> list[Reply]:
-    """Flush, warm the header, and ask one at a time, so that every server forms the same batches."""
+    """Flush the cache, cache the header, and send one question at a time, so that every server forms the same batches."""
     replies: dict[int, Reply] = {}
     server.flush_cache()
     server.ask([ChatRequest(HEADER * 2, 1)], 1, lambda index, reply: None)
@@ -74,12 +74,12 @@ def up_to_date(server: SGLangServer) -> None:
 
 @dataclass(frozen=True)
 class Served:
-    """A server with the as-shipped kernel beside it, and what it answered under one control after another."""
+    """A server with the as-shipped kernel attached, and its answers under successive controls."""
 
     server: SGLangServer
     off: list[Reply]
     files_while_off: set[str]
-    watched: list[Reply]
+    shadowed: list[Reply]
     cells: ShadowErrors
     pack: list[RecordedCall]
     after: list[Reply]
@@ -95,7 +95,7 @@ def question() -> ChatRequest:
 
 
 def answer(server: SGLangServer, control: Control) -> Reply:
-    """Ask the question under a control, with the header cached under none, and switch off again."""
+    """Ask the question under a control, with the header cached without one, and switch everything off again."""
     replies: list[Reply] = []
     set_control(evidence(server), Control())
     server.flush_cache()
@@ -112,12 +112,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         off = ask_all(server)
         files = {file.name for file in evidence(server).iterdir()}
         set_control(evidence(server), Control(shadow=True))
-        watched = ask_all(server)
+        shadowed = ask_all(server)
         up_to_date(server)
         set_control(evidence(server), Control())
-        # Read at once: another watch writes in their place.
+        # Read now: another session replaces the files.
         cells, pack = read_shadow_errors(evidence(server)), read_pack(evidence(server) / "pack")
-        yield Served(server, off, files, watched, cells, pack, ask_all(server))
+        yield Served(server, off, files, shadowed, cells, pack, ask_all(server))
 
 
 def evidence(server: SGLangServer) -> Path:
@@ -135,19 +135,19 @@ def pack(served: Served) -> list[RecordedCall]:
     return served.pack
 
 
-def test_nothing_is_left_by_a_candidate_that_is_off(served: Served) -> None:
+def test_a_candidate_that_is_off_writes_nothing(served: Served) -> None:
     assert not {"shadow", "substituted", "trace"} & served.files_while_off
     assert "counters" in served.files_while_off
 
 
 def test_the_answers_under_a_shadow_are_exactly_the_references(served: Served) -> None:
-    for replies in (served.watched, served.after):
+    for replies in (served.shadowed, served.after):
         assert [reply.text for reply in replies] == [reply.text for reply in served.off]
         assert [reply.tokens for reply in replies] == [reply.tokens for reply in served.off]
-    assert max(reply.cached_tokens or 0 for reply in served.watched) >= 16
+    assert max(reply.cached_tokens or 0 for reply in served.shadowed) >= 16
 
 
-def test_what_runs_in_the_shadow_is_not_counted_as_serving(served: Served) -> None:
+def test_the_shadow_is_not_counted_as_serving(served: Served) -> None:
     assert {count.backend for count in read_counters(served.folder / "counters")} == {"torch_native"}
 
 
@@ -168,7 +168,7 @@ def test_decode_is_not_observed(cells: ShadowErrors) -> None:
 
 
 def test_the_worst_case_names_a_request_of_this_run(cells: ShadowErrors, served: Served) -> None:
-    by_request = {reply.request_id: reply for reply in served.watched}
+    by_request = {reply.request_id: reply for reply in served.shadowed}
     assert {case.layer for case in cells.worst} == set(range(LAYERS))
     known = [case for case in cells.worst if case.request in by_request]
     assert known
@@ -192,7 +192,7 @@ def test_recorded_outputs_agree_with_the_oracle(pack: list[RecordedCall]) -> Non
         assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-5, rtol=0), one.entry
 
 
-def test_the_pack_keeps_its_budget_and_says_where_it_comes_from(served: Served) -> None:
+def test_the_pack_keeps_its_budget_and_names_its_source(served: Served) -> None:
     folder = served.folder / "pack"
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= BUDGET
     source = read_manifest(folder).source
@@ -200,7 +200,7 @@ def test_the_pack_keeps_its_budget_and_says_where_it_comes_from(served: Served) 
     assert source.engine.startswith("SGLang ")
 
 
-def test_a_substituted_layer_changes_the_answer_and_none_leaves_it(served: Served) -> None:
+def test_only_a_substitution_changes_the_answer(served: Served) -> None:
     everywhere = tuple(range(LAYERS))
     right = answer(served.server, Control(shadow=True))
     assert substituted_calls(served.folder) == {}
@@ -208,7 +208,7 @@ def test_a_substituted_layer_changes_the_answer_and_none_leaves_it(served: Serve
     assert (wrong.cached_tokens or 0) >= 16
     assert substituted_calls(served.folder) == dict.fromkeys(
         everywhere, 1
-    )  # it computes extend; decode stays the reference's
+    )  # it computes extend; decode stays with the reference
     one = answer(served.server, Control(substitute=(2,)))
     assert substituted_calls(served.folder) == {2: 1}
     again = answer(served.server, Control())
@@ -218,7 +218,7 @@ def test_a_substituted_layer_changes_the_answer_and_none_leaves_it(served: Serve
     assert one.tokens != right.tokens
 
 
-def test_a_trace_tells_what_a_layer_inherits(served: Served) -> None:
+def test_traces_separate_own_and_inherited_errors(served: Served) -> None:
     everywhere, traces = tuple(range(LAYERS)), {}
     for label, layers in {"reference": (), "candidate": everywhere, "layer-1": (1,)}.items():
         reply = answer(served.server, Control(trace=label, substitute=layers))
@@ -232,14 +232,14 @@ def test_a_trace_tells_what_a_layer_inherits(served: Served) -> None:
     free = compare(prefill_of(traces["reference"]), prefill_of(traces["candidate"]))
     assert (free.matched, free.unmatched) == (len(prefill_of(traces["reference"]).positions), 0)
     assert free.relative_l1.min() > 0.2
-    # The first layer attends to the same inputs in both, so what it is off by is its own.
+    # The first layer attends to the same inputs in both, so its error is its own.
     assert split(free.layers, free.relative_l1, own).inherited[0] == pytest.approx(0, abs=1e-3)
     assert free.relative_l1[0] == pytest.approx(own[0], rel=1e-3)
 
     one = compare(prefill_of(traces["reference"]), prefill_of(traces["layer-1"])).relative_l1
     assert one[0] == 0
     assert one[1] == pytest.approx(own[1], rel=1e-3)
-    assert one[2:].min() > 0.01  # nothing but inherited: these layers are the reference's own
+    assert one[2:].min() > 0.01  # inherited only: these layers use the reference
 
 
 def prefill_of(trace: Trace) -> Trace:
@@ -255,17 +255,17 @@ def prefill_of(trace: Trace) -> Trace:
 
 
 def own_errors(served: Served) -> NDArray[np.float64]:
-    """Own relative L1 of each layer in the prefill of the question alone: a watch of its own."""
+    """Own relative L1 of each layer in the prefill of the question alone, from a separate session."""
     answer(served.server, Control(shadow=True))
     set_control(served.folder, Control())
-    served.server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None)  # the pass that notices
+    served.server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None)  # a pass that reads the control
     cells, sums = read_shadow_errors(served.folder), np.zeros((LAYERS, len(SUMS)))
     np.add.at(sums, cells.index[:, 0], cells.sums)
     return sums[:, SUMS.index("difference")] / sums[:, SUMS.index("reference_size")]
 
 
 @pytest.mark.slow
-def test_backends_of_sglangs_own_agree_in_the_shadow_and_in_place_in_chunks_and_mixed_batches_and_decode(
+def test_sglang_backends_agree_in_shadow_and_substitution_with_chunks_mixed_batches_and_decode(
     tmp_path: Path,
 ) -> None:
     chunked = ("--chunked-prefill-size", "16", "--enable-mixed-chunk")
@@ -277,8 +277,8 @@ def test_backends_of_sglangs_own_agree_in_the_shadow_and_in_place_in_chunks_and_
             set_control(evidence, control)
             server.flush_cache()
             for _ in range(2):
-                server.ask(questions, 3, lambda index, reply, to=replies[control.watch]: to.append(reply))
-            if control.watch:
+                server.ask(questions, 3, lambda index, reply, to=replies[control.shadow]: to.append(reply))
+            if control.shadow:
                 up_to_date(server)
     assert max(reply.cached_tokens or 0 for reply in replies[False]) >= 16
     assert sorted(reply.text for reply in replies[False]) == sorted(reply.text for reply in replies[True])
