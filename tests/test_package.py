@@ -166,10 +166,13 @@ def test_the_wheel_holds_one_package_with_all_its_files(tmp_path: Path) -> None:
 # Extras.
 
 
-def base() -> set[str]:
-    """Distributions that ``pip install assay`` brings, among those installed here."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    todo = [Requirement(line).name for line in project["dependencies"]]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def brought(*extras: str) -> set[str]:
+    """Distributions that ``pip install assay[extras]`` brings, among those installed here."""
+    lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
+    todo = [Requirement(line).name for lines in lists for line in lines]
     found: set[str] = set()
     while todo:
         name = canonicalize_name(todo.pop())
@@ -177,7 +180,7 @@ def base() -> set[str]:
             continue
         found.add(name)
         try:
-            lines = requires(name) or []
+            lines = requires(name) or [] if name != "assay" else []
         except PackageNotFoundError:
             continue
         needed = (one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""}))
@@ -187,6 +190,7 @@ def base() -> set[str]:
 
 ONLY_BASE = """
 import sys
+from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions
 
 from packaging.utils import canonicalize_name
@@ -197,22 +201,26 @@ OTHERS = {{
 }} - {{"assay", "sitecustomize"}}
 
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in OTHERS and not name.startswith("_"):
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+class Installed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in OTHERS else super().find_spec(name, path, target)
 
 
-sys.meta_path.insert(0, Absent())
+sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
 """
+
+
+def only(folder: Path, *extras: str) -> dict[str, str]:
+    """An environment in which only what ``pip install assay[extras]`` brings can be imported."""
+    (folder / "sitecustomize.py").write_text(ONLY_BASE.format(allowed=brought(*extras) | {"pip", "setuptools"}))
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
 @pytest.fixture(scope="module")
 def base_only(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment variable under which only what `pip install assay` brings can be imported."""
-    folder = tmp_path_factory.mktemp("base")
-    (folder / "sitecustomize.py").write_text(ONLY_BASE.format(allowed=base() | {"pip", "setuptools"}))
-    return {"PYTHONPATH": f"{folder}:{ROOT}"}
+    """An environment of nothing but the base install."""
+    return only(tmp_path_factory.mktemp("base"))
 
 
 def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: Path) -> None:
@@ -228,9 +236,27 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
     assert "mine:forward is correct on all" in done.stdout
 
 
-@pytest.mark.parametrize("module", ["assay.harness.offline.replay", "assay.suites.plugin", "assay.harness.cli"])
-def test_the_base_install_imports(base_only: dict[str, str], module: str) -> None:
-    done = python("-c", f"import {module}", **base_only)
+IMPORTABLE = {
+    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.diff"),
+    ("reports",): (
+        "judge.build",
+        "offline.timing",
+        "bisect.commits.session",
+        "cli.gate",
+        "cli.bench",
+        "cli.bisect_commits",
+    ),
+    ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run", "cli.diff"),
+}
+"""Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
+
+
+@pytest.mark.parametrize("extras", IMPORTABLE, ids=lambda extras: ",".join(extras) or "base")
+def test_an_extra_is_enough_for_its_commands(extras: tuple[str, ...], tmp_path: Path) -> None:
+    env = only(tmp_path, *extras)
+    modules = [f"assay.harness.{module}" for module in IMPORTABLE[extras]]
+    modules += ["assay.suites.plugin"] if not extras else ["assay.reports.write"]
+    done = python("-c", "\n".join(f"import {module}" for module in modules), **env)
     assert done.returncode == 0, done.stderr
 
 

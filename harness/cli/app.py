@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
 from assay.harness.errors import AssayError, ExitCode
+from assay.harness.extras import Extra, require
 
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and say whether the candidate may be merged."),
@@ -36,6 +37,15 @@ COMMANDS = {
     "baseline": ("gate", "Keep accepted results, in files that a team commits."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
+
+
+EXTRAS: dict[str, Extra] = {
+    **dict.fromkeys(("run", "gate", "diff", "record"), "serve"),
+    **dict.fromkeys(("report", "baseline", "bench", "bisect"), "reports"),
+}
+"""Commands that need more than ``pip install assay``, and the extra that has it. The parts of bench and bisect that start servers
+require "serve" themselves.
+"""
 
 
 class _Deferred(TyperCommand):
@@ -70,7 +80,13 @@ errors = Console(stderr=True)
 
 
 def load_command(name: str) -> Any:
-    """A command, imported: importing its module registers it with `app`."""
+    """A command, imported: importing its module registers it with `app`.
+
+    Raises:
+        UsageError: packages that it needs are not installed.
+    """
+    if name in EXTRAS:
+        require(EXTRAS[name], f"assay {name}")
     importlib.import_module(f"assay.harness.cli.{COMMANDS[name][0]}")
     return typer.main.get_group(app).commands[name]
 

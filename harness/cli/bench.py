@@ -14,6 +14,7 @@ from assay.harness.cli.app import app, console
 from assay.harness.cli.flags import SERVER_FLAGS, Config, spec_flags
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
+from assay.harness.extras import require
 
 bench_app = typer.Typer(invoke_without_command=True, add_completion=False)
 app.add_typer(bench_app, name="bench")
@@ -47,6 +48,8 @@ def bench(
                 f"see assay bench {context.invoked_subcommand} --help",
             )
         return
+    require("serve", "assay bench")
+
     from assay.harness.bench import drive
     from assay.harness.bench.evidence import BenchFolder
     from assay.harness.bench.plan import plan_bench, timed_spec

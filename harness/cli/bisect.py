@@ -9,6 +9,7 @@ import typer
 
 from assay.harness.cli.app import app, console
 from assay.harness.cli.flags import SERVER_FLAGS, Config, instrumented_spec, spec_flags
+from assay.harness.extras import require
 
 bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
 app.add_typer(bisect_app, name="bisect")
@@ -30,6 +31,8 @@ def layers(
     config: Config = None,
 ) -> None:
     """Find the layers that must run the reference for the task to be right again, in one running server."""
+    require("serve", "assay bisect layers")
+
     from assay.harness.bisect.layer_probes import bisect_layers
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import default_folder
