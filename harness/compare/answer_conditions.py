@@ -11,6 +11,7 @@ from assay.harness.compare.answers import Pair
 from assay.harness.conditions import BATCH_SIZE, CACHED_PREFIX, PROMPT_LENGTH, Buckets, condition_id
 from assay.harness.schema import Part
 from assay.harness.stats.multiple import holm
+from assay.harness.stats.share import fisher_exact_greater
 
 UNKNOWN = "unknown"
 NOT_OBSERVED = "not observed"
@@ -156,11 +157,8 @@ def _share_lost(row: ConditionRow) -> float:
 
 
 def _p_loses_more(row: ConditionRow, others: Sequence[ConditionRow]) -> float:
-    from scipy.stats import fisher_exact  # costs 0.6 s to import, and only a loss needs it
-
     lost, right = sum(_lost(o) for o in others), sum(o.reference_right for o in others)
-    table = [[_lost(row), row.reference_right - _lost(row)], [lost, right - lost]]
-    return float(fisher_exact(table, alternative="greater").pvalue)
+    return fisher_exact_greater(_lost(row), row.reference_right - _lost(row), lost, right - lost)
 
 
 def _summary(title: str, broken: Sequence[ConditionRow], fine: Sequence[ConditionRow], p_value: float) -> str:

@@ -123,13 +123,14 @@ def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | 
     Returns:
         In units of the values; None for fewer than two clusters.
     """
-    from statsmodels.regression.linear_model import OLS  # takes a second to import
-
-    values, clusters = np.asarray(values, np.float64), np.asarray(clusters)
-    if len(np.unique(clusters)) < 2:
+    values = np.asarray(values, np.float64)
+    clusters, index = np.unique(np.asarray(clusters), return_inverse=True)
+    groups = len(clusters)
+    if groups < 2:
         return None
-    fit = OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds={"groups": clusters})
-    return float(fit.bse[0])
+    # A regression on a constant with cluster-robust errors, as statsmodels fits it; importing that takes a second.
+    sums = np.bincount(index, weights=values - values.mean())
+    return float(math.sqrt(groups / (groups - 1) * (sums @ sums)) / len(values))
 
 
 def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float = ALPHA) -> tuple[float, float]:

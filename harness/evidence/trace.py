@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 
 from assay.harness.errors import EvidenceError
 from assay.harness.files import write_whole
@@ -25,10 +25,12 @@ if TYPE_CHECKING:  # a report without traces must not wait for torch
     from torch import Tensor
 
 FOLDER = "trace"
-SCHEMA: Literal["assay.trace/1"] = "assay.trace/1"
+SCHEMA: Literal["assay.trace/2"] = "assay.trace/2"
 BUDGET_BYTES = 256 * 2**20
 """Default byte budget of all traces of a process (``ASSAY_TRACE``)."""
 _LAYER = "layer."
+_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32}
+"""Names in safetensors files -> NumPy's."""
 _REFUSED = ".refused"
 
 
@@ -43,7 +45,7 @@ class TraceHeader(Record):
         ranks: number of those processes.
     """
 
-    schema_id: Literal["assay.trace/1"] = SCHEMA
+    schema_id: Literal["assay.trace/2"] = SCHEMA
     request: str
     phase: Literal["extend", "decode"]
     number: int
@@ -147,18 +149,25 @@ class _Part:
 
 def _read(path: Path) -> _Part:
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="numpy") as file:
             header = TraceHeader.model_validate_json((file.metadata() or {})["header"])
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
+        tensors = {name: _array(view) for name, view in deserialize(path.read_bytes())}
         outputs = {
-            int(name.removeprefix(_LAYER)): tensor.float().numpy()
-            for name, tensor in tensors.items()
+            int(name.removeprefix(_LAYER)): array.astype(np.float32, copy=False)
+            for name, array in tensors.items()
             if name.startswith(_LAYER)
         }
-        return _Part(tensors["tokens"].numpy(), tensors["positions"].numpy(), outputs, header)
+        return _Part(tensors["tokens"], tensors["positions"], outputs, header)
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
         raise _damaged(path, str(error).splitlines()[0]) from None
+
+
+def _array(view: Mapping[str, Any]) -> NDArray[Any]:
+    """A tensor of a safetensors file as an array; bfloat16, which NumPy lacks, as float32. Without torch: see `Tensor` above."""
+    if view["dtype"] == "BF16":
+        bits = np.frombuffer(view["data"], np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32).reshape(view["shape"])
+    return np.frombuffer(view["data"], _DTYPES[view["dtype"]]).reshape(view["shape"])
 
 
 def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace:

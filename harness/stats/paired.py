@@ -61,7 +61,7 @@ def _tango_high(lost: int, gained: int, n: int, alpha: float) -> float:
     def beyond(loss: float) -> float:
         return lost - gained - n * loss + z * math.sqrt(n * _variance(loss, lost / n, gained / n))
 
-    return _root(beyond, (lost - gained) / n + _OFFSET, 1.0, xtol=1e-12)
+    return _root(beyond, (lost - gained) / n + _OFFSET, 1.0)
 
 
 def _variance(loss: float, share_lost: float, share_gained: float) -> float:
@@ -72,10 +72,24 @@ def _variance(loss: float, share_lost: float, share_gained: float) -> float:
     return max(0.0, 2 * gained + loss * (1 - loss))
 
 
-def _root(f: Callable[[float], float], low: float, high: float, xtol: float = 2e-12) -> float:
-    from scipy.optimize import brentq  # costs 0.2 s to import
+def _root(f: Callable[[float], float], low: float, high: float) -> float:
+    """The root of a function that changes its sign between `low` and `high`, by bisection to 1e-13.
 
-    return float(brentq(f, low, high, xtol=xtol))
+    Raises:
+        ValueError: its signs there are the same.
+    """
+    # Not scipy.optimize.brentq, which takes 0.3 s to import.
+    if f(high) == 0:
+        return high
+    rising = f(high) > 0
+    if (f(low) > 0) == rising:
+        raise ValueError(f"f({low}) = {f(low)} and f({high}) = {f(high)} have the same sign")
+    while high - low > 1e-13:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if (f(middle) > 0) == rising else (middle, high)
+    return (low + high) / 2
 
 
 def smallest_detectable(n: int, discordance: float, alpha: float, power: float = 0.8) -> float | None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr, softmax
+from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.proportion import proportion_confint
 
 from assay.harness.compare.logits import clustered_stderr, compare_roles, merged_kl, share_interval
@@ -85,6 +86,8 @@ def test_the_clustered_error_is_the_formula_of_the_paper() -> None:
     sums = np.array([off[clusters == g].sum() for g in range(30)])
     expected = math.sqrt((sums**2).sum() * 30 / 29) / len(values)
     assert clustered_stderr(values, clusters) == pytest.approx(expected, rel=1e-9)
+    fit = OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds={"groups": clusters})
+    assert clustered_stderr(values, clusters) == pytest.approx(float(fit.bse[0]), rel=1e-9)
     assert expected > 2 * values.std(ddof=1) / math.sqrt(
         len(values)
     )  # what treating positions as independent would say

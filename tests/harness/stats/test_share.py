@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, fisher_exact
 
-from assay.harness.stats.share import clopper_pearson, p_not_above, wilson
+from assay.harness.stats.share import clopper_pearson, fisher_exact_greater, p_not_above, wilson
 
 COUNTS = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -63,3 +63,10 @@ def test_better_than_guessing_is_told_from_guessing() -> None:
 def test_a_count_that_is_no_share_is_refused(counts: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="is not a share"):
         clopper_pearson(*counts, 0.05)
+
+
+@given(st.tuples(*(st.integers(0, 3_000) for _ in range(4))))
+def test_fishers_exact_test_is_scipys(table: tuple[int, int, int, int]) -> None:
+    a, b, c, d = table
+    expected = fisher_exact([[a, b], [c, d]], alternative="greater").pvalue
+    assert fisher_exact_greater(a, b, c, d) == pytest.approx(expected, rel=1e-8, abs=1e-300)
