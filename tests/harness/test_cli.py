@@ -1,4 +1,4 @@
-"""What bad input gets: a sentence that says what was found, what was expected and what to do; exit 2; nothing started."""
+"""Bad input ends with what was found, what was expected and what to do, and exit code 2; nothing is started."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_unknown_flag_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(monkeypatch, "run", "--no-such-flag") == 2
 
 
-def test_a_bug_is_no_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_not_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
@@ -116,7 +116,7 @@ def test_the_builtin_model_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_says_what_each_commands_own_help_says(name: str) -> None:
+def test_the_list_of_commands_agrees_with_each_commands_help(name: str) -> None:
     assert load_command(name).help.splitlines()[0] == COMMANDS[name][1]
 
 

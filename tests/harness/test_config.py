@@ -31,25 +31,25 @@ def failure(text: str = "", **flags: Any) -> UsageError:
     return caught.value
 
 
-def test_without_anything_the_cpu_profile_holds() -> None:
+def test_the_default_is_the_cpu_profile() -> None:
     spec = make_spec({})
     assert (spec.device, spec.reference, spec.candidate) == ("cpu", "torch_native", "sage_attn")
     assert (spec.margin, spec.concurrency, spec.synthetic) == (0.05, 32, True)
 
 
-def test_the_device_chooses_the_reference_unless_it_is_said() -> None:
+def test_the_device_chooses_the_reference_unless_one_is_named() -> None:
     assert make_spec({"device": "cuda"}).reference == "triton"
     assert make_spec({"device": "cuda", "reference": "fa3"}).reference == "fa3"
     assert from_toml('[run]\ndevice = "cuda"').reference == "triton"
 
 
-def test_flags_win_over_the_file_and_the_file_over_the_profile() -> None:
+def test_flags_override_the_file_and_the_file_the_profile() -> None:
     text = '[run]\nquestions = 7\nreference = "triton"\nengine_arg = ["--a", "--b"]\n[policy]\nmargin = 0.02'
     spec = from_toml(text, questions=9, margin=None)
     assert (spec.questions, spec.margin, spec.reference, spec.engine_arg) == (9, 0.02, "triton", ("--a", "--b"))
 
 
-def test_a_line_of_policy_says_where_it_stands() -> None:
+def test_a_line_of_policy_names_its_source() -> None:
     text = "[policy]\nmargin = 0.02\nbounds = { int8_qk = 0.06 }"
     spec = from_toml(text, alpha=0.01)
     assert spec.policy_line("margin") == "margin = 0.02 (assay.toml, [policy])"
@@ -65,7 +65,7 @@ def test_suites_are_a_list_or_separated_by_commas() -> None:
         assert failure(suites=suites).found.startswith("--suites is ")
 
 
-def test_a_named_file_is_read_and_must_be_there(work: Path) -> None:
+def test_a_named_file_is_read_and_must_exist(work: Path) -> None:
     (work / "other.toml").write_text("[run]\nquestions = 3")
     assert make_spec({}, work / "other.toml").questions == 3
     with pytest.raises(UsageError, match="does not exist"):
@@ -74,7 +74,7 @@ def test_a_named_file_is_read_and_must_be_there(work: Path) -> None:
         make_spec({}, work)
 
 
-def test_an_empty_file_says_nothing() -> None:
+def test_an_empty_file_changes_nothing() -> None:
     assert from_toml("") == make_spec({}) == from_toml("[run]")
 
 
@@ -163,7 +163,7 @@ def test_a_value_out_of_range_names_its_flag_and_what_was_found(name: str, value
 
 
 @pytest.mark.parametrize(("margin", "alpha"), [(0.001, 0.2), (0.999, 0.001)])
-def test_the_ends_of_the_ranges_are_in(margin: float, alpha: float) -> None:
+def test_the_ranges_include_their_ends(margin: float, alpha: float) -> None:
     spec = make_spec({"margin": margin, "alpha": alpha, "questions": 1, "greedy_prompts": 0, "concurrency": 1024})
     assert (spec.margin, spec.alpha) == (margin, alpha)
 

@@ -1,4 +1,4 @@
-"""A short bench of two real CPU servers with the tiny model: what is asserted is the evidence, and no time."""
+"""A short bench of two real CPU servers with the tiny model. The tests assert evidence, not times."""
 
 from __future__ import annotations
 

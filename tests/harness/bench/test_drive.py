@@ -1,4 +1,4 @@
-"""When a bench ends. What a block takes is made up here; real ones are played in test_bench_server.py."""
+"""When a bench ends. Times of blocks are invented here; real blocks are played in test_bench_server.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from assay.harness.stats.ratio import MIN_RATIOS
 
 
 def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[int], float], chunks: int = 3) -> int:
-    """Rounds that are played of blocks that take `seconds_of` their round, with a budget that the first block uses up."""
+    """Number of rounds that are played if a block takes `seconds_of` its round and the first block uses up the budget."""
 
     def block(turn: Turn, engine: Any, streamer: Any, vocabulary: int, number: int) -> list[Timing]:
         times = tuple(seconds_of(turn.round) * (1 + at) / chunks for at in range(chunks))
@@ -52,15 +52,15 @@ def test_as_many_rounds_are_played_as_a_verdict_needs(tmp_path: Path, monkeypatc
     assert play(tmp_path / "steady", monkeypatch, lambda number: 0.1) == 1 + MIN_RATIOS
 
 
-def test_rounds_of_warm_up_are_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_warm_up_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert play(tmp_path / "slow to warm", monkeypatch, lambda number: 0.5 if number < 4 else 0.1) == 4 + MIN_RATIOS
 
 
-def test_a_machine_that_never_settles_does_not_play_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bench_ends_on_a_machine_that_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # At most half of the rounds are warm-up.
     assert play(tmp_path / "slower and slower", monkeypatch, lambda number: 0.1 / 1.5**number) <= 2 * MIN_RATIOS
 
 
-def test_answers_that_come_whole_end_a_bench_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_in_one_chunk_end_a_bench_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EvidenceError, match="in one chunk"):
         play(tmp_path / "whole", monkeypatch, lambda number: 0.1, chunks=1)

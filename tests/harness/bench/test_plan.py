@@ -83,7 +83,7 @@ def test_servers_that_cannot_run_at_once_are_wrong_use() -> None:
         planned(servers="in-turn")
 
 
-def test_the_seed_cases_throughput_test_can_be_said() -> None:
+def test_a_throughput_test_with_engine_flags_can_be_specified() -> None:
     flags = ("--enable-torch-compile", "--cuda-graph-max-bs", "4")
     policy = {"shapes": ("256:256",), "concurrency": (1,)}
     plan = planned(policy, engine_arg=flags)

@@ -1,4 +1,4 @@
-"""When a run is timed, and when not. The bench itself is replaced: real ones are in test_bench_server.py."""
+"""When a run is timed, and when it is not. The bench itself is replaced; real ones are in test_bench_server.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAGS: dict[str, Any] = {
 
 
 class Benches:
-    """Stands for `assay.harness.bench.drive.bench`: keeps what it was asked for, and plays as far as it is told to."""
+    """Replaces `assay.harness.bench.drive.bench`: records its arguments, and plays to the end or dies."""
 
     def __init__(self, dies: bool = False) -> None:
         self.dies = dies
@@ -57,7 +57,7 @@ def timed(folder: RunFolder, benches: Benches, monkeypatch: pytest.MonkeyPatch, 
         time_servers(plan_latency(make_spec(FLAGS | flags)), folder, display)
 
 
-def test_what_is_timed_has_nothing_in_the_shadow(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shadowed_while_servers_are_timed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     benches = Benches()
     timed(folder, benches, monkeypatch)
     (plan,) = benches.plans
@@ -71,14 +71,14 @@ def test_what_is_timed_has_nothing_in_the_shadow(folder: RunFolder, monkeypatch:
     ]  # fmt: skip
 
 
-def test_a_run_that_is_gone_on_with_is_not_timed_again(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_is_not_timed_again(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     benches = Benches()
     timed(folder, benches, monkeypatch)
     timed(folder, benches, monkeypatch)
     assert len(benches.plans) == 1
 
 
-def test_a_bench_that_was_cut_off_is_begun_anew(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_bench_starts_over(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     timed(folder, Benches(dies=True), monkeypatch)
     failure = folder.progress().failure
     assert failure is not None

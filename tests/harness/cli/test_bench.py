@@ -1,4 +1,4 @@
-"""What bad input to ``assay bench`` gets: a sentence, exit 2, and nothing started."""
+"""Bad input to ``assay bench`` ends with a sentence and exit code 2; nothing is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked, in which order; on a fake engine, since the order is the point. Real servers: tests/test_end_to_end.py."""
+"""What is asked, and in which order, on a fake engine. Real servers: tests/test_end_to_end.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from assay.harness.progress import ProgressDisplay
 
 
 class FakeEngine(Engine):
-    """Answers A to everything, and keeps what happened to it."""
+    """Answers A to everything, and records what it is asked."""
 
     def __init__(self, role: Role, dies_after: int = 10**9) -> None:
         self.role, self.backend, self.url, self.label = role, "fake", "", "a fake"
@@ -116,7 +116,7 @@ def test_the_command_in_the_manifest_repeats_the_run(plan: Plan, tmp_path: Path)
     }
 
 
-def test_greedy_prompts_are_none_of_the_questions(plan: Plan) -> None:
+def test_no_greedy_prompt_is_one_of_the_questions(plan: Plan) -> None:
     assert not {item.prompt for item in plan.of("mmlu")} & {item.prompt for item in plan.of("greedy")}
 
 

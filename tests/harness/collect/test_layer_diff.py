@@ -31,7 +31,7 @@ FOUND = Finding(
 
 
 class Server:
-    """Notes what it is asked, one list of prompts a call, and when its cache is emptied."""
+    """Records what it is asked, one list of prompts per call, and when its cache is emptied."""
 
     role = "reference"
 

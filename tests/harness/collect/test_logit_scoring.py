@@ -1,4 +1,4 @@
-"""Scoring both roles, with a stand-in that answers as SGLang does: quick, and it can be made to misbehave."""
+"""Scoring both roles on a stand-in that answers as SGLang does but is fast and can be made to misbehave."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_without_a_prefix_cache_the_condition_is_not_observed(tmp_path: Path) ->
     assert "the candidate 0 to 0" in comparison.not_observed[0]
 
 
-def test_what_is_there_is_not_scored_again(tmp_path: Path) -> None:
+def test_existing_scores_are_kept(tmp_path: Path) -> None:
     both(tmp_path, Model("candidate"))
     logits_path(tmp_path, "reference", 1).unlink()
     idle, rest = Model("candidate"), Model("reference")
@@ -164,7 +164,7 @@ def test_one_server_can_be_both_roles(tmp_path: Path) -> None:
     assert cached.mean_kl > 0.01
 
 
-def test_the_answer_is_cut_where_it_parts_from_the_recorded_one(tmp_path: Path) -> None:
+def test_the_answer_is_cut_where_it_differs_from_the_recorded_one(tmp_path: Path) -> None:
     texts = ["t1", "t2", "other", "t4", "t63"]
     answers = [recorded("greedy-000", texts, 40), recorded("greedy-001", ["t1", "t2"], 18)]
     score_role(Model("reference"), items(), answers, tmp_path, display())
@@ -187,7 +187,7 @@ def test_the_candidate_needs_the_reference_first(tmp_path: Path) -> None:
         compare_logits(tmp_path)
 
 
-def test_a_server_that_fails_midway_leaves_nothing_half_done(tmp_path: Path) -> None:
+def test_a_server_that_fails_midway_leaves_no_partial_file(tmp_path: Path) -> None:
     class Dying(Model):
         def flush_cache(self) -> None:
             if len(self.scored) >= 2:

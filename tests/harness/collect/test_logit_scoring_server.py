@@ -126,7 +126,7 @@ def test_sequences_are_the_prompts_and_the_recorded_answers(scored: Scored) -> N
     assert np.allclose(forced, own, atol=1e-4)
 
 
-def test_both_conditions_were_met_by_the_servers_own_account(scored: Scored) -> None:
+def test_the_server_reports_both_conditions(scored: Scored) -> None:
     comparison, folder, _, _ = scored
     assert comparison.not_observed == ()
     for role in ("reference", "candidate"):

@@ -18,13 +18,14 @@ from assay.harness.progress import ProgressDisplay
 SPEC = RunSpec(reference="torch_native", candidate="torch_native", suites=("layers",), budget_mb=16)
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with ProgressDisplay(Console(file=StringIO())) as display, pytest.raises(UsageError, match="is not empty"):
         record_pack(prepare(SPEC), tmp_path, display)
 
 
 @pytest.mark.server
+@pytest.mark.slow
 def test_a_recorded_pack_can_be_replayed(tmp_path: Path) -> None:
     pack = tmp_path / "packs" / "pack"
     with ProgressDisplay(Console(file=StringIO())) as display:

@@ -36,7 +36,7 @@ def test_another_value_is_found_in_both_orders() -> None:
     assert differences(CANDIDATE | {"page_size": 64}, REFERENCE) == {"page_size": ("64", "1")}
 
 
-def test_booleans_and_none_are_told_from_their_neighbours() -> None:
+def test_booleans_and_none_differ_from_similar_values() -> None:
     assert differences(REFERENCE, CANDIDATE | {"disable_radix_cache": True}) == {
         "disable_radix_cache": ("false", "true")
     }

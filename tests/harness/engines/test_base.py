@@ -1,4 +1,4 @@
-"""Starting two engines together. The engines here are fakes: what they do while they start is the point."""
+"""Starting two engines together, on fakes whose behaviour during start-up is controlled."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from assay.harness.errors import EngineError
 
 
 class FakeEngine(Engine):
-    """Starts by calling ``begin``; ``stopped`` is set by `stop`, ``noticed`` by a start that was broken off by it."""
+    """Starts by calling ``begin``. `stop` sets ``stopped``; a start that it interrupted sets ``noticed``."""
 
     def __init__(self, begin: Callable[["FakeEngine"], None]) -> None:
         self.begin, self.started, self.noticed, self.stopped = begin, False, False, threading.Event()
@@ -33,7 +33,7 @@ def fail(engine: FakeEngine) -> None:
     raise EngineError("no such flag")
 
 
-def test_both_start_side_by_side() -> None:
+def test_both_start_in_parallel() -> None:
     meeting = threading.Barrier(2, timeout=10)
     engines = [FakeEngine(lambda _: meeting.wait() and None) for _ in range(2)]
     start_together(engines)

@@ -109,7 +109,7 @@ def test_killing_the_parent_with_sigkill_leaves_no_process_and_no_scratch(tmp_pa
     assert list(scratch.glob("assay-*")) == []
 
 
-def test_killing_the_guardian_takes_the_server_along(tmp_path: Path) -> None:
+def test_killing_the_guardian_ends_the_server(tmp_path: Path) -> None:
     process = launch(tmp_path, SERVER)
     family = pids(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_sigterm_to_the_guardian_ends_the_server(tmp_path: Path) -> None:
     assert survivors(family) == []
 
 
-def test_a_main_process_that_dies_takes_its_children_along(tmp_path: Path) -> None:
+def test_the_death_of_the_main_process_ends_its_children(tmp_path: Path) -> None:
     process = launch(tmp_path, SERVER)
     family = pids(tmp_path)
     os.kill(family["main"], signal.SIGSEGV)
@@ -153,14 +153,14 @@ def test_the_exit_of_the_command_is_passed_on(tmp_path: Path, script: str, ended
     assert process.how_it_ended == ended
 
 
-def test_a_command_that_cannot_be_run_says_so(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_run_is_reported(tmp_path: Path) -> None:
     process = ServerProcess([str(tmp_path / "nothing")], os.environ, tmp_path, tmp_path / "server.log")
     assert wait_for(lambda: process.exit_status is not None)
     assert process.how_it_ended == "exited with status 127"
     assert "nothing cannot be run" in process.log_tail()
 
 
-def test_the_server_gets_a_temporary_folder_of_its_own_that_goes_away(tmp_path: Path) -> None:
+def test_the_servers_own_temporary_folder_is_removed(tmp_path: Path) -> None:
     code = "import tempfile; print(tempfile.mkstemp()[1], flush=True)"
     process = launch(tmp_path, code)
     assert wait_for(lambda: process.exit_status is not None)

@@ -62,7 +62,7 @@ def test_a_flag_that_assay_sets_is_refused(given: str) -> None:
 @pytest.mark.parametrize(
     "given", ["--disable-radix-cache", "--dtype", "--page-size=16", "16", "--", "-1", "--enable-metrics"]
 )
-def test_other_flags_are_taken(given: str) -> None:
+def test_other_flags_are_accepted(given: str) -> None:
     assert command(make(engine_args=(given,)), 1, "n")[-1] == given
 
 
@@ -85,7 +85,7 @@ def test_a_kernel_is_named_to_the_plugin() -> None:
     assert "ASSAY_KERNEL" not in settings(make(backend="triton"), {})
 
 
-def test_where_evidence_goes_and_what_decodes() -> None:
+def test_evidence_folder_and_decode_backend_are_passed_on() -> None:
     ours = settings(make(decode_backend="triton"), {})
     assert ours["ASSAY_EVIDENCE"] == str(Path.cwd() / "evidence")
     assert ours["ASSAY_DELEGATE"] == "triton"

@@ -58,7 +58,7 @@ def test_memory_fraction(engine_args: tuple[str, ...], expected: float) -> None:
     assert mem_fraction(engine_args) == expected
 
 
-def test_memory_fraction_that_is_no_number() -> None:
+def test_a_memory_fraction_that_is_not_a_number() -> None:
     with pytest.raises(UsageError, match="'much'"):
         mem_fraction(("--mem-fraction-static=much",))
     with pytest.raises(UsageError, match="''"):

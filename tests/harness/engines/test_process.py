@@ -35,12 +35,12 @@ def test_wrote_ignores_case(tmp_path: Path) -> None:
     assert not process.wrote("out of memory")
 
 
-def test_without_traceback_the_last_lines_are_told() -> None:
+def test_without_a_traceback_the_last_lines_are_shown() -> None:
     lines = [f"line {number}" for number in range(100)]
     assert telling_lines("\n".join(lines)) == lines[-TAIL_LINES:]
 
 
-def test_the_end_of_the_last_traceback_is_told_with_what_follows() -> None:
+def test_the_end_of_the_last_traceback_is_shown_with_what_follows() -> None:
     trace = ["Scheduler hit an exception: Traceback (most recent call last):", *[f"  frame {n}" for n in range(40)]]
     log = ["before"] * 50 + [*trace, "ValueError: the reason"] + [f"after {n}" for n in range(60)]
     told = telling_lines("\n".join(log))
@@ -52,12 +52,12 @@ def test_the_end_of_the_last_traceback_is_told_with_what_follows() -> None:
     assert len(told) <= TAIL_LINES + 1
 
 
-def test_a_traceback_that_ends_the_log_is_told_whole_where_it_fits() -> None:
+def test_a_traceback_at_the_end_of_the_log_is_complete_if_it_fits() -> None:
     log = ["before", "Traceback (most recent call last):", "  frame", "ValueError: the reason"]
     assert telling_lines("\n".join(log)) == log
 
 
-def test_a_traceback_cut_off_by_the_end_of_the_log_is_told() -> None:
+def test_a_traceback_cut_off_by_the_end_of_the_log_is_shown() -> None:
     log = ["Traceback (most recent call last):", *[f"  frame {n}" for n in range(60)]]
     assert telling_lines("\n".join(log))[-1] == "  frame 59"
 
@@ -79,6 +79,6 @@ def test_noise_and_empty_lines_are_left_out_and_long_lines_cut() -> None:
     assert telling_lines("\n".join(["the reason", *noise * 20, "x" * 1000])) == ["the reason", "x" * LINE_WIDTH]
 
 
-def test_a_request_that_went_wrong_is_no_noise() -> None:
+def test_a_failed_request_is_not_noise() -> None:
     line = '[13:05:05] INFO:     127.0.0.1:36848 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error'
     assert telling_lines(line) == [line]

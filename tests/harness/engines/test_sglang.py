@@ -72,7 +72,7 @@ def ask_all(server: SGLangServer, asks: list[ChatRequest], concurrency: int = 4)
     return [replies[index] for index in range(len(asks))]
 
 
-def test_a_ready_server_says_what_it_is(server_pair: ServerPair) -> None:
+def test_a_ready_server_identifies_itself(server_pair: ServerPair) -> None:
     reference, candidate = server_pair
     assert re.fullmatch(r"SGLang \d+\.\d+\.\d+\S* on cpu", reference.label)
     assert reference.url != candidate.url
@@ -188,7 +188,7 @@ def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
 
 
 class ForeignHandler(BaseHTTPRequestHandler):
-    """Another model server, healthy, that came to hold the port."""
+    """Another, healthy model server that took the port."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -200,7 +200,7 @@ class ForeignHandler(BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_server_on_the_port_is_not_mistaken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), ForeignHandler) as foreign:
         thread = threading.Thread(target=foreign.serve_forever, args=(0.05,))
         thread.start()
