@@ -40,7 +40,9 @@ def of_run(report: dict[str, Any]) -> str:
         parts.append(
             f"{suite['id']} {suite['verdict']}" + (f" {right['reference']} : {right['candidate']}" if right else "")
         )
-    parts += [f"logits {row['condition']} KL {row['mean_kl']:.1e}" for row in report["layers"]["logits"]]
+    parts += [
+        f"logits {row['condition']} KL {row['mean_kl']:.1e}" for row in (report["layers"] or {"logits": ()})["logits"]
+    ]
     parts += [f"{finding['where']}: {finding['diagnosis']}" for finding in report["findings"][:1]]
     return "; ".join(parts + calls_of(report["candidate"]["calls"]))
 
@@ -62,7 +64,7 @@ def of_bench(result: dict[str, Any]) -> str:
         f"{row['shape']} x {row['concurrency']} {row['metric']} {row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
         for row in result["rows"]
     ]
-    checks = [f"{check['name']}: {check['status']}" for check in result["checks"] if check["status"] != "ok"]
+    checks = [f"{check['id']}: {check['status']}" for check in result["checks"] if check["status"] != "ok"]
     return f"{result['verdict']}; " + "; ".join(rows + calls_of(result["candidate_calls"]) + checks)
 
 

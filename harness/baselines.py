@@ -1,4 +1,4 @@
-"""Baselines: which of the accepted results a run has to do with, what a run has otherwise, and accepting it."""
+"""Baselines: which accepted results match a run, how a run differs from them, and accepting it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from assay.harness.compare.answers import pair, tally
+from assay.harness.conditions import CACHED_PREFIX, condition_id
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
@@ -29,11 +30,11 @@ LEAST_GROWTH = 1.01
 
 
 class Status(Record):
-    """``baseline/status.json`` in a run's folder: what of the accepted baselines has to do with the run.
+    """``baseline/status.json`` in a run's folder: which accepted baselines match the run.
 
     Attributes:
-        used: role -> name of the baseline that fits.
-        stale: role -> in words, what the baselines of its backend have otherwise, where none fits.
+        used: role -> name of the baseline that matches.
+        stale: role -> how the nearest baseline of its backend differs, in words, where none matches.
         unused: baselines of other backends or keys.
         stored_reference: whether the reference's answers are the baseline's, and no server was asked.
     """
@@ -58,9 +59,9 @@ def key_of(manifest: Manifest, role: Role) -> Key:
 
 
 def find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status:
-    """Which baseline fits each role, and why the others of its backend do not."""
-    fitting = {role: [name for name, b in baselines.items() if b.key == key] for role, key in keys.items()}
-    used = {role: names[0] for role, names in fitting.items() if names}
+    """Which baseline matches each role, and why the others of its backend do not."""
+    matching = {role: [name for name, b in baselines.items() if b.key == key] for role, key in keys.items()}
+    used = {role: names[0] for role, names in matching.items() if names}
     stale = {}
     for role, key in keys.items():
         others = [b.key for b in baselines.values() if b.key.backend == key.backend]
@@ -71,7 +72,7 @@ def find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status:
 
 
 def attach(folder: RunFolder) -> Status:
-    """Copy the baselines that fit a run into its folder, so that its report needs nothing else.
+    """Copy the baselines that match a run into its folder, so that its report needs nothing else.
 
     With ``reference_from = "baseline"`` the answers of the reference's baseline become the run's: no reference server is needed.
 
@@ -107,13 +108,13 @@ def _adopt(folder: RunFolder) -> None:
 
 
 def status_of(folder: RunFolder) -> Status | None:
-    """What `attach` found; None where a run was not held against baselines."""
+    """What `attach` found; None where a run was not compared with baselines."""
     text = folder.baseline_status()
     return None if text is None else Status.model_validate_json(text)
 
 
 def measured_roles(folder: RunFolder) -> tuple[Role, ...]:
-    """Roles that a run measured itself: not a reference whose answers are stored, which were accepted before."""
+    """Roles that a run measured itself: all but a reference whose answers are stored."""
     status = status_of(folder)
     return ("candidate",) if status is not None and status.stored_reference else ROLES
 
@@ -126,11 +127,11 @@ def calls_of(folder: RunFolder, role: Role) -> list[CallCount]:
 
 
 def own_errors(cells: ShadowErrors) -> dict[str, float]:
-    """Own error (relative L1) by layer and condition, over all heads; what was not observed is not there."""
+    """Own error (relative L1) by id of layer and condition, over all heads; only what was observed."""
     table = cells.table(by=("layer", "phase", "prefix"))
     layers, phases, prefixes = table.axes.values()
     return {
-        f"layer {layer}, {phase}, cached prefix {prefix}": float(table.relative_l1[i, j, k])
+        f"layer-{layer}-{phase}-{condition_id(CACHED_PREFIX.id, prefix)}": float(table.relative_l1[i, j, k])
         for i, layer in enumerate(layers)
         for j, phase in enumerate(phases)
         for k, prefix in enumerate(prefixes)
@@ -139,7 +140,7 @@ def own_errors(cells: ShadowErrors) -> dict[str, float]:
 
 
 def own_errors_of_role(folder: RunFolder, role: Role) -> dict[str, float]:
-    """Own errors that a run measured of its candidate; none of its reference, or where nothing was shadowed."""
+    """Own errors that a run measured: its candidate's, where there was a layer diff; none of its reference."""
     cells = layer_diff.own_errors_of(folder) if role == "candidate" else None
     return own_errors(cells) if cells else {}
 
@@ -160,7 +161,7 @@ class Difference:
 
 
 def differences(before: Baseline | None, now: Baseline) -> list[Difference]:
-    """What accepting `now` would change. Worse is: less accurate, more own error, or not measured any more."""
+    """What accepting `now` would change. Worse means: less accurate, more own error, or no longer measured."""
     found = []
     for numbers in ("numbers", "own_errors"):
         old: dict[str, float] = getattr(before, numbers) if before else {}
@@ -178,16 +179,16 @@ def _worse(name: str, before: float, now: float) -> bool:
 
 
 def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
-    """A baseline of what a run measured of a role.
+    """A baseline of a role's results in a run.
 
     Raises:
-        UsageError: the run has no verdict, or did not ask the role anything itself.
+        UsageError: the run has no verdict, or did not ask the role itself.
     """
     if verdict not in ("pass", "regression"):
         raise UsageError(
             f"{folder.path} is {verdict}.",
             "a run with a verdict to be accepted",
-            "mend what its report names, and run again",
+            "fix what its report names, and run again",
         )
     manifest, answers = folder.manifest(), folder.answers()
     server = next((s for s in folder.progress().servers if s.role == role), None)
@@ -195,7 +196,7 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
     if server is None or role not in measured_roles(folder) or not (questions or greedy):
         raise UsageError(
             f"{folder.path} holds no answers of its {role}'s own.",
-            "a whole run with a server of its own",
+            "a complete run with a server of its own",
             "run the suites mmlu or greedy with --reference-from server",
         )
     numbers = {"accuracy": tally(questions, role).right / len(questions)} if questions else {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 Document = dict[str, Any]
 
-# Version 1 had titles alone, so its checks get their ids from them. Whatever is not listed gets its title in kebab-case.
+# Version 1 had names alone, from which its checks and findings get their ids. What is not listed gets its name in kebab-case.
 _CHECKS = (
     (r"the candidate's own kernel ran in every phase that it claims: (\w+)", r"kernel-ran-\1"),
     (r"the candidate's own kernel ran in every phase that it claims", "kernel-ran"),
@@ -26,6 +27,32 @@ _CHECKS = (
     (r"prompts of the shape (\S+) were prefilled in chunks", r"chunked-\1"),
     (r"the shared prefix came from the cache: (\S+), (\d+) in flight", r"shared-prefix-\1-\2"),
     (r"answers that may end when they like are as long as the reference's", "answer-lengths"),
+)
+_FINDINGS = (
+    (r"causal mask top-left", "mask-top-left"),
+    (r"no mask", "mask-missing"),
+    (r"(keys|values) of the (previous|next) request", r"leak-\1-\2"),
+    (r"keys and values of the (previous|next) request", r"leak-keys-values-\1"),
+    (r"cached prefix of the (previous|next) request", r"leak-prefix-\1"),
+    (r"(last|first) key of the (previous|next) request seen", r"leak-\1-key-\2"),
+    (r"all keys of the (previous|next) request seen", r"leak-all-keys-\1"),
+    (r"prefix shifted one token (late|early)", r"prefix-one-token-\1"),
+    (r"prefix values shifted against keys", "prefix-values-shifted"),
+    (r"sliding window of (\d+)", r"sliding-window-\1"),
+    (r"scale applied twice", "scale-twice"),
+    (r"exp2 without log2\(e\)", "exp2-without-log2e"),
+    (r"log2\(e\) applied to exp", "exp-with-log2e"),
+    (r"GQA heads interleaved", "kv-heads-interleaved"),
+    (r"kv head of the (next|previous) group", r"kv-head-\1-group"),
+    (r"([KQ]) scale of the (previous|next) block", r"\1-scale-\2-block"),
+    (r"K smoothed in new keys only", "k-smoothed-new-only"),
+    (r"last partial block of (\d+) lost", r"last-block-lost-\1"),
+    (r"(fp16|bf16) accumulator", r"accumulator-\1"),
+    (r"(values|scores) saturate at (fp8 e4m3|fp16)", r"\1-saturate-\2"),
+    (r"no known cause fits", "unexplained"),
+    (r"state", "state-kept"),
+    (r"input written to", "input-written"),
+    (r"speed of a wrong kernel", "wrong-kernel-timed"),
 )
 _METRICS = {
     "reference's own floor": "reference-floor",
@@ -53,8 +80,8 @@ def upgrade(document: Document) -> Document:
 def _checked(document: Document) -> Document:
     """A document with its checks and findings renewed."""
     return document | {
-        "checks": [_titled(check, "name", _check_id(check["name"])) for check in document.get("checks", ())],
-        "findings": [_titled(one, "kind", kebab(one["kind"])) for one in document.get("findings", ())],
+        "checks": [_titled(check, "name", _id(check["name"], _CHECKS)) for check in document.get("checks", ())],
+        "findings": [_titled(one, "kind", _id(one["kind"], _FINDINGS)) for one in document.get("findings", ())],
     }
 
 
@@ -73,10 +100,10 @@ def _titled(part: Document, was: str, id_: str) -> Document:
     return {"id": id_, "title": part[was]} | {key: value for key, value in part.items() if key != was}
 
 
-def _check_id(title: str) -> str:
-    for pattern, id_ in _CHECKS:
+def _id(title: str, known: Iterable[tuple[str, str]]) -> str:
+    for pattern, id_ in known:
         if found := re.fullmatch(pattern, title):
-            return found.expand(id_)
+            return kebab(found.expand(id_))
     return kebab(title)
 
 

@@ -58,8 +58,8 @@ def report(folder: Path) -> dict[str, Any]:
     return made
 
 
-def check(made: dict[str, Any], name: str) -> dict[str, str]:
-    (found,) = [check for check in made["checks"] if check["name"].startswith(name)]
+def check(made: dict[str, Any], id_: str) -> dict[str, str]:
+    (found,) = [check for check in made["checks"] if check["id"] == id_]
     return {key: str(value) for key, value in found.items()}
 
 
@@ -71,7 +71,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, out = assay(folder, "gate", "--out", "first")
     made = report(folder / "first")
     assert (code, made["verdict"]) == (0, "pass"), out
-    assert check(made, "an accepted baseline of the candidate")["status"] == "not checked"
+    assert check(made, "candidate-baseline")["status"] == "not checked"
     code, out = assay(folder, "baseline", "accept", "first", "--yes")
     assert (code, len(list((folder / "baselines").glob(f"*/{FILE}")))) == (0, 2), out
     return folder
@@ -95,15 +95,15 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
 
     assert re.search(r"stored: baseline torch_native-\w{8}, accepted 20", made["reference"]["engine"])
     assert {c["layers"] for c in made["reference"]["calls"]} == {4}
-    assert "stored reference" in check(made, "both servers had the same model")["found"]
-    assert check(made, "a tensor of every layer")["found"] == "extend: 4 layers"
+    assert "stored reference" in check(made, "same-servers")["found"]
+    assert check(made, "layers-compared")["found"] == "extend: 4 layers"
     assert {c["status"] for c in made["checks"]} == {"ok", "not checked"}
 
-    verdicts = {suite["name"]: suite["verdict"] for suite in made["suites"]}
+    verdicts = {suite["id"]: suite["verdict"] for suite in made["suites"]}
     assert verdicts == dict.fromkeys(("mmlu", "greedy", "layers", "baseline"), "regression")
     assert 'matches "causal mask top-left"' in made["findings"][0]["diagnosis"]
     assert made["layers"]["logits"], "both roles' logits were scored in the one server"
-    assert check(made, "the required suite logits ran")["status"] == "ok"
+    assert check(made, "required-logits")["status"] == "ok"
     assert made["reproduce"].startswith("assay gate ")
     assert "--reference-from=baseline" in made["reproduce"]
 
@@ -131,14 +131,14 @@ def test_a_stale_baseline_and_a_required_suite_that_did_not_run_are_no_verdict(a
     code, out = assay(tmp_path, "gate", "--out", "second")
     made = report(tmp_path / "second")
     assert (code, made["verdict"]) == (3, "inconclusive"), out
-    stale = check(made, "an accepted baseline of the candidate")
+    stale = check(made, "candidate-baseline")
     assert (stale["status"], "engine was 'SGLang 0.5.17 on cpu'" in stale["found"]) == ("missing", True)
     assert "not used: " in stale["found"]
-    reference = check(made, "an accepted baseline of the reference")
+    reference = check(made, "reference-baseline")
     assert "is stale: engine was 'SGLang 0.5.17 on cpu'" in reference["found"]
     assert reference["found"].endswith("its server was asked")
-    assert check(made, "the required suite layers ran")["status"] == "missing"
-    assert "assay.toml, [policy]" in check(made, "the required suite layers ran")["found"]
+    assert check(made, "required-layers")["status"] == "missing"
+    assert "assay.toml, [policy]" in check(made, "required-layers")["found"]
     assert {suite["verdict"] for suite in made["suites"]} == {"pass"}
 
 

@@ -1,19 +1,20 @@
 """``baselines/``: accepted results of a backend, in plain files that a team commits.
 
-A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json`` and ``answers.jsonl``. It is of one backend under one
-`Key`; under any other key its numbers mean nothing, and it is *stale*.
+A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json`` and ``answers.jsonl``. It holds for one backend under one `Key`;
+under any other key its numbers mean nothing, and it is *stale*. `SCHEMA` follows `assay.harness.schema.RULE`; version 1 is read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence import jsonl
@@ -22,12 +23,13 @@ from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.schema import Record
 
-SCHEMA: Literal["assay.baseline/1"] = "assay.baseline/1"
+SCHEMA: Literal["assay.baseline/2"] = "assay.baseline/2"
+_VERSION_1 = "assay.baseline/1"
 FILE, ANSWERS = "baseline.json", "answers.jsonl"
 
 
 class Key(Record):
-    """Under what a result holds: two results can be compared if their keys are equal.
+    """The conditions of a result: two results can be compared if their keys are equal.
 
     Attributes:
         engine: such as "SGLang 0.5.23 on cpu".
@@ -35,7 +37,7 @@ class Key(Record):
         model_hash: of weights, tokenizer and configuration.
         hardware: the machine in one line.
         flags: the user's engine flags.
-        items_hash: of what was asked.
+        items_hash: of the items.
     """
 
     engine: str
@@ -52,7 +54,7 @@ class Key(Record):
         return f"{safe}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
 
     def differing(self, other: Key) -> list[str]:
-        """What `other` has otherwise, in words."""
+        """How `other` differs, in words."""
         return [
             f"{name.replace('_', ' ')} was {_short(getattr(other, name))} and is {_short(getattr(self, name))}"
             for name in type(self).model_fields
@@ -68,15 +70,15 @@ class Baseline(Record):
         run_id: the run whose results they are.
         git: commit of that run.
         reason: why worse numbers than those accepted before were accepted; empty where none were worse.
-        numbers: accepted results by name, such as "accuracy"; shares are shares of 1.
-        own_errors: own error (relative L1) by "layer 3, extend, cached prefix >= 16".
+        numbers: accepted results by id, such as "accuracy"; shares are shares of 1.
+        own_errors: own error (relative L1) by id, such as "layer-3-extend-cached-prefix-at-least-16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
-        server: what the server said of itself.
+        server: what the server reported about itself.
     """
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
-    schema_id: Literal["assay.baseline/1"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.baseline/2"] = Field(SCHEMA, alias="schema")
     key: Key
     accepted: str
     run_id: str
@@ -89,20 +91,31 @@ class Baseline(Record):
 
 
 def read_baseline(folder: Path) -> Baseline:
-    """A baseline.
+    """A baseline of this version or of version 1.
 
     Raises:
         EvidenceError: it is damaged.
     """
     path = folder / FILE
     try:
-        return Baseline.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
+        return Baseline.model_validate(_upgraded(json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError) as error:
         raise EvidenceError(
             f"{path} cannot be read: {str(error).splitlines()[0]}.",
             f"a baseline of {SCHEMA}",
-            "restore the file, or remove its folder and accept a run anew",
+            "restore the file, or remove its folder and accept a new run",
         ) from None
+
+
+def _upgraded(document: Any) -> Any:
+    """A document of version 1 had own errors by "layer 3, extend, cached prefix 16+"."""
+    if not isinstance(document, dict) or document.get("schema") != _VERSION_1:
+        return document
+    errors = {name.replace("16+", "at-least-16"): error for name, error in document.get("own_errors", {}).items()}
+    return document | {
+        "schema": SCHEMA,
+        "own_errors": {name.replace(",", "").replace(" ", "-"): error for name, error in errors.items()},
+    }
 
 
 def read_answers(folder: Path) -> list[Answer]:
@@ -115,7 +128,7 @@ def read_answers(folder: Path) -> list[Answer]:
 
 
 def read_all(folder: Path) -> dict[str, Baseline]:
-    """All baselines of a folder by name; none if it is not there.
+    """All baselines of a folder by name; none if the folder does not exist.
 
     Raises:
         EvidenceError: one of them is damaged.
@@ -124,7 +137,7 @@ def read_all(folder: Path) -> dict[str, Baseline]:
 
 
 def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer]) -> Path:
-    """Put a baseline in place of the one with its key, if any, and return its folder.
+    """Replace the baseline with the same key, if any, and return the folder.
 
     Raises:
         EvidenceError: the disk is full or not writable.

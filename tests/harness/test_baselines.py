@@ -1,7 +1,8 @@
-"""Baselines: which fits, what is stale, what got worse, and that nothing worse is accepted in silence."""
+"""Baselines: which matches, what is stale, what got worse, and that nothing worse is accepted in silence."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -88,8 +89,20 @@ def test_what_is_written_is_read_back_and_replaces_what_was_there(tmp_path: Path
     assert only.numbers == {"accuracy": 0.9}
     assert [path.name for path in tmp_path.iterdir()] == [key().name]
     (tmp_path / key().name / FILE).write_text("{}")
-    with pytest.raises(EvidenceError, match="accept a run anew"):
+    with pytest.raises(EvidenceError, match="accept a new run"):
         read_all(tmp_path)
+
+
+def test_a_baseline_of_version_1_is_read(tmp_path: Path) -> None:
+    write_baseline(tmp_path, baseline(key()), [])
+    file = tmp_path / key().name / FILE
+    old = json.loads(file.read_text())
+    assert old["schema"] == "assay.baseline/2"
+    own = {"layer 0, extend, cached prefix 16+": 0.01, "layer 1, decode, cached prefix 2-15": 0.02}
+    file.write_text(json.dumps(old | {"schema": "assay.baseline/1", "own_errors": own}))
+    assert read_all(tmp_path)[key().name].own_errors == {
+        "layer-0-extend-cached-prefix-at-least-16": 0.01, "layer-1-decode-cached-prefix-2-15": 0.02,
+    }  # fmt: skip
 
 
 def test_worse_is_less_accurate_more_error_or_gone() -> None:
@@ -252,7 +265,7 @@ def test_an_output_that_is_not_finite_is_the_candidates_in_its_own_server_too() 
     header = ShadowHeader(reference="mine", candidate="torch_native", phases=("extend", "decode"))
     seen = turned(ShadowErrors(*sums.cells(layer=0, first_head=0), (header,)), ("extend",))
     errors = own_errors(seen)
-    assert errors["layer 0, extend, cached prefix 0"] == 0
-    assert errors["layer 0, extend, cached prefix >= 16"] == float("inf")
+    assert errors["layer-0-extend-cached-prefix-0"] == 0
+    assert errors["layer-0-extend-cached-prefix-at-least-16"] == float("inf")
     assert (seen.headers[0].reference, seen.headers[0].candidate) == ("torch_native", "mine")
     assert own_errors(turned(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}
