@@ -21,7 +21,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
-if TYPE_CHECKING:  # a report without traces must not wait for torch
+if TYPE_CHECKING:  # a report reads traces and must not wait for torch
     from torch import Tensor
 
 FOLDER = "trace"
@@ -30,7 +30,7 @@ BUDGET_BYTES = 256 * 2**20
 """Default byte budget of all traces of a process (``ASSAY_TRACE``)."""
 _LAYER = "layer."
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32}
-"""Names in safetensors files -> NumPy's."""
+"""Dtypes in safetensors files -> NumPy dtypes."""
 _REFUSED = ".refused"
 
 
@@ -151,7 +151,8 @@ def _read(path: Path) -> _Part:
     try:
         with safe_open(path, framework="numpy") as file:
             header = TraceHeader.model_validate_json((file.metadata() or {})["header"])
-        tensors = {name: _array(view) for name, view in deserialize(path.read_bytes())}
+        views = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+        tensors = {name: _array(view) for name, view in views}
         outputs = {
             int(name.removeprefix(_LAYER)): array.astype(np.float32, copy=False)
             for name, array in tensors.items()
@@ -163,7 +164,7 @@ def _read(path: Path) -> _Part:
 
 
 def _array(view: Mapping[str, Any]) -> NDArray[Any]:
-    """A tensor of a safetensors file as an array; bfloat16, which NumPy lacks, as float32. Without torch: see `Tensor` above."""
+    """A tensor of a safetensors file as an array, without importing torch. bfloat16, which NumPy lacks, becomes float32."""
     if view["dtype"] == "BF16":
         bits = np.frombuffer(view["data"], np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).reshape(view["shape"])
