@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shlex
@@ -24,6 +23,7 @@ from assay.harness.bisect.commits import probe
 from assay.harness.bisect.commits.repo import Worktree
 from assay.harness.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import AssayError, ExitCode, UsageError
+from assay.harness.judge.report import Report
 
 PRELOADED_MODULES = ["torch", "assay.harness.cli", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
 """Imported by the process that probes are forked from; modules that are not installed are skipped."""
@@ -264,17 +264,17 @@ class AccuracyProber:
         else:
             update |= {
                 "status": "undecided" if code == ExitCode.NO_VERDICT else "died",
-                "reason": _why(code, folder, log),
+                "reason": _reason(code, folder, log),
             }
         return imported.model_copy(update=update)
 
 
-def _why(code: int | None, folder: Path, log: Path) -> str:
+def _reason(code: int | None, folder: Path, log: Path) -> str:
     if code is None:
         return "assay run timed out"
-    with suppress(OSError, ValueError, KeyError):
-        report = json.loads((folder / "report.json").read_text())
-        return f"{report['verdict']}: {report['headline']}"
+    with suppress(OSError, ValidationError):
+        report = Report.model_validate_json((folder / "report.json").read_text())
+        return f"{report.verdict}: {report.headline}"
     return f"assay run exited with {code}: {tail(log)}"
 
 

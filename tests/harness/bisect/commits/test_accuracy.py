@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -12,10 +11,11 @@ from assay.harness.bisect.commits import executor
 from assay.harness.bisect.commits.executor import AccuracyProber
 from assay.harness.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import UsageError
+from assay.harness.judge.report import Report
 
 
 def probed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int | None, imported: str = "measured"
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: Report, code: int | None, imported: str = "measured"
 ) -> tuple[Measurement, list[list[str]]]:
     ran: list[list[str]] = []
 
@@ -25,7 +25,7 @@ def probed(
         ran.append([environment["PYTHONPATH"], *command])
         out = Path(command[command.index("--out") + 1])
         out.mkdir(parents=True)
-        (out / "report.json").write_text(json.dumps({"verdict": "inconclusive", "headline": "too few questions"}))
+        (out / "report.json").write_text(report.model_dump_json(by_alias=True))
         log.write_text("No such option")
         return code
 
@@ -43,22 +43,32 @@ def probed(
     [(0, "measured", False), (1, "measured", True), (3, "undecided", None), (None, "died", None), (137, "died", None)],
 )
 def test_exit_codes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int | None, status: str, regression: bool | None
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    examples: ModuleType,
+    code: int | None,
+    status: str,
+    regression: bool | None,
 ) -> None:
-    found, ran = probed(monkeypatch, tmp_path, code)
+    report = examples.inconclusive()
+    found, ran = probed(monkeypatch, tmp_path, report, code)
     assert (found.status, found.regression) == (status, regression)
     assert (found.reason != "") == (status != "measured")
     assert ran[0][0] == str(tmp_path), "the worktree's modules"
     assert ran[0][-1] == "--questions=8"
     if code == 3:
-        assert found.reason == "inconclusive: too few questions"
+        assert found.reason == f"inconclusive: {report.headline}"
 
 
-def test_a_commit_that_does_not_import_starts_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found, ran = probed(monkeypatch, tmp_path, 0, imported="import")
+def test_a_commit_that_does_not_import_starts_no_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, examples: ModuleType
+) -> None:
+    found, ran = probed(monkeypatch, tmp_path, examples.inconclusive(), 0, imported="import")
     assert (found.status, ran) == ("import", [])
 
 
-def test_rejected_arguments_end_the_bisection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rejected_arguments_end_the_bisection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, examples: ModuleType
+) -> None:
     with pytest.raises(UsageError, match="No such option"):
-        probed(monkeypatch, tmp_path, 2)
+        probed(monkeypatch, tmp_path, examples.inconclusive(), 2)
