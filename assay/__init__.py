@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from assay.harness.errors import ExitCode as ExitCode
     from assay.harness.errors import UsageError as UsageError
     from assay.harness.evidence.cause import ReplayResult as ReplayResult
+    from assay.harness.extras import Extra
     from assay.harness.judge.report import Report as Report
     from assay.harness.offline.check import CheckResult as CheckResult
     from assay.harness.offline.check import assert_correct as assert_correct
@@ -58,8 +59,8 @@ _HOME = {
     "call_of": "assay.harness.attention.sample_calls",
     "replay": "assay.harness.offline.replay",
     "ReplayResult": "assay.harness.evidence.cause",
-    "RunSpec": "assay.harness.config",
     "run": "assay.harness.run",
+    "RunSpec": "assay.harness.config",
     "Report": "assay.harness.judge.report",
     "Verdict": "assay.harness.verdict",
     "Check": "assay.harness.verdict",
@@ -71,6 +72,8 @@ _HOME = {
     "EvidenceError": "assay.harness.errors",
 }
 
+_EXTRA: dict[str, Extra] = {"run": "serve", "Report": "reports"}
+
 __all__ = ["__version__", *_HOME]
 
 
@@ -79,6 +82,10 @@ if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
     def __getattr__(name: str) -> object:
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in _EXTRA:
+            from assay.harness.extras import require
+
+            require(_EXTRA[name], f"assay.{name}")
         found = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = found
         return found

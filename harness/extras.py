@@ -5,6 +5,7 @@ The packages of an extra are those that the distribution's own metadata lists, s
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from typing import Literal
 
@@ -34,17 +35,16 @@ def require(extra: Extra, command: str) -> None:
 
 def _packages(extra: str) -> set[str]:
     """Distributions that an extra adds; empty where assay itself is not installed (a plain checkout on the path)."""
-    from packaging.requirements import Requirement  # slow to import, and a dependency of pytest's
-
     try:
         lines = requires("assay") or []
     except PackageNotFoundError:
         return set()
     found: set[str] = set()
-    for requirement in map(Requirement, lines):
-        if requirement.marker and requirement.marker.evaluate({"extra": extra}):
-            within = {name for inner in requirement.extras for name in _packages(inner)}
-            found |= within if requirement.name == "assay" else {requirement.name}
+    # Not packaging.requirements, which takes longer to import than this command's other modules: these lines are assay's own.
+    for line in lines:
+        if match := re.fullmatch(rf"""([\w.-]+)(?:\[([\w,]+)\])?.*; extra == ["']{extra}["']""", line):
+            name, inner = match[1], match[2]
+            found |= {one for part in inner.split(",") for one in _packages(part)} if name == "assay" else {name}
     return found
 
 

@@ -19,7 +19,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 PARTS = {
     "The kernel contract": "AttentionCall",
     "Checking a kernel": "check",
-    "Runs and reports": "RunSpec",
+    "Runs and reports": "run",
     "Errors": "ExitCode",
 }
 """Headings, each with the first public name below it."""
