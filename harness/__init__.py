@@ -1,4 +1,4 @@
-"""The instrument: spec -> engines -> evidence -> compare -> stats -> localize -> gate.
+"""The instrument: spec -> collect -> evidence -> compare -> judge -> report.
 
-A lower room never imports a higher one. ``attention``, ``evidence``, ``compare`` and ``stats`` are the ground floor.
+A lower room never imports a higher one; docs/architecture.md lists the rooms from top to bottom.
 """

@@ -356,7 +356,7 @@ def test_a_foreign_repository_uses_the_command(foreign: Path) -> None:
 @pytest.mark.slow
 def test_a_foreign_repository_uses_a_server(foreign: Path) -> None:
     done = there(
-        foreign, "assay", "diff", "--candidate", "harness.attention:forward", "--questions", "24", "--out", "run"
+        foreign, "assay", "diff", "--candidate", "harness.attention:forward", "--suites", "layers", "--out", "run"
     )
     report = json.loads((foreign / "run" / "report.json").read_text())
     (layers,) = [suite for suite in report["suites"] if suite["id"] == "layers"]
