@@ -126,9 +126,9 @@ def calls_of(folder: RunFolder, role: Role) -> list[CallCount]:
     return list(stored.read_baseline(folder.baseline(role)).calls)
 
 
-def own_errors(cells: ShadowErrors) -> dict[str, float]:
+def own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
     """Own error (relative L1) by id of layer and condition, over all heads; only what was observed."""
-    table = cells.table(by=("layer", "phase", "prefix"))
+    table = errors.table(by=("layer", "phase", "prefix"))
     layers, phases, prefixes = table.axes.values()
     return {
         f"layer-{layer}-{phase}-{condition_id(CACHED_PREFIX.id, prefix)}": float(table.relative_l1[i, j, k])
@@ -139,10 +139,10 @@ def own_errors(cells: ShadowErrors) -> dict[str, float]:
     }
 
 
-def own_errors_of_role(folder: RunFolder, role: Role) -> dict[str, float]:
+def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
     """Own errors that a run measured: its candidate's, where there was a layer diff; none of its reference."""
-    cells = layer_diff.own_errors_of(folder) if role == "candidate" else None
-    return own_errors(cells) if cells else {}
+    errors = layer_diff.shadow_errors_of(folder) if role == "candidate" else None
+    return own_errors_by_condition(errors) if errors else {}
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
         git=manifest.git,
         reason=reason,
         numbers=numbers,
-        own_errors=own_errors_of_role(folder, role),
+        own_errors=own_errors_of(folder, role),
         calls=tuple(folder.counters(role)),
         server=server.model_copy(update={"launch_command": ""}),
     )

@@ -7,10 +7,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, field_validator
 
 RULE = (
-    "A schema's name ends in its major version. Within one, fields may be added, with a default, and titles and other prose may "
-    "change; no field is removed, renamed or given another meaning, and no id changes. Anything else raises the version."
+    "A schema's name ends in its version. Within one, fields with a default and ids may be added, and titles and other prose may "
+    "change; no field is removed, renamed or given another meaning, and no id changes. Anything else raises the version. A later "
+    "assay reads all documents of a version; an earlier one may refuse fields that it does not know."
 )
-"""What may change in a document without a new version of its schema."""
+"""What may change in a document without a new version of its schema: of every ``SCHEMA`` in this package, from packs to reports."""
 
 
 class Record(BaseModel):

@@ -64,7 +64,7 @@ def pack_of(folder: RunFolder) -> Path | None:
     return next((pack for pack in packs if (pack / "manifest.json").exists()), None)
 
 
-def own_errors_of(folder: RunFolder) -> ShadowErrors | None:
+def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
     """The candidate's errors on the reference's inputs, whichever server the layer diff ran in; None without a layer diff.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from assay.harness.baselines import Status, own_errors_of_role
+from assay.harness.baselines import Status, own_errors_of
 from assay.harness.compare.answers import flips, pair
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
@@ -55,7 +55,7 @@ def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status) -> SuiteRes
         decision = decide_accuracy(
             len(pairs), f.both_right, len(f.lost), len(f.gained), f.both_wrong, spec.margin, spec.alpha
         )
-    return _suite(spec, compare_accepted(decision, accepted.own_errors, own_errors_of_role(folder, "candidate"), spec))
+    return _suite(spec, compare_accepted(decision, accepted.own_errors, own_errors_of(folder, "candidate"), spec))
 
 
 def compare_accepted(

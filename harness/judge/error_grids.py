@@ -35,7 +35,7 @@ DIGITS = 4
 """Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
 
 
-def own_errors(cells: ShadowErrors) -> dict[tuple[str, str], Floats]:
+def own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
     """Own error of the finest cells, by phase and cached prefix, for those that were observed.
 
     Returns:
@@ -43,9 +43,9 @@ def own_errors(cells: ShadowErrors) -> dict[tuple[str, str], Floats]:
         nothing was observed, infinite where an output is not finite.
     """
     found = {}
-    for phase in cells.observed("phase"):
-        for prefix in cells.observed("prefix"):
-            table = cells.table(("layer", "head", "position", "batch"), {"phase": phase, "prefix": prefix})
+    for phase in shadow.observed("phase"):
+        for prefix in shadow.observed("prefix"):
+            table = shadow.table(("layer", "head", "position", "batch"), {"phase": phase, "prefix": prefix})
             seen = table.elements > 0
             if seen.any():
                 finite = (table.nonfinite_share == 0) & np.isfinite(table.relative_l1)
@@ -54,7 +54,7 @@ def own_errors(cells: ShadowErrors) -> dict[tuple[str, str], Floats]:
 
 
 def layers_result(
-    cells: ShadowErrors,
+    shadow: ShadowErrors,
     bounds: Bounds,
     *,
     depth: Sequence[DepthRow] = (),
@@ -65,26 +65,26 @@ def layers_result(
     """Own errors, as a part of a report.
 
     Args:
-        cells: what was observed.
+        shadow: what was observed.
         bounds: by layer and phase, the own error that noise explains; a layer that is missing has no bound.
-        depth: the profile along depth where the candidate also ran free; by default own errors alone, from `cells`.
+        depth: the profile along depth where the candidate also ran free; by default own errors alone, from `shadow`.
         logits: divergence of the logits, by condition.
         pack: folder of the replay pack.
         not_observed: further sentences on what was not observed.
     """
-    errors = own_errors(cells)
-    header = cells.headers[0]
-    layers = sorted({*map(int, cells.observed("layer"))})
-    profile = tuple(depth) or depth_rows(cells, bounds)
+    errors = own_errors(shadow)
+    header = shadow.headers[0]
+    layers = sorted({*map(int, shadow.observed("layer"))})
+    profile = tuple(depth) or depth_rows(shadow, bounds)
     sources = [row.layer for row in profile if row.out_of_bounds]
     return LayersResult(
         reference=header.reference,
         candidate=header.candidate,
         phases=header.phases,
         layers=len(layers),
-        heads=len(cells.observed("head")),
+        heads=len(shadow.observed("head")),
         # Each process of a tensor-parallel server sees every pass.
-        passes=max(one.passes for one in cells.headers),
+        passes=max(one.passes for one in shadow.headers),
         sources=some("layer", sources, layers) if sources else "",
         grids=tuple(_grids(errors, bounds)),
         depth=profile,
@@ -94,17 +94,17 @@ def layers_result(
                 relative_l1=own_error(case.relative_l1),
                 bound=_bound(bounds, case.layer, case.phase),
             )
-            for case in cells.worst
+            for case in shadow.worst
         ),
         logits=tuple(logits),
-        not_observed=(*_not_observed(cells, errors, layers), *not_observed),
+        not_observed=(*_not_observed(shadow, errors, layers), *not_observed),
         pack=pack,
-        candidate_errors=tuple(_failed(error) for error in cells.failed_calls),
+        candidate_errors=tuple(_failed(error) for error in shadow.failed_calls),
     )
 
 
 def depth_rows(
-    cells: ShadowErrors,
+    shadow: ShadowErrors,
     bounds: Bounds,
     total: Mapping[int, float] | None = None,
     inherited: Mapping[int, float] | None = None,
@@ -112,16 +112,16 @@ def depth_rows(
     """The error profile along depth.
 
     Args:
-        cells: what was observed; a layer's own error is its worst finest cell, in the phase that is most beyond its bound.
+        shadow: what was observed; a layer's own error is its worst finest cell, in the phase that is most beyond its bound.
         bounds: by layer and phase.
         total: by layer, relative L1 of its output in a free-running candidate against the reference's.
         inherited: by layer, the part of that which comes from the layers before.
     """
-    errors = own_errors(cells)
+    errors = own_errors(shadow)
     rows = []
-    for layer in map(int, cells.observed("layer")):
+    for layer in map(int, shadow.observed("layer")):
         own: list[tuple[OwnError, float | None]] = []
-        for phase in cells.observed("phase"):
+        for phase in shadow.observed("phase"):
             worst = np.concatenate([found[layer].ravel() for (p, _), found in errors.items() if p == phase])
             own.append((own_error(float(_worst(worst))), _bound(bounds, layer, phase)))
         error, bound = max(own, key=lambda pair: excess(*pair))
@@ -194,14 +194,14 @@ def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple
             yield name, _worst(np.stack(found), (0,))
 
 
-def _not_observed(cells: ShadowErrors, errors: dict[tuple[str, str], Floats], layers: Sequence[int]) -> Iterable[str]:
-    header = cells.headers[0]
+def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], layers: Sequence[int]) -> Iterable[str]:
+    header = shadow.headers[0]
     for phase in PHASES:
         seen = {prefix: array for (p, prefix), array in errors.items() if p == phase}
         if phase not in header.phases:
             yield f"{phase}: {header.candidate} does not compute it"
         elif not seen:
-            yield f"{phase}: no call of it was seen; calls inside a replayed CUDA graph are not"
+            yield f"{phase}: no call was seen; calls inside a replayed CUDA graph are not observable"
         else:
             for name, prefixes in SLICES.items():
                 # A decode call always has a prefix.
@@ -211,7 +211,7 @@ def _not_observed(cells: ShadowErrors, errors: dict[tuple[str, str], Floats], la
             missing = [layer for layer in layers if np.isnan(array[layer])]
             if missing:
                 yield f"{phase}: no call of {some('layer', missing, layers)} was seen"
-    for one in cells.headers:
+    for one in shadow.headers:
         for layer, why in sorted(one.unrecorded.items()):
             yield f"replay pack, layer {layer}: its calls could not be recorded: {one_line(why)}"
 

@@ -17,7 +17,7 @@ from assay.harness.baselines import (
     find,
     key_of,
     make,
-    own_errors,
+    own_errors_by_condition,
     status_of,
 )
 from assay.harness.collect.plan import Plan, prepare
@@ -264,8 +264,8 @@ def test_an_output_that_is_not_finite_is_the_candidates_in_its_own_server_too() 
     sums.measure(shadow, served, torch.from_numpy(condition_numbers("extend", [1, 1], [0, 16])))
     header = ShadowHeader(reference="mine", candidate="torch_native", phases=("extend", "decode"))
     seen = turned(ShadowErrors(*sums.cells(layer=0, first_head=0), (header,)), ("extend",))
-    errors = own_errors(seen)
+    errors = own_errors_by_condition(seen)
     assert errors["layer-0-extend-cached-prefix-0"] == 0
     assert errors["layer-0-extend-cached-prefix-at-least-16"] == float("inf")
     assert (seen.headers[0].reference, seen.headers[0].candidate) == ("torch_native", "mine")
-    assert own_errors(turned(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}
+    assert own_errors_by_condition(turned(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}

@@ -1,0 +1,76 @@
+"""One call from spec to report, where no server is needed."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import assay.harness.run as module
+from assay import run
+from assay.harness.collect.plan import prepare
+from assay.harness.collect.run_folder import open_folder
+from assay.harness.config import RunSpec, make_spec
+from assay.harness.errors import UsageError
+from assay.harness.evidence.records import ROLES, Answer
+from assay.harness.progress import ProgressDisplay
+
+
+def spec(**flags: object) -> RunSpec:
+    return make_spec({"questions": 8, "suites": ("mmlu",), "candidate": "sage_attn", "startup_timeout": 1.0} | flags)
+
+
+def answer_everything(out: Path) -> None:
+    plan = prepare(spec())
+    folder = open_folder(plan, out)
+    for role in ROLES:
+        for item in plan.of("mmlu"):
+            folder.append(
+                Answer(
+                    suite="mmlu", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=item.expected,
+                    finish_reason="stop", prompt_tokens=9, completion_tokens=1, latency_s=0.1,
+                )
+            )  # fmt: skip
+
+
+def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path) -> None:
+    answer_everything(tmp_path / "run")
+    shown = StringIO()
+    report = run(spec(), tmp_path / "run", display=ProgressDisplay(Console(file=shown)))
+    assert "Everything is answered already." in shown.getvalue()
+    assert report.verdict == "inconclusive", "nothing shows that the candidate's kernel ran"
+    assert [suite.id for suite in report.suites] == ["mmlu"]
+    assert report.reproduce.startswith("assay run ")
+
+
+def test_baselines_are_looked_up_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    answer_everything(tmp_path / "run")
+    checked = [
+        any(check.id == "candidate-baseline" for check in run(spec(), tmp_path / "run", baselines=baselines).checks)
+        for baselines in (False, True)
+    ]
+    assert checked == [False, True]
+
+
+def test_wrong_use_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no_such_backend"):
+        run(spec(candidate="no_such_backend"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_cannot_be_reached_is_an_error_with_a_report(tmp_path: Path) -> None:
+    nowhere = "http://127.0.0.1:9"
+    report = run(spec(reference=nowhere, candidate=nowhere), tmp_path / "run")
+    assert (report.verdict, report.exit_code) == ("error", 3)
+    assert nowhere in report.reasons[0]
+
+
+def test_an_interrupted_run_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "collect", interrupt)
+    report = run(spec(), tmp_path / "run")
+    assert report.verdict == "inconclusive", "no suite ran"
