@@ -159,7 +159,7 @@ def test_what_was_not_observed_is_said(layer_diffs: ModuleType) -> None:
     )
     both = at | {(0, 0, "extend", ">= 16", "0", "only"): 0.1, (0, 0, "decode", ">= 16", "0", "only"): 0.1}
     assert says(both, ("extend", "decode")) == ("decode: no call of layer 1 of 2 was seen", pack)
-    assert "decode: no call of it was seen" in says(at, ("extend", "decode"))[1]
+    assert "decode: no call was seen" in says(at, ("extend", "decode"))[1]
 
 
 def test_worst_calls_and_failed_calls_come_from_the_legends(layer_diffs: ModuleType) -> None:
@@ -175,7 +175,7 @@ def test_worst_calls_and_failed_calls_come_from_the_legends(layer_diffs: ModuleT
 def test_a_run_that_observed_nothing_has_no_pictures(layer_diffs: ModuleType) -> None:
     result = layers_result(layer_diffs.cells(1, 1, lambda *_: None), {})
     assert (result.grids, result.depth, result.sources, result.layers) == ((), (), "", 0)
-    assert result.not_observed[0].startswith("extend: no call of it was seen")
+    assert result.not_observed[0].startswith("extend: no call was seen")
 
 
 def test_a_grid_whose_values_do_not_fit_its_labels_is_refused(layer_diffs: ModuleType) -> None:
