@@ -361,6 +361,25 @@ def test_log_probabilities_are_read_best_first_and_null_is_nan() -> None:
     assert math.isnan(second.logprob)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([{"logprob": -0.1}], r"content\.0\.token: Field required"),
+        ([{"token": "A", "logprob": "high"}], r"content\.0\.logprob: .*valid number"),
+        ([{"token": "A", "logprob": -0.1, "top_logprobs": [["A", -0.1]]}], r"top_logprobs\.0: .*object"),
+    ],
+)
+def test_malformed_log_probabilities_are_refused(content: list[dict[str, Any]], said: str) -> None:
+    text = changed(choices=[{**GOOD["choices"][0], "logprobs": {"content": content}}])
+    with pytest.raises(BadReply, match=said):
+        read_reply(text, ChatRequest("p", 8, 2), 0.1)
+
+
+def test_alternatives_may_be_missing() -> None:
+    text = changed(choices=[{**GOOD["choices"][0], "logprobs": {"content": [{"token": "A", "logprob": -0.1}]}}])
+    assert read_reply(text, ChatRequest("p", 8, 2), 0.1).tokens[0].top == ()
+
+
 def test_cached_tokens_are_none_if_the_server_does_not_report_them() -> None:
     usage = {"prompt_tokens": 20, "completion_tokens": 4}
     assert read_reply(changed(usage=usage), ChatRequest("p", 8), 0.1).cached_tokens is None
