@@ -25,7 +25,7 @@ NOT_CHECKED = (
         title="the workload is sensitive",
         status="not checked",
         found="no fault was seeded to see whether these questions catch it",
-        settles="a certificate of caught faults, which this version of assay does not have",
+        settles="seed faults and see them caught, which this version of assay cannot do",
     ),
 )
 
