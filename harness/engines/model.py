@@ -26,9 +26,7 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
     folder = TINY_MODEL if name == BUILTIN_MODEL else Path(name).expanduser()
     if not folder.exists():
         if name.startswith((".", "/", "~")) or name.count("/") != 1:
-            raise UsageError(
-                f"--model {name}: no such folder.", "a model folder or a hub name", "check the path"
-            )
+            raise UsageError(f"--model {name}: no such folder.", "a model folder or a hub name", "check the path")
         folder = _download(name)
     if not folder.is_dir():
         raise UsageError(
