@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 
@@ -58,3 +59,15 @@ def some(what: str, chosen: Collection[int], of: Collection[int]) -> str:
             runs.append([n])
     words = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
     return f"{what}{'s' if len(chosen) > 1 else ''} {words} of {len(of)}"
+
+
+def percent(share: float) -> str:
+    """A share in percent, to two significant digits; "not finite" for infinity and NaN."""
+    if not math.isfinite(share):
+        return "not finite"
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def two_digits(ratio: float) -> str:
+    """Two significant digits, without an exponent below a million: "0.37", "140", "12,000"."""
+    return f"{float(f'{ratio:.2g}'):,g}" if math.isfinite(ratio) else "not finite"

@@ -10,9 +10,8 @@ from rich.text import Text
 
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
-from assay.harness.localize.diagnose import percent
 from assay.harness.offline.check import CheckResult
-from assay.harness.text import one_line
+from assay.harness.text import one_line, percent, two_digits
 
 MOST_REFUSALS = 3
 
@@ -31,9 +30,7 @@ def headline(result: CheckResult) -> str:
     worst = result.worst
     if worst is None:
         return verdict
-    return (
-        f"{verdict}; worst own error {percent(worst.own)}, {worst.ratio:.2g} times its bound of {percent(worst.bound)}"
-    )
+    return f"{verdict}; worst own error {percent(worst.own)}, {two_digits(worst.ratio)} times its bound of {percent(worst.bound)}"
 
 
 def rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
@@ -90,7 +87,7 @@ def sentence(results: Sequence[CheckResult]) -> str:
     worst = max((result.worst.ratio for result in results if result.worst), default=None)
     refused = sum(len(result.refused) for result in results)
     parts = [f"{kernels} kernel{'s' * (kernels != 1)}", f"{calls} call{'s' * (calls != 1)}"]
-    parts += [f"worst {worst:.2g} of its bound"] if worst is not None else []
+    parts += [f"worst {two_digits(worst)} of its bound"] if worst is not None else []
     parts += [f"{refused} not covered"] if refused else []
     return ", ".join(parts)
 

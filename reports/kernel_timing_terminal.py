@@ -8,7 +8,7 @@ from rich.console import Console
 
 from assay.harness.files import write_whole
 from assay.harness.offline.timing_result import KernelTiming, ShapeTiming
-from assay.harness.text import one_line
+from assay.harness.text import one_line, two_digits
 from assay.reports.latency_terminal import print_rows
 
 
@@ -40,7 +40,7 @@ _COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/
 
 
 def _cells(row: ShapeTiming) -> tuple[str, ...]:
-    error = "not finite" if row.own_error is None else f"{row.own_error:.2g} of its bound"
+    error = "not finite" if row.own_error is None else f"{two_digits(row.own_error)} of its bound"
     return (
         row.phase,
         _lens(row.new),

@@ -11,7 +11,7 @@ from rich.table import Table
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest
-from assay.harness.text import one_line
+from assay.harness.text import one_line, two_digits
 
 
 def render_replay(replay: ReplayResult, exit_code: ExitCode, console: Console) -> None:
@@ -22,7 +22,7 @@ def render_replay(replay: ReplayResult, exit_code: ExitCode, console: Console) -
 
     say(
         f"Replayed {replay.calls} of {replay.recorded} recorded calls, {replay.with_prefix} with a cached prefix, in "
-        f"{replay.seconds:.1f} s. Worst own error: {replay.worst:.2g} times its bound."
+        f"{replay.seconds:.1f} s. Worst own error: {two_digits(replay.worst)} times its bound."
     )
     for finding in replay.findings:
         say(f"{finding.severity}: {finding.where}: {finding.diagnosis}")

@@ -23,7 +23,7 @@ from assay.harness.judge.report import (
     excess,
     out_of_bounds,
 )
-from assay.harness.text import one_line
+from assay.harness.text import one_line, two_digits
 
 NOTHING = "–"
 
@@ -186,7 +186,7 @@ def multiple(error: OwnError, bound: float | None) -> str:
         return "no bound applies"
     if error is None or error == NOT_FINITE:
         return f"bound {number(bound)}"
-    return f"{error / bound:.2g} times its bound {number(bound)}"
+    return f"{two_digits(error / bound)} times its bound {number(bound)}"
 
 
 def layer_diff_lines(layers: LayersResult) -> list[str]:

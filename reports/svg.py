@@ -109,7 +109,7 @@ def _width(character: str) -> float:
         return 0.38
     if unicodedata.east_asian_width(character) in "WF":
         return 1.05
-    return 0.9 if character in "mwMW@%" else 0.72 if character.isupper() else 0.62
+    return 0.9 if character in "mwMW@%<>=+~" else 0.72 if character.isupper() else 0.62
 
 
 def image(width: float, height: float, label: str, parts: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import depth_rows, layers_result
 from assay.harness.judge.report import LayersResult, Metric, SuiteResult
-from assay.harness.text import one_line
+from assay.harness.text import one_line, two_digits
 from assay.harness.verdict import Finding, Verdict
 
 
@@ -132,7 +132,7 @@ def judge_layers(
     if errors.failed_calls:
         return "inconclusive", f"The candidate did not compute a call: {one_line(errors.failed_calls[0].text)}."
     calls = f"{replay.calls} of {replay.recorded} recorded calls"
-    measured = f"the worst own error is {replay.worst:.2g} of what noise explains, in {calls}"
+    measured = f"the worst own error is {two_digits(replay.worst)} times what noise explains, in {calls}"
     if not replay.with_prefix:
         return "inconclusive", f"No recorded call had a cached prefix; {measured}."
     return "pass", f"{measured[0].upper()}{measured[1:]}, {replay.with_prefix} of them with a cached prefix."
@@ -148,7 +148,7 @@ def _worst_metric(replay: ReplayResult) -> Metric:
         id="worst-own-error",
         title="worst own error",
         value=replay.worst,
-        text=f"{replay.worst:.2g} of its bound",
+        text=f"{two_digits(replay.worst)} times its bound",
         bound=1.0,
         bound_is="most",
         explain=f"relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls",

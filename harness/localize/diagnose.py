@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from assay.harness.attention.call import AttentionCall
@@ -10,7 +9,7 @@ from assay.harness.attention.hypotheses import LEAK
 from assay.harness.conditions import POSITION
 from assay.harness.localize.causes import Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
-from assay.harness.text import some
+from assay.harness.text import percent, some
 from assay.harness.verdict import Finding, Severity
 
 UNEXPLAINED = "unexplained"
@@ -148,10 +147,3 @@ def describe(call: AttentionCall) -> str:
         f"layer {call.layer} {call.phase}, new+prefix {lens}, {call.q.shape[1]} q heads on {call.k.shape[1]} kv heads, "
         f"head_dim {call.q.shape[2]}, {str(call.q.dtype).removeprefix('torch.')}"
     )
-
-
-def percent(share: float) -> str:
-    """A share in percent, to two significant digits; "not finite" for infinity and NaN."""
-    if not math.isfinite(share):
-        return "not finite"
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"

@@ -19,10 +19,11 @@ from assay.harness.conditions import PHASES
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.bounds import SCHEMES
-from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose, percent
+from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose
 from assay.harness.localize.guard import Guard, run_guarded
 from assay.harness.localize.kernel_runs import KernelRun, measure
 from assay.harness.localize.smallest import smallest_call
+from assay.harness.text import percent
 from assay.harness.verdict import Finding
 
 CONTRACT_BROKEN = "contract-broken"

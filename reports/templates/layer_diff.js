@@ -14,7 +14,7 @@
   const ratio = (value, bound) => value / (bound ?? 1);
   const isNumber = (value) => typeof value === "number";
   const isBeyond = (value, bound) => bound !== null && (isNumber(value) ? value > bound : value !== null);
-  const digits = (value) => (value >= 1000 ? value.toPrecision(3) : String(Number(value.toPrecision(4))));
+  const digits = (value) => (value >= 1e6 ? value.toExponential(2) : String(Number(value.toPrecision(4))));
 
   // One scale for all maps, so that a colour means the same in each: multiples of the bound, where there is one.
   const bounds = grids.flatMap((grid) => grid.bounds.filter((bound) => bound !== null));
@@ -281,7 +281,7 @@
   }
 
   const drawScale = (canvas) => {
-    const [width, left, right] = [Math.min(canvas.closest(".key").clientWidth, 460), 24, 24];
+    const [width, left, right] = [Math.min(canvas.closest(".key").clientWidth, 476), 32, 32];
     const context = sized(canvas, width, 50);
     context.translate(0, 4);
     const place = (decade) => left + ((decade - bottom) / (top - bottom)) * (width - left - right);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Change, Measurement, ProbeOutcome
-from assay.harness.localize.diagnose import percent
+from assay.harness.text import percent
 
 
 def outcome_of(measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]) -> ProbeOutcome:

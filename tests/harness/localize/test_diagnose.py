@@ -13,9 +13,9 @@ from assay.harness.attention.hypotheses import LEAK
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.causes import causes
-from assay.harness.localize.diagnose import UNEXPLAINED, diagnose, percent
+from assay.harness.localize.diagnose import UNEXPLAINED, diagnose
 from assay.harness.localize.kernel_runs import run_kernel
-from assay.harness.text import some
+from assay.harness.text import percent, some
 from assay.harness.verdict import Finding
 
 MATRIX = [[(24, 0)], [(20, 1)], [(20, 77)], [(9, 64)], [(40, 30), (26, 60)], [(70, 0), (5, 3)]]
