@@ -358,6 +358,7 @@ def test_a_foreign_repository_uses_a_server(foreign: Path) -> None:
     done = there(
         foreign, "assay", "diff", "--candidate", "harness.attention:forward", "--suites", "layers", "--out", "run"
     )
+    assert done.returncode in (0, 3), done.stdout + done.stderr  # 3: a layer diff alone is no verdict on the answers
     report = json.loads((foreign / "run" / "report.json").read_text())
     (layers,) = [suite for suite in report["suites"] if suite["id"] == "layers"]
     assert layers["verdict"] == "pass", done.stdout + done.stderr
