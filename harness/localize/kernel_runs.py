@@ -71,6 +71,11 @@ class CallResult:
         return float(self.own.max()) / self.bound
 
     @property
+    def most(self) -> float:
+        """An upper limit of `worst` that needs no simulation."""
+        return float(self.own.max()) / least_bound(self.call, self.noise)
+
+    @property
     def nonfinite_share(self) -> float:
         """Share of the output's elements that are infinite or not a number."""
         return 1 - float(self.out.isfinite().double().mean())
@@ -103,6 +108,20 @@ class KernelRun:
     def __add__(self, other: KernelRun) -> KernelRun:
         """Both runs as one."""
         return KernelRun(self.results + other.results, self.delegated + other.delegated, self.refused + other.refused)
+
+
+def worst_of(results: Sequence[CallResult]) -> CallResult | None:
+    """The result with the largest own error relative to its bound; None if there is none.
+
+    A bound is simulated, which costs more than the call, only where the result can still be the worst.
+    """
+    worst = None
+    for result in sorted(results, key=lambda result: result.most, reverse=True):
+        if worst is not None and result.most <= worst.worst:
+            break
+        if worst is None or result.worst > worst.worst:
+            worst = result
+    return worst
 
 
 def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import KernelRun, repeat, require_results, run_once
+from assay.harness.localize.kernel_runs import KernelRun, repeat, require_results, run_once, worst_of
 from assay.harness.verdict import Finding
 
 
@@ -33,7 +33,8 @@ class StagedDiagnosis:
     @property
     def worst(self) -> float:
         """Largest own error over calls, cells and heads, as a multiple of its bound."""
-        return max(result.worst for result in self.run.results)
+        worst = worst_of(self.run.results)
+        return worst.worst if worst else 0.0
 
     @property
     def not_tested(self) -> tuple[str, ...]:

@@ -21,8 +21,9 @@ from assay.harness.localize import axes
 from assay.harness.localize.bounds import SCHEMES
 from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose
 from assay.harness.localize.guard import Guard, run_guarded
-from assay.harness.localize.kernel_runs import KernelRun, measure
+from assay.harness.localize.kernel_runs import KernelRun, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
+from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent
 from assay.harness.verdict import Finding
 
@@ -37,6 +38,19 @@ class Computed:
 
     Attributes:
         case: the case.
+        fails: whether its own error is out of bounds.
+    """
+
+    case: Case
+    fails: bool
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The case with the largest own error relative to its bound.
+
+    Attributes:
+        case: the case.
         own: worst own error over cells and heads, relative L1.
         bound: the bound of its call, relative L1.
     """
@@ -47,7 +61,7 @@ class Computed:
 
     @property
     def ratio(self) -> float:
-        """The worst own error as a multiple of its bound; above 1 it is wrong."""
+        """The own error as a multiple of the bound; above 1 it is out of bounds."""
         return self.own / self.bound
 
 
@@ -58,6 +72,7 @@ class CheckResult:
     Attributes:
         kernel: its name, as given.
         computed: cases that it computed.
+        worst: the case with the largest own error relative to its bound; None if none was computed.
         refused: cases that it refused, with its reasons: not covered, which is not a pass.
         broken: cases in which it raised, or returned a shape or dtype that breaks the contract.
         missing: conditions of a pass that were not tested.
@@ -70,6 +85,7 @@ class CheckResult:
 
     kernel: str
     computed: tuple[Computed, ...]
+    worst: WorstCase | None
     refused: tuple[tuple[Case, str], ...]
     broken: tuple[tuple[Case, str], ...]
     missing: tuple[str, ...]
@@ -82,17 +98,12 @@ class CheckResult:
     @property
     def failing(self) -> list[Case]:
         """Cases that are out of bounds or broken."""
-        return [*(c.case for c in self.computed if c.ratio > 1), *(case for case, _ in self.broken)]
+        return [*(c.case for c in self.computed if c.fails), *(case for case, _ in self.broken)]
 
     @property
     def right(self) -> list[Case]:
         """Cases within their bounds."""
-        return [c.case for c in self.computed if c.ratio <= 1]
-
-    @property
-    def worst(self) -> Computed | None:
-        """The case with the largest own error over its bound; None if none was computed."""
-        return max(self.computed, key=lambda c: c.ratio, default=None)
+        return [c.case for c in self.computed if not c.fails]
 
     @property
     def axes(self) -> list[axes.Axis]:
@@ -154,27 +165,31 @@ def check(
         again = _command(path, phases or (), dtypes or (), noise, size, device, head_dims, seed)
     if chosen is None:
         chosen = matrix(asked, dtypes=dtypes, size=size, device=device, head_dims=head_dims, seed=seed)
-    made = [(case, call) for case in chosen if (call := case.make()).phase in asked]
+    with few_threads(()):
+        made = [(case, call) for case in chosen if (call := case.make()).phase in asked]
     if not made:
         raise UsageError(
             f"There is no case of {' or '.join(asked)} for {name}.", "at least one", "choose other cases or phases"
         )
 
     guard = Guard(loaded, replace(declared, noise=declared.noise if noise is None else noise))
-    run = run_guarded(guard, [call for _, call in made])
-    case_of = {id(call): case for case, call in made}
-    computed = tuple(Computed(case_of[id(o.call)], float(o.own.max()), o.bound) for o in run.results)
-    refused = tuple((case_of[id(call)], why) for call, why in run.refused)
-    broken = tuple((case, why) for case, why in refused if why in guard.breaches)
-    findings = _bugs(run, case_of, again) + _breaches(broken, case_of, made, again)
-    if guard.failed_repeats:
-        call, why = guard.failed_repeats[0]
-        where = f"{len(guard.failed_repeats)} calls, when repeated"
-        findings.append(_breach(why, where, (f"for example {describe(call)}",), again))
-    smallest, test = smallest_call(guard, run, findings, path)
+    with few_threads([call for _, call in made]):
+        run = run_guarded(guard, [call for _, call in made])
+        case_of = {id(call): case for case, call in made}
+        computed = tuple(Computed(case_of[id(o.call)], o.fails) for o in run.results)
+        refused = tuple((case_of[id(call)], why) for call, why in run.refused)
+        broken = tuple((case, why) for case, why in refused if why in guard.breaches)
+        findings = _bugs(run, case_of, again) + _breaches(broken, case_of, made, again)
+        if guard.failed_repeats:
+            call, why = guard.failed_repeats[0]
+            where = f"{len(guard.failed_repeats)} calls, when repeated"
+            findings.append(_breach(why, where, (f"for example {describe(call)}",), again))
+        worst = worst_of(run.results)
+        smallest, test = smallest_call(guard, run, findings, path)
     return CheckResult(
         kernel=name,
         computed=computed,
+        worst=worst and WorstCase(case_of[id(worst.call)], float(worst.own.max()), worst.bound),
         refused=tuple((case, why) for case, why in refused if why not in guard.breaches),
         broken=broken,
         missing=tuple(_missing(asked, declared.phases, run)),

@@ -19,6 +19,7 @@ from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, repeat, run_once
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
+from assay.harness.localize.threads import few_threads
 from assay.harness.verdict import Finding
 
 
@@ -42,11 +43,13 @@ def replay(
     recorded = [one for one in read_pack(pack) if one.phase in phases]
     if not recorded:
         raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
-    found = diagnose_kernel(kernel, [_on_device(one.call) for one in choose(recorded)], reproduce, on_first=on_first)
-    smallest, test = smallest_call(Guard(kernel, kernels.declaration(kernel)), found.run, found.findings, candidate)
-    result = _result(
-        candidate, found.run, len(recorded), found.findings, found.seconds, found.first_finding_s, found.not_tested
-    )
+    calls = [_on_device(one.call) for one in choose(recorded)]
+    with few_threads(calls):
+        found = diagnose_kernel(kernel, calls, reproduce, on_first=on_first)
+        smallest, test = smallest_call(Guard(kernel, kernels.declaration(kernel)), found.run, found.findings, candidate)
+        result = _result(
+            candidate, found.run, len(recorded), found.findings, found.seconds, found.first_finding_s, found.not_tested
+        )
     return result.model_copy(update={"smallest": smallest, "test": test})
 
 
