@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 # Not scipy.stats: see `assay.harness.stats.share`.
-from scipy.special import bdtr, bdtrc
-
 from assay.harness.stats.paired import mcnemar_exact, questions_needed, smallest_detectable, tango_interval
 from assay.harness.stats.share import Interval, clopper_pearson, p_not_above
 from assay.harness.verdict import Verdict
@@ -187,6 +185,8 @@ def decide_share(bad: int, n: int, limit: float, alpha: float, items: str = "ite
 
 
 def _items_needed(share: float, n: int, limit: float, alpha: float) -> int | None:
+    from scipy.special import bdtr, bdtrc  # costs 0.2 s to import, and only an undecided share needs it
+
     sizes = np.arange(n + 1, MAX_NEEDED + 1)
     # A Clopper-Pearson bound is beyond the limit where the binomial tail at the limit is below alpha.
     if share <= limit:

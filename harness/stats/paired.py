@@ -8,13 +8,10 @@ Only the discordant questions carry information: ``lost`` (the reference is righ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-# Not scipy.stats or statsmodels: see `assay.harness.stats.share`.
-from scipy.special import bdtr, bdtrc, ndtri
-
-from assay.harness.stats.share import Interval, clopper_pearson
+from assay.harness.stats.binomial import at_most, more_than, normal_quantile
+from assay.harness.stats.share import Interval, clopper_pearson, root
 
 _OFFSET = 1e-9
 """Distance from the estimate at which the search for an end of the interval starts: at the estimate the variance may be 0."""
@@ -31,8 +28,8 @@ class McNemar:
 def mcnemar_exact(lost: int, gained: int) -> McNemar:
     """McNemar's exact (binomial) test of equal accuracies. Both p values are 1 where no answer flipped."""
     flips = lost + gained
-    two_sided = min(1.0, 2 * float(bdtr(min(lost, gained), flips, 0.5)))
-    return McNemar(two_sided=two_sided, loss=float(bdtrc(lost - 1, flips, 0.5)))
+    two_sided = min(1.0, 2 * at_most(min(lost, gained), flips, 0.5))
+    return McNemar(two_sided=two_sided, loss=more_than(lost - 1, flips, 0.5))
 
 
 def tango_interval(lost: int, gained: int, n: int, alpha: float) -> Interval:
@@ -56,12 +53,12 @@ def tango_interval(lost: int, gained: int, n: int, alpha: float) -> Interval:
 def _tango_high(lost: int, gained: int, n: int, alpha: float) -> float:
     if lost == n:
         return 1.0
-    z = -float(ndtri(alpha / 2))
+    z = -normal_quantile(alpha / 2)
 
     def beyond(loss: float) -> float:
         return lost - gained - n * loss + z * math.sqrt(n * _variance(loss, lost / n, gained / n))
 
-    return _root(beyond, (lost - gained) / n + _OFFSET, 1.0)
+    return root(beyond, (lost - gained) / n + _OFFSET, 1.0)
 
 
 def _variance(loss: float, share_lost: float, share_gained: float) -> float:
@@ -70,26 +67,6 @@ def _variance(loss: float, share_lost: float, share_gained: float) -> float:
     c = -share_gained * loss * (1 - loss)
     gained = (math.sqrt(max(0.0, b * b - 8 * c)) - b) / 4
     return max(0.0, 2 * gained + loss * (1 - loss))
-
-
-def _root(f: Callable[[float], float], low: float, high: float) -> float:
-    """The root of a function that changes its sign between `low` and `high`, by bisection to 1e-13.
-
-    Raises:
-        ValueError: its signs there are the same.
-    """
-    # Not scipy.optimize.brentq, which takes 0.3 s to import.
-    if f(high) == 0:
-        return high
-    rising = f(high) > 0
-    if (f(low) > 0) == rising:
-        raise ValueError(f"f({low}) = {f(low)} and f({high}) = {f(high)} have the same sign")
-    while high - low > 1e-13:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (low, middle) if (f(middle) > 0) == rising else (middle, high)
-    return (low + high) / 2
 
 
 def smallest_detectable(n: int, discordance: float, alpha: float, power: float = 0.8) -> float | None:
@@ -120,12 +97,12 @@ def smallest_detectable(n: int, discordance: float, alpha: float, power: float =
 
     if short(1.0) > 0:
         return None
-    return _root(short, 1e-9, 1.0)
+    return root(short, 1e-9, 1.0)
 
 
 def _connor(loss: float, discordance: float, alpha: float, power: float) -> float:
     psi = max(discordance, loss)
-    reach = -float(ndtri(alpha)) * math.sqrt(psi) + float(ndtri(power)) * math.sqrt(max(0.0, psi - loss * loss))
+    reach = -normal_quantile(alpha) * math.sqrt(psi) + normal_quantile(power) * math.sqrt(max(0.0, psi - loss * loss))
     return float((reach / loss) ** 2)
 
 
@@ -149,7 +126,7 @@ def questions_needed(margin: float, discordance: float, alpha: float, power: flo
     psi = max(discordance, loss)
     needed = []
     if loss < margin:
-        z_alpha, z_power = -float(ndtri(alpha)), float(ndtri(power))
+        z_alpha, z_power = -normal_quantile(alpha), normal_quantile(power)
         null = math.sqrt(_variance(margin, (psi + loss) / 2, (psi - loss) / 2))
         truth = math.sqrt(max(0.0, psi - loss * loss))
         needed.append(((z_alpha * null + z_power * truth) / (margin - loss)) ** 2)

@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Not scipy.stats: see `assay.harness.stats.share`.
-from scipy.special import ndtri, stdtr, stdtrit
-
+from assay.harness.stats.binomial import normal_quantile
 from assay.harness.stats.multiple import holm
 from assay.harness.stats.share import Interval
 from assay.harness.verdict import Verdict
@@ -82,6 +81,8 @@ def ratio_of(logs: Sequence[float], alpha: float) -> Ratio:
     factor = dependence(values - middle)
     beyond = _beyond(n, alpha / 2)
     if beyond > 0 and factor > 1:
+        from scipy.special import stdtrit  # costs 0.2 s to import, and only timings need it
+
         mean, spread = _moments(n)
         quantile = float(stdtrit(_freedom(n / factor), alpha / 2))
         beyond = min(beyond, max(0, math.floor(mean + quantile * spread * math.sqrt(factor) - 0.5)))
@@ -138,7 +139,7 @@ def _beyond(n: int, tail: float) -> int:
     -1."""
     if n > _EXACT_MAX_N:
         mean, spread = _moments(n)
-        return math.floor(mean + float(ndtri(tail)) * spread - 0.5)
+        return math.floor(mean + normal_quantile(tail) * spread - 0.5)
     counts = np.ones(1)
     for rank in range(1, n + 1):
         with_rank = np.zeros(len(counts) + rank)
@@ -155,6 +156,7 @@ def p_at_most(logs: Sequence[float], bound: float) -> float:
     there is dependence, Student's t of the distance in standard errors, taken from the width of the interval, which accounts for
     it. So autocorrelated ratios prove less near the bound, and as much as they can far beyond it.
     """
+    from scipy.special import stdtr, stdtrit
     from scipy.stats import wilcoxon  # costs 0.6 s to import, and only timings need it
 
     above = np.asarray(logs, dtype=float) - math.log(bound)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-# Not scipy.stats or statsmodels, which give the same figures: the report of a finished run may cost 1.5 s of CPU, and importing
-# these takes 0.6 s and 1 s of it.
-from scipy.special import bdtrc, betainccinv, betaincinv, gammaln, ndtri
+from assay.harness.stats.binomial import hypergeometric_at_least, more_than, normal_quantile
 
 
 @dataclass(frozen=True)
@@ -34,8 +30,9 @@ def clopper_pearson(count: int, n: int, alpha: float) -> Interval:
         ValueError: `count` is negative or above `n`.
     """
     _check(count, n)
-    low = float(betaincinv(count, n - count + 1, alpha / 2)) if count else 0.0
-    high = float(betainccinv(count + 1, n - count, alpha / 2)) if count < n else 1.0
+    # Where a tail of the binomial distribution is alpha / 2: both are quantiles of beta distributions.
+    low = root(lambda share: more_than(count - 1, n, share) - alpha / 2, 0.0, 1.0) if count else 0.0
+    high = root(lambda share: 1 - alpha / 2 - more_than(count, n, share), 0.0, 1.0) if count < n else 1.0
     return Interval(low, high, 1 - alpha)
 
 
@@ -53,7 +50,7 @@ def wilson(count: float, n: float, alpha: float) -> Interval:
     _check(count, n)
     if not n:
         return Interval(0.0, 1.0, 1 - alpha)
-    share, z2 = count / n, float(ndtri(alpha / 2)) ** 2
+    share, z2 = count / n, normal_quantile(alpha / 2) ** 2
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
     # By rounding, the ends would miss 0 and 1.
@@ -67,7 +64,7 @@ def _check(count: float, n: float) -> None:
 
 def p_not_above(count: int, n: int, chance: float) -> float:
     """Exact p value of "the share is at most ``chance``": small where the share is clearly above it. 1 where ``n == 0``."""
-    return float(bdtrc(count - 1, n, chance)) if n else 1.0
+    return more_than(count - 1, n, chance) if n else 1.0
 
 
 def fisher_exact_greater(a: int, b: int, c: int, d: int) -> float:
@@ -75,11 +72,24 @@ def fisher_exact_greater(a: int, b: int, c: int, d: int) -> float:
 
     The hypergeometric tail from `a` upwards, as ``scipy.stats.fisher_exact([[a, b], [c, d]], alternative="greater")`` gives it.
     """
+    return hypergeometric_at_least(a, a + b, a + c, a + b + c + d)
 
-    def log_choose(n: npt.ArrayLike, k: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        return np.asarray(gammaln(np.add(n, 1)) - gammaln(np.add(k, 1)) - gammaln(np.subtract(n, k) + 1))
 
-    first, second, both = a + b, c + d, a + c
-    counts = np.arange(a, min(first, both) + 1)
-    log_p = log_choose(first, counts) + log_choose(second, both - counts) - log_choose(first + second, both)
-    return min(1.0, float(np.exp(log_p).sum()))
+def root(f: Callable[[float], float], low: float, high: float) -> float:
+    """The root of a function that changes its sign between `low` and `high`, by bisection to 1e-13.
+
+    Raises:
+        ValueError: its signs there are the same.
+    """
+    # Not scipy.optimize.brentq, which takes 0.3 s to import.
+    if f(high) == 0:
+        return high
+    rising = f(high) > 0
+    if (f(low) > 0) == rising:
+        raise ValueError(f"f({low}) = {f(low)} and f({high}) = {f(high)} have the same sign")
+    while high - low > 1e-13:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if (f(middle) > 0) == rising else (middle, high)
+    return (low + high) / 2
