@@ -96,7 +96,7 @@ def test_a_bug_is_not_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("assay.harness.collect.plan.prepare", broken)
+    monkeypatch.setattr("assay.harness.run.prepare", broken)
     assert call(monkeypatch, "run") == 3
 
 
