@@ -1,7 +1,7 @@
-"""What each bug makes of a sequence: one definition each, on top of the oracle's own steps.
+"""The effect of each bug on a sequence: one definition each, on top of the oracle's own steps.
 
-A bug takes a batch of sequences and the index of the one that it changes, and gives the changed sequence (which is then attended
-as any other) or its output; None where the bug cannot show on that sequence.
+A bug takes a batch of sequences and the index of one of them, and returns that sequence changed (attention is then computed as
+usual) or its output; None where the bug cannot show on that sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from assay.harness.attention.oracle import Request, attend, scores
 
 Batch = list[Request]
 Change = Callable[[Batch, int], "Request | Tensor | None"]
-"""What a bug makes of sequence b of a batch: a changed request, or its output; None where it cannot show."""
+"""A bug: (batch, b) -> request b changed, or its output; None where the bug cannot show."""
 
 Q_BLOCK, K_BLOCK = 128, 64
 """Tokens that share an int8 scale in SageAttention's Triton kernels (sageattention 1.0.6, quant_per_block_varlen.py)."""
@@ -29,14 +29,14 @@ FP16_MAX = 65504.0
 
 
 def int8(x: Tensor, block: int, shift: int = 0, stretch: float | Tensor = 1.0) -> Tensor:
-    """Quantised to int8 with one scale per head and block of tokens, and back with the scale of the block `shift` further.
+    """Quantise to int8 with one scale per head and block of tokens, and dequantise with the scale of the block `shift` further.
 
     Args:
         x: float64 [heads, tokens, dim].
-        block: tokens a block.
-        shift: 0 is right; 1 and -1 take a neighbour's scale (the first and last block keep their own where there is none).
-        stretch: makes every scale this much larger than it must be: other rounding errors, hardly more of them. Several, as
-            [draws], give [draws, heads, tokens, dim].
+        block: tokens per block.
+        shift: 0 is correct; 1 and -1 take a neighbour's scale (the first or last block keeps its own where there is none).
+        stretch: factor on every scale, slightly above 1: different rounding errors, hardly larger ones. Several, as [draws], give
+            [draws, heads, tokens, dim].
     """
     heads, tokens, dim = x.shape
     blocks = -(-tokens // block)
@@ -50,7 +50,7 @@ def int8(x: Tensor, block: int, shift: int = 0, stretch: float | Tensor = 1.0) -
 
 
 def smooth(batch: Batch, b: int) -> Tensor:
-    """K of a sequence without the mean of K over all tokens of the batch, as SageAttention's varlen path subtracts it."""
+    """K of a sequence minus the mean of K over all tokens of the batch, as in SageAttention's varlen path."""
     return batch[b].k - torch.cat([r.k for r in batch], dim=1).mean(1, keepdim=True)
 
 
@@ -59,7 +59,7 @@ def _keys(request: Request) -> Tensor:
 
 
 def _distance(request: Request) -> Tensor:
-    """How far each key lies before its query, in tokens, [len_q, len_k]."""
+    """Distance from each key forward to each query, in tokens, [len_q, len_k]."""
     queries = torch.arange(request.len_q, device=request.q.device) + request.prefix
     return queries[:, None] - _keys(request)[None, :]
 
@@ -68,13 +68,13 @@ def _distance(request: Request) -> Tensor:
 
 
 def top_left(batch: Batch, b: int) -> Request | None:
-    """The causal mask of a square, in the top left corner."""
+    """The causal mask is aligned to the top left corner."""
     r = batch[b]
     return replace(r, visible=torch.ones_like(r.visible).tril()) if r.causal and r.prefix else None
 
 
 def diagonal(by: int, batch: Batch, b: int) -> Request | None:
-    """The causal mask `by` keys to the right of where it belongs."""
+    """The causal mask is shifted `by` keys to the right."""
     r = batch[b]
     if not r.causal or (by > 0 and r.len_q == 1):
         return None
@@ -82,7 +82,7 @@ def diagonal(by: int, batch: Batch, b: int) -> Request | None:
 
 
 def no_mask(batch: Batch, b: int) -> Request | None:
-    """Not causal."""
+    """The mask is missing."""
     r = batch[b]
     return replace(r, visible=torch.ones_like(r.visible)) if r.causal and r.len_q > 1 else None
 
@@ -94,7 +94,7 @@ def prefix_dropped(batch: Batch, b: int) -> Request | None:
 
 
 def window(size: int, batch: Batch, b: int) -> Request | None:
-    """Each query sees its last `size` keys."""
+    """Each query sees its last `size` keys only."""
     r = batch[b]
     return replace(r, visible=r.visible & (_distance(r) < size)) if r.len_k > size else None
 
@@ -120,7 +120,7 @@ def prefix_shifted(by: int, what: str, batch: Batch, b: int) -> Request | None:
 
 
 def newest(copied: bool, batch: Batch, b: int) -> Request | None:
-    """The newest key and value are those before them, or zero."""
+    """The newest key and value are those of the token before, or zero."""
     r = batch[b]
     if r.len_k < 2:
         return None
@@ -162,7 +162,7 @@ def kv_head(by: int, batch: Batch, b: int) -> Request | None:
 
 
 def neighbours_scale(what: str, shift: int, batch: Batch, b: int) -> Request | None:
-    """int8 Q or K ("q", "k") goes back with the scale of the block `shift` further."""
+    """int8 Q or K ("q", "k") is dequantised with the scale of the block `shift` further."""
     r = batch[b]
     if (r.len_k <= K_BLOCK) if what == "k" else (r.len_q <= Q_BLOCK):
         return None
@@ -177,7 +177,7 @@ def not_smoothed(batch: Batch, b: int) -> Request | None:
 
 
 def smoothed_by_block(batch: Batch, b: int) -> Request | None:
-    """Each block of K loses its own mean, which shifts its scores against other blocks'."""
+    """Each block of K loses its own mean, which shifts its scores relative to other blocks."""
     r = batch[b]
     if r.len_k <= K_BLOCK:
         return None
@@ -194,7 +194,7 @@ def smoothed_by_block(batch: Batch, b: int) -> Request | None:
 
 
 def new_keys_smoothed(batch: Batch, b: int) -> Request | None:
-    """New keys lose the mean of K and cached ones do not, which shifts their scores against each other."""
+    """New keys lose the mean of K and cached ones do not, which shifts their scores relative to each other."""
     r = batch[b]
     if not r.prefix:
         return None
@@ -205,7 +205,7 @@ def new_keys_smoothed(batch: Batch, b: int) -> Request | None:
 
 
 def accumulator(dtype: torch.dtype, batch: Batch, b: int) -> Tensor | None:
-    """Sums over values are rounded to a dtype after each block of keys; another order of summing rounds otherwise."""
+    """Sums over values are rounded to a dtype after each block of keys. (Another order of summation rounds differently.)"""
     r = batch[b]
     if r.len_k <= K_BLOCK:
         return None
@@ -240,14 +240,14 @@ def scores_saturate(limit: float, batch: Batch, b: int) -> Tensor | None:
 
 
 def scores_overflow(batch: Batch, b: int) -> Tensor | None:
-    """A query with a q k product beyond fp16 gives no number."""
+    """A query with a q k product beyond fp16 has an output that is not finite."""
     r = batch[b]
     rows = (_products(r) > FP16_MAX).any(-1, keepdim=True)
     return attend(r).masked_fill(rows, float("inf")) if bool(rows.any()) else None
 
 
 def values_overflow(batch: Batch, b: int) -> Tensor | None:
-    """A value beyond fp16 makes each output that it enters infinite."""
+    """A value beyond fp16 makes every output infinite that it contributes to."""
     r = batch[b]
     beyond = (r.v.abs() > FP16_MAX).double()[r.kv_head]
     return attend(r).masked_fill(r.visible.double() @ beyond > 0, float("inf")) if bool(beyond.any()) else None
@@ -257,7 +257,7 @@ def values_overflow(batch: Batch, b: int) -> Tensor | None:
 
 
 def _neighbour(batch: Batch, b: int, by: int) -> Request | None:
-    """The request before or after this one in the batch, which is not there for the first or last."""
+    """The request `by` further in the batch; None beyond its ends."""
     return batch[b + by] if 0 <= b + by < len(batch) else None
 
 

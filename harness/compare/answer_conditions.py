@@ -1,4 +1,4 @@
-"""Both roles' answers by condition, and the condition that tells where the candidate is wrong."""
+"""Both roles' answers by condition, and the condition that best separates right from wrong answers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ConditionRow(Part):
 
 
 def by_condition(pairs: Sequence[Pair]) -> list[ConditionRow]:
-    """Split the pairs by each condition in turn; only buckets that hold a pair have a row."""
+    """Split the pairs by each quantity in turn; only buckets that hold a pair have a row."""
     rows = []
     for split in _SPLITS:
         buckets: dict[str, list[Pair]] = {}
@@ -94,36 +94,36 @@ def _row(split: _Split, bucket: str, pairs: Sequence[Pair]) -> ConditionRow:
 
 @dataclass(frozen=True)
 class Telling:
-    """A split in which the candidate is fine under some conditions and broken under others.
+    """A split in which the candidate is intact under some conditions and broken under others.
 
     Attributes:
         by: stable name of what the items were split by.
         title: the same in prose.
         broken: conditions under which the candidate loses more than elsewhere, worst first.
-        fine: conditions under which it loses hardly anything.
-        p_value: of the worst condition, corrected for all that were looked at.
-        summary: the same as a sentence, without its full stop.
+        intact: conditions under which it loses at most `INTACT_SHARE`.
+        p_value: of the worst condition, corrected for the number of conditions.
+        summary: a sentence, without its full stop.
     """
 
     by: str
     title: str
     broken: tuple[ConditionRow, ...]
-    fine: tuple[ConditionRow, ...]
+    intact: tuple[ConditionRow, ...]
     p_value: float
     summary: str
 
 
 def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling | None:
-    """The split that separates best where the candidate is right from where it is not, or None if none does.
+    """The split that best separates where the candidate is right from where it is not; None if none does.
 
-    Of the questions that the reference got right, the share that the candidate lost in a bucket is held against that in the
-    other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look like a
-    broken one. All buckets of all splits are one family (Holm's correction). A split is told only if the
-    candidate is fine (loses at most `INTACT_SHARE`) in one of its other buckets. Unknown conditions are left out.
+    Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
+    other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look broken. All buckets of
+    all splits are one family (Holm's correction). A split counts only if the candidate is intact (loses at most `INTACT_SHARE`)
+    in another of its buckets. Unknown conditions are left out.
 
     Args:
-        rows: as `by_condition` gives them.
-        alpha: the corrected p value below which a bucket is broken.
+        rows: from `by_condition`.
+        alpha: corrected p value below which a bucket is broken.
     """
     known = [row for row in rows if row.bucket not in (UNKNOWN, NOT_OBSERVED) and row.reference_right]
     tested = [(row, others) for row in known if (others := [o for o in known if o.by == row.by and o != row])]
@@ -138,13 +138,13 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
             key=lambda entry: (entry[0], -_share_lost(entry[1])),
         )
         worst = [row for _, row in broken]
-        fine = tuple(row for row in known if row.by == by and row not in worst and _share_lost(row) <= INTACT_SHARE)
-        if worst and fine:
+        intact = tuple(row for row in known if row.by == by and row not in worst and _share_lost(row) <= INTACT_SHARE)
+        if worst and intact:
             title = worst[0].title
             found.append(
-                Telling(by, title, tuple(worst), fine, broken[0][0], _summary(title, worst, fine, broken[0][0]))
+                Telling(by, title, tuple(worst), intact, broken[0][0], _summary(title, worst, intact, broken[0][0]))
             )
-    # Of two splits that tell the same, the one that comes first in `_SPLITS` is nearer to a cause.
+    # Of two equivalent splits, the one that comes first in `_SPLITS` is nearer to a cause.
     return min(found, key=lambda telling: telling.p_value, default=None)
 
 
@@ -161,8 +161,8 @@ def _p_loses_more(row: ConditionRow, others: Sequence[ConditionRow]) -> float:
     return fisher_exact_greater(_lost(row), row.reference_right - _lost(row), lost, right - lost)
 
 
-def _summary(title: str, broken: Sequence[ConditionRow], fine: Sequence[ConditionRow], p_value: float) -> str:
-    return f"by {title}, the candidate is right on {_counts(fine)}, but on {_counts(broken)} (Fisher, Holm p = {p_value:.2g})"
+def _summary(title: str, broken: Sequence[ConditionRow], intact: Sequence[ConditionRow], p_value: float) -> str:
+    return f"by {title}, the candidate is right on {_counts(intact)}, but on {_counts(broken)} (Fisher, Holm p = {p_value:.2g})"
 
 
 def _counts(rows: Sequence[ConditionRow]) -> str:

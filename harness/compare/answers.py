@@ -1,4 +1,4 @@
-"""Both roles' answers to the same questions: who was right, and what flipped."""
+"""Both roles' answers to the same questions: correctness and flips."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Pairing:
 def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "mmlu") -> Pairing:
     """Join both roles' answers to each item of a suite.
 
-    Repeats (`Answer.repeat` above 0) are no part of the comparison.
+    Repeats (`Answer.repeat` above 0) are not compared.
 
     Raises:
-        EvidenceError: two answers of one role to one item, or two items with one id: the records are of several runs.
+        EvidenceError: one role answered an item twice, or two items have the same id: the records are of several runs.
     """
     answered: dict[tuple[Role, str], Answer] = {}
     for answer in answers:
@@ -79,7 +79,7 @@ def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "mmlu"
 
 
 def _refuse_second(what: str) -> None:
-    raise EvidenceError(f"The records hold {what}.", "one", "give the run a folder of its own with --out")
+    raise EvidenceError(f"The records hold {what}.", "one", "use a separate folder for the run, with --out")
 
 
 class Tally(Part):
@@ -94,7 +94,7 @@ class Tally(Part):
 
 
 def tally(pairs: Sequence[Pair], role: Role) -> Tally:
-    """Count one role's answers apart."""
+    """Count one role's answers."""
     right = sum(p.right(role) for p in pairs)
     unparsed = sum(p.of(role).parsed is None for p in pairs)
     return Tally(

@@ -1,8 +1,8 @@
 """Timed requests -> the times of each block, and ratios of blocks that were played side by side.
 
-A *block* is one load on one server: some requests of one shape at one concurrency. A *cell* is a shape at a concurrency. In each
-round every cell is played twice by either role, in random order. Every ratio is one of times (of a throughput, the seconds a
-token), so that above 1 is always slower.
+A *block* is one load on one server: requests of one shape at one concurrency. A *cell* is a shape at a concurrency. In each round,
+each role plays every cell twice, in random order. Every ratio is a ratio of times (for throughput, seconds per token), so that
+above 1 is always slower.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ METRICS: dict[Metric, str] = {
     "ttft": "time to first token",
     "itl": "inter-token latency",
     "e2e": "end-to-end latency",
-    "throughput": "seconds a token",
+    "throughput": "seconds per token",
 }
-"""What is compared. Input and output throughput are one metric: lengths are fixed, so both are the block's seconds."""
+"""The metrics. Input and output throughput are one: with fixed lengths, both are the block's seconds."""
 Cell = tuple[str, int]
 """Shape and concurrency."""
 
@@ -38,14 +38,15 @@ class Block:
         role: server that was loaded.
         again: whether it is the role's second block of the round.
         round: number of the round.
-        order: place in the order of playing.
+        order: position in the order of blocks.
         cell: shape and concurrency.
         ttft_s: median time to first token.
-        itl_s: median of the requests' mean inter-token latencies. (A median of the single gaps would be off by any factor where a
-            busy client reads several chunks at once: most gaps are nearly 0 then.)
+        itl_s: median of the requests' mean inter-token latencies. (A median of single gaps would be wrong by any factor where a
+        busy
+            client reads several chunks at once, since most gaps are then nearly 0.)
         itl_p99_s: 99th percentile (nearest rank) of the single gaps of all requests.
-        e2e_s: median latency of a whole answer.
-        seconds: from the first request's sending to the last one's end.
+        e2e_s: median latency of a complete answer.
+        seconds: from sending the first request to the end of the last one.
         input_tokens: tokens of all prompts.
         output_tokens: tokens of all answers.
         cached_tokens: prompt tokens from the prefix cache; None where the server does not say.
@@ -67,22 +68,22 @@ class Block:
 
     @property
     def input_throughput(self) -> float:
-        """Prompt tokens a second."""
+        """Prompt tokens per second."""
         return self.input_tokens / self.seconds
 
     @property
     def output_throughput(self) -> float:
-        """Answer tokens a second."""
+        """Answer tokens per second."""
         return self.output_tokens / self.seconds
 
     def time(self, metric: Metric) -> float:
-        """Seconds of a metric; of throughput the seconds a token of the answer."""
+        """Seconds of a metric; for throughput, seconds per token of the answer."""
         times = {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s, "throughput": 1 / self.output_throughput}
         return times[metric]
 
 
 def gaps(timing: Timing) -> list[float]:
-    """Inter-token latencies of a request: each gap between chunks, shared out among the tokens of the later chunk."""
+    """Inter-token latencies of a request: each gap between chunks, divided evenly among the tokens of the later chunk."""
     chunks = list(zip(timing.chunk_s, timing.chunk_tokens, strict=True))
     return [
         (later - earlier) / (tokens - before)
@@ -92,10 +93,10 @@ def gaps(timing: Timing) -> list[float]:
 
 
 def blocks_of(timings: Iterable[Timing]) -> list[Block]:
-    """The blocks in the order of playing.
+    """The blocks in the order in which they were played.
 
     Raises:
-        ValueError: a block without a single gap between chunks: its answers came whole, so no inter-token latency was seen.
+        ValueError: a block without any gap between chunks: every answer came in one chunk, so inter-token latency is unknown.
     """
     ordered = sorted(timings, key=lambda timing: (timing.block, timing.index))
     return [_block(list(group)) for _, group in groupby(ordered, key=lambda timing: timing.block)]
@@ -105,7 +106,7 @@ def _block(timings: Sequence[Timing]) -> Block:
     first = timings[0]
     all_gaps = sorted(gap for timing in timings for gap in gaps(timing))
     if not all_gaps:
-        raise ValueError(f"block {first.block}: every answer came in one chunk, so no inter-token latency was seen")
+        raise ValueError(f"block {first.block}: every answer came in one chunk, so inter-token latency is unknown")
     cached = [timing.cached_tokens for timing in timings]
     return Block(
         role=first.role,
@@ -137,8 +138,8 @@ class SideBySide:
         return self.reference[0].round
 
     def slowdowns(self, metric: Metric) -> list[float]:
-        """log(candidate / reference) of both pairs. Either block of a pair may have come first, so that what disturbs one of them
-        is as likely to raise the ratio as to lower it."""
+        """log(candidate / reference) of both pairs. Either block of a pair may have come first, so that a disturbance is as
+        likely to raise the ratio as to lower it."""
         pairs = zip(self.candidate, self.reference, strict=True)
         return [math.log(theirs.time(metric) / ours.time(metric)) for theirs, ours in pairs]
 
@@ -149,7 +150,7 @@ class SideBySide:
 
 
 def side_by_side(blocks: Iterable[Block]) -> dict[Cell, list[SideBySide]]:
-    """Blocks played side by side by cell, in the order of rounds; what was cut off is left out."""
+    """Blocks played side by side, by cell, in the order of rounds; incomplete rounds are left out."""
     found: dict[Cell, dict[int, dict[tuple[Role, bool], Block]]] = {}
     for block in blocks:
         found.setdefault(block.cell, {}).setdefault(block.round, {})[block.role, block.again] = block
@@ -167,7 +168,7 @@ def side_by_side(blocks: Iterable[Block]) -> dict[Cell, list[SideBySide]]:
 
 
 def first_warm(played: Mapping[Cell, Sequence[SideBySide]]) -> int:
-    """The first round that counts: the number of rounds at the start that are warm-up, by either role's seconds in all cells."""
+    """The first round that counts: the number of warm-up rounds, by either role's seconds in all cells."""
     return warm_up(
         [
             [[one.reference[0].seconds + one.reference[1].seconds for one in found] for found in played.values()],
@@ -177,7 +178,7 @@ def first_warm(played: Mapping[Cell, Sequence[SideBySide]]) -> int:
 
 
 def throughputs(blocks: Sequence[Block]) -> tuple[float, float]:
-    """Input and output tokens a second over blocks played one after the other; 0 where there are none."""
+    """Input and output tokens per second over blocks played one after the other; 0 where there are none."""
     seconds = sum(block.seconds for block in blocks)
     if not seconds:
         return 0.0, 0.0

@@ -1,16 +1,16 @@
-"""Next-token distributions of two roles over the same tokens: how far apart they are.
+"""Distance between two roles' next-token distributions over the same tokens.
 
-The divergence is that of Kullback and Leibler, KL(reference || candidate), in nats, as llama.cpp's ``--kl-divergence`` reports it
+The divergence is Kullback and Leibler's, KL(reference || candidate), in nats, as llama.cpp's ``--kl-divergence`` reports it
 (mean with its uncertainty, percentiles, maximum, the share of positions with the same first token, root mean square of the
 change of a token's probability; its PR 6936). For scale, an 8B model: Q8_0 weights 2.4e-4, Q5_K_M 4.7e-3, Q3_K_M 5.1e-2.
 
-**What is restricted.** A server gives the log-probabilities of chosen tokens, not of the whole vocabulary. Both roles are read at
-the reference's k most probable tokens S, and everything else is one bucket R with p(R) = 1 - p(S) and q(R) = 1 - q(S)::
+**The restriction.** A server gives the log-probabilities of chosen tokens, not of the entire vocabulary. Both roles are read at
+the reference's k most probable tokens S; everything else is one bucket R with p(R) = 1 - p(S) and q(R) = 1 - q(S)::
 
     KL_k = sum over i in S of  p_i log(p_i / q_i)  +  p(R) log(p(R) / q(R))   <=   KL(p || q)
 
 Merging outcomes never raises a divergence (log-sum inequality; Cover and Thomas, Elements of Information Theory, theorem 2.7.1),
-so KL_k is a lower bound, and exact if p / q is constant outside S. The mean of p(S) is stated beside it.
+so KL_k is a lower bound, and exact if p / q is constant outside S. The report states the mean of p(S) beside it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from assay.harness.stats.share import wilson
 Array = npt.NDArray[np.float64]
 
 LEAST_MASS = 2.0**-20
-"""Probability below which the bucket of all other tokens is rounding: it is one minus a sum of k float32 numbers."""
+"""Probability below which the bucket of all other tokens is rounding error: it is one minus a sum of k float32 numbers."""
 ALPHA = 0.05
 """One minus the level of the interval of the same-top-1 share."""
 
@@ -72,11 +72,11 @@ class LogitsRow(Part):
 
 @dataclass(frozen=True)
 class LogitsComparison:
-    """What teacher forcing came to.
+    """The result of teacher forcing.
 
     Attributes:
         rows: one for each condition under which something was compared.
-        not_observed: sentences: conditions, or sequences of a condition, that a server did not honour, with what it said.
+        not_observed: sentences: conditions, or sequences of a condition, that a server did not meet, with its cached tokens.
     """
 
     rows: tuple[LogitsRow, ...]
@@ -112,7 +112,7 @@ def _log_rest(logprobs: Array) -> Array:
 
 
 def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | None:
-    """Standard error of a mean over values that come in clusters: those of one sequence are not independent.
+    """Standard error of a mean over clustered values: those of one sequence are not independent.
 
     Source: Miller, Adding Error Bars to Evals (2024), section 2.2; with the correction G / (G - 1) for G clusters.
 
@@ -134,10 +134,10 @@ def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | 
 
 
 def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float = ALPHA) -> tuple[float, float]:
-    """Wilson's interval of a share, with as many items as the clusters leave independent.
+    """Wilson's interval of a share, for the effective number of independent items.
 
-    The effective number is share (1 - share) / stderr^2, between the number of clusters and that of values; where all values are
-    the same, nothing says how much they depend on each other, and it is the number of clusters.
+    The effective number is share (1 - share) / stderr^2, between the number of clusters and the number of values. Where all values
+    are the same, their dependence is unknown, and it is the number of clusters.
 
     Source: Korn and Graubard, Confidence intervals for proportions with small expected number of positive counts estimated
     from survey data, Survey Methodology 24 (1998), for the effective number.
@@ -159,9 +159,9 @@ def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float = 
 
 
 def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = None) -> LogitsComparison:
-    """Hold the candidate's scoring against the reference's, condition by condition.
+    """Compare the candidate's scoring with the reference's, condition by condition.
 
-    Sequences for which a server did not cache what the condition says are left out, and told.
+    Sequences for which a server did not cache what the condition requires are left out, and reported.
 
     Args:
         reference: the reference's scoring.
@@ -197,7 +197,7 @@ def _check_same(reference: Logits, other: Logits) -> None:
         raise EvidenceError(
             f"The {theirs.role} (repeat {theirs.repeat}) was scored on other tokens than the reference.",
             "the same token ids for both roles",
-            "remove the run's folder logits and run the same command again",
+            "remove the logits folder of the run and repeat the command",
         )
 
 
@@ -215,7 +215,7 @@ def _not_honoured(condition: Condition, reference: Logits, candidate: Logits, he
     )
     wanted = f"at most {COLD_MOST}" if condition == "cold" else f"at least {CACHED_PREFIX_TOKENS}"
     which = "logits" if not held else f"logits of {len(out)} of {len(everything)} sequences"
-    return f"{which}, {condition}: {wanted} cached tokens were wanted; {said} took from the cache"
+    return f"{which}, {condition}: {wanted} cached tokens were required; {said} took from the cache"
 
 
 def _rows(logits: Logits, condition: Condition, indices: Sequence[int]) -> Positions:
@@ -281,7 +281,7 @@ def _row(
 
 
 def _place(sequence: ScoredSequence, token: int) -> str:
-    """Such as "greedy-003, answer token 4 of 9"; counted from 1."""
+    """For example "greedy-003, answer token 4 of 9", counted from 1."""
     prompt, answer = sequence.prompt_tokens, sequence.length - sequence.prompt_tokens
     if token < prompt:
         return f"{sequence.item}, prompt token {token + 1} of {prompt}"

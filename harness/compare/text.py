@@ -1,7 +1,7 @@
-"""Two greedy generations of one prompt: where they part, and whether that was a tie.
+"""Two greedy generations of one prompt: where they diverge, and whether that is a tie.
 
 Tokens are compared by their text, since OpenAI-compatible servers give no ids. Two tokens with one text (such as pieces of a
-character, which are all shown as U+FFFD) count as equal; they are told apart by what follows.
+character, which all appear as U+FFFD) count as equal; what follows distinguishes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kind = Literal["tie", "close", "apart"]
 
 
 class TextDivergence(Part):
-    """Where the candidate's generation parts from the reference's."""
+    """Where the candidate's generation diverges from the reference's."""
 
     kind: Kind = Field(
         description='"tie": the reference\'s preference there is within its own run-to-run floor; "close": each role\'s token is '
@@ -35,7 +35,7 @@ class TextDivergence(Part):
 
 
 def first_divergence(first: Sequence[Token], second: Sequence[Token]) -> int | None:
-    """Index of the first token whose text differs or that only one generation has; None if all are equal."""
+    """Index of the first token whose text differs, or that only one generation has; None if all are equal."""
     for position, (one, other) in enumerate(zip_longest(first, second)):
         if one is None or other is None or one.text != other.text:
             return position
@@ -51,7 +51,7 @@ def compare_text(reference: Sequence[Token], candidate: Sequence[Token], floor: 
         floor: the reference's own run-to-run floor in nats, see `floor_between`.
 
     Returns:
-        The first divergence, or None where the texts are equal. What follows a divergence is not compared, since the
+        The first divergence, or None where the texts are equal. What follows is not compared, since the
         histories differ.
     """
     position = first_divergence(reference, candidate)
@@ -65,11 +65,11 @@ def compare_text(reference: Sequence[Token], candidate: Sequence[Token], floor: 
 
 
 def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
-    """By how much two runs of one server on one prompt differ, in nats.
+    """The difference between two runs of one server on one prompt, in nats.
 
-    The largest difference of a token's log-probability over the positions with an equal history, and, where the texts
-    part, the larger of the two runs' preferences for their own token there. A preference that is outside the top
-    alternatives cannot be measured and does not count, so the floor is rather too low than too high.
+    The largest difference of a token's log-probability over the positions with the same history and, where the texts diverge, the
+    larger of the two runs' preferences for their own token there. A preference outside the top alternatives cannot be measured and
+    does not count, so the floor is too low rather than too high.
 
     Returns:
         0.0 where nothing differs.
@@ -92,5 +92,5 @@ def _gap_at(position: int, own: Sequence[Token], others: Sequence[Token]) -> flo
     if position >= len(own) or position >= len(others):
         return None
     token, other = own[position], others[position]
-    alternatives = dict(reversed(token.top))  # of two with one text, the better
+    alternatives = dict(reversed(token.top))  # of two with the same text, the better one
     return token.logprob - alternatives[other.text] if other.text in alternatives else None

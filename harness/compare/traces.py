@@ -1,4 +1,4 @@
-"""Two traces of the same request, from two kernels -> how far each layer's output is off, and how much of that it inherited."""
+"""Two traces of the same request, from two kernels -> the error of each layer's output, and how much of it is inherited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from assay.harness.evidence.trace import Trace
 
 @dataclass(frozen=True)
 class FreeRunningError:
-    """How far the candidate's outputs are from the reference's when each runs freely, over the rows that both traces have.
+    """The error of the candidate's outputs against the reference's when each runs freely, over the rows that both traces have.
 
     Attributes:
         layers: layers that were compared, in order.
@@ -52,8 +52,8 @@ class FreeRunningError:
 def compare(reference: Trace, candidate: Trace) -> FreeRunningError:
     """Compare two traces of the same request.
 
-    Rows match if they have the same position and the same input token and come before the first position at which the tokens
-    differ: from there on the two continue different texts.
+    Rows match if they have the same position and input token and come before the first position at which the tokens differ: from
+    there on, the texts differ.
 
     Args:
         reference: the reference's trace.
@@ -82,7 +82,7 @@ def joined(parts: Sequence[FreeRunningError]) -> FreeRunningError:
     """
     if len({(part.layers, part.sums.shape) for part in parts}) != 1:
         raise ValueError(
-            f"{len(parts)} divergences of different layers and heads cannot be joined; expected at least one"
+            f"{len(parts)} comparisons of different layers or heads cannot be joined; expected at least one"
         )
     sums = np.sum([part.sums for part in parts], axis=0)
     return FreeRunningError(
@@ -92,14 +92,14 @@ def joined(parts: Sequence[FreeRunningError]) -> FreeRunningError:
 
 @dataclass(frozen=True)
 class Split:
-    """What each layer's output is off by when the candidate runs freely, in two parts; relative L1, float64 [layers].
+    """The error of each layer's output when the candidate runs freely, in two parts; relative L1, float64 [layers].
 
     Attributes:
         layers: the layers, in order.
         total: of the output, against the reference's.
         own: of the candidate's kernel on the reference's inputs.
-        inherited: the rest of `total`; 0 where `own` is larger, for errors may cancel. As the total is at most the sum of the
-            two parts (triangle inequality), the inputs brought in at least this much.
+        inherited: the rest of `total`; 0 where `own` is larger, since errors may cancel. As the total is at most the sum of the
+            two parts (triangle inequality), the inputs contributed at least this much.
     """
 
     layers: tuple[int, ...]
@@ -109,7 +109,7 @@ class Split:
 
 
 def split(layers: Sequence[int], total: Floats, own: Floats) -> Split:
-    """Split what layers are off by into own and inherited.
+    """Split the error of layers into own and inherited.
 
     With f the candidate's layer, g the reference's, x' the input when the candidate runs freely and x the reference's:
     f(x') - g(x) = (f(x) - g(x)) + (f(x') - f(x)), which are the own and the inherited error. Both must be of the same requests, or
@@ -117,15 +117,16 @@ def split(layers: Sequence[int], total: Floats, own: Floats) -> Split:
 
     Args:
         layers: numbers of the layers.
-        total: relative L1 of each, `Divergence.relative_l1`.
-        own: relative L1 by layer number, such as of ``Cells.table(by=("layer",))``: NaN, or too short, where it was not observed.
+        total: relative L1 of each, `FreeRunningError.relative_l1`.
+        own: relative L1 by layer number, for example from ``ShadowErrors.table(by=("layer",))``; NaN, or missing at the end, where
+            not observed.
 
     Returns:
-        NaN where total or own was not observed, and for what is inherited where both are infinite.
+        NaN where total or own was not observed; inherited is also NaN where both are infinite.
     """
     mine = np.array([own[layer] if layer < len(own) else np.nan for layer in layers], np.float64)
     with np.errstate(invalid="ignore"):
-        rest = np.maximum(total - mine, 0.0)  # hands NaN on
+        rest = np.maximum(total - mine, 0.0)  # propagates NaN
     return Split(tuple(layers), np.asarray(total, np.float64), mine, rest)
 
 

@@ -189,7 +189,7 @@ def check(
     return CheckResult(
         kernel=name,
         computed=computed,
-        worst=worst and WorstCase(case_of[id(worst.call)], float(worst.own.max()), worst.bound),
+        worst=None if worst is None else WorstCase(case_of[id(worst.call)], float(worst.own.max()), worst.bound),
         refused=tuple((case, why) for case, why in refused if why not in guard.breaches),
         broken=broken,
         missing=tuple(_missing(asked, declared.phases, run)),

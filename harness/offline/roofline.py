@@ -1,4 +1,4 @@
-"""What an attention call costs at least: operations, bytes, and the time that a device's limits allow for them."""
+"""The least work of an attention call (operations, bytes), and the least time that a device's limits allow for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from assay.harness.attention.call import AttentionCall
 
 @dataclass(frozen=True)
 class Work:
-    """What a right kernel has to do for a call.
+    """The work of a correct kernel on a call.
 
     Attributes:
-        qk_flops: of scores: 2 a multiply-add, visible (query, key) pairs only.
-        pv_flops: of weighted values.
-        bytes: q, k, v read once and the output written once.
+        qk_flops: for the scores: 2 per multiply-add, visible (query, key) pairs only.
+        pv_flops: for the weighted values.
+        bytes: q, k and v read once, the output written once.
     """
 
     qk_flops: int
@@ -28,7 +28,7 @@ class Work:
 
 
 def work_of(call: AttentionCall) -> Work:
-    """The work of a call, by the mask that is right: a query sees its prefix and the new tokens up to itself."""
+    """The work of a call under the correct mask: a query sees its prefix and the new tokens up to itself."""
     heads = call.q.shape[1]
     pairs = sum(
         new * prefix + new * (new + 1) // 2 if call.causal else new * (new + prefix)
@@ -41,7 +41,7 @@ def work_of(call: AttentionCall) -> Work:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device can do at most: dense operations a second by kind of number, and bytes a second."""
+    """A device's limits: dense operations per second by type of number, and bytes per second."""
 
     flops: dict[str, float]
     bytes: float
@@ -52,8 +52,8 @@ LIMITS: dict[str, Limits] = {
         {"torch.bfloat16": 989.5e12, "torch.float16": 989.5e12, "torch.float32": 67e12, "int8": 1979e12}, 4.8e12
     )
 }
-"""By a part of the device's name. NVIDIA's H200 data sheet (SXM): BF16/FP16 1,979 and INT8 3,958 trillion operations a second, both
-with sparsity, so half of it dense; FP32 67 (no tensor cores); 4.8 TB/s. Of other devices no limit is stated."""
+"""By part of the device's name. NVIDIA's H200 data sheet (SXM): BF16/FP16 1,979 and INT8 3,958 trillion operations per second, both
+with sparsity, so half of that dense; FP32 67 (no tensor cores); 4.8 TB/s. Other devices have no stated limit."""
 
 
 def limit_s(call: AttentionCall, device: str, scheme: str = "") -> float | None:
@@ -62,7 +62,7 @@ def limit_s(call: AttentionCall, device: str, scheme: str = "") -> float | None:
     Args:
         call: the call.
         device: the device's name.
-        scheme: quantisation that the kernel declares; under "int8_qk" scores count as int8 operations.
+        scheme: quantisation that the kernel declares; with "int8_qk", scores count as int8 operations.
     """
     limits = next((limits for part, limits in LIMITS.items() if part in device), None)
     if limits is None or str(call.q.dtype) not in limits.flops:

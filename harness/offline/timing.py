@@ -1,6 +1,6 @@
-"""Timing a kernel on recorded calls beside a reference kernel, with no server; and, on the same calls, whether it is right.
+"""Timing a kernel on recorded calls beside a reference kernel, without a server, and checking it on the same calls.
 
-Speed without correctness is not reported: a kernel whose mask is wrong may be fast because it reads fewer keys.
+Speed without correctness is not reported: a kernel with a wrong mask may be fast because it reads fewer keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from assay.harness.stats.ratio import MIN_RATIOS, RatioDecision, decide_ratios
 from assay.harness.verdict import Finding, Verdict
 
 WARM_UP = 3
-"""Untimed runs of each kernel on each shape: Triton compiles and tunes in them."""
+"""Untimed runs of each kernel on each shape, in which Triton compiles and tunes."""
 MOST_REPEATS = 200
 _L2_BYTES = 256 * 2**20
 
@@ -41,9 +41,9 @@ TORCH_SDPA = f"{__name__}:torch_sdpa"
 
 @declares(about="PyTorch's scaled_dot_product_attention, one sequence at a time")
 def torch_sdpa(call: AttentionCall) -> Tensor:
-    """Attention by PyTorch's own kernels, a sequence at a time; on a GPU that is FlashAttention for half precision.
+    """Attention by PyTorch's own kernels, one sequence at a time; on a GPU, FlashAttention for half precision.
 
-    For batches of many short sequences it is slower than one packed kernel would be.
+    It is slower than a packed kernel for batches of many short sequences.
     """
     return _sdpa(call, call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist())
 
@@ -73,20 +73,20 @@ def time_kernels(
     names: tuple[str, str],
     seed: int = 0,
 ) -> KernelTiming:
-    """Time a kernel beside a reference kernel on recorded calls, and hold it against the oracle on the same ones.
+    """Time a kernel beside a reference kernel on recorded calls, and compare it with the oracle on the same calls.
 
-    For each shape the reference, the candidate, and both again are run in random order, over and over; the ratios are
-    those of paired runs. On a GPU, CUDA events time the kernels' own work, with the L2 cache overwritten before each run as
-    Triton's ``do_bench`` does; on a CPU the wall clock does.
+    For each shape, the reference, the candidate and both again run in random order, repeatedly; the ratios are those of paired
+    runs. On a GPU, CUDA events time the kernels' own work, and the L2 cache is overwritten before each run, as in Triton's
+    ``do_bench``; on a CPU, the wall clock is used.
 
     Args:
         candidate: kernel under test.
         reference: kernel to compare with.
-        calls: on the device to time on.
+        calls: calls on the device to be timed.
         bound: largest ratio that passes.
-        alpha: error rate, see `assay.harness.stats.ratio.decide_ratios`.
-        seconds: of timing, shared out evenly among the shapes; each is timed at least `MIN_RATIOS` times.
-        reproduce: the command that shows it again.
+        alpha: error rate; see `assay.harness.stats.ratio.decide_ratios`.
+        seconds: time for all shapes, divided evenly; each is timed at least `MIN_RATIOS` times.
+        reproduce: a command that reproduces the findings.
         names: of candidate and reference.
         seed: of the order of runs.
 
@@ -96,7 +96,11 @@ def time_kernels(
     phases = declaration(candidate).phases
     groups = _by_shape([call for call in calls if call.phase in phases])
     if not groups:
-        raise UsageError(f"there is no {' or '.join(phases)} call.", "calls that the candidate computes", "record some")
+        raise UsageError(
+            f"There is no {' or '.join(phases)} call.",
+            "calls that the candidate computes",
+            "record a pack with such calls",
+        )
     device = calls[0].q.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     refused: list[str] = []
@@ -109,7 +113,9 @@ def time_kernels(
         except KernelRefused as error:
             refused.append(f"{_where(group[0])}: {error}")
     if not timed:
-        raise UsageError(f"every call was refused: {refused[0]}.", "calls that both kernels take", "record others")
+        raise UsageError(
+            f"Every call was refused: {refused[0]}.", "calls that both kernels compute", "record a pack with such calls"
+        )
     decisions = decide_ratios([_logs(times) for _, times, _ in timed], bound, alpha)
     scheme = declaration(candidate).noise
     shapes = tuple(
@@ -172,7 +178,7 @@ Clock = Callable[[Run], float]
 
 
 def _clock(device: torch.device) -> Clock:
-    """A function that runs something once and returns the seconds it took."""
+    """A function that runs something once and returns its duration in seconds."""
 
     def on_cpu(run: Run) -> float:
         begun = time.perf_counter()
@@ -199,7 +205,7 @@ def _time(
     candidate: Kernel, reference: Kernel, call: AttentionCall, run: Clock, rng: random.Random, seconds: float
 ) -> list[Times]:
     """Seconds by repeat."""
-    # A copy for each: a kernel that writes into its inputs would change the other's work.
+    # Each kernel gets a copy: one that overwrites its inputs would change the other's work.
     turns = [_run(reference, call.clone()), _run(candidate, call.clone())]
     for turn in turns:
         for _ in range(WARM_UP):
@@ -217,7 +223,7 @@ def _time(
 def _run(kernel: Kernel, call: AttentionCall) -> Run:
     if kernel is not torch_sdpa:
         return lambda: kernel(call)
-    # Reading lengths off a GPU waits for it, which is no part of the work that a reference stands for.
+    # Reading lengths from a GPU synchronises with it, which is not part of the reference's work.
     edges = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
     return lambda: _sdpa(call, *edges)
 
@@ -226,7 +232,7 @@ def _logs(times: Sequence[Times]) -> tuple[list[float], list[float]]:
     logs = torch.tensor(times, dtype=torch.float64).log()
     slower = torch.stack(
         [logs[:, 1] - logs[:, 0], logs[:, 3] - logs[:, 2]], dim=1
-    ).flatten()  # in the order of measuring
+    ).flatten()  # in the order of measurement
     return slower.tolist(), (logs[:, 2] - logs[:, 0]).tolist()
 
 
@@ -284,8 +290,8 @@ def _findings(
                     title="faster than the device",
                     severity="serious",
                     where=f"{shape.phase}, new {list(shape.new)}, prefix {list(shape.prefix)}",
-                    diagnosis=f"The candidate took {share:.2f} times less than the device's limits allow for this work: it "
-                    "did not do all of it.",
+                    diagnosis=f"The candidate was {share:.2f} times faster than the device's limits allow for this work, so it did "
+                    "not do all of it.",
                     evidence=(f"{1e6 * shape.candidate_s:.1f} us, {shape.candidate_tflops:.0f} TFLOP/s",),
                     reproduce=reproduce,
                 )
@@ -294,15 +300,15 @@ def _findings(
     if not wrong:
         return found
     faster = [shape for shape, _ in wrong if shape.high < 1]
-    # The two cheapest shapes name a bug as well as all do.
+    # The two cheapest shapes are enough to name a bug.
     cheap = sorted((group for _, group in wrong), key=lambda group: work_of(group[0]).flops)[:2]
     named = diagnose(run_kernel(candidate, [group[0] for group in cheap]), reproduce)
     best = min((shape.ratio for shape in faster), default=1.0)
     speed = (
-        f"On {len(faster)} of these shapes the candidate takes less time, down to {best:.2f} of the reference's: this is no "
-        "speed-up, since it did other work."
+        f"On {len(faster)} of these shapes it takes less time, down to {best:.2f} of the reference's: not a speed-up, since "
+        "it does different work."
         if faster
-        else "Its times are of other work than the reference's."
+        else "Its times are those of different work."
     )
     errors = [shape.own_error for shape, _ in wrong]
     finite = [error for error in errors if error is not None]
@@ -314,7 +320,7 @@ def _findings(
             title="speed of a wrong kernel",
             severity="serious",
             where=f"{len(wrong)} of {len(shapes)} shapes",
-            diagnosis=f"The candidate is wrong on the very calls that were timed. {speed}",
+            diagnosis=f"The candidate is wrong on the calls that were timed. {speed}",
             evidence=(*evidence, *(finding.diagnosis for finding in named)),
             reproduce=reproduce,
         )

@@ -88,7 +88,7 @@ def test_the_seed_case_is_told_by_its_cached_prefix() -> None:
     assert telling is not None
     assert telling.by == "cached-prefix"
     assert [row.bucket for row in telling.broken] == [">= 16"]
-    assert [row.bucket for row in telling.fine] == ["1"]
+    assert [row.bucket for row in telling.intact] == ["1"]
     assert telling.p_value < 1e-10
     assert telling.summary.startswith(
         "by cached prefix, the candidate is right on 32/32 at 1 (reference 32/32), but on 0/32 at >= 16 "
@@ -120,7 +120,7 @@ def test_a_cause_in_the_batch_is_told() -> None:
     assert telling is not None
     assert telling.by == "batch-size"
     assert {row.bucket for row in telling.broken} == {"9-16", ">= 17"}
-    assert {row.bucket for row in telling.fine} == {"1", "2-4"}
+    assert {row.bucket for row in telling.intact} == {"1", "2-4"}
 
 
 def test_a_candidate_that_is_right_or_wrong_everywhere_tells_nothing() -> None:

@@ -223,7 +223,7 @@ def test_a_condition_that_was_not_honoured_is_not_observed(condition: Condition,
     assert [row.condition for row in comparison.rows] == [c for c in CONDITIONS if c != condition]
     reference = {"cold": 0, "cached": START}[condition]
     assert comparison.not_observed == (
-        f"logits, {condition}: {wanted} cached tokens were wanted; the reference {reference} to {reference} and the candidate "
+        f"logits, {condition}: {wanted} cached tokens were required; the reference {reference} to {reference} and the candidate "
         f"{cached} to {cached} took from the cache",
     )
 

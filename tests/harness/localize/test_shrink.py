@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
-from assay.harness.attention.sage import sage_attn_as_shipped
+from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import diagnose
@@ -20,7 +21,6 @@ from assay.harness.localize.kernel_runs import run_kernel
 from assay.harness.localize.shrink import as_pytest, out_of_bounds, shrink
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
-SEED = "assay.harness.attention.sage:sage_attn_as_shipped"
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
 
 
@@ -80,9 +80,46 @@ def test_what_does_not_fail_cannot_be_shrunk() -> None:
         shrink(rounded_oracle, CALL)
 
 
-def run_pytest(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_shrunk.py").write_text(source)
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd())])}
+def run_test(source: str) -> None:
+    """Run a generated test in this process."""
+    module: dict[str, Any] = {}
+    exec(source, module)
+    module["test_the_kernel_is_correct"]()
+
+
+MODULE = """
+from assay.harness.attention.faults import fault
+
+top_left = fault("mask-top-left")
+saturating = fault("values-saturate-fp8-e4m3")
+
+
+def coarse(call):
+    return 1.02 * fault("mask-top-left")(call)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of faulty kernels that can be imported."""
+    (tmp_path / "faulty_kernels.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "faulty_kernels"
+
+
+def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(tmp_path: Path, module: str) -> None:
+    kernel = fault("mask-top-left")
+    small = shrink(kernel, call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3))
+    [finding] = diagnose(run_kernel(kernel, [small]))
+    source = as_pytest(small, f"{module}:top_left", finding)
+    assert "call_of([(" in source
+    assert "noise" not in source
+    imported = {line for line in source.splitlines() if line.startswith(("import", "from"))}
+    assert imported == {
+        "from dataclasses import replace", "import torch", "from assay import assert_correct, call_of"
+    }, "nothing but the public API"  # fmt: skip
+    (tmp_path / "test_shrunk.py").write_text(source)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
     command = [
         sys.executable,
         "-m",
@@ -91,49 +128,35 @@ def run_pytest(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
         "-p",
         "no:cacheprovider",
         "--rootdir",
-        str(folder),
+        str(tmp_path),
         "test_shrunk.py",
     ]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    failing = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert failing.returncode == 1, failing.stdout
+    assert "1 failed" in failing.stdout
+    assert 'matches "causal mask top-left"' in failing.stdout
+    run_test(source.replace(f"{module}:top_left", ORACLE))
 
 
-@pytest.mark.interpreter
-def test_the_printed_test_is_red_with_the_kernel_and_green_with_the_oracle(tmp_path: Path) -> None:
-    call = call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3)
-    small = shrink(sage_attn_as_shipped, call, runs=40)
-    [finding] = diagnose(run_kernel(sage_attn_as_shipped, [small]))
-    source = as_pytest(small, SEED, finding)
-    assert "call_of([(" in source
-    red = run_pytest(tmp_path, source)
-    assert red.returncode == 1, red.stdout
-    assert "1 failed" in red.stdout
-    green = run_pytest(tmp_path, source.replace(SEED, ORACLE))
-    assert green.returncode == 0, green.stdout + green.stderr
-
-
-FAULTY = """
-from assay.harness.attention.faults import fault
-from assay.harness.attention.kernels import declares
-
-_faulty = fault("values-saturate-fp8-e4m3")
-
-
-def kernel(call):
-    return _faulty(call)
-"""
-
-
-def test_data_that_is_needed_is_written_into_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "loud_kernel.py").write_text(FAULTY)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_data_that_is_needed_is_written_into_the_test(module: str) -> None:
     kernel = fault("values-saturate-fp8-e4m3")
     loud = replace(CALL, v=(CALL.v * 500).bfloat16(), q=CALL.q.bfloat16(), k=CALL.k.bfloat16())
     [finding] = diagnose(run_kernel(kernel, [loud]))
     with pytest.raises(AssayError, match="shrink the call first"):
-        as_pytest(loud, "loud_kernel:kernel", finding)
-    source = as_pytest(shrink(kernel, loud), "loud_kernel:kernel", finding)
+        as_pytest(loud, f"{module}:saturating", finding)
+    source = as_pytest(shrink(kernel, loud), f"{module}:saturating", finding)
     assert "AttentionCall(" in source
-    red = run_pytest(tmp_path, source)
-    assert red.returncode == 1, red.stdout
-    green = run_pytest(tmp_path, source.replace("loud_kernel:kernel", ORACLE))
-    assert green.returncode == 0, green.stdout + green.stderr
+    with pytest.raises(AssertionError, match="values saturate at fp8 e4m3"):
+        run_test(source)
+    run_test(source.replace(f"{module}:saturating", ORACLE))
+
+
+def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
+    kernel = declares(noise="int8_qk")(lambda call: 1.02 * fault("mask-top-left")(call))
+    small = shrink(kernel, CALL)
+    [finding] = diagnose(run_kernel(kernel, [small]))
+    source = as_pytest(small, f"{module}:coarse", finding, noise="int8_qk")
+    assert "assert_correct(KERNEL, CALL, noise='int8_qk')" in source
+    with pytest.raises(AssertionError, match="causal mask top-left"):
+        run_test(source)
+    run_test(source.replace(f"{module}:coarse", ORACLE))

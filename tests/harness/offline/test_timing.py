@@ -77,7 +77,7 @@ def test_the_speed_of_a_wrong_kernel_is_a_finding_with_the_name_of_its_bug() -> 
     assert [shape.right for shape in slow.shapes] == [True, False, False]
     (finding,) = slow.findings
     assert finding.id == "wrong-kernel-timed"
-    assert "this is no speed-up" in finding.diagnosis
+    assert "not a speed-up" in finding.diagnosis
     assert any("top-left" in line for line in finding.evidence)
 
 
