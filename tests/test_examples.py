@@ -86,6 +86,7 @@ def test_the_engine_gate_on_the_cpu(tmp_path: Path) -> None:
     )
     assert few != command
     done = run(folder, "assay", *few.split(), "--out", "run")
+    assert done.returncode in (0, 1, 3), done.stdout + done.stderr
     report = json.loads((folder / "run" / "report.json").read_text())
     assert (done.returncode, report["verdict"]) == (0, "pass"), done.stdout + done.stderr
     assert (folder / "run" / "report.junit.xml").exists()
