@@ -6,7 +6,8 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from assay.harness.bench.evidence import BenchFolder
+    from assay.harness.collect.plan import Plan
+    from assay.harness.engines.base import Engine
+    from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.report import Report
 
 # Triton decides at import whether kernels are interpreted, so this must stand before any test imports one. Where there is a GPU,
@@ -79,7 +83,7 @@ def examples() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def inside() -> ModuleType:
+def layer_diffs() -> ModuleType:
     """Example layer diffs."""
     return stand_ins("layer_diffs")
 
@@ -113,3 +117,35 @@ def screenshot() -> Any:
     if os.environ.get("CI") != "true":
         pytest.importorskip("selenium")
     return load(Path(__file__).parents[1] / "docs" / "screenshot.py")
+
+
+@dataclass(frozen=True)
+class PairRun:
+    """A run whose two servers are up for the whole session."""
+
+    plan: Plan
+    folder: RunFolder
+    servers: tuple[Engine, Engine]
+
+
+@pytest.fixture(scope="session")
+def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
+    """The session's pair of real servers: SGLang's own backend, and a right kernel of the contract that computes both phases."""
+    from assay.harness.collect.plan import prepare
+    from assay.harness.collect.run_folder import open_folder
+    from assay.harness.collect.servers import make_run_engine, running
+    from assay.harness.config import make_spec
+
+    candidate = "assay.harness.attention.faults:rounded_oracle"
+    few = {"questions": 48, "margin": 0.2, "greedy_prompts": 8, "greedy_margin": 0.4}
+    plan = prepare(make_spec({"device": "cpu", "candidate": candidate, **few}))
+    folder = open_folder(plan, tmp_path_factory.mktemp("pair") / "run")
+    reference, other = (make_run_engine(plan, folder, role) for role in ("reference", "candidate"))
+    with running([reference, other], "cpu"):
+        yield PairRun(plan, folder, (reference, other))
+
+
+@pytest.fixture(scope="session")
+def server_pair(pair_run: PairRun) -> tuple[Engine, Engine]:
+    """The session's reference and candidate. A test that ends a server starts one of its own."""
+    return pair_run.servers
