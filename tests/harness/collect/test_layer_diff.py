@@ -1,9 +1,10 @@
-"""The order of work of a layer diff, on a server that only takes notes. Real servers: tests/test_end_to_end.py."""
+"""The order of work of a layer diff, on a stand-in for a server. Real servers: tests/test_end_to_end.py."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,30 +31,60 @@ FOUND = Finding(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Question:
+    """A question that a server was asked.
+
+    Attributes:
+        prompt: its text.
+        header_cached: whether the shared header was in the cache when it arrived.
+        diagnosed: whether the early diagnosis had been made.
+    """
+
+    prompt: str
+    header_cached: bool
+    diagnosed: bool
+
+
 class Server:
-    """Records what it is asked, one list of prompts per call, and when its cache is emptied."""
+    """A stand-in that knows what its cache holds: every prompt begins with the shared header."""
 
     role = "reference"
 
     def __init__(self) -> None:
-        self.notes: list[list[str] | str] = []
+        self.questions: list[Question] = []
+        self.header_cached = True  # by whatever was asked before
+        self.written: list[Question] = []
+        """What had been asked when the shadow's errors were written for the early diagnosis."""
+        self.diagnosed = False
 
     def flush_cache(self) -> None:
-        self.notes.append("flush")
+        self.header_cached = False
 
     def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Any) -> None:
-        self.notes.append([one.prompt for one in asks])
+        for request in asks:
+            if request.prompt != PROMPT_HEADER:
+                self.questions.append(Question(request.prompt, self.header_cached, self.diagnosed))
+            self.header_cached = True
+
+    def in_shadow(self) -> list[Question]:
+        """The questions asked before any of them was asked again, for a trace."""
+        first: dict[str, Question] = {}
+        for question in self.questions:
+            first.setdefault(question.prompt, question)
+        return list(first.values())
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
 
-    def written(place: Path, poke: Callable[[], None]) -> None:
+    def write_now(place: Path, poke: Callable[[], None]) -> None:
         poke()
-        made.notes.append("written")
+        if not made.diagnosed:
+            made.written = list(made.questions)
 
-    monkeypatch.setattr(layer_diff, "write_now", written)
+    monkeypatch.setattr(layer_diff, "write_now", write_now)
     return made
 
 
@@ -69,7 +100,7 @@ def layers_compared(
     """Compare layers, with these early findings; what the display showed."""
 
     def name(*_: object, **__: object) -> list[Finding]:
-        server.notes.append("named")
+        server.diagnosed = True
         if isinstance(found, UsageError):
             raise found
         return found
@@ -82,28 +113,26 @@ def layers_compared(
     return said.getvalue()
 
 
-def test_a_cold_and_a_warm_question_come_before_the_name_and_all_others_after_it(
+def test_the_early_diagnosis_follows_one_question_without_and_one_with_the_cached_header(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = layers_compared(server, tmp_path, monkeypatch, [FOUND])
-    cold, warm = PROMPTS[:COLD_QUESTIONS], PROMPTS[COLD_QUESTIONS:]
-    assert server.notes[:5] == ["flush", [cold[0]], [warm[0]], "written", "named"]
-    assert server.notes[5:14] == [
-        "flush",
-        [cold[1]],
-        "flush",
-        [cold[2]],
-        "flush",
-        [cold[3]],
-        "flush",
-        [PROMPT_HEADER],
-        warm[1:],
-    ]
+    early = [question for question in server.in_shadow() if not question.diagnosed]
+    assert sorted(question.header_cached for question in early) == [False, True]
+    assert server.written == early, "both are written before they are diagnosed"
     assert "s: extend, all 4 layers: agrees with it." in said
     done = read_record(RunFolder(tmp_path), "reference")
     assert done is not None
     assert done.first_finding_s is not None
     assert 0 <= done.first_finding_s <= done.seconds
+
+
+def test_every_question_meets_the_cache_that_it_is_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers_compared(server, tmp_path, monkeypatch, [])
+    cached = {question.prompt: question.header_cached for question in server.in_shadow()}
+    assert cached == {prompt: number >= COLD_QUESTIONS for number, prompt in enumerate(PROMPTS)}
 
 
 def test_nothing_is_named_in_a_right_kernel(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +147,10 @@ def test_a_candidate_that_computed_nothing_does_not_end_the_layer_diff(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "After" not in layers_compared(server, tmp_path, monkeypatch, UsageError("no output", "one", "look"))
-    assert server.notes[13] == PROMPTS[COLD_QUESTIONS + 1 :]
+    assert {question.prompt for question in server.questions} == set(PROMPTS)
     assert read_record(RunFolder(tmp_path), "reference") is not None
 
 
 def test_a_pack_recorded_on_its_own_has_the_same_questions(server: Server, tmp_path: Path) -> None:
     layer_diff.shadow(cast(Engine, server), tmp_path, plan())
-    asked = [prompt for note in server.notes if isinstance(note, list) for prompt in note]
-    assert sorted(asked) == sorted([*PROMPTS, PROMPT_HEADER, PROMPT_HEADER])
+    assert sorted(question.prompt for question in server.questions) == sorted(PROMPTS)
