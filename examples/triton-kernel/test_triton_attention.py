@@ -1,5 +1,5 @@
 """The Triton kernel against assay's oracle; interpreted where there is no GPU."""
 
 
-def test_forward_is_right(assay):
+def test_forward_is_correct(assay):
     assay.check("triton_attention:forward")

@@ -31,7 +31,7 @@ def _attend(
     q = tl.load(q_ptr + at_q, mask=rows[:, None] < len_q, other=0.0)
 
     prefix = len_k - len_q
-    # The last key that any row of this block sees; what lies behind it is not read.
+    # One past the last key that any row of this block sees; nothing beyond it is read.
     end = tl.minimum(len_k, prefix + (block + 1) * BLOCK_M)
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -58,7 +58,7 @@ def forward(call: AttentionCall) -> Tensor:
     """Attention of a packed batch, [total_q, heads, head_dim].
 
     Raises:
-        KernelRefused: The call is not causal, in another dtype than float16 and bfloat16, or of a head_dim that is not supported.
+        KernelRefused: The call is not causal, or its dtype or head_dim is not supported.
     """
     heads, head_dim = call.q.shape[1:]
     if not call.causal:

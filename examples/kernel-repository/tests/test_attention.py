@@ -1,11 +1,11 @@
-"""The kernel against assay's oracle: all of the op-level matrix, and case by case."""
+"""The kernel against assay's oracle: on the complete op-level matrix, and case by case."""
 
 from __future__ import annotations
 
 import pytest
 
 
-def test_forward_is_right(assay):
+def test_forward_is_correct(assay):
     assay.check("fastattn.attention:forward")
 
 
