@@ -1,6 +1,6 @@
 """MMLU questions from a local CSV or parquet file, a Hugging Face set, or the built-in synthetic set.
 
-From a real set, the same questions are drawn that SGLang's own runner and simple-evals ask for that number of examples:
+From a real set, the questions are those that SGLang's own runner and simple-evals draw for the same count:
 ``random.Random(0).sample`` over the set in its own order.
 """
 
@@ -50,7 +50,7 @@ SUBJECT_TO_GROUP = {subject: group for group, subjects in _SUBJECTS.items() for 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WHAT_TO_GIVE = (
     f"give {BUILTIN!r}, a .csv or .parquet file with the columns {', '.join(FILE_COLUMNS)}, or a Hugging Face set that "
-    "is on this machine or that it can download"
+    "is on this machine or can be downloaded"
 )
 
 

@@ -53,7 +53,7 @@ class Question:
 
 
 def prompt_hash(prompt: str) -> str:
-    """First 16 hex digits of a prompt's SHA-256; shows whether two runs asked the same."""
+    """First 16 hex digits of a prompt's SHA-256; shows whether two runs asked the same question."""
     return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16]
 
 

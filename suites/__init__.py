@@ -1,1 +1,1 @@
-"""What is asked of a candidate, one claim a test: ``pytest suites --reference torch_native --candidate sage_attn``."""
+"""Claims about a candidate, one per test: ``pytest suites --reference torch_native --candidate sage_attn``."""

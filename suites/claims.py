@@ -1,4 +1,4 @@
-"""Turning a report's checks and suites into tests: a claim that is not proven fails, and says what would prove it."""
+"""A report's checks and suites as tests: a claim that is not proven fails, and says what would prove it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from assay.harness.judge.report import Report
 
 
 def needs(spec: RunSpec, *suites: str) -> None:
-    """Skip a claim on suites of which the run was asked for none."""
+    """Skip a claim about suites of which the run includes none."""
     if not set(suites) & set(spec.suites):
-        pytest.skip(f"--suites asks for no {' and no '.join(suites)}")
+        pytest.skip(f"--suites does not include {' or '.join(suites)}")
 
 
 def check(report: Report, *ids: str) -> None:

@@ -1,6 +1,6 @@
 """The fixtures and flags of ``pytest suites --reference … --candidate …``.
 
-A run through pytest is the same run as ``assay run``: the same checks, evidence, reports and exit code, with one test a claim.
+A run through pytest is the same run as ``assay run``: the same checks, evidence, reports and exit code, with one test per claim.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _or_exit(make: Callable[[], Made]) -> Made:
-    """Wrong use ends the session with exit code 2, before anything was started."""
+    """End the session with exit code 2 on a usage error, before anything was started."""
     try:
         return make()
     except UsageError as error:
@@ -72,7 +72,7 @@ def opened_run(spec: RunSpec, request: pytest.FixtureRequest) -> OpenRun:
 
 @pytest.fixture(scope="session")
 def servers(opened_run: OpenRun, request: pytest.FixtureRequest) -> Iterator[Mapping[Role, Engine]]:
-    """Both servers by role, started side by side. If one does not start there is a report, and no test."""
+    """Both servers by role, started side by side. If one does not start, a report is written and no test runs."""
     with _display() as display, opened_run.servers(display) as engines:
         if not engines:
             failed = _write_report(opened_run, request.config)
@@ -94,7 +94,7 @@ def candidate_server(servers: Mapping[Role, Engine]) -> Engine:
 
 @pytest.fixture(scope="session")
 def report(opened_run: OpenRun, servers: Mapping[Role, Engine], request: pytest.FixtureRequest) -> Report:
-    """The report of the complete run; made once, written to the run's folder, and the session's exit code."""
+    """The report of the complete run, made once and written to the run's folder; it decides the session's exit code."""
     with _display() as display:
         opened_run.ask(list(servers.values()), display)
     return _write_report(opened_run, request.config)
@@ -110,7 +110,7 @@ def _write_report(opened: OpenRun, config: pytest.Config) -> Report:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Exit with the run's code: 1 is a regression, 3 no verdict, which pytest alone cannot tell apart."""
+    """Exit with the run's code: pytest alone cannot tell a regression (1) from no verdict (3)."""
     if made := session.config.stash.get(_REPORT, None):
         session.exitstatus = made.exit_code
 

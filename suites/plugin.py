@@ -66,10 +66,11 @@ class Assay:
         seed: int = 0,
         cases: Iterable[Case] | None = None,
     ) -> CheckResult:
-        """Run a kernel on the op-level matrix and fail unless it is right.
+        """Run a kernel on the op-level matrix and fail unless it is correct.
 
-        A kernel is right if every call that it computes is within its bound, it does not write to its inputs, keeps no state, gives
-        the same output twice, and computes calls of every phase that it declares: with a cached prefix and, in extend, without.
+        A kernel is correct if every call that it computes is within its bound, it does not write to its inputs, keeps no state,
+        gives the same output twice, and computes calls of every phase that it declares: with a cached prefix, in extend also
+        without.
 
         Args:
             kernel: A published name, ``module:function``, or the kernel itself.
@@ -86,7 +87,7 @@ class Assay:
             What was computed, refused and found.
 
         Raises:
-            AssertionError: The kernel is wrong, or there is not enough evidence that it is right; the message is the diagnosis.
+            AssertionError: The kernel is wrong, or there is not enough evidence that it is correct; the message is the diagnosis.
             assay.UsageError: No such kernel, phase, dtype, noise, size or device.
         """
         __tracebackhide__ = True
@@ -124,7 +125,7 @@ class AssayCase:
         self.kernel, self.case = kernel, case
 
     def check(self) -> CheckResult:
-        """Run the kernel on the case and fail unless it is right; skip the test if the kernel refuses the case.
+        """Run the kernel on the case and fail unless it is correct; skip the test if the kernel refuses the case.
 
         Raises:
             AssertionError: The kernel is wrong; the message is the diagnosis.

@@ -1,4 +1,4 @@
-"""Claims on greedy text."""
+"""Claims about greedy text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from assay.harness.judge.report import Report
 from assay.suites import claims
 
 
-def test_greedy_texts_do_not_come_apart(report: Report, spec: RunSpec) -> None:
-    """Divergences at ties and among near-equal tokens aside."""
+def test_greedy_texts_do_not_diverge(report: Report, spec: RunSpec) -> None:
+    """Except at ties and among near-equal tokens."""
     claims.needs(spec, "greedy")
     if spec.greedy_prompts == 0:
-        pytest.skip("--greedy-prompts 0 leaves the greedy comparison out")
+        pytest.skip("--greedy-prompts 0 skips the greedy comparison")
     claims.suite(report, "greedy")

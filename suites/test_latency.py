@@ -1,4 +1,4 @@
-"""Claims on latency, where it was asked for."""
+"""Claims about latency, if the run includes it."""
 
 from __future__ import annotations
 

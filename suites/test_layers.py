@@ -1,4 +1,4 @@
-"""Claims of the layer diff: every layer was compared, and none is wrong by itself."""
+"""Claims about the layer diff: every layer was compared, and every own error is within bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_every_layer_was_compared(report: Report) -> None:
     claims.check(report, "layers-compared")
 
 
-def test_no_layer_is_wrong_by_itself(report: Report, spec: RunSpec) -> None:
-    """The candidate's own error is within what noise explains."""
+def test_every_own_error_is_within_bounds(report: Report, spec: RunSpec) -> None:
+    """In every layer, noise explains the candidate's own error."""
     claims.needs(spec, "layers")
     claims.suite(report, "layers")

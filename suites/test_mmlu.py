@@ -1,4 +1,4 @@
-"""Claims on multiple-choice questions."""
+"""Claims about multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def test_every_question_was_answered_by_both(report: Report, spec: RunSpec) -> N
     claims.check(report, "all-answered")
 
 
-def test_a_cached_prefix_was_met(report: Report) -> None:
-    """The condition under which the seed case's backend was wrong."""
+def test_prefixes_were_cached(report: Report) -> None:
+    """SageAttention as shipped is wrong only behind a cached prefix."""
     claims.check(report, "cached-prefix")
 
 

@@ -1,4 +1,4 @@
-"""Claims on the two servers: what ran is what was meant to run."""
+"""Claims about the two servers: what ran is what was meant to run."""
 
 from __future__ import annotations
 
