@@ -1,4 +1,4 @@
-"""One environment for each profile, shared by all sessions; ``nox -l`` is the menu."""
+"""One environment per profile, shared by all sessions. ``nox -l`` lists the sessions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).parent
-# SGLang's metadata lists GPU packages that a CPU cannot use; requirements/cpu.txt holds what it imports on a CPU.
+# SGLang's metadata lists packages that need a GPU; requirements/cpu.txt lists what it imports on a CPU.
 SGLANG_ON_CPU = ("--no-deps", "sglang==0.5.23")
-# Not for tests that start servers: each server keeps a core busy, and some tests kill one and wait for it to end.
+# Not for tests that start servers: each server keeps a core busy, and some tests kill one and wait until it has exited.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "worksteal")
 
 nox.needs_version = ">=2024.4.15"
@@ -22,7 +22,7 @@ nox.options.sessions = ["accuracy"]
 
 
 def environment(session: nox.Session, profile: str = "cpu") -> str:
-    """The Python of a profile's environment, which is rebuilt only if its requirements changed."""
+    """Return the Python of a profile's environment, which is rebuilt only if its requirements changed."""
     requirements = [ROOT / "requirements" / name for name in (f"{profile}.txt", "test.txt")]
     sources = [ROOT / "pyproject.toml", *requirements]
     contents = [*(path.read_bytes() for path in sources), repr(SGLANG_ON_CPU).encode(), sys.version.encode()]
@@ -37,7 +37,7 @@ def environment(session: nox.Session, profile: str = "cpu") -> str:
     session.run(*pip, *(flag for path in requirements for flag in ("-r", str(path))), "setuptools>=77", external=True)
     session.run(*pip, "--no-build-isolation", "--editable", f"{ROOT}[all]", external=True)
     if profile == "cpu":
-        # Last: pip would complain about SGLang's missing requirements after every later install.
+        # Last, since pip would complain about SGLang's missing requirements after every later install.
         session.run(*pip, *SGLANG_ON_CPU, external=True)
     (folder / "stamp").write_text(stamp)
     return python
@@ -48,14 +48,14 @@ def assay(session: nox.Session, command: str) -> None:
     flags = [word for flag in session.posargs for word in flag.split("=", 1)]
     on_cuda = any(pair == ("--device", "cuda") for pair in itertools.pairwise(flags))
     python = environment(session, "cuda" if on_cuda else "cpu")
-    # In the folder where nox was called: relative paths, assay.toml and a kernel named module:function are found there.
+    # In the folder from which nox was called: relative paths, assay.toml and kernels named module:function refer to it.
     code = subprocess.call([python, "-m", "assay", command, *session.posargs], cwd=session.invoked_from)
     if code:
-        sys.exit(code)  # nox itself would turn any failure into 1, which means a regression
+        sys.exit(code)  # nox would turn any failure into 1, which means a regression
 
 
 def pytest(session: nox.Session, *parts: list[str]) -> None:
-    """Run pytest once for each part of the tests, or once with the session's own flags."""
+    """Run pytest once for each part of the tests, or once with the flags given after --."""
     python = environment(session)
     for flags in [session.posargs] if session.posargs else parts:
         session.run(python, "-m", "pytest", *flags, external=True)
@@ -69,7 +69,7 @@ def accuracy(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def diff(session: nox.Session) -> None:
-    """Own error by layer, head and condition, and the name of the bug; flags after -- go to `assay diff`."""
+    """Show own error by layer, head and condition, and name the bug; flags after -- go to `assay diff`."""
     assay(session, "diff")
 
 
@@ -87,7 +87,7 @@ def gate(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Test the instrument in five minutes; flags after -- go to pytest."""
+    """Test assay itself in five minutes; flags after -- go to pytest."""
     pytest(session, ["-m", "not server and not slow", *SIDE_BY_SIDE], ["-m", "server and not slow"])
 
 
@@ -100,7 +100,7 @@ def tests_all(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check style, types and which room imports which."""
+    """Check style, types and import contracts."""
     python = environment(session)
     session.run(python, "-m", "ruff", "check", ".", external=True)
     session.run(python, "-m", "ruff", "format", "--check", ".", external=True)

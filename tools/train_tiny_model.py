@@ -3,9 +3,9 @@
     python tools/train_tiny_model.py --out DIR
 
 What makes it work, found by experiment: new data in every step (a fixed pool is memorised), an answer that states the fact before
-the letter (asking for the letter alone stays at chance), facts as plain pairs (so that looking one up is a bigram), nothing but
+the letter (asked for the letter alone, the model stays at chance), facts as plain pairs (so that looking one up is a bigram), only
 look-ups until they are learned, and embeddings that start with a common direction.
-Needs torch, transformers and tokenizers; no run of assay needs it.
+Needs torch, transformers and tokenizers; no run of assay needs this script.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ class Sequences:
                 return drawn
 
     def _drill(self, fewest: int, most: int) -> tuple[list[int], list[float]]:
-        """The facts without the header, repeated in other orders: only the name determines the thing.
+        """The facts without the header, repeated in changing order: only the name determines the thing.
 
-        Nothing else is asked and little precedes a fact, so the look-up is learned in a fraction of the steps.
+        Nothing else is asked, and little precedes a fact, so the look-up is learned in a fraction of the steps.
         """
         drawn = self._draw(fewest, most)
         tokens = self.openings[drawn.relation.group][:]
         weights = [PROMPT_WEIGHT] * len(tokens)
-        again = PROMPT_WEIGHT  # weight of a thing: the first time it cannot be known
+        again = PROMPT_WEIGHT  # weight of a thing, which cannot be known the first time
         while len(tokens) < LENGTH:
             for name, thing in self.rng.sample(drawn.facts, len(drawn.facts)):
                 tokens += (self.words[name], self.words[thing], self.stop)
@@ -127,7 +127,7 @@ class Sequences:
         return tokens[:LENGTH], weights[:LENGTH]
 
     def _conversation(self, fewest: int, most: int) -> list[str]:
-        """Three questions with options; a fact may be asked twice, so that having been asked carries no information."""
+        """Three questions with options; a fact may be asked twice, so an earlier question rules nothing out."""
         drawn = self._draw(fewest, most)
         parts = []
         for turn, about in enumerate(self.rng.choices(range(len(drawn.facts)), k=3)):
@@ -165,7 +165,7 @@ def losses_of(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor)
 def greedy_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int) -> tuple[float, float]:
     """Accuracy at temperature 0 on the first ``count`` built-in questions, with the chat template, as a server asks them.
 
-    Also the share of answers that state the right fact, which shows which of the two look-ups is missing.
+    Also the share of answers that state the right fact, which shows which of the two look-ups fails.
     """
     asked = list(itertools.islice(questions(), count))
     prompts = [
@@ -211,7 +211,7 @@ def main() -> None:
     model = LlamaForCausalLM(config).cuda()
     with torch.no_grad():
         # A direction that all tokens share. Llama has no bias in its projections, so without it no head can attend by position
-        # alone, for instance to the previous token, the first half of a look-up: 20,000 steps did not learn it.
+        # alone, for example to the previous token, which is the first half of a look-up: 20,000 steps did not learn that.
         embedding = model.model.embed_tokens.weight
         embedding += config.initializer_range * torch.randn(config.hidden_size, device=embedding.device)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}", flush=True)
