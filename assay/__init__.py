@@ -4,8 +4,8 @@ Everything that a kernel, a test, a notebook or a pipeline needs is imported fro
 
     from assay import AttentionCall, KernelRefused, check, declares
 
-A name is imported when it is first used, so ``import assay`` itself costs milliseconds and imports no torch. What lies deeper
-(`assay.harness` and its neighbours) may change with any version; what stands here changes only as ``CHANGELOG.md`` says.
+A name is imported when it is first used, so ``import assay`` itself takes milliseconds and imports no torch. Everything else
+(`assay.harness` and its neighbours) may change with any version; these names change only as ``CHANGELOG.md`` says.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _EXTRA: dict[str, Extra] = {"run": "serve", "Report": "reports"}
 __all__ = ["__version__", *_HOME]
 
 
-if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

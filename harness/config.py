@@ -1,4 +1,4 @@
-"""``assay.toml`` and flags -> `RunSpec`, validated once, at the door.
+"""``assay.toml`` and flags -> `RunSpec`, validated once.
 
 A key in ``assay.toml`` has the name of its flag. ``[run]`` says what is run, ``[policy]`` the bounds that apply. Flags override the
 file, the file overrides the profile. The spec records where each line of policy came from, so that every number of a verdict can
@@ -59,12 +59,16 @@ class RunSpec(BaseModel):
     margin: float = Field(0.05, gt=0, lt=1, description="largest loss of accuracy that still passes, as a fraction")
     alpha: float = Field(0.05, gt=0, le=0.2, description="error rate of each interval and test")
     greedy_prompts: int = Field(32, ge=0, description="number of prompts in the greedy comparison; 0 skips it")
-    greedy_margin: float = Field(0.10, gt=0, lt=1, description="largest share of greedy prompts whose texts may differ")
+    greedy_margin: float = Field(
+        0.10, gt=0, lt=1, description="largest share of greedy texts that may differ by more than noise"
+    )
     concurrency: int = Field(32, ge=1, le=1024, description="requests in flight")
     max_tokens: int | None = Field(
         None, ge=1, description="token limit of an answer; by default 32 for the built-in set, else 2048"
     )
-    engine_arg: tuple[str, ...] = Field((), description="extra flags for both servers")
+    engine_arg: tuple[str, ...] = Field(
+        (), description="extra flag for both servers, for example --page-size=16; may be repeated"
+    )
     suites: tuple[SuiteName, ...] = Field(
         ("mmlu", "greedy", "logits", "layers"),
         min_length=1,
@@ -90,7 +94,7 @@ class RunSpec(BaseModel):
     require: tuple[SuiteName, ...] = Field((), description="suites without which there is no pass, separated by commas")
     bounds: dict[str, float] = Field(
         {},
-        description="largest own error (relative L1) by kernel family, as the kernel declares its noise; exact for none",
+        description="largest own error (relative L1), by the noise that a kernel declares; exact for kernels that declare none",
     )
     baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
     growth: float = Field(

@@ -33,7 +33,7 @@ class AssayError(Exception):
 
 
 class UsageError(AssayError):
-    """Wrong use, detected before anything was started. Exit code 2."""
+    """A usage error, detected before anything was started. Exit code 2."""
 
     exit_code = ExitCode.USAGE
 

@@ -42,7 +42,13 @@ class Declaration:
 def declares(
     phases: tuple[str, ...] = PHASES, package: str = "", about: str = "", noise: str = ""
 ) -> Callable[[Kernel], Kernel]:
-    """Attach a `Declaration` to a kernel.
+    """Declare what a kernel computes: a decorator. A kernel without a declaration is taken to compute every phase.
+
+    Args:
+        phases: phases that it computes. The reference backend computes the others, and the report says so.
+        package: distribution that contains it, whose version reports show; empty for none.
+        about: one line of description.
+        noise: quantisation whose noise its output has, for example "int8_qk"; empty if it has only the rounding of its dtype.
 
     Raises:
         ValueError: no phase, or an unknown one.

@@ -1,4 +1,4 @@
-"""What all commands share: the application, which imports a command only when it is run, its consoles, and its errors."""
+"""What all commands share: the application, which imports a command only when it runs, the consoles, and error handling."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from assay.harness.extras import Extra, require
 
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and say whether the candidate may be merged."),
-    "report": ("run", "Read a run's evidence again, and rewrite its reports."),
+    "report": ("run", "Rebuild a run's report from its evidence, and rewrite its files."),
     "backends": ("run", "List the attention backends and kernels."),
     "diff": (
         "diff",
-        "Run the candidate in the shadow of the reference: its own error by layer, head and condition, and the bug's name.",
+        "Run the candidate in the shadow of the reference: show its own error by layer, head and condition, and name the bug.",
     ),
     "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
     "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
     "bench": (
         "bench",
-        "Time both servers side by side, and decide on the ratio of their times; with KERNEL, time two kernels without a server.",
+        "Time both servers side by side and judge the ratio of their times. `assay bench kernel` times kernels, without a server.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
-    "baseline": ("gate", "Keep accepted results, in files that a team commits."),
+    "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
@@ -43,13 +43,13 @@ EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "diff", "record"), "serve"),
     **dict.fromkeys(("report", "baseline", "bench", "bisect"), "reports"),
 }
-"""Commands that need more than ``pip install assay``, and the extra that has it. The parts of bench and bisect that start servers
+"""Commands that need more than ``pip install assay``, and the extra that provides it. Where bench and bisect start servers, they
 require "serve" themselves.
 """
 
 
 class _Deferred(TyperCommand):
-    """A command in the list of ``assay --help``, imported when it is run: a command's imports take longer than the list."""
+    """A command in the list of ``assay --help``, imported only when it runs: a command's imports take longer than the list."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         assert self.name is not None
@@ -73,7 +73,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Compare a candidate attention backend with a reference inside the same serving engine.\n\n"
-    "Exit codes: 0 pass, 1 regression, 2 wrong use, 3 no verdict (the report says why).",
+    "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report says why).",
 )
 console = Console()
 errors = Console(stderr=True)
@@ -83,7 +83,7 @@ def load_command(name: str) -> Any:
     """A command, imported: importing its module registers it with `app`.
 
     Raises:
-        UsageError: packages that it needs are not installed.
+        UsageError: packages that the command needs are not installed.
     """
     if name in EXTRAS:
         require(EXTRAS[name], f"assay {name}")
@@ -102,7 +102,7 @@ def _version(
 
 def main() -> None:
     """Entry point. Errors become a sentence and an exit code."""
-    sys.path.append(str(Path.cwd()))  # a kernel named module:function may lie there, for this process as for a server
+    sys.path.append(str(Path.cwd()))  # kernels named module:function are found there, as in a server
     try:
         app()
     except AssayError as error:

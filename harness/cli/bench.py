@@ -38,12 +38,12 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="A new folder for the timings.")] = None,
     config: Config = None,
 ) -> None:
-    """Time both servers side by side, and decide on the ratio of their times; with KERNEL, time two kernels without a server."""
+    """Time both servers side by side and judge the ratio of their times. `assay bench kernel` times kernels, without a server."""
     if context.invoked_subcommand:
         given = [_short(name) for name, value in context.params.items() if value]
         if given:
             raise UsageError(
-                f"{', '.join(given)} before {context.invoked_subcommand}: flags of the bench of two servers.",
+                f"{', '.join(given)} before {context.invoked_subcommand}, but only a bench of two servers has such flags.",
                 f"flags of {context.invoked_subcommand} after it",
                 f"see assay bench {context.invoked_subcommand} --help",
             )
@@ -86,13 +86,13 @@ def kernel(
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
     reference: Annotated[
         str | None,
-        typer.Option(help="A kernel to compare with; by default PyTorch's own scaled_dot_product_attention."),
+        typer.Option(help="The kernel to compare with; by default PyTorch's scaled_dot_product_attention."),
     ] = None,
     seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
     out: Annotated[Path | None, typer.Option(help="A file for the result as JSON.")] = None,
     config: Config = None,
 ) -> None:
-    """Time a kernel on recorded calls beside another kernel, with its own error on the same calls."""
+    """Time a kernel and another one on recorded calls, and show its own error on the same calls."""
     policy = make_spec(flags, config)
     interpret_without_gpu()
     from assay.harness.attention import kernels
@@ -116,7 +116,7 @@ def kernel(
 
 
 def again() -> str:
-    """The command as given, without its folder, which would no longer be new."""
+    """The command as given, without --out, whose folder would no longer be new."""
     given = iter(sys.argv[1:])
     kept: list[str] = []
     for word in given:

@@ -23,14 +23,14 @@ def layers(
     by: Annotated[
         Literal["answers", "text"] | None,
         typer.Option(
-            help="What must be right again: the answers to the questions, or the exact greedy text; by default the answers, if "
-            "the reference knows enough of them to lose some."
+            help="What must be correct again: the answers to the questions, or the exact greedy text; by default the answers, "
+            "if the reference gets enough of them right."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the server's log and bisect.json.")] = None,
     config: Config = None,
 ) -> None:
-    """Find the layers that must run the reference for the task to be right again, in one running server."""
+    """Find the layers that must run the reference for the output to be correct again, in one running server."""
     require("serve", "assay bisect layers")
 
     from assay.harness.bisect.layer_probes import bisect_layers

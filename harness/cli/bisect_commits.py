@@ -29,7 +29,9 @@ Build = Annotated[str, typer.Option(help="Shell command that builds a commit, ru
 Pack = Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")]
 Condition = Annotated[
     list[str] | None,
-    typer.Option(help="axis=value: use only calls that meet it, such as phase=extend or prefix=128; may be repeated."),
+    typer.Option(
+        help="axis=value, for example phase=extend or prefix=128: use only calls that meet it; may be repeated."
+    ),
 ]
 Calls = Annotated[int, typer.Option(help="Maximum number of calls; 0 for all. An interpreted kernel is slow.", min=0)]
 Source = Annotated[
@@ -54,11 +56,11 @@ def commits(
     source: Source = None,
     judge: Annotated[
         Literal["replay", "accuracy"],
-        typer.Option("--with", help="Classify commits by layer error on calls, or by an assay run per commit."),
+        typer.Option("--with", help="Classify commits by own error on calls, or by an assay run per commit."),
     ] = "replay",
     against: Annotated[
         Literal["bound", "good"],
-        typer.Option(help="Compare layer errors with the bound of each call, or with those of the good revision."),
+        typer.Option(help="Compare each call's own error with its bound, or with that of the good revision."),
     ] = "bound",
     times: Annotated[
         float, typer.Option(help="With --against good: the largest acceptable multiple of its error.", min=1)
@@ -88,12 +90,12 @@ def commits(
         bool, typer.Option("--status", help="Show the progress of a bisection without changing it.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The bisection's folder; by default one derived from the question.")
+        Path | None, typer.Option(help="The bisection's folder; by default one named after its settings.")
     ] = None,
 ) -> None:
     """Find the commit that made a kernel worse. The same command resumes a bisection that was stopped.
 
-    Exit codes: 0 a commit is named, 2 wrong use (such as an end that is not what you stated), 3 no commit could be named.
+    Exit codes: 0 a commit is named, 2 usage error (also if a stated end turns out otherwise), 3 no commit could be named.
 
     """
     from assay.harness.bisect.commits import session, ui
@@ -110,7 +112,7 @@ def commits(
     if judge == "accuracy" and (pack or condition or calls or against == "good"):
         raise UsageError(
             "--with accuracy was given with --pack, --condition, --calls or --against.",
-            "an accuracy run per commit, or a replay",
+            "an accuracy run per commit, or a replay of calls",
             "remove one of them",
         )
     repository = Repository(repo)
@@ -203,7 +205,7 @@ def _stoppable() -> Iterator[None]:
 def _latest() -> Path:
     found = sorted(RUNS.glob("bisect-*/state.json"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise UsageError("there is no bisection in runs/.", "at least one", "give its folder with --out")
+        raise UsageError("There is no bisection in runs/.", "at least one", "give its folder with --out")
     return found[-1].parent
 
 
@@ -214,12 +216,12 @@ def _check_kernel(kernel: str) -> None:
         raise UsageError(
             f"--kernel {kernel} is not of the form module:function.",
             "a function of the repository",
-            "name it like that",
+            "name it as module:function",
         )
 
 
 class _ForGit(TyperCommand):
-    """A command that exits with 128 on wrong use: the usual 2 would mean a bad commit to ``git bisect run``."""
+    """A command that exits with 128 on a usage error: the usual 2 would mean a bad commit to ``git bisect run``."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -248,7 +250,7 @@ def probe(
 ) -> None:
     """Probe the kernel of a checkout as it is, for git bisect run.
 
-    Exit codes are git's: 0 good, 1 bad, 125 skip, 128 for a broken environment or wrong use, which stops git.
+    Exit codes are git's: 0 good, 1 bad, 125 skip, 128 for a broken environment or a usage error, which stops git.
 
     """
     try:

@@ -17,16 +17,16 @@ from assay.harness.errors import UsageError
 def check(
     kernel: Annotated[str, typer.Argument(help="A kernel: a published name, or module:function.")],
     size: Annotated[
-        str, typer.Option(help="small, for interpreted kernels, or full, with longer sequences and more heads.")
+        str, typer.Option(help="small, for interpreted kernels; or full, with longer sequences and more heads.")
     ] = "small",
-    device: Annotated[str | None, typer.Option(help="Where it runs; by default a GPU, if there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device to run on; by default a GPU, if there is one.")] = None,
     phase: Annotated[
         list[str] | None, typer.Option(help="extend or decode; by default those that the kernel declares.")
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float16, bfloat16 or float32; by default all three.")] = None,
     noise: Annotated[
         str | None,
-        typer.Option(help="Quantisation whose noise is expected; by default the one that the kernel declares."),
+        typer.Option(help="Quantisation whose noise is allowed; by default the one that the kernel declares."),
     ] = None,
     head_dim: Annotated[list[int] | None, typer.Option(help="Head dimensions; by default 64 and 128.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the matrix and of its data.", min=0)] = 0,

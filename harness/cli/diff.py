@@ -23,12 +23,12 @@ def diff(
     flags: dict[str, Any],
     suites: Annotated[str, typer.Option(help="layers, or layers,logits.")] = "layers,logits",
     greedy_prompts: Annotated[
-        int | None, typer.Option(help="Number of prompts whose logits are compared, at most 8.", show_default=False)
+        int | None, typer.Option(help="Number of prompts whose logits are compared; at most 8.", show_default=False)
     ] = None,
     out: Out = None,
     config: Config = None,
 ) -> None:
-    """Run the candidate in the shadow of the reference: its own error by layer, head and condition, and the bug's name."""
+    """Run the candidate in the shadow of the reference: show its own error by layer, head and condition, and name the bug."""
     from assay.harness.cli.run import run_and_report
 
     spec = instrumented_spec(flags | {"suites": suites, "greedy_prompts": greedy_prompts}, config)

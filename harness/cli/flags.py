@@ -1,4 +1,4 @@
-"""The flags of a run, derived from the fields of `RunSpec`: declared once, for every command that has them."""
+"""The flags of a run, derived from the fields of `RunSpec`: declared once for all commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _PANELS = {
     ),
 }  # fmt: skip
 
-Config = Annotated[Path | None, typer.Option(help="An assay.toml; by default the one in this folder, if any.")]
+Config = Annotated[
+    Path | None, typer.Option(help="An assay.toml; by default the one in the working directory, if any.")
+]
 Out = Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run there is resumed.")]
 SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")
 """Flags of every command that starts servers."""
@@ -58,7 +60,7 @@ def spec_flags(names: Sequence[str], short: str = "") -> Callable[[Callable[...,
 
 
 def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
-    """A spec of two backends whose servers assay starts itself, so that it can instrument them; Triton is set up for their kernels.
+    """Make a spec of two backends whose servers assay starts and can instrument, and set up Triton for their kernels.
 
     Raises:
         UsageError: one of them is a URL.

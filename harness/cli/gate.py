@@ -15,7 +15,7 @@ from assay.harness.cli.flags import Config, Out, spec_flags
 from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode, UsageError
 
-baseline_app = typer.Typer(no_args_is_help=True, help="Keep accepted results, in files that a team commits.")
+baseline_app = typer.Typer(no_args_is_help=True, help="Manage accepted results, kept in files that a team commits.")
 app.add_typer(baseline_app, name="baseline")
 
 _BASELINES = typer.Option("--baselines", help="Folder of the accepted baselines; by default the one in assay.toml.")

@@ -54,7 +54,7 @@ def _show(made: Report, folder: Path) -> None:
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
-    """Read a run's evidence again, and rewrite its reports."""
+    """Rebuild a run's report from its evidence, and rewrite its files."""
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.build import build
 
