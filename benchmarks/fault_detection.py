@@ -37,7 +37,7 @@ from assay.harness.attention.hypotheses import BY_ID, FAMILY, LEAK
 from assay.harness.attention.oracle import oracle, requests
 from assay.harness.engines.backend import Backend
 from assay.harness.evidence.cause import ReplayResult
-from assay.harness.evidence.layer_diff import PACK_FOLDER
+from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.evidence.shadow_errors import CONDITIONS, read_shadow_errors
 from assay.harness.localize.bounds import bound_of

@@ -15,10 +15,10 @@ from assay.harness.conditions import CACHED_PREFIX, condition_id
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
-from assay.harness.evidence import layer_diff
 from assay.harness.evidence.baseline import Baseline, Key
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors
@@ -141,7 +141,7 @@ def own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
 
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
     """Own errors that a run measured: its candidate's, where there was a layer diff; none of its reference."""
-    errors = layer_diff.shadow_errors_of(folder) if role == "candidate" else None
+    errors = shadow_errors_of(folder) if role == "candidate" else None
     return own_errors_by_condition(errors) if errors else {}
 
 

@@ -6,7 +6,7 @@ from assay.harness.collect.layer_diff import replay_command
 from assay.harness.collect.plan import Plan
 from assay.harness.evidence.cause import read_cause, write_cause
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff import pack_of
+from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.offline.replay import replay_recorded
 from assay.harness.progress import ProgressDisplay
 

@@ -14,7 +14,7 @@ from assay.harness.collect.servers import make_run_engine, manifest_of, running,
 from assay.harness.engines.base import Engine
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff import read_record
+from assay.harness.evidence.layer_diff_record import read_record
 from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.progress import ProgressDisplay

@@ -21,7 +21,7 @@ from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff import PACK_FOLDER, LayerDiffRecord, layers_seen, write_record
+from assay.harness.evidence.layer_diff_record import PACK_FOLDER, LayerDiffRecord, layers_seen, write_record
 from assay.harness.evidence.manifest import hash_model
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER

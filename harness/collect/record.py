@@ -11,7 +11,7 @@ from assay.harness.collect.plan import Plan
 from assay.harness.collect.servers import make_run_engine, running
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff import pack_of
+from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.pack import PackManifest, read_manifest
 from assay.harness.progress import ProgressDisplay
 

@@ -12,7 +12,7 @@ from assay.harness.engines.backend import Backend
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cause import ReplayResult, read_cause
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff import pack_of, read_record, shadow_errors_of
+from assay.harness.evidence.layer_diff_record import pack_of, read_record, shadow_errors_of
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT, ROLES
 from assay.harness.evidence.shadow_errors import ShadowErrors

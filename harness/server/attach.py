@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
-from assay.harness.evidence.layer_diff import PACK_FOLDER
+from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.pack import Source
 from assay.harness.evidence.pack_writer import PackWriter
 from assay.harness.server.candidates import make_candidate

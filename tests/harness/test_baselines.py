@@ -27,7 +27,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, write_baseline
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff import turned
+from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
@@ -263,9 +263,9 @@ def test_an_output_that_is_not_finite_is_the_candidates_in_its_own_server_too() 
     sums = LayerSums(heads=1, device=torch.device("cpu"))
     sums.measure(shadow, served, torch.from_numpy(condition_numbers("extend", [1, 1], [0, 16])))
     header = ShadowHeader(reference="mine", candidate="torch_native", phases=("extend", "decode"))
-    seen = turned(ShadowErrors(*sums.cells(layer=0, first_head=0), (header,)), ("extend",))
+    seen = with_roles_exchanged(ShadowErrors(*sums.cells(layer=0, first_head=0), (header,)), ("extend",))
     errors = own_errors_by_condition(seen)
     assert errors["layer-0-extend-cached-prefix-0"] == 0
     assert errors["layer-0-extend-cached-prefix-at-least-16"] == float("inf")
     assert (seen.headers[0].reference, seen.headers[0].candidate) == ("torch_native", "mine")
-    assert own_errors_by_condition(turned(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}
+    assert own_errors_by_condition(with_roles_exchanged(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}

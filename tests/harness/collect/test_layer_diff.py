@@ -19,7 +19,7 @@ from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff import read_record
+from assay.harness.evidence.layer_diff_record import read_record
 from assay.harness.evidence.records import Item
 from assay.harness.progress import ProgressDisplay
 from assay.harness.verdict import Finding

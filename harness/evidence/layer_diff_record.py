@@ -1,4 +1,4 @@
-"""What a layer diff leaves in the folders of a run's servers: its record, the shadow's own errors, and the replay pack."""
+"""What a layer diff leaves in the folders of a run's servers: its record, the errors of the shadow, and the replay pack."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
         if any((place / SHADOW_FOLDER).glob("*.safetensors")):
             cells = read_shadow_errors(place)
             servers = {server.role: server for server in folder.progress().servers}
-            return cells if role == "reference" else turned(cells, servers["candidate"].claimed_phases)
+            return cells if role == "reference" else with_roles_exchanged(cells, servers["candidate"].claimed_phases)
     return None
 
 
-def turned(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowErrors:
+def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowErrors:
     """Errors measured in the candidate's server, with the reference as its shadow, with the roles exchanged; only the phases that
     the candidate computes itself.
 
