@@ -54,13 +54,14 @@ class BenchManifest(Record):
 class BenchFolder:
     """A bench's folder.
 
-    Args:
+    Attributes:
         path: its path.
+        servers: the same folder as that of a run, for the logs and counters of both servers.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._servers = RunFolder(path)
+        self.servers = RunFolder(path)
 
     @classmethod
     def new(cls, path: Path) -> BenchFolder:
@@ -84,11 +85,6 @@ class BenchFolder:
     def complete(self) -> bool:
         """Whether the bench was played to its end: the counts of both servers are written last."""
         return (self.path / COUNTERS).exists()
-
-    @property
-    def servers(self) -> RunFolder:
-        """The folder of both servers' logs and counters, laid out as in a run."""
-        return self._servers
 
     def write_manifest(self, manifest: BenchManifest) -> None:
         """Record what is timed.
@@ -131,7 +127,7 @@ class BenchFolder:
 
     def counters(self, role: Role) -> list[CallCount]:
         """Attention calls that were counted in a role's server."""
-        return self._servers.counters(role)
+        return self.servers.counters(role)
 
 
 def blocks_in(timings: Sequence[Timing], path: Path) -> list[Block]:

@@ -13,6 +13,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.pack import MANIFEST
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, read_shadow_errors
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
@@ -61,7 +62,7 @@ def read_record(folder: RunFolder, role: Role) -> LayerDiffRecord | None:
 def pack_of(folder: RunFolder) -> Path | None:
     """The replay pack that a run recorded; None if it recorded none."""
     packs = [folder.server_folder(role) / PACK_FOLDER for role in ROLES]
-    return next((pack for pack in packs if (pack / "manifest.json").exists()), None)
+    return next((pack for pack in packs if (pack / MANIFEST).exists()), None)
 
 
 def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
@@ -80,11 +81,11 @@ def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
 
 
 def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowErrors:
-    """Errors measured in the candidate's server, with the reference as its shadow, with the roles exchanged; only the phases that
-    the candidate computes itself.
+    """Errors measured in the candidate's server, where the reference was the shadow, as errors of the candidate; only in the phases
+    that the candidate computes itself.
 
-    The differences are the same. Where the server's own output is not finite, it is the candidate's that is not. Relative errors
-    stay relative to the size of the server's output, the candidate's: that of the shadow's was not summed up.
+    The differences stay the same. An output of the server that is not finite is the candidate's. Relative errors stay relative to
+    the size of the server's output, which is the candidate's: the reference's size was not summed up.
     """
     own = np.isin(cells.index[:, DIMENSIONS.index("phase")], [PHASES.index(phase) for phase in claimed])
     swapped = {"candidate_squared": "reference_squared", "nonfinite": "undefined"}

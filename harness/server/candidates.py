@@ -1,4 +1,4 @@
-"""What can compute beside a server's own backend: a kernel of the contract, or another attention backend of SGLang."""
+"""Candidates that run inside a server: a kernel of the contract, or another attention backend of SGLang."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.conditions import PHASES
 from assay.harness.server.forward_pass import EngineCall
 from assay.harness.server.paging import Pages, refuse_unsupported
+from assay.harness.server.sglang_backend import unmetered
 
 
 class Candidate(Protocol):
@@ -115,5 +116,5 @@ def make_candidate(name: str, runner: Any, pages: Pages) -> Candidate:
         known = sorted({*ATTENTION_BACKENDS, *kernels.published()})
         raise KernelRefused(f"unknown candidate {name!r}; expected a module:function or one of {', '.join(known)}")
     # Below the meter: calls of the shadow are not calls that the model used.
-    create = getattr(ATTENTION_BACKENDS[name], "assay_unmetered", ATTENTION_BACKENDS[name])
+    create = unmetered(ATTENTION_BACKENDS[name])
     return LazyCandidate(name, lambda: BackendCandidate(name, create(runner)))
