@@ -195,8 +195,8 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
     questions, greedy = (pair(folder.items(), answers, suite).pairs for suite in ("mmlu", "greedy"))
     if server is None or role not in measured_roles(folder) or not (questions or greedy):
         raise UsageError(
-            f"{folder.path} holds no answers of its {role}'s own.",
-            "a complete run with a server of its own",
+            f"{folder.path} has no answers from a {role} server.",
+            "a complete run that started this server",
             "run the suites mmlu or greedy with --reference-from server",
         )
     numbers = {"accuracy": tally(questions, role).right / len(questions)} if questions else {}

@@ -53,7 +53,7 @@ PROMPT_LENGTH = Buckets("prompt-length", "prompt length", (1, *(2**power + 1 for
 SEQUENCE_LENGTH = Buckets("sequence-length", "sequence length", (1, 64, 256, 1024, 4096))
 """All tokens of a sequence in a call, cached prefix included."""
 PLACE = ("only", "first", "between", "last")
-"""Where in its batch a sequence stands."""
+"""A sequence's place in its batch."""
 
 
 def condition_id(quantity: str, label: str) -> str:

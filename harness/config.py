@@ -112,7 +112,7 @@ class RunSpec(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth(cls, value: Any) -> Any:
+    def _no_booleans(cls, value: Any) -> Any:
         """Refuse true and false, which would be taken for 1 and 0."""
         if isinstance(value, bool):
             raise ValueError("a value, not true or false")

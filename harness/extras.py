@@ -1,4 +1,4 @@
-"""What of assay's dependencies is optional, and a sentence where it is missing.
+"""assay's optional dependencies, and the error if they are missing.
 
 The packages of an extra are those that the distribution's own metadata lists, so ``pyproject.toml`` is the only list.
 """
@@ -22,7 +22,7 @@ def require(extra: Extra, command: str) -> None:
         command: what needs them, for the message, for example "assay run".
 
     Raises:
-        UsageError: Some are missing.
+        UsageError: one of them is missing.
     """
     missing = [name for name in sorted(_packages(extra)) if not _installed(name)]
     if missing:

@@ -28,7 +28,7 @@ from assay.harness.progress import ProgressDisplay
 def run(
     spec: RunSpec, out: Path | None = None, *, baselines: bool = False, display: ProgressDisplay | None = None
 ) -> Report:
-    """Start the servers of both roles, ask both the same, and judge what they leave.
+    """Start the servers of both roles, ask both the same questions, and judge the evidence.
 
     Nothing is rendered: see `assay.reports.write.write_all` for report files. An interrupted or failed run has a report too, whose
     verdict is "error"; repeated with the same `out`, it resumes where it stopped.
@@ -37,7 +37,7 @@ def run(
         spec: what to run.
         out: the run's folder; by default a new one in ``runs/``.
         baselines: whether to compare the run with the accepted baselines.
-        display: shows the progress; by default nothing does.
+        display: shows the progress; by default it is not shown.
 
     Raises:
         UsageError: the spec cannot be run, or `out` holds another run. Nothing was started.
@@ -52,7 +52,7 @@ def run(
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that was checked and has its folder, in which nothing has been started yet.
+    """A checked run with its folder. Nothing has been started.
 
     Attributes:
         plan: the checked run.
@@ -88,7 +88,7 @@ class OpenRun:
     def servers(self, display: ProgressDisplay) -> Iterator[Mapping[Role, Engine]]:
         """The servers of a run, running for as long as a caller needs them; empty if one did not start, which is recorded.
 
-        Latency is timed first, on servers of its own: these would disturb it.
+        Latency is timed first, on separate servers, which these would disturb.
         """
         time_servers(self.bench, self.folder, display)
         engines = [make_run_engine(self.plan, self.folder, role) for role in asked_roles(self.plan, self.folder)]

@@ -1,4 +1,4 @@
-"""Bases of everything that is written to disk as JSON, and the rule of its schemas."""
+"""Base classes of everything that is written to disk as JSON, and the versioning rule of its schemas."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.records import Role
 
 MIN_REQUESTS = 2
-"""A block has as many requests as are in flight, but at least this many. Blocks are short, to leave drift no time within a pair."""
+"""A block has as many requests as are in flight, but at least this many. Blocks are short, to keep drift within a pair small."""
 CHUNK_FLAG = "--chunked-prefill-size"
 TURNS: tuple[tuple[Role, bool], ...] = (
     ("reference", False),

@@ -8,11 +8,11 @@ from assay.harness.config import RunSpec
 
 
 class BenchPolicy(BaseModel):
-    """The lines of a `RunSpec` that concern timing.
+    """The fields of a `RunSpec` that concern timing.
 
     Attributes:
         shapes: the loads, by name or as lengths.
-        concurrency: requests in flight; each value is a load of its own.
+        concurrency: requests in flight; each value is a separate load.
         bound: largest ratio of times, candidate over reference, that passes.
         seconds: seconds of measuring, warm-up included; more if the rounds that a verdict needs take longer.
         alpha: error rate of each interval, and of a false regression.

@@ -1,7 +1,7 @@
-"""The latency suite of a run: a bench in the run's folder, on servers of its own.
+"""The latency suite of a run: a bench in the run's folder, on separate servers.
 
-Nothing else may compute while servers are timed: no shadow, no tracer, no third server. So timing happens while none of the run's
-own servers is up, and both roles are started again without what the layer diff adds to them.
+Nothing else may compute while servers are timed: no shadow, no tracer, no third server. So timing waits until the run's own
+servers have stopped, and starts both roles again without what the layer diff adds to them.
 """
 
 from __future__ import annotations

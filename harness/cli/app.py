@@ -38,7 +38,6 @@ COMMANDS = {
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
-
 EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "diff", "record"), "serve"),
     **dict.fromkeys(("report", "baseline", "bench", "bisect"), "reports"),
@@ -112,7 +111,7 @@ def main() -> None:
         errors.print(f"assay: {error.strerror or error}: {error.filename or ''}", markup=False, soft_wrap=True)
         sys.exit(ExitCode.NO_VERDICT)
     except Exception:
-        # A bug in assay is no regression of the candidate: never exit with 1.
+        # A bug in assay is not a regression of the candidate: never exit with 1.
         errors.print_exception()
         errors.print("assay: this is a bug in assay; there is no verdict.", markup=False)
         sys.exit(ExitCode.NO_VERDICT)

@@ -1,4 +1,4 @@
-"""Naming the cause: the calls that the layer diff recorded are compared with the oracle, and what is wrong gets a name."""
+"""Naming the cause: the calls that the layer diff recorded are compared with the oracle, and the fault is identified."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from assay.harness.progress import ProgressDisplay
 
 
 def find_cause(folder: RunFolder, plan: Plan, display: ProgressDisplay) -> None:
-    """Examine the recorded calls and write down the result, unless that was done or nothing was recorded.
+    """Examine the recorded calls and write the result, unless that is done or nothing was recorded.
 
     Raises:
         EvidenceError: the pack is damaged.

@@ -1,4 +1,4 @@
-"""A run: two servers get the same questions, and leave the evidence from which the verdict is read."""
+"""A run: two servers get the same questions, and leave the evidence for the verdict."""
 
 from __future__ import annotations
 

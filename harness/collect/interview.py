@@ -23,7 +23,7 @@ AnswerKey = tuple[str, str, str, int]
 
 @dataclass(frozen=True)
 class _Stage:
-    """Items that are asked alike."""
+    """Items that are asked in the same way."""
 
     title: str
     items: list[Item]
@@ -35,9 +35,8 @@ class _Stage:
 def _stages(plan: Plan, role: Role, answered: set[AnswerKey]) -> tuple[list[_Stage], list[_Stage]]:
     """What a role has not answered yet: before the shared header is cached, and after."""
     questions = plan.of("mmlu")
-    greedy = (
-        plan.of("greedy") if "greedy" in plan.spec.suites else []
-    )  # without that suite only their logits are scored
+    # Without the suite greedy, its prompts are only for scoring logits.
+    greedy = plan.of("greedy") if "greedy" in plan.spec.suites else []
     cold = min(len(questions) // COLD_SHARE, COLD_LIMIT)
     limit = plan.spec.token_limit
     # The floor is asked in another order, so that the run-to-run difference includes that of the batches.

@@ -1,6 +1,6 @@
 """The layer diff: the other role's backend runs inside one server while it answers a short workload.
 
-First as a shadow: the candidate computes the same calls beside the serving backend, its own error is measured on the reference's
+First as a shadow: the candidate computes the same calls as the serving backend, its own error is measured on the reference's
 q, k and v, and a replay pack of the calls is recorded. The first two questions are examined at once, so that a bug has a name
 within seconds. Then free-running: a few prompts are traced as they are, and once more with the candidate in every layer. After
 the servers have stopped, all recorded calls are examined.
@@ -73,7 +73,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
     display.say(f"Layer diff in the {engine.role}'s server: {len(prompts)} questions in the shadow.")
     first_finding_s: float | None = None
 
-    def name() -> None:
+    def diagnose() -> None:
         nonlocal first_finding_s
         pack = place / PACK_FOLDER
         again = replay_command(pack, plan.candidate)
@@ -86,7 +86,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
         for finding in findings:
             display.say(f"After {first_finding_s:.1f} s: {finding.where}: {finding.diagnosis}.")
 
-    shadow(engine, place, plan, name)
+    shadow(engine, place, plan, diagnose)
     layers = layers_seen(place)
     labels = trace(engine, place, engine.role, prompts, Control())
     other: Role = "candidate" if engine.role == "reference" else "reference"
@@ -143,8 +143,8 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
         EngineError: the server failed.
         EvidenceError: it wrote nothing, or the folder cannot be written.
     """
-    for left in (SHADOW_FOLDER, PACK_FOLDER):  # by a server that was killed in the middle of a layer diff
-        shutil.rmtree(place / left, ignore_errors=True)
+    for stale in (SHADOW_FOLDER, PACK_FOLDER):  # of a server that was killed during a layer diff
+        shutil.rmtree(place / stale, ignore_errors=True)
     set_control(place, Control(shadow=True))
     spec, prompts = plan.spec, prompts_of(plan)
     cold, warm = prompts[:COLD_QUESTIONS], prompts[COLD_QUESTIONS:]
@@ -166,7 +166,7 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
 
 @contextmanager
 def substituted_everywhere(place: Path) -> Iterator[None]:
-    """Have a server with a shadow serve the other role's backend in every layer for a while."""
+    """Within the context, a server with a shadow serves the other role's backend in every layer."""
     set_control(place, Control(substitute=layers_seen(place)))
     try:
         yield
@@ -200,7 +200,7 @@ def trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], contro
 
 
 def send(engine: Engine, prompts: Sequence[str], max_tokens: int, concurrency: int) -> None:
-    """Ask, and drop the answers: the layer diff measures what is below them."""
+    """Ask, and drop the answers: the layer diff measures the attention calls behind them."""
 
     def drop(index: int, reply: Reply) -> None: ...
 

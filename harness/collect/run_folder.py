@@ -1,4 +1,4 @@
-"""A run's folder: opened or resumed, and what it says about which roles still need a server."""
+"""A run's folder: begun or resumed, and which roles need a server."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def make_engine(
         role: the role.
         evidence: folder for what the server's process writes.
         log: file for the server's output.
-        cpu_core: see `Launch`; see `core_of`.
+        cpu_core: see `Launch` and `core_of`.
         eager: see `Launch`.
         prefill_graphs: see `Launch`.
         environment: further environment variables of the server.

@@ -22,8 +22,7 @@ Kind = Literal["url", "native", "kernel"]
 class Backend:
     """What computes attention in one role.
 
-    Parsing imports nothing. What a kernel declares (`phases`, `noise`) is read from the kernel, which is imported then: it is an
-    error of type `KernelRefused` if that fails.
+    Parsing imports nothing. `phases` and `noise` import the kernel that declares them, and raise `KernelRefused` if that fails.
 
     Attributes:
         name: as given: a URL, a backend's name, a kernel's published name or its ``module:function``.
@@ -88,14 +87,14 @@ class Backend:
 
     @property
     def noise(self) -> str:
-        """Quantisation that a kernel declares, such as "int8_qk"; empty for none but the rounding of its dtype."""
+        """Quantisation that a kernel declares, for example "int8_qk"; empty if its dtype's rounding is its only noise."""
         return self._declaration().noise if self.is_kernel else ""
 
     @property
     def delegate(self) -> str:
-        """As the reference: the native backend that computes the phases a kernel of either role leaves open.
+        """If this is the reference: the native backend to which a kernel of either role delegates the phases that it lacks.
 
-        Empty, for the device's default, where the reference is a URL or a kernel, which may leave the same phase open.
+        Empty, for the device's default, if the reference is a URL or a kernel, which may lack the same phase.
         """
         return self.name if self.kind == "native" else ""
 

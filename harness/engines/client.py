@@ -1,8 +1,8 @@
 """The client side of the OpenAI-compatible interface: requests out, replies in.
 
-It speaks HTTP through aiohttp because of what a request costs assay's own process. The goal is 1 ms of CPU time with the answer on
-disk. Measured beside a server that answers at once, with 32 requests in flight: openai 2.8 3.8 ms, httpx 0.28 3.4 ms (1.0 ms with a
-client for each worker; httpcore walks through all connections of a pool whenever a request begins or ends), aiohttp 3.14 0.15 ms.
+It uses aiohttp because a request must cost assay's own process little CPU time: the goal is 1 ms with the answer on disk. Measured
+with a server that answers at once and 32 requests in flight, per request: openai 2.8: 3.8 ms; httpx 0.28: 3.4 ms (1.0 ms with a
+client for each worker; httpcore walks through all connections of a pool whenever a request begins or ends); aiohttp 3.14: 0.15 ms.
 ``python benchmarks/client.py`` repeats it.
 """
 
@@ -26,19 +26,19 @@ from assay.harness.evidence.records import Token
 
 WATCH_EVERY_S = 0.25
 DEATH_WAIT_S = 3.0
-"""A dying server breaks its connections before its exit can be seen: a failure waits this long for the better explanation."""
+"""A dying server breaks its connections before its exit can be seen, so a failure waits this long for that explanation."""
 RETRY_PAUSES_S = (0.5, 1.0)
 """Pauses before a request is sent again, as in the openai client with its two retries."""
 RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
-"""Statuses that may go away, as in the openai client."""
+"""Statuses of temporary failures, as in the openai client."""
 MOST_RETRY_AFTER_S = 60.0
 """The longest ``Retry-After`` that is followed, as in the openai client."""
 EXCERPT = 300
 BROKEN = (aiohttp.ClientError, OSError)
-"""What a server that does not answer raises; a time-out is an OSError."""
+"""Raised if a server does not answer; a time-out is an OSError."""
 
 
-class _Alternative(TypedDict):  # hundreds in a reply, so no models: they take three times as long
+class _Alternative(TypedDict):  # hundreds in a reply: models would take three times as long
     token: str
     logprob: float | None
 
@@ -285,7 +285,7 @@ class Client:
             raise self.error(
                 f"has not answered a request for {self.timeout_s:g} s.",
                 "an answer within the request time-out",
-                "find out why it hangs, or give --request-timeout more seconds",
+                "find out why it hangs, or raise --request-timeout",
             ) from None
         except BROKEN as error:
             await self._wait_for_death()
@@ -332,7 +332,7 @@ async def _exchange(session: aiohttp.ClientSession, method: str, url: str, body:
 
 
 async def read_response(response: aiohttp.ClientResponse) -> Response:
-    """Read a response completely. Bytes that are not text are replaced: they belong into an error message."""
+    """Read a response completely. Bytes that are not text are replaced, so that an error message can quote them."""
     text = await response.text(errors="replace")
     return Response(response.status, text, response.headers.get("Retry-After", ""))
 
@@ -348,7 +348,7 @@ def _chat_body(model: str, ask: ChatRequest) -> dict[str, Any]:
 
 
 def _retry_after_s(response: Response) -> float:
-    """Seconds to wait as the server says; 0 if it says nothing, or nothing sensible."""
+    """Seconds to wait as the server says; 0 if it says nothing valid."""
     try:
         seconds = float(response.retry_after)
     except ValueError:

@@ -3,8 +3,8 @@
     python -I -S guardian.py GRACE_S SCRATCH COMMAND...
 
 Runs COMMAND in its own session. Ends it, and whatever it started, at the end of standard input (only assay holds the other end
-of that pipe, so the kernel closes it however assay ends, SIGKILL included), on SIGTERM, or when COMMAND ends by itself. Then
-removes the folder SCRATCH and ends as COMMAND did, with the same exit status or signal.
+of that pipe, so the kernel closes it however assay ends, SIGKILL included), on SIGTERM, or when COMMAND exits. Then removes
+the folder SCRATCH and ends as COMMAND did, with the same exit status or signal.
 
 It is single-threaded: the kernel sends a parent-death signal when the *thread* that forked ends, not its process.
 """
@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-# How long the helpers of a killed main process have to end by themselves: Python's resource tracker removes shared memory then
-# that would otherwise be left behind.
+# The helpers of a killed main process have this long to exit: Python's resource tracker uses it to remove shared memory that would
+# otherwise be left behind.
 HELPERS_S = 1.0
 UNKILLABLE_S = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -26,8 +26,8 @@ OWN_FLAGS = (
 _CPU_FLAGS = ("--dtype", "float32", "--mem-fraction-static", "0.2", "--max-total-tokens", "32768", "--sleep-on-idle")
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LOOPBACK = "127.0.0.1"
-# A server whose scheduler died stays up for 5 s (65 s with a GPU) to dump stacks and memory, and nobody would notice its death.
-# Set a variable to get the dumps.
+# With these dumps, a server whose scheduler died stays up for 5 s (65 s with a GPU), and assay notices its death that much later.
+# Set a variable to get its dump.
 _CRASH_DUMPS = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
 
 
@@ -123,13 +123,13 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
         "PYTHONPATH": ":".join(path),
         "ASSAY_EVIDENCE": str(launch.evidence.resolve()),
         "ASSAY_DELEGATE": launch.decode_backend,
-        # /health is good only after SGLang's own warm-up request. Without this, every query of /health would generate a token,
+        # /health answers 200 only after SGLang's own warm-up request. Without this, every query of /health would generate a token,
         # which takes a second and would be counted as an attention call.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
         # The warm-up request goes over the loopback address too.
         "no_proxy": no_proxy,
         "NO_PROXY": no_proxy,
-        # The default is in the temporary folder, which each server has for itself: compiled code would be lost.
+        # The default is in the temporary folder, which is private to each server: compiled code would be lost.
         "TORCHINDUCTOR_CACHE_DIR": inherited.get("TORCHINDUCTOR_CACHE_DIR")
         or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
     }

@@ -3,7 +3,7 @@
 SGLang's ``/generate`` scores a prompt that is given as token ids. It uses the prefix cache no further than
 ``logprob_start_len``, so a start of 0 would switch prefix hits off (``_compute_max_prefix_len`` in
 ``srt/managers/schedule_batch.py``, the same in 0.5.17 and 0.5.23). The start is therefore also the longest prefix that can
-come from the cache; how much did is in ``meta_info.cached_tokens``.
+come from the cache; ``meta_info.cached_tokens`` is the part that did.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
 
 
 class Scorer(Protocol):
-    """What scoring needs of a server; `assay.harness.engines.sglang.SGLangServer` offers it."""
+    """The part of `assay.harness.engines.sglang.SGLangServer` that scoring needs."""
 
     who: str
 

@@ -136,7 +136,7 @@ class StreamClient(Client):
             raise self.error(
                 f"sent nothing for {self.timeout_s:g} s.",
                 "a token within the request time-out",
-                "find out why it hangs, or give --request-timeout more seconds",
+                "find out why it hangs, or raise --request-timeout",
             ) from None
         except BROKEN as error:
             await self._wait_for_death()

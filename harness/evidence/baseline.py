@@ -32,7 +32,7 @@ class Key(Record):
     """The conditions of a result: two results can be compared if their keys are equal.
 
     Attributes:
-        engine: such as "SGLang 0.5.23 on cpu".
+        engine: for example "SGLang 0.5.23 on cpu".
         backend: attention backend.
         model_hash: of weights, tokenizer and configuration.
         hardware: the machine in one line.
@@ -70,8 +70,8 @@ class Baseline(Record):
         run_id: the run whose results they are.
         git: commit of that run.
         reason: why worse numbers than those accepted before were accepted; empty where none were worse.
-        numbers: accepted results by id, such as "accuracy"; shares are shares of 1.
-        own_errors: own error (relative L1) by id, such as "layer-3-extend-cached-prefix-at-least-16".
+        numbers: accepted results by id, for example "accuracy"; shares are fractions of 1.
+        own_errors: own error (relative L1) by id, for example "layer-3-extend-cached-prefix-at-least-16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
         server: what the server reported about itself.
     """

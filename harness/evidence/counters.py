@@ -1,8 +1,8 @@
 """Counts of attention calls, written by a server's process and read by the harness, even after the server was killed.
 
 The file is a memory-mapped int64 table: a row per (backend, kernel, phase, with or without a cached prefix), a column per layer.
-It is always up to date, costs one addition per call, and needs no flush, signal or exit handler. A small JSON file beside it says
-what each row counts.
+It is always up to date, costs one addition per call, and needs no flush, signal or exit handler. A small JSON file next to it
+says what each row counts.
 """
 
 from __future__ import annotations

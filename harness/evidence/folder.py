@@ -52,7 +52,7 @@ class RunFolder:
         if differing:
             raise UsageError(
                 f"{path} holds another run: {'; '.join(differing)}.",
-                "the same run, to be resumed, or a new folder",
+                "the run that is to be resumed, or a new folder",
                 "name another folder with --out",
             )
         jsonl.drop_cut_line(folder._file("records.jsonl"))

@@ -15,7 +15,7 @@ Line = TypeVar("Line", bound=BaseModel)
 
 
 def append(path: Path, lines: Iterable[BaseModel]) -> None:
-    """Append one line for each model; the system has them when this returns.
+    """Append one line for each model; the operating system has them when this returns.
 
     Raises:
         EvidenceError: the disk is full or not writable.
@@ -56,7 +56,7 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
 
 
 def drop_cut_line(path: Path) -> None:
-    """Remove a last line that a killed run left unfinished, so that the next one starts on a line of its own."""
+    """Remove a last line that a killed run left unfinished, so that the next record starts on a new line."""
     if path.exists():
         with path.open("rb+") as file:
             content = file.read()

@@ -190,7 +190,7 @@ class ShadowErrors:
 
         Args:
             by: dimensions of the result, one per axis, in order.
-            where: dimension -> the label or labels to select, such as {"phase": "extend", "prefix": ("2-15", ">= 16")}.
+            where: dimension -> the label or labels to select, for example {"phase": "extend", "prefix": ("2-15", ">= 16")}.
 
         Raises:
             KeyError: there is no such dimension or label.

@@ -88,7 +88,7 @@ class Attachment:
         self, phase: Phase, qkv: tuple[Any, Any, Any], layer: Any, batch: Any, kwargs: dict[str, Any], out: Tensor,
         reference: str,
     ) -> Tensor:  # fmt: skip
-        """The output that the model uses, shown to everything that is switched on."""
+        """The output that the model uses, after everything that is switched on has received it."""
         control, number = self._setting.control, layer.layer_id
         substitute = number in control.substitute
         try:

@@ -23,7 +23,7 @@ _SUBSTITUTED = "substituted"
 
 
 class Control(Record):
-    """What a server with a candidate beside it (``ASSAY_SHADOW``) does in the passes that start from now on.
+    """What a server with an attached candidate (``ASSAY_SHADOW``) does in the passes that start from now on.
 
     Attributes:
         shadow: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``). Switching it
@@ -85,7 +85,7 @@ def set_control(folder: Path, control: Control) -> None:
 
 
 def substituted_calls(folder: Path) -> dict[int, int]:
-    """Calls per layer whose output the candidate gave since the control was set. Layers without any are left out.
+    """Substituted calls per layer since the control was set. Layers without any are left out.
 
     Under tensor parallelism each process counts its own share of a call.
 
