@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.report import Report
 
-# Triton decides at import whether kernels are interpreted, so this must stand before any test imports one. Where there is a GPU,
+# Triton decides at import whether kernels are interpreted, so this must come before any test imports one. Where there is a GPU,
 # what is tested on it must be compiled.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# Threads of several small tensors' work spin on each other's cores: the tests take a third of the time with one.
+# Tensors are small, and busy-waiting threads would compete for the cores: with one thread, the tests take a third of the time.
 torch.set_num_threads(1)
 
-# CI must be the same twice; a machine that is busy must not fail a test by being slow.
+# CI must be reproducible, and no test may fail because the machine is busy.
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take torch and the like out of the garbage collector's sight: statsmodels' Holm correction collects at every call."""
+    """Exempt imported modules from garbage collection, which statsmodels' Holm correction triggers at every call."""
     gc.collect()
     gc.freeze()
 
@@ -89,17 +89,17 @@ def layer_diffs() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def made_up_bench() -> ModuleType:
-    """Benches with made-up timings."""
+def synthetic_bench() -> ModuleType:
+    """Benches with synthetic timings."""
     return stand_ins("benches")
 
 
 @pytest.fixture
-def make_bench(tmp_path: Path, made_up_bench: ModuleType) -> Callable[..., BenchFolder]:
+def make_bench(tmp_path: Path, synthetic_bench: ModuleType) -> Callable[..., BenchFolder]:
     """A function that writes a bench's folder; its arguments say what is wrong in it."""
 
     def make(**wrong: Any) -> BenchFolder:
-        folder: BenchFolder = made_up_bench.write_bench(tmp_path / f"bench-{len(list(tmp_path.iterdir()))}", **wrong)
+        folder: BenchFolder = synthetic_bench.write_bench(tmp_path / f"bench-{len(list(tmp_path.iterdir()))}", **wrong)
         return folder
 
     return make
@@ -147,5 +147,5 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
 
 @pytest.fixture(scope="session")
 def server_pair(pair_run: PairRun) -> tuple[Engine, Engine]:
-    """The session's reference and candidate. A test that ends a server starts one of its own."""
+    """The session's reference and candidate. A test that ends a server must start its own."""
     return pair_run.servers

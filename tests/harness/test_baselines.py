@@ -1,4 +1,4 @@
-"""Baselines: which matches, what is stale, what got worse, and that nothing worse is accepted in silence."""
+"""Baselines: which matches, what is stale, what got worse, and that nothing worse is accepted silently."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def baseline(of: Key, accuracy: float = 0.9, own: dict[str, float] | None = None
     )  # fmt: skip
 
 
-def test_a_baseline_fits_if_its_whole_key_does() -> None:
+def test_a_baseline_matches_if_its_complete_key_does() -> None:
     keys: dict[Role, Key] = {"reference": key("torch_native"), "candidate": key()}
     stored = [baseline(key()), baseline(key("torch_native", "SGLang 0 on cpu")), baseline(key("other"))]
     status = find(keys, {one.key.name: one for one in stored})
@@ -74,7 +74,7 @@ def checked(status: Status) -> Check:
     return only
 
 
-def test_a_stale_baseline_forbids_a_pass_and_none_is_not_asked_for() -> None:
+def test_a_stale_baseline_forbids_a_pass_and_a_missing_one_does_not() -> None:
     fits = checked(Status(used={"candidate": "mine-1"}, unused=("old-2",)))
     assert (fits.status, "not used: old-2" in fits.found) == ("ok", True)
     stale = checked(Status(stale={"candidate": "engine was 'a' and is 'b'"}))
@@ -82,7 +82,7 @@ def test_a_stale_baseline_forbids_a_pass_and_none_is_not_asked_for() -> None:
     assert checked(Status()).status == "not checked"
 
 
-def test_what_is_written_is_read_back_and_replaces_what_was_there(tmp_path: Path) -> None:
+def test_a_baseline_is_read_as_it_was_written_and_replaces_the_old_one(tmp_path: Path) -> None:
     write_baseline(tmp_path, baseline(key(), 0.8), [])
     write_baseline(tmp_path, baseline(key(), 0.9), [])
     (only,) = read_all(tmp_path).values()
@@ -105,7 +105,7 @@ def test_a_baseline_of_version_1_is_read(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_worse_is_less_accurate_more_error_or_gone() -> None:
+def test_worse_means_less_accurate_more_error_or_no_longer_measured() -> None:
     before = baseline(key(), 0.9, {"layer 0": 0.01, "layer 1": 0.02, "layer 2": 0.03})
     now = baseline(key(), 0.89, {"layer 0": 0.01001, "layer 1": 0.03, "layer 3": 0.5})
     worse = {change.name for change in differences(before, now) if change.worse}
@@ -113,7 +113,7 @@ def test_worse_is_less_accurate_more_error_or_gone() -> None:
     assert not any(change.worse for change in differences(None, now))
 
 
-def test_an_own_error_that_is_not_finite_any_more_is_worse() -> None:
+def test_an_own_error_that_is_no_longer_finite_is_worse() -> None:
     changes = differences(baseline(key(), own={"l": 0.1}), baseline(key(), own={"l": float("nan")}))
     assert {change.name for change in changes if change.worse} == {"l"}
 
@@ -232,7 +232,7 @@ def test_a_report_says_that_its_reference_is_stored(plan: Plan, tmp_path: Path) 
         make(second, "reference", "pass")
 
 
-def test_a_stored_reference_says_how_many_layers_there_are(plan: Plan, tmp_path: Path) -> None:
+def test_a_stored_reference_gives_the_number_of_layers(plan: Plan, tmp_path: Path) -> None:
     report = build(accepted_then_asked(plan, tmp_path, layers=3))
     (check,) = [check for check in report.checks if check.id.startswith("kernel-ran")]
     assert (check.status, check.found) == ("failed", "sage_attn ran in 3 of 4 layers; not in [3]")
@@ -249,7 +249,7 @@ def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan
     assert "SGLang 0 on cpu" in status.stale["candidate"]
 
 
-def test_logits_that_were_asked_for_and_not_scored_are_said(plan: Plan, tmp_path: Path) -> None:
+def test_requested_logits_that_were_not_scored_are_reported(plan: Plan, tmp_path: Path) -> None:
     asked = plan.spec.model_copy(update={"suites": ("mmlu", "logits"), "require": ("logits",)})
     report = build(run_of(replace(plan, spec=asked), tmp_path / "run"))
     status = {check.id: check.status for check in report.checks}
@@ -257,7 +257,7 @@ def test_logits_that_were_asked_for_and_not_scored_are_said(plan: Plan, tmp_path
     assert status["required-logits"] == "missing"
 
 
-def test_an_output_that_is_not_finite_is_the_candidates_in_its_own_server_too() -> None:
+def test_a_nonfinite_output_of_its_own_server_is_the_candidates() -> None:
     served, shadow = torch.ones(2, 1, 8), torch.ones(2, 1, 8)
     served[1] = float("nan")
     sums = LayerSums(heads=1, device=torch.device("cpu"))

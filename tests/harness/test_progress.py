@@ -20,7 +20,7 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_long_stage_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_stage_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     out, clock = StringIO(), iter(range(0, 1000, 6))
     monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
     with ProgressDisplay(Console(file=out, width=100)) as display:

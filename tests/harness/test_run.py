@@ -45,7 +45,7 @@ def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path) -
     assert report.reproduce.startswith("assay run ")
 
 
-def test_baselines_are_looked_up_only_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_baselines_are_read_only_on_request(tmp_path: Path) -> None:
     answer_everything(tmp_path / "run")
     checked = [
         any(check.id == "candidate-baseline" for check in run(spec(), tmp_path / "run", baselines=baselines).checks)

@@ -31,7 +31,7 @@ def test_hidden_characters_are_written_out_and_others_stay(raw: str, shown: str)
 
 
 @given(ANYTHING)
-def test_nothing_that_is_shown_can_hide_or_steer(text: str) -> None:
+def test_shown_text_has_no_hidden_characters_and_no_control_codes(text: str) -> None:
     shown = visible(text)
     assert visible(shown) == shown
     shown.encode()
@@ -58,7 +58,7 @@ def test_one_line_is_one_short_line(text: str, limit: int) -> None:
     assert len(line) <= limit
 
 
-def test_one_line_says_that_it_was_cut() -> None:
+def test_one_line_marks_a_cut() -> None:
     assert one_line("a b  c\nd") == "a b c d"
     assert one_line("x" * 11, 10) == "x" * 9 + "…"
     assert one_line(" " * 1_000 + "far away", 10).endswith("…")

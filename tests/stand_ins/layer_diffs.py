@@ -1,4 +1,4 @@
-"""Made-up shadow runs of any size for the tests of what is inside, and reports with them.
+"""Synthetic shadow runs of any size for the tests of the layer diff, and reports with them.
 
 ``python tests/stand_ins/layer_diffs.py FOLDER`` writes pages of 4 x 4, 32 x 32 and 128 x 128, to look at.
 """
@@ -108,7 +108,7 @@ def sound() -> LayersResult:
 
 @cache
 def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES) -> LayersResult:
-    """A fault in one layer and one head behind a cached prefix, an output that is not finite, a layer that was not seen."""
+    """A fault in one layer and one head behind a cached prefix, an output that is not finite, a layer that was not observed."""
     base = noise(layers, heads, 1)
     faulty, unfinite, unseen = (layers // 2 + 1, heads // 6), (layers - 3, heads - 2), layers // 4
     positions = ("0", "1-15")

@@ -1,4 +1,4 @@
-"""When a bench ends. Times of blocks are invented here; real blocks are played in test_bench_server.py."""
+"""When a bench ends. Times of blocks are simulated here; real blocks are played in test_bench_server.py."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_rounds_of_warm_up_are_replaced(tmp_path: Path, monkeypatch: pytest.Monk
     assert play(tmp_path / "slow to warm", monkeypatch, lambda number: 0.5 if number < 4 else 0.1) == 4 + MIN_RATIOS
 
 
-def test_a_bench_ends_on_a_machine_that_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bench_ends_even_if_the_machine_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # At most half of the rounds are warm-up.
     assert play(tmp_path / "slower and slower", monkeypatch, lambda number: 0.1 / 1.5**number) <= 2 * MIN_RATIOS
 

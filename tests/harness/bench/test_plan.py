@@ -20,7 +20,7 @@ def planned(policy: dict[str, Any] | None = None, graphs: bool | None = None, **
     return plan_bench(prepare(spec), make_policy(spec, (policy or {}).get("seed", 0)), graphs)
 
 
-def test_every_round_plays_every_cell_twice_by_either_role_side_by_side() -> None:
+def test_every_round_plays_every_cell_twice_per_role_side_by_side() -> None:
     plan = planned({"shapes": ("short", "shared"), "concurrency": (1, 8)})
     for number, groups in enumerate(zip(*[islice(turns(plan), 12)] * 4, strict=True)):
         assert {group[0].cell for group in groups} == {(s, c) for s in ("short", "shared") for c in (1, 8)}
@@ -41,7 +41,7 @@ def test_the_order_is_random_and_the_same_for_the_same_seed() -> None:
     assert min(pair.values()) >= 15, "nor within a pair"
 
 
-def test_the_roles_get_the_same_prompts_and_no_round_those_of_another() -> None:
+def test_roles_share_prompts_within_a_round_and_rounds_share_none() -> None:
     plan = planned({"shapes": ("long",), "concurrency": (2,)})
     asked = [[prompts(t.shape, t.requests, plan.vocabulary, t.seed) for t in group] for group in islice(turns(plan), 3)]
     assert all(one == group[0] for group in asked for one in group)

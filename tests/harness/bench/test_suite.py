@@ -111,6 +111,6 @@ def test_latency_is_timed_on_request_only(folder: RunFolder, monkeypatch: pytest
     ("flags", "says"),
     [({"latency_shapes": "shot"}, "shot is not a shape"), ({"servers": "in-turn"}, "at the same time")],
 )
-def test_wrong_use_is_seen_before_anything_starts(flags: dict[str, Any], says: str) -> None:
+def test_wrong_use_is_refused_before_anything_starts(flags: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         plan_latency(make_spec(FLAGS | flags))

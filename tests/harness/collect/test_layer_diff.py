@@ -127,7 +127,7 @@ def test_the_early_diagnosis_follows_one_question_without_and_one_with_the_cache
     assert 0 <= done.first_finding_s <= done.seconds
 
 
-def test_every_question_meets_the_cache_that_it_is_for(
+def test_every_question_finds_the_cache_state_it_is_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers_compared(server, tmp_path, monkeypatch, [])
@@ -135,7 +135,7 @@ def test_every_question_meets_the_cache_that_it_is_for(
     assert cached == {prompt: number >= COLD_QUESTIONS for number, prompt in enumerate(PROMPTS)}
 
 
-def test_nothing_is_named_in_a_right_kernel(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_right_kernel_has_no_early_finding(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = layers_compared(server, tmp_path, monkeypatch, [])
     done = read_record(RunFolder(tmp_path), "reference")
     assert done is not None

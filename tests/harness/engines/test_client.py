@@ -296,7 +296,7 @@ def test_a_hang_ends_at_the_request_timeout(mock: MockServer) -> None:
     assert time.monotonic() - started < 5
 
 
-def test_replies_before_the_first_failure_are_handed_over(mock: MockServer) -> None:
+def test_replies_before_the_first_failure_are_passed_on(mock: MockServer) -> None:
     mock.behaviours = [good, good, body("garbage")]
     replies: dict[int, Reply] = {}
     with pytest.raises(EngineError, match="garbage"):

@@ -80,7 +80,7 @@ def test_python_path_keeps_what_was_there_and_ends_with_the_working_directory(
     assert settings(make(device="cuda"), {"PYTHONPATH": "/a:/b"})["PYTHONPATH"] == f"/a:/b:{tmp_path}"
 
 
-def test_a_kernel_is_named_to_the_plugin() -> None:
+def test_the_plugin_receives_the_name_of_a_kernel() -> None:
     assert settings(make(backend="package.module:function"), {})["ASSAY_KERNEL"] == "package.module:function"
     assert "ASSAY_KERNEL" not in settings(make(backend="triton"), {})
 
@@ -107,7 +107,7 @@ def test_the_core_is_bound_only_where_one_is_given() -> None:
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in settings(make(), {})
 
 
-def test_a_proxy_does_not_get_between_the_server_and_itself() -> None:
+def test_a_server_reaches_itself_without_the_proxy() -> None:
     ours = settings(make(), {"NO_PROXY": "internal.example"})
     assert ours["no_proxy"] == ours["NO_PROXY"] == "internal.example,127.0.0.1,localhost"
 

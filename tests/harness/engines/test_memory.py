@@ -24,7 +24,7 @@ BYTES = st.integers(0, 2000 * GIB)
         ("cuda", TINY, 0, False),  # free memory could not be read
     ],
 )
-def test_placement(device: str, weights: int, available: int, both: bool) -> None:
+def test_both_servers_are_held_if_memory_suffices(device: str, weights: int, available: int, both: bool) -> None:
     assert hold_both(device, weights, available) is both  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def test_model_bytes_of_an_empty_folder_and_of_an_unknown_name_are_unknown(tmp_p
     assert model_bytes("assay-test/no-such-model") is None
 
 
-def test_available_memory_of_this_machine_is_believable() -> None:
+def test_available_memory_of_this_machine_is_plausible() -> None:
     assert GIB // 8 < memory.available_bytes("cpu") < 10**15
 
 

@@ -216,14 +216,12 @@ def test_another_server_on_the_port_is_not_mistaken_for_ours(tmp_path: Path, mon
     assert server._process.exit_status is not None
 
 
-class AnotherPortWasAskedFor(Exception):
+class NextPortRequested(Exception):
     pass
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_meanwhile_leads_to_another_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_taken_in_the_meantime_leads_to_another_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -231,11 +229,11 @@ def test_a_port_that_is_taken_meanwhile_leads_to_another_attempt(
 
         def free_port() -> int:
             if not ports:
-                raise AnotherPortWasAskedFor
+                raise NextPortRequested
             return int(ports.pop())
 
         monkeypatch.setattr(sglang, "free_port", free_port)
-        with pytest.raises(AnotherPortWasAskedFor):
+        with pytest.raises(NextPortRequested):
             make(tmp_path).start()
 
 

@@ -30,7 +30,7 @@ def test_known_figures() -> None:
     assert (nonfinite_share(found), elements(found)) == (0.0, 4)
 
 
-def test_the_same_is_no_error_and_the_opposite_points_away() -> None:
+def test_equal_outputs_have_no_error_and_opposite_ones_a_cosine_of_minus_one() -> None:
     truth = np.random.default_rng(0).normal(size=15).tolist()
     same, opposite = sums(truth, truth), sums([-x for x in truth], truth)
     assert (relative_l1(same), rmse(same)) == (0.0, 0.0)
@@ -46,7 +46,7 @@ def test_zeros_are_defined() -> None:
     assert (cosine(sums(zero, one)), relative_l1(sums(zero, one))) == (0.0, 1.0)
 
 
-def test_what_is_not_finite_is_counted_and_left_out_of_the_rest() -> None:
+def test_nonfinite_elements_are_counted_and_left_out_of_other_sums() -> None:
     found = sums([math.nan, math.inf, 1.0, 2.0, 5.0], [1.0, 1.0, 1.0, 1.0, math.nan])
     assert (nonfinite_share(found), relative_l1(found), elements(found)) == (0.5, 0.5, 4)
     nothing = sums([math.nan] * 3, [1.0] * 3)

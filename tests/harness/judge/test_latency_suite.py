@@ -62,12 +62,12 @@ def run(tmp_path: Path) -> Callable[..., RunFolder]:
 
 
 @pytest.fixture
-def report(run: Callable[..., RunFolder], made_up_bench: ModuleType) -> MakeRun:
+def report(run: Callable[..., RunFolder], synthetic_bench: ModuleType) -> MakeRun:
     """A function that makes the report of a whole run with a whole bench; `bench` says what is wrong in it."""
 
     def make(broken: bool = False, bench: dict[str, Any] | None = None, **flags: Any) -> Report:
         folder = run(broken, **flags)
-        made_up_bench.write_bench(bench_folder(folder).path, **(bench or {}))
+        synthetic_bench.write_bench(bench_folder(folder).path, **(bench or {}))
         return build(folder)
 
     return make
@@ -139,11 +139,11 @@ def test_times_of_an_interpreter_are_no_pass(report: MakeRun) -> None:
 
 @pytest.mark.parametrize("how", ["never began", "was cut off", "is damaged"])
 def test_what_was_asked_for_and_not_timed_is_no_pass(
-    run: Callable[..., RunFolder], made_up_bench: ModuleType, how: str
+    run: Callable[..., RunFolder], synthetic_bench: ModuleType, how: str
 ) -> None:
     folder = run(require="latency")
     if how != "never began":
-        bench = made_up_bench.write_bench(bench_folder(folder).path)
+        bench = synthetic_bench.write_bench(bench_folder(folder).path)
         (bench.path / (COUNTERS if how == "was cut off" else TIMINGS)).unlink()
     made = build(folder)
     assert made.verdict == "inconclusive"
