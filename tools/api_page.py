@@ -1,4 +1,4 @@
-"""docs/api.md from the docstrings of the public API: ``python tools/api_page.py``."""
+"""Generate docs/api.md from the docstrings of the public API: ``python tools/api_page.py``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ PARTS = {
     "Runs and reports": "run",
     "Errors": "ExitCode",
 }
-"""Headings, each with the first public name below it."""
+"""Headings, each with the first public name under it."""
 HEAD = """# The public API
 
-Generated from the docstrings by `python tools/api_page.py`; a test holds it to them.
+Generated from the docstrings by `python tools/api_page.py`; a test fails if it is out of date.
 
-Everything here is imported from `assay` and typed (`py.typed`). A name is imported when it is first used, so `import assay` costs
-milliseconds. What lies deeper may change with any version.
+Everything here is imported from `assay` and typed (`py.typed`). A name is loaded when it is first used, so `import assay` takes
+milliseconds. Everything else (`assay.harness` and its neighbours) may change with any version.
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises")
 
 
 def page() -> str:
-    """The whole page, as Markdown."""
+    """The complete page, as Markdown."""
     heading_of = {first: heading for heading, first in PARTS.items()}
     lines = [HEAD]
     for name in assay.__all__:
@@ -48,7 +48,7 @@ def page() -> str:
 
 
 def entry(name: str, found: Any) -> list[str]:
-    """What the page says of one name."""
+    """The lines of the page about one name."""
     if not (inspect.isfunction(found) or inspect.isclass(found)):
         return [f"{_comment_below(name)}\n"]
     lines = [] if isinstance(found, EnumType) else [f"```text\n{_signature(name, found)}\n```\n"]
@@ -84,7 +84,7 @@ def _signature(name: str, found: Any) -> str:
         return _wrapped(
             f"class {name}", [str(one).replace("'", "") for one in inspect.signature(found).parameters.values()], ""
         )
-    # From the source, where a default is an expression and not the value that it has in this process.
+    # From the source, where a default is an expression, not the value that it has in this process.
     (function,) = ast.parse(inspect.getsource(found)).body
     assert isinstance(function, ast.FunctionDef)
     args = function.args
@@ -105,7 +105,7 @@ def _wrapped(before: str, parameters: list[str], after: str) -> str:
 
 
 def _field(name: str, field: Any) -> str:
-    """A line on a field of a model: its name, type and description."""
+    """One line for a field of a model: its name, type and description."""
     kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
     kind = re.sub(r"Annotated\[(\w+), .*?\)\](?=[,\]])", r"\1", kind)
     kind = re.sub(r"(?<!['\w])(?:\w+\.)+(\w+)", r"\1", kind).replace("'", '"')
@@ -113,7 +113,7 @@ def _field(name: str, field: Any) -> str:
 
 
 def _comment_below(name: str) -> str:
-    """The string below the assignment of a constant or an alias, and what is assigned."""
+    """The value assigned to a constant or an alias, and the docstring below the assignment."""
     module = importlib.import_module(assay._HOME[name])
     body = ast.parse(inspect.getsource(module)).body
     for statement, following in zip(body, [*body[1:], None], strict=True):
