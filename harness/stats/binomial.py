@@ -14,24 +14,29 @@ _NEGLIGIBLE = 1e-17
 
 def at_most(k: int, n: int, p: float) -> float:
     """Probability of at most `k` of `n` independent events of probability `p` each."""
-    if k < 0:
-        return 0.0
-    if k >= n or p == 0:
-        return 1.0
-    if p == 1:
-        return 0.0
-    # Summed from the edge into the tail, where terms only shrink; a tail beyond the mean is 1 minus the other one.
-    return _lower_tail(k, n, p) if k < n * p else 1 - _lower_tail(n - k - 1, n, 1 - p)
+    return _at_most(k, n, p, 1 - p)
 
 
 def more_than(k: int, n: int, p: float) -> float:
     """Probability of more than `k` of `n` independent events of probability `p` each."""
-    return at_most(n - k - 1, n, 1 - p)
+    return _at_most(n - k - 1, n, 1 - p, p)
 
 
-def _lower_tail(k: int, n: int, p: float) -> float:
-    term = math.exp(_log_choose(n, k) + k * math.log(p) + (n - k) * math.log1p(-p))
-    total, odds = 0.0, (1 - p) / p
+def _at_most(k: int, n: int, p: float, q: float) -> float:
+    """`at_most`, of p and q = 1 - p: the smaller of them is exact only if it is given."""
+    if k < 0:
+        return 0.0
+    if k >= n or p == 0:
+        return 1.0
+    if q == 0:
+        return 0.0
+    # Summed from the edge into the tail, where terms only shrink; a tail beyond the mean is 1 minus the other one.
+    return _lower_tail(k, n, p, q) if k < n * p else 1 - _lower_tail(n - k - 1, n, q, p)
+
+
+def _lower_tail(k: int, n: int, p: float, q: float) -> float:
+    term = math.exp(_log_choose(n, k) + k * math.log(p) + (n - k) * math.log(q))
+    total, odds = 0.0, q / p
     while k >= 0 and term > _NEGLIGIBLE * total:
         total += term
         term *= odds * k / (n - k + 1)

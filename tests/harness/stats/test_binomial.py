@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,31 @@ from assay.harness.stats.binomial import at_most, hypergeometric_at_least, more_
 
 COUNTS = st.integers(0, 20_000).flatmap(lambda n: st.tuples(st.integers(-1, n), st.just(n)))
 SHARES = st.sampled_from([0.0, 1.0, 0.5]) | st.floats(1e-6, 1 - 1e-6)
+SIZES = [0, 1, 2, 3, 7, 50, 1_000, 100_000, 1_000_000]
+
+
+def places(n: int, p: float) -> list[int]:
+    """Counts at both ends, beyond them, and around the mean up to 30 standard deviations away."""
+    mean, spread = n * p, math.sqrt(n * p * (1 - p))
+    around = [round(mean + deviations * spread) for deviations in (-30, -6, -1, 0, 1, 6, 30)]
+    return sorted({-5, -1, 0, 1, n - 1, n, n + 1, n + 5, *around})
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("p", [0.0, 1e-12, 1e-6, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1 - 1e-6, 1.0])
+def test_binomial_tails_are_scipys_on_a_grid(n: int, p: float) -> None:
+    for k in places(n, p):
+        assert at_most(k, n, p) == pytest.approx(binom.cdf(k, n, p), rel=1e-7, abs=1e-300), k
+        assert more_than(k, n, p) == pytest.approx(binom.sf(k, n, p), rel=1e-7, abs=1e-300), k
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("n", SIZES)
+def test_the_edges_are_exact(n: int, p: float) -> None:
+    assert (at_most(-1, n, p), more_than(-1, n, p)) == (0.0, 1.0)
+    assert (at_most(n, n, p), more_than(n, n, p)) == (1.0, 0.0)
+    if n and p in (0.0, 1.0):
+        assert (at_most(n - 1, n, p), more_than(n - 1, n, p)) == (1.0 - p, p)
 
 
 @given(COUNTS, SHARES)
@@ -18,11 +45,34 @@ def test_binomial_tails_are_scipys(counts: tuple[int, int], p: float) -> None:
     assert more_than(k, n, p) == pytest.approx(binom.sf(k, n, p), rel=1e-8, abs=1e-300)
 
 
+@given(COUNTS, SHARES)
+def test_both_tails_add_up_to_one(counts: tuple[int, int], p: float) -> None:
+    k, n = counts
+    assert at_most(k, n, p) + more_than(k, n, p) == pytest.approx(1.0, abs=1e-8)
+
+
 @given(st.tuples(*(st.integers(0, 5_000) for _ in range(3))), st.integers(-1, 5_001))
 def test_the_hypergeometric_tail_is_scipys(sizes: tuple[int, int, int], k: int) -> None:
     total, marked, n = max(*sizes, 1), sizes[0], sizes[1]  # scipy knows no draw from nothing
     expected = hypergeom.sf(k - 1, total, marked, n)
     assert hypergeometric_at_least(k, n, marked, total) == pytest.approx(expected, rel=1e-8, abs=1e-300)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "marked", "total", "expected"),
+    [
+        (0, 0, 0, 0, 1.0),
+        (1, 0, 0, 0, 0.0),
+        (-1, 3, 2, 5, 1.0),
+        (3, 3, 2, 5, 0.0),
+        (2, 4, 3, 5, 1.0),  # only two are not marked
+        (5, 5, 5, 5, 1.0),
+    ],
+)
+def test_the_edges_of_the_hypergeometric_tail_are_exact(
+    k: int, n: int, marked: int, total: int, expected: float
+) -> None:
+    assert hypergeometric_at_least(k, n, marked, total) == expected
 
 
 @pytest.mark.parametrize("p", [1e-12, 0.025, 0.5, 0.8, 0.975])
