@@ -78,6 +78,16 @@ console = Console()
 errors = Console(stderr=True)
 
 
+def say(text: str) -> None:
+    """Print text as it is: no markup, no highlighting, no wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def report_error(error: Exception) -> None:
+    """Print the message of an error, without a traceback."""
+    errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
+
+
 def load_command(name: str) -> Any:
     """A command, imported: importing its module registers it with `app`.
 
@@ -105,7 +115,7 @@ def main() -> None:
     try:
         app()
     except AssayError as error:
-        errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
+        report_error(error)
         sys.exit(error.exit_code)
     except OSError as error:
         errors.print(f"assay: {error.strerror or error}: {error.filename or ''}", markup=False, soft_wrap=True)

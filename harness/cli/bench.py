@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, console
+from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import SERVER_FLAGS, Config, spec_flags
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
@@ -70,7 +70,7 @@ def bench(
     result = judge_bench(folder)
     page = write_bench(result, path)
     render_latency(result, console)
-    console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+    say(f"Report: {page}")
     raise typer.Exit(result.exit_code)
 
 

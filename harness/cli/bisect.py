@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from assay.harness.cli.app import app, console
+from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import SERVER_FLAGS, Config, instrumented_spec, spec_flags
 from assay.harness.extras import require
 
@@ -45,5 +45,5 @@ def layers(
     with ProgressDisplay(console) as display:
         result = bisect_layers(plan, by, folder, display)
     render_layers(result, console)
-    console.print(f"Details: {folder / 'bisect.json'}", markup=False, highlight=False, soft_wrap=True)
+    say(f"Details: {folder / 'bisect.json'}")
     raise typer.Exit(result.exit_code)

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import console, errors
+from assay.harness.cli.app import console, errors, report_error, say
 from assay.harness.cli.bisect import bisect_app
 from assay.harness.errors import AssayError, ExitCode, UsageError
 
@@ -151,10 +151,7 @@ def _bisect(folder: Any, state: Any, repository: Any) -> Any:
     spec = state.spec
     interpret_without_gpu()  # before the process that probes are forked from imports Triton
     calls = None if spec.judge == "accuracy" else _calls(folder.path, spec)
-    console.print(
-        f"Bisecting {len(state.history)} commits in {folder.path}; {len(state.probes)} probes are already done.",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    say(f"Bisecting {len(state.history)} commits in {folder.path}; {len(state.probes)} probes are already done.")
     with _stoppable(), repository.worktree() as tree, ui.ProgressView(console) as view:
         replay = ReplayProber(spec, Builder(spec, tree), tree.path, calls, Forks())
         prober = replay if spec.judge == "replay" else AccuracyProber(spec, replay, tree.path)
@@ -183,7 +180,7 @@ def _report(folder: Any, state: Any) -> None:
 
     ui.render(state, console)
     written = write_reports(state, folder)
-    console.print(f"Report: {written}", markup=False, highlight=False, soft_wrap=True)
+    say(f"Report: {written}")
 
 
 @contextmanager
@@ -230,7 +227,7 @@ class _ForGit(TyperCommand):
             # click's UsageError or typer's own copy of it, depending on the version
             if getattr(error, "exit_code", 0) != ExitCode.USAGE:
                 raise
-            errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
+            report_error(error)
             sys.exit(ABORT)
 
 
@@ -256,7 +253,7 @@ def probe(
     try:
         code = _probe_here(kernel, repo, build, pack, condition, calls, source, raises, timeout, build_timeout, seed)
     except AssayError as error:
-        errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
+        report_error(error)
         code = ABORT
     except Exception:
         errors.print_exception()
@@ -286,12 +283,12 @@ def _probe_here(
         scratch = Path(made)
         why, _ = run_build(build, top, build_timeout, scratch / "log")
         if why:
-            console.print(f"skip: {why}", markup=False, highlight=False, soft_wrap=True)
+            say(f"skip: {why}")
             return SKIP
         task = process.Task(top, sources, kernel, _calls(scratch, spec), scratch / "result.json", scratch / "log")
         measured = Forks().run(task, timeout)
     outcome = outcome_of(measured, spec, [])
     worst = f"worst own error {outcome.worst:.3g} times its bound, {outcome.where}" if outcome.worst is not None else ""
     text = f"{outcome.outcome}: {worst or outcome.reason} ({measured.origin or 'not imported'})"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(text)
     return {"good": GOOD, "bad": BAD, "skip": SKIP}[outcome.outcome]

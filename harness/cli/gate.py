@@ -10,7 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, console
+from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, spec_flags
 from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode, UsageError
@@ -78,7 +78,7 @@ def accept(
     answers = folder.answers()
     for role, now in fresh.items():
         written = write_baseline(root, now, [answer for answer in answers if answer.role == role])
-        console.print(f"Accepted: {written}", markup=False, highlight=False, soft_wrap=True)
+        say(f"Accepted: {written}")
 
 
 @baseline_app.command(name="list")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, console
+from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, spec_flags
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
 
@@ -49,7 +49,7 @@ def _show(made: Report, folder: Path) -> None:
 
     write_all(made, folder)
     render(made, console)
-    console.print(f"Report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    say(f"Report: {folder / 'report.html'}")
 
 
 @app.command()
