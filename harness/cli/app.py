@@ -30,7 +30,7 @@ COMMANDS = {
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
     "bench": (
         "bench",
-        "Time both servers side by side and judge the ratio of their times. `assay bench kernel` times kernels, without a server.",
+        "Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),

@@ -38,7 +38,7 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="A new folder for the timings.")] = None,
     config: Config = None,
 ) -> None:
-    """Time both servers side by side and judge the ratio of their times. `assay bench kernel` times kernels, without a server."""
+    """Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels."""
     if context.invoked_subcommand:
         given = [_short(name) for name, value in context.params.items() if value]
         if given:
