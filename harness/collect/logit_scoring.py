@@ -176,7 +176,7 @@ def _score_all(
 
 
 def _wanted(reference: Logits | None, condition: Condition, index: int) -> tuple[int, ...]:
-    """Ids to ask for: SGLang takes one list for a whole sequence, so it is all that the reference had anywhere in it."""
+    """Ids to ask for: SGLang takes one list per sequence, so they are the reference's top ids at any of its positions."""
     if reference is None:
         return ()
     top_ids = reference.by_condition[condition].top_ids[reference.rows_of(index)]

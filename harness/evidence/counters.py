@@ -16,6 +16,10 @@ import numpy as np
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
+FOLDER = "counters"
+"""Folder of the counter files, in a server's folder."""
+ADMISSIONS = "admissions.jsonl"
+"""File of the prefill batches that the meter noted, in a server's folder."""
 MOST_ROWS, MOST_LAYERS = 64, 512
 
 

@@ -45,26 +45,26 @@ def sums_of(candidate: NDArray[np.floating], reference: NDArray[np.floating], ax
 
 def relative_l1(sums: Floats) -> Floats:
     """Sum |candidate - reference| / sum |reference|: infinite where nothing of the candidate is finite, NaN where nothing was
-    seen."""
-    return _seen(sums, ratio(_of(sums, "difference"), _of(sums, "reference_size")), np.inf)
+    observed."""
+    return _observed(sums, ratio(_of(sums, "difference"), _of(sums, "reference_size")), np.inf)
 
 
 def cosine(sums: Floats) -> Floats:
-    """Cosine similarity: 1 if both are zero everywhere, 0 if only one is or nothing is finite, NaN where nothing was seen."""
+    """Cosine similarity: 1 if both are zero everywhere, 0 if only one is or nothing is finite, NaN where nothing was observed."""
     a, b = _of(sums, "candidate_squared"), _of(sums, "reference_squared")
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where((a == 0) | (b == 0), (a == b).astype(float), _of(sums, "dot") / np.sqrt(a * b))
-    return _seen(sums, found, 0.0)
+    return _observed(sums, found, 0.0)
 
 
 def rmse(sums: Floats) -> Floats:
-    """Root of the mean squared difference: infinite where nothing of the candidate is finite, NaN where nothing was seen."""
+    """Root of the mean squared difference: infinite where nothing of the candidate is finite, NaN where nothing was observed."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _seen(sums, np.sqrt(_of(sums, "difference_squared") / _of(sums, "compared")), np.inf)
+        return _observed(sums, np.sqrt(_of(sums, "difference_squared") / _of(sums, "compared")), np.inf)
 
 
 def nonfinite_share(sums: Floats) -> Floats:
-    """Share of the candidate's elements that are not finite where the reference's are; NaN where nothing was seen."""
+    """Share of the candidate's elements that are not finite where the reference's are; NaN where nothing was observed."""
     lost = _of(sums, "nonfinite")
     with np.errstate(invalid="ignore"):
         share: Floats = lost / (lost + _of(sums, "compared"))
@@ -72,12 +72,12 @@ def nonfinite_share(sums: Floats) -> Floats:
 
 
 def largest(sums: Floats, max_abs: Floats) -> Floats:
-    """Largest differences: infinite where nothing of the candidate is finite, NaN where nothing was seen."""
-    return _seen(sums, max_abs, np.inf)
+    """Largest differences: infinite where nothing of the candidate is finite, NaN where nothing was observed."""
+    return _observed(sums, max_abs, np.inf)
 
 
 def elements(sums: Floats) -> Floats:
-    """Elements that the reference defines; NaN where nothing was seen."""
+    """Elements that the reference defines; NaN where nothing was observed."""
     count = _of(sums, "compared") + _of(sums, "nonfinite")
     return np.where(count > 0, count, np.nan)
 
@@ -87,6 +87,6 @@ def _of(sums: Floats, name: str) -> Floats:
     return column
 
 
-def _seen(sums: Floats, values: Floats, where_nothing_is_finite: float) -> Floats:
+def _observed(sums: Floats, values: Floats, where_nothing_is_finite: float) -> Floats:
     compared, lost = _of(sums, "compared"), _of(sums, "nonfinite")
     return np.where(compared > 0, values, np.where(lost > 0, where_nothing_is_finite, np.nan))

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
-from assay.harness.evidence.counters import CallCount, read_counters
+from assay.harness.evidence.counters import ADMISSIONS, CallCount, read_counters
+from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.manifest import Manifest, Progress
 from assay.harness.evidence.records import ROLES, Answer, Item, Role
 from assay.harness.files import write_whole
@@ -125,7 +126,7 @@ class RunFolder:
 
     def counters(self, role: Role) -> list[CallCount]:
         """Attention calls counted in a role's server."""
-        return read_counters(self.server_folder(role) / "counters")
+        return read_counters(self.server_folder(role) / COUNTERS_FOLDER)
 
     def write_counters(self) -> None:
         """Write ``counters.json``, the counts of both servers, for people and other tools."""
@@ -134,7 +135,7 @@ class RunFolder:
 
     def _batches(self, role: Role) -> dict[str, int]:
         """Sequences in the first prefill batch of each request, by request id."""
-        path = self.server_folder(role) / "admissions.jsonl"
+        path = self.server_folder(role) / ADMISSIONS
         batches: dict[str, int] = {}
         if path.exists():
             for line in path.read_text().splitlines():

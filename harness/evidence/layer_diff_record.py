@@ -10,6 +10,7 @@ import numpy as np
 
 from assay.harness.conditions import PHASES
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.folder import RunFolder
@@ -104,7 +105,8 @@ def layers_seen(place: Path) -> tuple[int, ...]:
     Raises:
         EvidenceError: none was counted.
     """
-    layers = tuple(sorted({layer for count in read_counters(place / "counters") for layer in count.calls_by_layer}))
+    counts = read_counters(place / COUNTERS_FOLDER)
+    layers = tuple(sorted({layer for count in counts for layer in count.calls_by_layer}))
     if not layers:
         raise EvidenceError(
             f"{place} counted no attention call.", "a server with assay's plugin", "see the server's log"

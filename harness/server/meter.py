@@ -14,15 +14,13 @@ from typing import Any
 
 import torch
 
-from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.counters import ADMISSIONS, FOLDER, CounterFile, CounterRow
 from assay.harness.server.graph_counts import GraphCounts, capturing, compilable, count_call
-
-ADMISSIONS = "admissions.jsonl"
 
 
 @cache
 def _counters(folder: Path) -> CounterFile:
-    return CounterFile(folder / "counters", str(os.getpid()))
+    return CounterFile(folder / FOLDER, str(os.getpid()))
 
 
 @cache
