@@ -9,7 +9,6 @@ from assay.harness.judge.report import Check, Finding, Report
 from assay.harness.text import one_line, visible
 from assay.reports.summary import CHECK_SIGNS, VERDICTS, latency_lines, layer_diff_lines, suite_line, unmet
 
-MOST_LINES = 60
 _REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 6, 5, 3, 4, 5
 _FINDINGS_BESIDE_LATENCY = 2
 _COMMAND_CHARACTERS = 2_000

@@ -224,7 +224,7 @@ def latency_lines(latency: LatencyResult) -> list[str]:
     lines = [latency.note] if latency.note else []
     if (worst := worst_ratio(latency)) is not None:
         lines.append(
-            f"Worst ratio, candidate / reference: {worst.title}, {worst.shape}, {worst.concurrency} in flight: "
+            f"Worst ratio, candidate / reference: {worst.title}, {worst.where}: "
             f"{ratio_text(worst.ratio, worst.low, worst.high)}, bound {latency.bound:g}, set by {latency.policy}; "
             f"reference / reference {ratio_text(worst.floor, worst.floor_low, worst.floor_high)}."
         )
@@ -235,8 +235,8 @@ def latency_lines(latency: LatencyResult) -> list[str]:
     lines.append(f"Of {len(latency.rows)} ratios: {', '.join(counted)}.")
     if (lengths := latency.lengths) is not None:
         differ = "they differ" if lengths.differ else "no significant difference"
-        if min(lengths.reference_cut, lengths.candidate_cut) == lengths.prompts:
-            differ = "all reached the token limit, so nothing can be concluded"
+        if not lengths.informative:
+            differ = "all ran to the token limit, so they prove nothing"
         lines.append(
             f"Answers of unforced length: candidate {lengths.candidate:.1f} tokens on average, reference "
             f"{lengths.reference:.1f}; {differ}."
@@ -259,8 +259,7 @@ def unmet(report: Report) -> list[Check]:
 
 
 def _title(suite: SuiteResult) -> str:
-    said = not suite.synthetic or "synthetic" in suite.title.lower()
-    return suite.title if said else f"{suite.title} (synthetic)"
+    return f"{suite.title} (synthetic)" if suite.synthetic else suite.title
 
 
 def _measured(metric: Metric) -> str:

@@ -162,7 +162,10 @@ def _p_loses_more(row: ConditionRow, others: Sequence[ConditionRow]) -> float:
 
 
 def _summary(title: str, broken: Sequence[ConditionRow], intact: Sequence[ConditionRow], p_value: float) -> str:
-    return f"by {title}, the candidate is right on {_counts(intact)}, but on {_counts(broken)} (Fisher, Holm p = {p_value:.2g})"
+    return (
+        f"Correct answers by {title}: {_counts(intact)}, but {_counts(broken)}; "
+        f"p = {p_value:.2g} (Fisher's exact test, Holm's correction)"
+    )
 
 
 def _counts(rows: Sequence[ConditionRow]) -> str:

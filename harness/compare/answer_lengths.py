@@ -27,7 +27,7 @@ class AnswerLengths(Part):
     p: float = Field(
         description='Wilcoxon signed-rank p value of "no difference", two-sided; 1 where no length differs'
     )
-    differ: bool = Field(description=f"whether the difference is significant and above {LEAST_DIFFERENCE:.0%}")
+    differ: bool = Field(description=f"whether the difference is significant and above {100 * LEAST_DIFFERENCE:.0f} %")
 
     @property
     def informative(self) -> bool:

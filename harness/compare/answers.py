@@ -89,7 +89,7 @@ class Tally(Part):
     right: int = Field(description="parsed, and the expected letter")
     wrong: int = Field(description="parsed, and another letter")
     unparsed: int = Field(description="no letter was found")
-    ran_to_limit: int = Field(description="answers cut at the token limit; each is one of the other three as well")
+    ran_to_limit: int = Field(description="answers that ran to the token limit; each is also one of the other three")
     total: int
 
 

@@ -41,15 +41,14 @@ class Block:
         order: position in the order of blocks.
         cell: shape and concurrency.
         ttft_s: median time to first token.
-        itl_s: median of the requests' mean inter-token latencies. (A median of single gaps would be wrong by any factor where a
-        busy
-            client reads several chunks at once, since most gaps are then nearly 0.)
+        itl_s: median of the requests' mean inter-token latencies. (A median of single gaps would be wrong by any factor where
+            a busy client reads several chunks at once, since most gaps are then nearly 0.)
         itl_p99_s: 99th percentile (nearest rank) of the single gaps of all requests.
         e2e_s: median latency of a complete answer.
         seconds: from sending the first request to the end of the last one.
         input_tokens: tokens of all prompts.
         output_tokens: tokens of all answers.
-        cached_tokens: prompt tokens from the prefix cache; None where the server does not say.
+        cached_tokens: prompt tokens from the prefix cache; None where the server does not report it.
     """
 
     role: Role
@@ -65,11 +64,6 @@ class Block:
     input_tokens: int
     output_tokens: int
     cached_tokens: int | None
-
-    @property
-    def input_throughput(self) -> float:
-        """Prompt tokens per second."""
-        return self.input_tokens / self.seconds
 
     @property
     def output_throughput(self) -> float:
@@ -154,9 +148,9 @@ def side_by_side(blocks: Iterable[Block]) -> dict[Cell, list[SideBySide]]:
     found: dict[Cell, dict[int, dict[tuple[Role, bool], Block]]] = {}
     for block in blocks:
         found.setdefault(block.cell, {}).setdefault(block.round, {})[block.role, block.again] = block
-    whole: dict[Cell, list[SideBySide]] = {}
+    complete: dict[Cell, list[SideBySide]] = {}
     for cell, rounds in found.items():
-        whole[cell] = [
+        complete[cell] = [
             SideBySide(
                 (parts["reference", False], parts["reference", True]),
                 (parts["candidate", False], parts["candidate", True]),
@@ -164,7 +158,7 @@ def side_by_side(blocks: Iterable[Block]) -> dict[Cell, list[SideBySide]]:
             for _, parts in sorted(rounds.items())
             if len(parts) == 4
         ]
-    return whole
+    return complete
 
 
 def first_warm(played: Mapping[Cell, Sequence[SideBySide]]) -> int:

@@ -10,7 +10,7 @@ the reference's k most probable tokens S; everything else is one bucket R with p
     KL_k = sum over i in S of  p_i log(p_i / q_i)  +  p(R) log(p(R) / q(R))   <=   KL(p || q)
 
 Merging outcomes never raises a divergence (log-sum inequality; Cover and Thomas, Elements of Information Theory, theorem 2.7.1),
-so KL_k is a lower bound, and exact if p / q is constant outside S. The report states the mean of p(S) beside it.
+so KL_k is a lower bound, and exact if p / q is constant outside S. The report also states the mean of p(S).
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | 
     return float(math.sqrt(groups / (groups - 1) * (sums @ sums)) / len(values))
 
 
-def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float = ALPHA) -> tuple[float, float]:
-    """Wilson's interval of a share, for the effective number of independent items.
+def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[float, float]:
+    """Wilson's interval of a share, of level ``1 - ALPHA``, for the effective number of independent items.
 
     The effective number is share (1 - share) / stderr^2, between the number of clusters and the number of values. Where all values
     are the same, their dependence is unknown, and it is the number of clusters.
@@ -145,7 +145,6 @@ def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float = 
     Args:
         same: booleans, [n], at least one.
         clusters: number of each value's cluster, [n].
-        alpha: one minus the level.
     """
     same = np.asarray(same, np.float64)
     share, groups = float(same.mean()), len(np.unique(clusters))
@@ -154,7 +153,7 @@ def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float = 
     if 0 < share < 1 and error is not None:
         effective = max(effective, share * (1 - share) / error**2 if error else math.inf)
     items = min(effective, len(same))
-    interval = wilson(share * items, items, alpha)
+    interval = wilson(share * items, items, ALPHA)
     return interval.low, interval.high
 
 

@@ -1,7 +1,7 @@
 """Two greedy generations of one prompt: where they diverge, and whether that is a tie.
 
-Tokens are compared by their text, since OpenAI-compatible servers give no ids. Two tokens with one text (such as pieces of a
-character, which all appear as U+FFFD) count as equal; what follows distinguishes them.
+Tokens are compared by their text, since OpenAI-compatible servers give no ids. Two tokens with one text (pieces of a
+character, for example, all appear as U+FFFD) count as equal; what follows distinguishes them.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ from assay.harness.judge.accuracy import loss_metric
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.stats.decision import Decision, decide_accuracy
+from assay.harness.text import two_digits
 from assay.harness.verdict import Check, Verdict
 
 LEAST_OWN_ERROR = 1e-5
-"""Relative L1 of rounding in float32 over a head's dimension: growth below it is none."""
+"""Relative L1 of rounding in float32 over a head's dimension: growth below it does not count."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def compare_accepted(
 ) -> Comparison:
     """The comparison from its two parts: paired answers, and own errors by layer and condition.
 
-    An own error below `LEAST_OWN_ERROR` is rounding, and its growth says nothing.
+    An own error below `LEAST_OWN_ERROR` is rounding, whose growth means nothing.
     """
     both = {name: now[name] / max(before[name], LEAST_OWN_ERROR) for name in before if name in now}
     worst = max(both, key=lambda name: both[name], default=None)
@@ -95,7 +96,7 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
                 compared.decision,
                 "loss-since-accepted",
                 "loss of accuracy since it was accepted",
-                "accepted minus now",
+                "Accepted minus now",
             )
         )
     if compared.growth is not None:
@@ -105,10 +106,10 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
                 id="own-error-growth",
                 title="growth of own error",
                 value=compared.growth,
-                text=f"{compared.growth:.2g} times",
+                text=f"{two_digits(compared.growth)} times",
                 bound=spec.growth,
                 bound_is="most",
-                explain="largest over layers and conditions",
+                explain="Largest over layers and conditions",
                 policy=spec.policy_line("growth"),
             )
         )
@@ -131,13 +132,13 @@ def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
 
 
 def _check_reference(spec: RunSpec, status: Status) -> Check:
-    """Whether the reference's answers are stored. If not, its server was asked: that forbids nothing, but is said."""
+    """Whether the reference's answers are stored. If not, its server was asked, which is reported but forbids nothing."""
     id_, title = "reference-baseline", "an accepted baseline of the reference matches"
     if used := status.used.get("reference"):
-        how = "its answers are the reference's, no server was asked" if status.stored_reference else "not needed"
+        how = "its answers serve as the reference's; no server was asked" if status.stored_reference else "not needed"
         return Check(id=id_, title=title, status="ok", found=f"{used}: {how}")
     why = status.stale.get("reference")
-    found = f"that of {spec.reference} is stale: {why}" if why else f"none was accepted for {spec.reference}"
+    found = f"the baseline of {spec.reference} is stale: {why}" if why else f"none was accepted for {spec.reference}"
     return Check(
         id=id_,
         title=title,
@@ -148,17 +149,17 @@ def _check_reference(spec: RunSpec, status: Status) -> Check:
 
 
 def _check_candidate(candidate: str, status: Status, root: str) -> Check:
-    """Whether an accepted baseline matches the candidate. A stale one forbids a pass: it says nothing about this run."""
+    """Whether an accepted baseline matches the candidate. A stale one, which says nothing about this run, forbids a pass."""
     id_, title = "candidate-baseline", "an accepted baseline of the candidate matches"
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
     if used := status.used.get("candidate"):
         return Check(id=id_, title=title, status="ok", found=f"{used}{unused}")
     if why := status.stale.get("candidate"):
-        found = f"that of {candidate} is stale: {why}{unused}"
+        found = f"the baseline of {candidate} is stale: {why}{unused}"
         return Check(id=id_, title=title, status="missing", found=found, settles=_accept_again(root))
     found, settles = f"none was accepted for {candidate}{unused}", "assay baseline accept RUN"
     return Check(id=id_, title=title, status="not checked", found=found, settles=settles)
 
 
 def _accept_again(root: str) -> str:
-    return f"assay baseline accept on a current run, and remove from {root} what is stale"
+    return f"assay baseline accept on a current run, and remove the stale baseline from {root}"

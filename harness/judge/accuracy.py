@@ -29,7 +29,7 @@ def accuracy_suite(spec: RunSpec, pairs: Sequence[Pair]) -> SuiteResult:
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
     return SuiteResult(
         id="mmlu",
-        title="Synthetic multiple-choice questions" if spec.synthetic else f"Multiple-choice questions of {spec.data}",
+        title="Multiple-choice questions" if spec.synthetic else f"Multiple-choice questions of {spec.data}",
         synthetic=spec.synthetic,
         verdict=decision.verdict,
         why=f"{decision.why} Policy: {spec.policy_line('margin')}.",
@@ -54,20 +54,20 @@ def _metrics(spec: RunSpec, decision: Decision, tallies: tuple[Tally, Tally], fl
     ]
     return (
         *accuracies,
-        loss_metric(spec, decision, "loss-of-accuracy", "loss of accuracy", "reference minus candidate"),
+        loss_metric(spec, decision, "loss-of-accuracy", "loss of accuracy", "Reference minus candidate"),
         Metric(
             id="flips",
             title="flips",
             value=len(flipped.lost) + len(flipped.gained),
             text=f"{len(flipped.lost)} lost, {len(flipped.gained)} gained",
-            explain=f"exact McNemar p = {decision.p_two_sided:.2g}",
+            explain=f"Exact McNemar p = {decision.p_two_sided:.2g}",
         ),
         Metric(
             id="smallest-detectable-loss",
             title="smallest detectable loss",
             value=None if least is None else 100 * least,
             text="none" if least is None else f"{100 * least:.1f} points",
-            explain=f"the loss that {n} questions show with a power of 0.8",
+            explain=f"Loss that {n} questions detect with a power of 0.8",
         ),
     )
 
@@ -80,7 +80,7 @@ def loss_metric(spec: RunSpec, decision: Decision, id_: str, title: str, differe
         decision: on the paired answers.
         id_: of the metric.
         title: of the metric.
-        difference: what is subtracted from what, in words.
+        difference: what is subtracted from what; starts a sentence.
     """
     return Metric(
         id=id_,
@@ -92,7 +92,7 @@ def loss_metric(spec: RunSpec, decision: Decision, id_: str, title: str, differe
         bound=100 * spec.margin,
         bound_is="most",
         policy=spec.policy_line("margin"),
-        explain=f"{difference}, {decision.interval.level:.0%} Tango score interval, against the margin",
+        explain=f"{difference}, with its {100 * decision.interval.level:.0f} % Tango score interval",
     )
 
 
@@ -121,17 +121,17 @@ def accuracy_finding(pairs: Sequence[Pair], reproduce: str) -> Finding:
     telling = most_telling(by_condition(pairs))
     unparsed = tally(pairs, "candidate").unparsed
     lost = flips(pairs).lost
-    evidence = [f"{len(lost)} questions lost, such as {', '.join(one.item.id for one in lost[:3])}"]
+    evidence = [f"{len(lost)} questions lost; the first: {', '.join(one.item.id for one in lost[:3])}"]
     if unparsed:
-        evidence.append(f"{unparsed} of {len(pairs)} answers of the candidate could not be parsed")
+        evidence.append(f"{unparsed} of the candidate's {len(pairs)} answers could not be parsed")
     if telling is None:
-        where, diagnosis = "under every condition that was seen", "No condition separates right from wrong answers."
+        where, diagnosis = "all observed conditions", "No condition separates right from wrong answers."
     else:
         where = f"{telling.title} {', '.join(row.bucket for row in telling.broken)}"
-        diagnosis = f"Split {telling.summary}."
+        diagnosis = f"{telling.summary}."
         if telling.by == CACHED_PREFIX.id:
             diagnosis += (
-                " The kernel is right until a prefix is cached: look at how its causal mask is aligned when there are more keys"
+                " The kernel is correct without a cached prefix: check how its causal mask is aligned when there are more keys"
                 " than queries (query i must see keys j <= i + len_k - len_q)."
             )
     return Finding(

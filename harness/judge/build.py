@@ -125,7 +125,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
 
 
 def _suites(evidence: _Evidence) -> list[SuiteResult]:
-    """The suites that ran, but for latency, which depends on their verdicts."""
+    """The suites that ran, except latency, which depends on their verdicts."""
     spec, status = evidence.spec, status_of(evidence.folder)
     suites = [accuracy_suite(spec, evidence.questions)] if evidence.questions else []
     if evidence.greedy:

@@ -17,7 +17,7 @@ from assay.harness.verdict import Check
 CACHED_SHARE = 0.5
 """Share of the questions that must have met a cached prefix."""
 COMPILED_SHARE = 0.5
-"""Share of each server's decode calls that must have been compiled: capturing alone compiles some, whatever serves afterwards."""
+"""Share of each server's decode calls that must have been compiled: capturing graphs alone compiles some."""
 
 NOT_CHECKED = (
     Check(
@@ -25,7 +25,7 @@ NOT_CHECKED = (
         title="the workload is sensitive",
         status="not checked",
         found="no fault was seeded to see whether these questions catch it",
-        settles="seed faults and see them caught, which this version of assay cannot do",
+        settles="seed faults and check that they are caught, which this version of assay cannot do",
     ),
 )
 
@@ -50,7 +50,7 @@ def check_layers(
         return Check(id=id_, title=title, status="missing", found=found, settles=settles)
     if failed := errors.failed_calls:
         found = f"the candidate did not compute {sum(one.calls for one in failed)} calls: {failed[0].text}"
-        settles = "mend the candidate so that it computes every call"
+        settles = "fix the candidate so that it computes every call"
         return Check(id=id_, title=title, status="failed", found=found, settles=settles)
     seen = {phase: _layers_of(errors, phase) for phase in claimed}
     compared = set().union(*seen.values())
@@ -86,7 +86,7 @@ def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
 
 
 def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
-    """A line that says that accuracy was not tested; empty where it was. Own errors within bounds say nothing about answers."""
+    """The check that accuracy was not tested; empty where it was. Own errors within bounds prove nothing about answers."""
     if "mmlu" in suites:
         return []
     return [
@@ -151,7 +151,7 @@ def _check_phase(
             id=id_,
             title=title,
             status="missing",
-            found=f"not one {phase} call of {server.backend} was counted",
+            found=f"no {phase} call of {server.backend} was counted",
             settles=f"run so that {server.backend} computes {phase}; see candidate.log for what ran instead",
         )
     calls = sum(count.calls for count in own)
@@ -171,9 +171,9 @@ def _check_phase(
 
 
 def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
-    """Whether decode ran mostly as compiled code, wherever a server was started with ``--enable-torch-compile``.
+    """Whether decode ran mostly as compiled code, in each server that was started with ``--enable-torch-compile``.
 
-    SGLang compiles only what it captures into CUDA graphs: without them it ignores the flag in silence, and batches larger than
+    SGLang compiles only what it captures into CUDA graphs: without them it silently ignores the flag, and batches larger than
     the captured ones run uncompiled.
 
     Args:
@@ -213,8 +213,8 @@ def check_same_servers(
     Args:
         servers: by role.
         differences: arguments that differ beyond the backend.
-        started: whether assay started both, from one model folder; it knows nothing of any other server.
-        stored: whether the reference's is that of an accepted baseline, which has the same model by its hash.
+        started: whether assay started both, from one model folder; of other servers it knows nothing.
+        stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
     """
     id_, title = "same-servers", "both servers had the same model and flags except for the backend"
     if len(servers) < 2:

@@ -37,7 +37,7 @@ def decide(
 ) -> Judgement:
     """The verdict of a run or a bench.
 
-    - *error*: the engine failed, whatever was measured before.
+    - *error*: the engine failed, even if something was measured before.
     - *regression*: a suite regressed and the servers differed in nothing but the backend. Checks that are missing do not excuse it.
     - *pass*: every suite passed and no check failed or is missing.
     - *inconclusive*: anything else.

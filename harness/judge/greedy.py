@@ -13,7 +13,7 @@ from assay.harness.stats.decision import decide_share
 
 
 def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]) -> SuiteResult:
-    """Whether few enough texts come apart, by the policy's greedy margin. Ties and near-equal tokens do not count.
+    """Whether few enough texts are apart, by the policy's greedy margin. Ties and near-equal tokens do not count.
 
     Args:
         spec: of the run.
@@ -23,18 +23,18 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
     again = {a.item: a for a in answers if a.suite == "greedy" and a.role == "reference" and a.repeat > 0}
     floors = [floor_between(p.reference.tokens, again[p.item.id].tokens) for p in pairs if p.item.id in again]
     floor = max(floors, default=0.0)
-    parted = [(p, d) for p in pairs if (d := compare_text(p.reference.tokens, p.candidate.tokens, floor))]
-    kinds = [divergence.kind for _, divergence in parted]
+    differing = [(p, d) for p in pairs if (d := compare_text(p.reference.tokens, p.candidate.tokens, floor))]
+    kinds = [divergence.kind for _, divergence in differing]
     decision = decide_share(
-        kinds.count("apart"), len(pairs), spec.greedy_margin, spec.alpha, items="greedy prompts apart"
+        kinds.count("apart"), len(pairs), spec.greedy_margin, spec.alpha, items="greedy texts", bad_are="are apart"
     )
-    first = min((divergence.position for _, divergence in parted), default=None)
+    first = min((divergence.position for _, divergence in differing), default=None)
     return SuiteResult(
         id="greedy",
         title="Greedy texts",
         synthetic=spec.synthetic,
         verdict=decision.verdict,
-        why=f"Texts that come apart: {decision.why} Policy: {spec.policy_line('greedy_margin')}.",
+        why=f"{decision.why} Policy: {spec.policy_line('greedy_margin')}.",
         metrics=(
             Metric(
                 id="texts-apart",
@@ -46,25 +46,25 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
                 bound=100 * spec.greedy_margin,
                 bound_is="most",
                 policy=spec.policy_line("greedy_margin"),
-                explain=f"{kinds.count('apart')} of {len(pairs)} prompts: a role's token is not among the other's best five",
+                explain=f"{kinds.count('apart')} of {len(pairs)} texts: a role's token is not among the other's best five",
             ),
             Metric(
                 id="texts-equal",
                 title="texts equal",
-                value=float(len(pairs) - len(parted)),
-                text=f"{len(pairs) - len(parted)} of {len(pairs)}",
-                explain=f"{kinds.count('tie')} parted at a tie, {kinds.count('close')} among near-equal tokens"
-                + ("" if first is None else f"; the first at token {first}"),
+                value=float(len(pairs) - len(differing)),
+                text=f"{len(pairs) - len(differing)} of {len(pairs)}",
+                explain=f"{kinds.count('tie')} differ first at a tie, {kinds.count('close')} among near-equal tokens"
+                + ("" if first is None else f"; earliest difference at token {first}"),
             ),
             Metric(
                 id="reference-floor",
                 title="reference's own floor",
                 value=floor if floors else None,
                 text=f"{floor:.2g} nats" if floors else "not measured",
-                explain=f"largest log-probability change of the reference asked twice, over {len(floors)} prompts",
+                explain=f"Largest log-probability change of the reference asked twice, over {len(floors)} prompts",
             ),
         ),
-        divergences=tuple(_row(p, divergence) for p, divergence in parted),
+        divergences=tuple(_row(p, divergence) for p, divergence in differing),
     )
 
 

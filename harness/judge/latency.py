@@ -251,7 +251,7 @@ def _check_lengths(lengths: AnswerLengths) -> Check:
             id=id_,
             title=title,
             status="not checked",
-            found=f"all {lengths.prompts} answers of both ran to the limit, so their lengths say nothing",
+            found=f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing",
             settles="use a model that ends its answers",
         )
     return Check(
@@ -266,7 +266,7 @@ def _check_lengths(lengths: AnswerLengths) -> Check:
 def _lengths_text(lengths: AnswerLengths) -> str:
     return (
         f"{lengths.candidate:.1f} tokens on average against {lengths.reference:.1f} over {lengths.prompts} prompts "
-        f"({lengths.longer} longer, {lengths.shorter} shorter, p = {lengths.p:.2g}; cut at the limit: "
+        f"({lengths.longer} longer, {lengths.shorter} shorter, p = {lengths.p:.2g}; ran to the limit: "
         f"{lengths.candidate_cut} against {lengths.reference_cut})"
     )
 
@@ -293,11 +293,11 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
         found.append(
             Finding(
                 id="answer-lengths",
-                title="answers of another length",
+                title="answers differ in length",
                 severity="warning",
                 where="answers of unforced length",
-                diagnosis=f"The candidate's answers are {'shorter' if shorter else 'longer'}: timing whole answers makes it look "
-                f"{'faster' if shorter else 'slower'} than it is. The ratios here are of answers of one forced length.",
+                diagnosis=f"The candidate's answers are {'shorter' if shorter else 'longer'}: timing complete answers makes it "
+                f"look {'faster' if shorter else 'slower'} than it is. The ratios here are of answers of one forced length.",
                 evidence=(_lengths_text(lengths),),
                 reproduce=manifest.command,
             )

@@ -24,7 +24,7 @@ class LatencySuite:
 
     Attributes:
         result: all ratios; None where nothing was timed to the end.
-        suite: the suite's verdict; None likewise.
+        suite: the suite's verdict; None with `result`.
         checks: whether it was timed; empty if the run did not ask for it.
     """
 
@@ -52,7 +52,7 @@ def disbelieve(latency: LatencySuite, spec: RunSpec, wrong: Sequence[str]) -> La
     """A pass of the latency suite proves nothing if the candidate computes something else.
 
     Args:
-        latency: as judged by itself.
+        latency: as judged without the other suites.
         spec: of the run.
         wrong: titles of the suites that found the candidate's answers or outputs wrong.
     """
@@ -103,7 +103,7 @@ def _why(result: LatencyResult) -> str:
     if worst is None:
         return "No ratio was measured."
     ratio = f"{worst.title[0].upper()}{worst.title[1:]}, {worst.where}: {worst.why}"
-    # The ratios may be sound while a check fails, such as that on interpreted kernels.
+    # The ratios may be sound while a check is not met: kernels may have been interpreted.
     overruled = result.verdict == "inconclusive" and worst.verdict == "pass" and not result.note
     unmet = result.reasons[0] if overruled else ""
     return " ".join(part for part in (result.note, unmet, ratio, f"Policy: {result.policy}.") if part)
@@ -134,6 +134,6 @@ def _metrics(spec: RunSpec, result: LatencyResult) -> tuple[Metric, ...]:
             text="not measured" if worst.floor is None else f"{worst.floor:.3f} times",
             low=None if worst.floor_high is None else worst.floor_low,
             high=worst.floor_high,
-            explain=f"the floor of that ratio: {ratio_text(worst.floor, worst.floor_low, worst.floor_high)}",
+            explain=f"The floor of that ratio: {ratio_text(worst.floor, worst.floor_low, worst.floor_high)}",
         ),
     )

@@ -57,7 +57,7 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
     not_traced: tuple[str, ...] = ()
     try:
         free = _free_running(folder, errors)
-    except EvidenceError as error:  # own errors and the cause stand without it
+    except EvidenceError as error:  # own errors and the cause do not depend on it
         free, not_traced = ({}, {}), (f"inherited error: {error.found}",)
     result = layers_result(
         errors,
@@ -75,7 +75,7 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, fl
     records = {role: read_record(folder, role) for role in ROLES}
     if not any(records.values()):
         return {}, {}
-    # The candidate's own server, where there is one: it writes keys and values by itself.
+    # Prefer the candidate's own server: there it wrote the keys and values too.
     where = {role: role if records[role] else next(r for r in ROLES if records[r]) for role in ROLES}
     labels = next(one.traced for one in records.values() if one)
     pairs = [[read_trace(folder.server_folder(where[role]), f"{role}-{label}") for role in ROLES] for label in labels]
@@ -101,7 +101,7 @@ def _suite(spec: RunSpec, result: LayersResult, errors: ShadowErrors, replay: Re
     metrics = [] if replay is None else [_worst_metric(replay)]
     return SuiteResult(
         id="layers",
-        title="Layers: own error",
+        title="Own error",
         synthetic=spec.synthetic,
         verdict=verdict,
         why=why,
@@ -151,7 +151,7 @@ def _worst_metric(replay: ReplayResult) -> Metric:
         text=f"{two_digits(replay.worst)} times its bound",
         bound=1.0,
         bound_is="most",
-        explain=f"relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls",
+        explain=f"Relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls",
     )
 
 
@@ -162,5 +162,5 @@ def _kl_metric(row: LogitsRow) -> Metric:
         title=f"mean KL of the logits, {row.condition}",
         value=row.mean_kl,
         text="none" if row.mean_kl is None else f"{row.mean_kl:.2g} nats",
-        explain=f"over {row.positions} positions of {row.sequences} prompts; the reference against itself: {floor}",
+        explain=f"Over {row.positions} positions of {row.sequences} prompts; the reference against itself: {floor}",
     )

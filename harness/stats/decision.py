@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Not scipy.stats: see `assay.harness.stats.share`.
 from assay.harness.stats.paired import mcnemar_exact, questions_needed, smallest_detectable, tango_interval
 from assay.harness.stats.share import Interval, clopper_pearson, p_not_above
 from assay.harness.verdict import Verdict
@@ -27,11 +26,9 @@ class Decision:
         verdict: "pass", "regression" or "inconclusive".
         why: one sentence with the numbers and the bound.
         n: questions that both roles answered.
-        loss: accuracy of the reference minus that of the candidate, as a share of 1; negative for a gain.
+        loss: the reference's accuracy minus the candidate's, as a share of 1; negative for a gain.
         interval: two-sided score interval of the loss; [-1, 1] if nothing was compared.
         p_two_sided: exact McNemar p value of "no difference".
-        p_loss: exact McNemar p value of "no loss".
-        p_reference_guesses: exact binomial p value of "the reference only guesses".
         smallest_detectable: the loss that ``n`` questions would have detected with a power of 0.8; None if they could not have
             detected any.
         questions_needed: for an inconclusive verdict, the number of questions that would give one with a power of 0.8 at the same
@@ -44,8 +41,6 @@ class Decision:
     loss: float
     interval: Interval
     p_two_sided: float
-    p_loss: float
-    p_reference_guesses: float
     smallest_detectable: float | None
     questions_needed: int | None
 
@@ -115,8 +110,6 @@ def decide_accuracy(
         loss=loss,
         interval=interval,
         p_two_sided=tests.two_sided,
-        p_loss=tests.loss,
-        p_reference_guesses=p_guesses,
         smallest_detectable=smallest_detectable(n, (lost + gained) / n, alpha / 2) if n else None,
         questions_needed=needed,
     )
@@ -144,7 +137,9 @@ class ShareDecision:
     items_needed: int | None
 
 
-def decide_share(bad: int, n: int, limit: float, alpha: float, items: str = "items") -> ShareDecision:
+def decide_share(
+    bad: int, n: int, limit: float, alpha: float, items: str = "items", bad_are: str = "are bad"
+) -> ShareDecision:
     """Decide by the share of bad items.
 
     *regression*: the lower Clopper-Pearson bound is above the limit; *pass*: the upper bound is not; each bound one-sided,
@@ -156,6 +151,7 @@ def decide_share(bad: int, n: int, limit: float, alpha: float, items: str = "ite
         limit: largest share of bad items that still passes.
         alpha: error rate of each bound.
         items: their name in the sentence, in the plural.
+        bad_are: what the sentence says of bad ones, with its verb.
 
     Raises:
         ValueError: ``bad`` is negative or above ``n``.
@@ -164,7 +160,9 @@ def decide_share(bad: int, n: int, limit: float, alpha: float, items: str = "ite
     share = bad / n if n else 0.0
     needed = None
     ends = f"{_percent(interval.low)} to {_percent(interval.high)}"
-    measured = f"{bad} of {n} {items} ({_percent(share)}; {ends} with {_percent(interval.level, 0)} confidence)"
+    measured = (
+        f"{bad} of {n} {items} {bad_are} ({_percent(share)}; {ends} with {_percent(interval.level, 0)} confidence)"
+    )
     bound = f"the limit of {_percent(limit)}"
     verdict: Verdict = "inconclusive"
     if n == 0:

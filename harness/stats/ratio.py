@@ -26,7 +26,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Not scipy.stats: see `assay.harness.stats.share`.
 from assay.harness.stats.binomial import normal_quantile
 from assay.harness.stats.multiple import holm
 from assay.harness.stats.share import Interval
@@ -205,8 +204,8 @@ def decide_ratios(
     """Decide on all ratios of a run together.
 
     - *regression*: the entire interval is above the bound; it is farther from 1 than either end of the interval of the reference
-      against itself (see `extent`), and the latter is not above the bound as well, so that a machine too busy to time anything
-      causes no false alarm; and the p value of "at most the bound" is below ``alpha`` after Holm's correction for the number of
+      against itself (see `extent`), which is not above the bound too, so that a machine too busy to time anything causes no false
+      alarm; and the p value of "at most the bound" is below ``alpha`` after Holm's correction for the number of
       ratios (one of many is always the largest).
     - *pass*: the entire interval is below the bound. A run passes only if all its ratios do, which needs no correction.
     - *inconclusive*: neither, or fewer than `MIN_RATIOS` were measured, of the ratio or of the reference against itself.

@@ -11,7 +11,7 @@ from assay.harness.stats.binomial import hypergeometric_at_least, more_than, nor
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval; ``level`` is its confidence, such as 0.95."""
+    """A confidence interval of a confidence ``level`` (0.95, for example)."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ def wilson(count: float, n: float, alpha: float) -> Interval:
     """Wilson's score interval of a share: shorter than the exact one. ``n == 0`` gives [0, 1].
 
     Args:
-        count: items with the property; need not be whole, where items are worth fewer independent ones.
+        count: items with the property; need not be an integer where items count as fewer independent ones.
         n: items.
         alpha: one minus the level.
 

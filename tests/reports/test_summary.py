@@ -22,9 +22,9 @@ def test_suite_line_of_a_greedy_comparison(examples: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     ("title", "synthetic", "shown"),
-    [("MMLU", False, "MMLU"), ("MMLU", True, "MMLU (synthetic)"), ("Synthetic questions", True, "Synthetic questions")],
+    [("MMLU", False, "MMLU"), ("MMLU", True, "MMLU (synthetic)")],
 )
-def test_synthetic_is_always_said_once(examples: ModuleType, title: str, synthetic: bool, shown: str) -> None:
+def test_a_synthetic_suite_is_marked(examples: ModuleType, title: str, synthetic: bool, shown: str) -> None:
     suite = examples.passing().suites[0].model_copy(update={"title": title, "synthetic": synthetic})
     assert summary.suite_line(suite).suite == shown
 

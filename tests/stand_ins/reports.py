@@ -66,7 +66,7 @@ def regression() -> Report:
     flips = tuple(_garbled_flip(question, i) for i, question in enumerate(asked) if i >= FIRST_WAVE and i not in slips)
     suite = SuiteResult(
         id="mmlu",
-        title="Synthetic multiple-choice questions",
+        title="Multiple-choice questions",
         synthetic=True,
         verdict="regression",
         why="The loss of accuracy is 85.5 points (95 % interval 80.7 to 89.4); the margin is 5 points.",
@@ -377,7 +377,7 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
     bucket = ">= 16" if cached else "0"
     return SuiteResult(
         id="mmlu",
-        title="Synthetic multiple-choice questions",
+        title="Multiple-choice questions",
         synthetic=True,
         verdict=verdict,
         why="The loss of accuracy is 0.0 points (95 % interval −1.8 to 1.8); the margin is 5 points.",

@@ -76,7 +76,7 @@ def test_every_split_holds_every_pair_once(answers: list[tuple[bool, bool, int |
         assert len({row.bucket for row in mine}) == len(mine)
 
 
-def test_the_seed_case_is_told_by_its_cached_prefix() -> None:
+def test_the_seed_case_is_named_by_its_cached_prefix() -> None:
     rng = random.Random(0)
     pairs = [
         make_pair(cached == 1, cached=cached, prompt=rng.choice([90, 150]), batch=rng.choice([1, 2, 8]), group=group)
@@ -91,12 +91,11 @@ def test_the_seed_case_is_told_by_its_cached_prefix() -> None:
     assert [row.bucket for row in telling.intact] == ["1"]
     assert telling.p_value < 1e-10
     assert telling.summary.startswith(
-        "by cached prefix, the candidate is right on 32/32 at 1 (reference 32/32), but on 0/32 at >= 16 "
-        "(reference 32/32) (Fisher, Holm p ="
+        "Correct answers by cached prefix: 32/32 at 1 (reference 32/32), but 0/32 at >= 16 (reference 32/32); p ="
     )
 
 
-def test_a_split_that_tells_the_same_yields_to_the_cached_prefix() -> None:
+def test_of_equivalent_splits_the_cached_prefix_is_named() -> None:
     # All cached prompts are long, too: the prefix is the nearer cause.
     pairs = [make_pair(True, cached=1, prompt=60) for _ in range(32)]
     pairs += [make_pair(False, cached=54, prompt=120) for _ in range(32)]
@@ -105,8 +104,8 @@ def test_a_split_that_tells_the_same_yields_to_the_cached_prefix() -> None:
     assert telling.by == "cached-prefix"
 
 
-def test_of_two_splits_that_tell_the_sharper_is_told() -> None:
-    # Most, but not all, of the prompts with a cached prefix are of one batch size, so that tells as well, but less.
+def test_of_two_telling_splits_the_sharper_is_named() -> None:
+    # Most, but not all, of the prompts with a cached prefix are of one batch size, so that separates too, but less.
     pairs = [make_pair(cached=1, batch=1) for _ in range(30)] + [make_pair(cached=1, batch=8) for _ in range(10)]
     pairs += [make_pair(False, batch=8) for _ in range(30)]
     telling = most_telling(by_condition(pairs))
@@ -114,7 +113,7 @@ def test_of_two_splits_that_tell_the_sharper_is_told() -> None:
     assert telling.by == "cached-prefix"
 
 
-def test_a_cause_in_the_batch_is_told() -> None:
+def test_a_cause_in_the_batch_is_named() -> None:
     pairs = [make_pair(batch < 9, cached=cached, batch=batch) for batch in (1, 4, 12, 20) for cached in (1, 54) * 8]
     telling = most_telling(by_condition(pairs))
     assert telling is not None
@@ -123,26 +122,26 @@ def test_a_cause_in_the_batch_is_told() -> None:
     assert {row.bucket for row in telling.intact} == {"1", "2-4"}
 
 
-def test_a_candidate_that_is_right_or_wrong_everywhere_tells_nothing() -> None:
+def test_a_candidate_that_is_right_or_wrong_everywhere_has_no_telling_condition() -> None:
     for right in (True, False):
         pairs = [make_pair(right, cached=cached) for cached in (1, 54) for _ in range(32)]
         assert most_telling(by_condition(pairs)) is None
 
 
-def test_a_bucket_that_is_wrong_elsewhere_as_well_is_not_told_as_the_only_one() -> None:
-    # Significantly worse at >= 16 (all lost), but half is lost at 1 as well: it is fine nowhere.
+def test_a_bucket_is_not_named_if_others_are_wrong_too() -> None:
+    # Significantly worse at >= 16 (all lost), but half is lost at 1 too: it is intact nowhere.
     pairs = [make_pair(i % 2 == 0, cached=1) for i in range(64)] + [make_pair(False) for _ in range(64)]
     assert most_telling(by_condition(pairs)) is None
 
 
-def test_a_subject_that_is_hard_for_both_roles_is_not_told() -> None:
+def test_a_subject_that_is_hard_for_both_roles_is_not_named() -> None:
     pairs = [make_pair(group="stem") for _ in range(40)]
     pairs += [make_pair(False, reference_right=False, group="humanities") for _ in range(39)]
     pairs += [make_pair(group="humanities")]
     assert most_telling(by_condition(pairs)) is None
 
 
-def test_few_answers_and_unknown_conditions_tell_nothing() -> None:
+def test_few_answers_and_unknown_conditions_name_no_condition() -> None:
     few = [make_pair(cached=1) for _ in range(3)] + [make_pair(False) for _ in range(3)]
     assert most_telling(by_condition(few)) is None
     unknown = [make_pair(cached=1) for _ in range(40)] + [make_pair(False, cached=None) for _ in range(40)]
@@ -150,10 +149,10 @@ def test_few_answers_and_unknown_conditions_tell_nothing() -> None:
     assert most_telling([]) is None
 
 
-def test_chance_is_told_rarely() -> None:
-    """Losses that have nothing to do with any condition: about alpha of such runs may be told (3 of 60)."""
+def test_chance_is_rarely_reported_as_a_cause() -> None:
+    """Losses that have nothing to do with any condition: about alpha of such runs may name one (3 of 60)."""
     rng = random.Random(0)
-    told = 0
+    named = 0
     for _ in range(60):
         pairs = [
             make_pair(
@@ -165,5 +164,5 @@ def test_chance_is_told_rarely() -> None:
             )
             for _ in range(128)
         ]
-        told += most_telling(by_condition(pairs), alpha=0.05) is not None
-    assert told <= 6
+        named += most_telling(by_condition(pairs), alpha=0.05) is not None
+    assert named <= 6

@@ -9,8 +9,8 @@ def lengths(reference: list[int], candidate: list[int], limit: int = 64) -> list
     by_role: list[tuple[Role, list[int]]] = [("reference", reference), ("candidate", candidate)]
     return [
         AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if tokens == limit else "stop")
-        for role, told in by_role
-        for i, tokens in enumerate(told)
+        for role, given in by_role
+        for i, tokens in enumerate(given)
     ]
 
 
@@ -36,6 +36,6 @@ def test_a_significant_but_tiny_difference_is_not_reported() -> None:
 
 
 def test_only_prompts_that_both_answered_count() -> None:
-    told = lengths([5, 6, 7], [5, 6])
-    assert compare_lengths(told, 0.05).prompts == 2
+    given = lengths([5, 6, 7], [5, 6])
+    assert compare_lengths(given, 0.05).prompts == 2
     assert compare_lengths([], 0.05).prompts == 0

@@ -51,7 +51,7 @@ def test_answers_are_joined_by_item_in_the_order_of_the_items() -> None:
     assert (pairing.unanswered, pairing.mismatched) == ((), ())
 
 
-def test_what_one_role_did_not_answer_is_counted_apart() -> None:
+def test_what_one_role_did_not_answer_is_counted_separately() -> None:
     items = [item(name) for name in "abc"]
     pairing = pair(items, [*both("a", "A", "A"), answer("reference", "b")])
     assert [p.item.id for p in pairing.pairs] == ["a"]
@@ -90,7 +90,7 @@ def test_two_answers_to_one_item_are_refused() -> None:
         pair([item("a"), item("a")], [])
 
 
-def test_right_wrong_unparsed_and_cut_answers_are_counted_apart() -> None:
+def test_right_wrong_unparsed_and_cut_answers_are_counted_separately() -> None:
     answers = [
         *[answer("reference", name) for name in "abcde"],
         answer("candidate", "a", "A"),
@@ -111,7 +111,7 @@ def test_an_unparsed_answer_is_never_right() -> None:
     assert (tally(pairs, "candidate").right, tally(pairs, "candidate").unparsed) == (0, 1)
 
 
-def test_flips_are_told_by_direction() -> None:
+def test_flips_are_counted_by_direction() -> None:
     outcomes = {"a": ("A", "A"), "b": ("A", "B"), "c": ("B", "A"), "d": ("B", "C"), "e": ("A", None), "f": (None, None)}
     answers = [one for name, (reference, candidate) in outcomes.items() for one in both(name, reference, candidate)]
     flipped = flips(pair([item(name) for name in outcomes], answers).pairs)

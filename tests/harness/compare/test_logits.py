@@ -176,7 +176,7 @@ def test_a_row_has_the_mean_the_worst_place_and_the_tops() -> None:
     assert row.mass == pytest.approx(p[:K].sum(), rel=1e-5)
 
 
-def test_a_place_in_the_prompt_is_told_as_such() -> None:
+def test_a_place_in_the_prompt_is_called_a_prompt_token() -> None:
     row = compare_roles(scored("reference", {}), scored("candidate", {POSITIONS + 2: 1.0})).rows[0]
     assert row.max_at == "greedy-001, prompt token 24 of 30"
     assert row.floor_mean_kl is None
@@ -228,7 +228,7 @@ def test_a_condition_that_was_not_honoured_is_not_observed(condition: Condition,
     )
 
 
-def test_sequences_that_were_not_honoured_are_left_out_and_told() -> None:
+def test_sequences_that_were_not_honoured_are_left_out_and_reported() -> None:
     candidate = scored("candidate", {POSITIONS + 1: 3.0})
     sequences = list(candidate.header.sequences)
     sequences[1] = sequences[1].model_copy(update={"cached": {"cold": 0, "cached": 3}})

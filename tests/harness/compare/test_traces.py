@@ -15,7 +15,7 @@ LAYERS, HEADS, DIM = (0, 3), 2, 4
 
 
 def trace(tokens: Sequence[int], positions: Sequence[int] | None = None, seed: int = 0) -> Trace:
-    """A trace whose outputs depend on the position only, so that rows can be told apart."""
+    """A trace whose outputs depend on the position only, so that rows can be distinguished."""
     at = list(range(len(tokens))) if positions is None else list(positions)
     everything = np.random.default_rng(seed).normal(size=(100, HEADS, DIM)).astype(np.float32)
     outputs = {layer: everything[at] * (layer + 1) for layer in LAYERS}
@@ -41,7 +41,7 @@ def test_a_layer_and_a_head_that_are_off_are_found_with_known_figures() -> None:
     assert found.nonfinite_share.tolist() == [0, 0]
 
 
-def test_rows_match_by_position_in_whatever_order_they_came() -> None:
+def test_rows_match_by_position_in_any_order() -> None:
     reference, candidate = trace([1, 2, 3, 4]), trace([4, 2, 9], positions=[3, 1, 6])
     found = compare(reference, candidate)
     assert (found.matched, found.unmatched) == (2, 3)
@@ -88,7 +88,7 @@ def test_what_cannot_be_joined_or_compared_says_so() -> None:
         joined([compare(reference, reference), compare(other, other)])
 
 
-def test_elements_that_are_not_finite_are_told_and_not_averaged() -> None:
+def test_elements_that_are_not_finite_are_reported_and_not_averaged() -> None:
     reference = trace([1, 2])
     part, lost = reference.outputs[0].copy(), np.full_like(reference.outputs[3], np.inf)
     part[0, 0, 0] = np.nan

@@ -1,4 +1,4 @@
-"""Reports from made-up evidence on disk."""
+"""Reports from synthetic evidence on disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan() -> Plan:
 
 
 def evidence(plan: Plan, path: Path, *, broken: bool = False, cached: int = 54, counted: bool = True) -> RunFolder:
-    """A whole run; a broken candidate answers only questions without a cached prefix."""
+    """A complete run; a broken candidate answers only questions without a cached prefix."""
     folder = open_folder(plan, path)
     servers = tuple(
         ServerManifest(

@@ -11,7 +11,7 @@ def count(calls: int, **kind: Any) -> CallCount:
     return CallCount(**fields, calls_by_layer={0: calls, 1: calls})
 
 
-def test_ways_of_calling_one_kernel_are_added_up_and_told() -> None:
+def test_ways_of_calling_one_kernel_are_added_up_and_listed() -> None:
     counts = [
         count(3, captured=True, compiled=True),
         count(4, compiled=True),
@@ -25,7 +25,7 @@ def test_ways_of_calling_one_kernel_are_added_up_and_told() -> None:
     assert extend.sentence == "extend: triton 12 calls"
 
 
-def test_kernels_and_who_hands_on_stay_apart() -> None:
+def test_kernels_and_their_delegating_backends_are_separate() -> None:
     counts = [count(1), count(2, kernel="sage"), count(3, delegated_by="mine")]
     assert {(one.kernel, one.delegated_by): one.calls for one in call_summaries(counts)} == {
         ("triton", ""): 2, ("sage", ""): 4, ("triton", "mine"): 6,

@@ -57,7 +57,7 @@ def test_a_kernel_that_was_never_called_is_missing() -> None:
     assert statuses(rules.check_kernel_ran(server(), [], REFERENCE)) == ["missing"]
 
 
-def test_a_fallback_beside_the_kernel_fails() -> None:
+def test_a_fallback_next_to_the_kernel_fails() -> None:
     (check,) = rules.check_kernel_ran(server(), [count("mine"), count("triton", calls=1)], REFERENCE)
     assert check.status == "failed"
     assert "also triton kernel 4 calls" in check.found
@@ -156,13 +156,13 @@ def test_a_pass_needs_every_suite_and_every_check() -> None:
     assert verdict([], "ok") == ("inconclusive", 3)
 
 
-def test_a_regression_stands_unless_something_else_differed() -> None:
+def test_it_is_a_regression_unless_something_else_differed() -> None:
     assert verdict(["regression", "inconclusive"], "ok") == ("regression", 1)
     assert verdict(["regression"], "missing") == ("regression", 1)
     assert verdict(["regression"], "failed") == ("inconclusive", 3)
 
 
-def test_a_failed_engine_is_an_error_whatever_was_measured() -> None:
+def test_a_failed_engine_is_an_error_even_with_measurements() -> None:
     died = Failure(kind="engine", message="died")
     assert verdict(["pass"], "ok", failure=died) == ("error", 3)
     assert verdict(["regression"], "ok", failure=died) == ("error", 3)

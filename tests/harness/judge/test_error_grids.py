@@ -136,7 +136,7 @@ def test_depth_takes_the_phase_that_is_most_beyond_its_bound(layer_diffs: Module
     assert layers_result(run, bounds, depth=(second,)).sources == ""
 
 
-def test_a_layer_without_a_bound_is_held_against_none(layer_diffs: ModuleType) -> None:
+def test_a_layer_without_a_bound_is_never_out_of_bounds(layer_diffs: ModuleType) -> None:
     run = layer_diffs.cells(2, 1, _only({(layer, 0, "extend", "0", "0", "only"): 9.0 for layer in (0, 1)}))
     result = layers_result(run, {(1, "extend"): 0.047123})
     assert result.grids[0].bounds == (None, 0.04712)
@@ -144,7 +144,7 @@ def test_a_layer_without_a_bound_is_held_against_none(layer_diffs: ModuleType) -
     assert [out_of_bounds(x, 0.1) for x in (None, 0.1, 0.2, NOT_FINITE)] == [False, False, True, True]
 
 
-def test_what_was_not_observed_is_said(layer_diffs: ModuleType) -> None:
+def test_what_was_not_observed_is_reported(layer_diffs: ModuleType) -> None:
     def says(found: dict[Any, float], phases: tuple[str, ...]) -> tuple[str, ...]:
         run = layer_diffs.cells(2, 1, _only(found), phases=phases, unrecorded={1: "too\nlarge"})
         result: LayersResult = layers_result(run, {})

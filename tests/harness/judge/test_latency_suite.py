@@ -1,4 +1,4 @@
-"""The latency suite of a run, from made-up evidence on disk."""
+"""The latency suite of a run, from synthetic evidence on disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MakeRun = Callable[..., Report]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., RunFolder]:
-    """A function that writes a whole run which asked for questions and latency; nothing is timed yet."""
+    """A function that writes a complete run which asked for questions and latency; nothing is timed yet."""
 
     def make(broken: bool = False, **flags: Any) -> RunFolder:
         suites = {"suites": "mmlu,latency", "candidate": "torch_native", "questions": QUESTIONS}
@@ -63,7 +63,7 @@ def run(tmp_path: Path) -> Callable[..., RunFolder]:
 
 @pytest.fixture
 def report(run: Callable[..., RunFolder], synthetic_bench: ModuleType) -> MakeRun:
-    """A function that makes the report of a whole run with a whole bench; `bench` says what is wrong in it."""
+    """A function that makes the report of a complete run with a complete bench; `bench` says what is wrong in it."""
 
     def make(broken: bool = False, bench: dict[str, Any] | None = None, **flags: Any) -> Report:
         folder = run(broken, **flags)
@@ -112,7 +112,7 @@ def test_wrong_answers_are_no_speed_up(report: MakeRun) -> None:
     assert (made.verdict, made.exit_code) == ("regression", 1)
     suite = suite_of(made)
     assert suite.verdict == "inconclusive"
-    assert suite.why.startswith("No speed-up: wrong answers (Synthetic multiple-choice questions).")
+    assert suite.why.startswith("No speed-up: wrong answers (Multiple-choice questions).")
     assert suite.metrics[0].explain.startswith("No speed-up: wrong answers")
     assert made.latency is not None
     assert made.latency.verdict == "inconclusive"
@@ -122,10 +122,10 @@ def test_wrong_answers_are_no_speed_up(report: MakeRun) -> None:
 def test_wrong_answers_at_the_same_speed_prove_nothing_either(report: MakeRun) -> None:
     suite = suite_of(report(broken=True))
     assert suite.verdict == "inconclusive"
-    assert suite.why.startswith("Wrong answers (Synthetic multiple-choice questions): the times prove nothing.")
+    assert suite.why.startswith("Wrong answers (Multiple-choice questions): the times prove nothing.")
 
 
-def test_a_condition_of_the_bench_does_not_excuse_wrong_answers(report: MakeRun) -> None:
+def test_an_unmet_check_of_the_bench_does_not_excuse_wrong_answers(report: MakeRun) -> None:
     bench = {"kernel": "torch_native (Triton interpreter)"}
     made = report(broken=True, bench=bench)
     assert made.verdict == "regression", "what the times stand on says nothing of the answers"

@@ -35,14 +35,14 @@ def test_every_layer_in_a_phase_that_the_candidate_claims(seen: ShadowErrors | N
     assert checks.check_layers(ASKED, seen, ("extend",), range(4)).status == status
 
 
-def test_layers_that_nobody_asked_for_are_not_checked() -> None:
+def test_layers_that_were_not_asked_for_are_not_checked() -> None:
     assert checks.check_layers(("mmlu",), None, ("extend",), range(4)).status == "not checked"
 
 
 @pytest.mark.parametrize(
     ("prefix", "status"), [(">= 16", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")]
 )
-def test_a_cached_prefix_was_met_inside(prefix: str, status: str) -> None:
+def test_a_cached_prefix_was_met_in_the_layer_diff(prefix: str, status: str) -> None:
     assert checks.check_cached_prefix_of_layers(cells([0], prefix)).status == status
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from assay.harness.stats.decision import MAX_NEEDED, decide_accuracy, decide_share
-from assay.harness.stats.share import clopper_pearson
+from assay.harness.stats.decision import CHANCE, GUESSING_ALPHA, MAX_NEEDED, decide_accuracy, decide_share
+from assay.harness.stats.share import clopper_pearson, p_not_above
 
 MARGIN, ALPHA = 0.05, 0.05
 
@@ -115,7 +115,7 @@ def test_every_verdict_is_what_its_numbers_say(
         assert decision.p_two_sided < alpha
         assert decision.loss > 0
     if decision.verdict != "inconclusive":
-        assert decision.p_reference_guesses < 0.01
+        assert p_not_above(parts[1] + parts[2], parts[0], CHANCE) < GUESSING_ALPHA, "the reference does not guess"
         assert decision.questions_needed is None
     if decision.questions_needed is not None:
         assert parts[0] < decision.questions_needed <= MAX_NEEDED
@@ -155,13 +155,13 @@ def test_one_more_loss_never_makes_the_verdict_better(parts: tuple[int, int, int
         (32, 32, "regression"),
     ],
 )
-def test_a_share_is_held_against_its_limit(bad: int, n: int, verdict: str) -> None:
+def test_a_share_is_decided_by_its_bounds(bad: int, n: int, verdict: str) -> None:
     assert decide_share(bad, n, 0.1, ALPHA).verdict == verdict
 
 
 def test_the_sentence_of_a_share_has_its_numbers_and_the_bound() -> None:
     assert decide_share(0, 32, 0.1, ALPHA, "prompts").why == (
-        "0 of 32 prompts (0.0 %; 0.0 % to 8.9 % with 90 % confidence), at most the limit of 10.0 %."
+        "0 of 32 prompts are bad (0.0 %; 0.0 % to 8.9 % with 90 % confidence), at most the limit of 10.0 %."
     )
     assert "to resolve: about 61 prompts" in decide_share(1, 32, 0.1, ALPHA, "prompts").why
     assert "no practical number of prompts would resolve this" in decide_share(1, 10, 0.1, ALPHA, "prompts").why

@@ -28,7 +28,7 @@ ALPHAS = st.sampled_from([0.01, 0.05, 0.1, 0.2])
 @pytest.mark.parametrize(
     ("lost", "gained", "loss", "two_sided"),
     [
-        # notes/anchors.md E4
+        # Powers of one half.
         (5, 0, 0.03125, 0.0625),
         (7, 0, 0.0078125, 0.015625),
         (10, 0, 0.0009765625, 0.001953125),
@@ -158,8 +158,8 @@ def power_to_pass(n: int, lost: float, gained: float, margin: float) -> float:
 @pytest.mark.parametrize(
     ("n", "flips", "loss"), [(1231, 0.02, 0.01), (338, 0.05, 0.03), (767, 0.05, 0.02), (242, 0.1, 0.05)]
 )
-def test_the_smallest_detectable_loss_agrees_with_the_notes(n: int, flips: float, loss: float) -> None:
-    # notes/anchors.md E3 has the same approximation without the null's own variance: a percent apart.
+def test_the_smallest_detectable_loss_is_near_a_simpler_approximation(n: int, flips: float, loss: float) -> None:
+    # Expected values are those of the approximation without the null's own variance: a percent apart.
     assert smallest_detectable(n, flips, 0.05) == pytest.approx(loss, rel=0.012)
 
 
@@ -172,7 +172,7 @@ def test_connor_of_a_published_case() -> None:
 
 
 @pytest.mark.parametrize(("n", "flips"), [(64, 0.02), (256, 0.0), (256, 0.02), (256, 0.1), (1000, 0.05)])
-def test_the_smallest_detectable_loss_is_detected_as_often_as_said(n: int, flips: float) -> None:
+def test_the_smallest_detectable_loss_is_detected_with_the_stated_power(n: int, flips: float) -> None:
     loss = smallest_detectable(n, flips, 0.025)
     assert loss is not None
     psi = max(flips, loss)
@@ -212,7 +212,7 @@ def test_without_any_flip_the_questions_needed_are_just_enough(alpha: float, mar
 
 
 @pytest.mark.parametrize(("lost", "gained"), [(0.01, 0.01), (0.05, 0.05), (0.03, 0.02)])
-def test_the_questions_needed_pass_an_equal_candidate_as_often_as_said(lost: float, gained: float) -> None:
+def test_the_questions_needed_pass_an_equal_candidate_with_the_stated_power(lost: float, gained: float) -> None:
     n = questions_needed(0.05, lost + gained, 0.025, loss=lost - gained)
     assert 0.75 <= power_to_pass(n, lost, gained, 0.05) <= 0.9
 

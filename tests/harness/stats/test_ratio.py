@@ -168,7 +168,7 @@ def test_verdicts() -> None:
     assert one.needed == MIN_RATIOS
 
 
-def test_a_reference_that_is_slower_than_itself_accuses_nobody() -> None:
+def test_a_reference_that_is_slower_than_itself_gives_no_regression() -> None:
     (decision,) = decide_ratios([(logs_of(1.3), logs_of(1.25))], 1.1, 0.05)
     assert decision.verdict == "inconclusive"
     assert "reference against itself" in decision.why
@@ -229,7 +229,7 @@ def test_p_at_most_is_one_sided() -> None:
     assert p_at_most([], 1.1) == 1.0
 
 
-def test_ratios_that_are_alike_prove_less() -> None:
+def test_autocorrelated_ratios_prove_less() -> None:
     """The same values are far less likely to be chance in random order than one after the other."""
     rising = sorted(logs_of(1.12, n=24, spread=0.1))
     assert p_at_most(rising, 1.1) > 2 * p_at_most(logs_of(1.12, n=24, spread=0.1), 1.1)

@@ -52,7 +52,7 @@ def test_nothing_asked_says_nothing() -> None:
     assert p_not_above(0, 0, 0.25) == 1.0
 
 
-def test_better_than_guessing_is_told_from_guessing() -> None:
+def test_better_than_guessing_is_distinguished_from_guessing() -> None:
     # The seed's threshold is 39 of 64; 8 of 64 was its result.
     assert p_not_above(39, 64, 0.25) < 1e-8
     assert p_not_above(8, 64, 0.25) > 0.99
