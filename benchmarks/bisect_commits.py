@@ -4,7 +4,7 @@
 
 - real: 1,000 commits, one in ten unbuildable, a regression planted at random (three seeds), one history full of merges, one
   bisection killed and resumed, and two regressions with a fix between them: real git, real kernel processes;
-- flaky: an outcome is wrong one time in ten; the search with simulated outcomes beside `git bisect run` with the same ones (its
+- flaky: an outcome is wrong one time in ten; the search with simulated outcomes, and `git bisect run` with the same ones (its
   own algorithm, on a real repository), and one real kernel that misaligns its mask nine times in ten.
 """
 
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import kernel_histories
@@ -104,9 +104,7 @@ def two_regressions(folder: Path) -> None:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def simulate(
-    count: int, culprit: int, noise: float, rng: random.Random, broken: Collection[int] = ()
-) -> tuple[bool, int]:
+def simulate(count: int, culprit: int, noise: float, rng: random.Random) -> tuple[bool, int]:
     """The command's search on a straight history with simulated outcomes; whether it was right, and its number of probes."""
     history = History([str(i) for i in range(count)], [[i - 1] if i else [] for i in range(count)])
     probes = 0
@@ -124,18 +122,14 @@ def simulate(
         bad = probed(bad, True)
     if not proof(good, "good", 3) == proof(bad, "bad", 3) == "proven":
         return False, probes
-    counts, skipped = {str(count - 1): bad}, set[str]()
-    while isinstance(step := next_step(history, counts, skipped, good, 0.99), NextProbe):
-        number = int(step.commit)
-        if number in broken:
-            skipped.add(step.commit)
-        else:
-            counts[step.commit] = probed(counts.get(step.commit, OutcomeCounts()), number >= culprit)
+    counts = {str(count - 1): bad}
+    while isinstance(step := next_step(history, counts, set(), good, 0.99), NextProbe):
+        counts[step.commit] = probed(counts.get(step.commit, OutcomeCounts()), int(step.commit) >= culprit)
     return isinstance(step, Found) and step.commit == str(culprit), probes
 
 
 def flaky(folder: Path, count: int, runs: int, noise: float) -> None:
-    """Share of right answers with flaky outcomes, beside plain ``git bisect run``."""
+    """Share of right answers with flaky outcomes, compared with plain ``git bisect run``."""
     ours, theirs, probes, steps = 0, 0, [], []
     made = kernel_histories.planted(folder / "flaky", kernel_histories.straight(count), count // 2)
     git = kernel_histories.git

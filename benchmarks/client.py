@@ -1,15 +1,15 @@
-"""What assay itself costs: CPU time of its process, beside bare clients that send the same requests.
+"""What assay itself costs: CPU time of its process, compared with bare clients that send the same requests.
 
     python benchmarks/client.py              a stub server that answers at once
-    python benchmarks/client.py --real       a real SGLang server on the CPU as well, started here
-    python benchmarks/client.py --server URL a server that is running already, as well
+    python benchmarks/client.py --real       also a real SGLang server on the CPU, started here
+    python benchmarks/client.py --server URL also a server that is already running
 
 First table: CPU time per request, without imports. From a bare client up to assay's interview, which parses and validates every
 answer and has it on disk before the next one; medians of turns that alternate. Second table: whole processes, from their start to
 their exit. ``assay run`` asks two roles, flushes the cache between its cold questions, imports what it needs, and writes its
 reports; the bare client only sends as many requests to the same server.
 
-httpx and openai are no dependencies of assay; SGLang's environment has both.
+httpx and openai are not dependencies of assay; SGLang's environment has both.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def process_cost(argv: list[str]) -> Cost:
 
 
 def whole_process(url: str, kind: str, questions: int, turns: int) -> Table:
-    """A whole run beside a bare client, as processes that alternate."""
+    """A complete run and a bare client, as processes that alternate."""
     with tempfile.TemporaryDirectory() as folder:
         bodies = Path(folder) / "bodies.json"
         bodies.write_text(json.dumps(request_bodies(served_model(url), questions)))
@@ -268,7 +268,7 @@ def whole_process(url: str, kind: str, questions: int, turns: int) -> Table:
             flush(url)
             run = ["run", "--reference", url, "--candidate", url, "--questions", str(questions), "--suites", "mmlu"]
             assay.append(process_cost([sys.executable, "-m", "assay", *run, "--out", f"{folder}/{turn}"]))
-            # Not the exit status: servers behind a URL cannot be looked into, so there is never a verdict.
+            # Not the exit status: servers behind a URL cannot be instrumented, so there is never a verdict.
             if not Path(folder, str(turn), "report.json").exists():
                 raise SystemExit("assay run left no report")
     table = Table("process", "CPU s", "wall s", "x bare, CPU", "x bare, wall", title=f"Whole processes, {kind}")

@@ -2,8 +2,8 @@
 
     python benchmarks/intervals.py
 
-Simulates measurements with two ratios per round on machines with different kinds of noise, and shows beside each the same for
-ratios treated as independent. The gate's bound is 1, the strictest; a false alarm at 1.10 needs an error of a tenth as well.
+Simulates measurements with two ratios per round on machines with different kinds of noise, and shows each next to the result for
+ratios treated as independent. The gate's bound is 1, the strictest; a false alarm at 1.10 also needs an error of a tenth.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def stalling(rounds: int) -> Array:
 
 
 def wandering(phi: float) -> Callable[[int], Array]:
-    """An autoregression from round to round, beside the noise of the single ratio."""
+    """An autoregression from round to round, in addition to the noise of the single ratio."""
 
     def draw(rounds: int) -> Array:
         series = lfilter([math.sqrt(1 - phi**2)], [1.0, -phi], RNG.normal(size=rounds + 100))[100:]

@@ -2,7 +2,7 @@
 
     python benchmarks/kernel_shapes.py --device cuda
 
-Measures the time beside PyTorch's attention, the achieved TFLOP/s, the share of the device's limit, and the own error of the same
+Measures the time against PyTorch's attention, the achieved TFLOP/s, the share of the device's limit, and the own error of the same
 calls; a wrong kernel gets no ratio. ``assay bench kernel`` does the same for recorded calls.
 """
 

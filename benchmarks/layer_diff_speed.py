@@ -2,7 +2,7 @@
 
     python benchmarks/layer_diff_speed.py --device cuda
 
-- The error reduction beside a plain copy of the same tensors, and whether its sums are right. Bytes are those that cross the
+- The error reduction against a plain copy of the same tensors, and whether its sums are right. Bytes are those that cross the
   memory bus: the reduction reads both outputs, the copy reads and writes both.
 - Naming the cause from synthetic calls of 32 layers x 8 conditions, with a kernel whose mask is top-left and with a right one:
   seconds until the smallest calls gave it a name, and until all calls were run three times.
@@ -63,7 +63,7 @@ def mistakes(got: LayerSums, truth: LayerSums) -> str:
 
 
 def reduction(shape: tuple[int, int, int], dtype: torch.dtype, repetitions: int, sweep: bool) -> None:
-    """Print the bandwidth of the reduction beside that of a copy."""
+    """Print the bandwidth of the reduction and of a copy."""
     generator = torch.Generator("cuda").manual_seed(0)
     reference = torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32)
     out = (reference + 0.02 * torch.randn(shape, generator=generator, device="cuda")).to(dtype)

@@ -6,7 +6,7 @@ Prints ratios from turns that alternate within one run:
 
 - prefill with a shadow candidate over prefill without, in one server whose shadow is switched on and off;
 - decode with counted attention calls over decode without, in two servers, with CUDA graphs on a GPU; and counting alone, on a
-  backend that does almost nothing, beside the decode step of those servers.
+  backend that does almost nothing, compared with the decode step of those servers.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ CONSOLE = Console(width=140)
 PREFILLS = {"cpu": (32, 128), "cuda": (512, 2048, 8192)}
 DECODED = {"cpu": 64, "cuda": 256}
 VOCABULARY = range(100, 400)
+TURNS, PASSES = 200, 50
+"""Turns, and decode passes of a turn, in which counting is timed alone."""
 
 
 def server(
@@ -146,9 +148,7 @@ class Nothing:
     forward_decode = forward_extend
 
 
-def counting_alone(
-    device: Device, layers: int, folder: Path, turns: int = 200, passes: int = 50
-) -> dict[str, list[float]]:
+def counting_alone(device: Device, layers: int, folder: Path) -> dict[str, list[float]]:
     """Seconds that counting adds to a decode pass, per turn: with single calls and, on a GPU, in a replayed CUDA graph."""
     model, batch = [SimpleNamespace(layer_id=number) for number in range(layers)], SimpleNamespace(rids=[])
     q = torch.zeros(8, device=device)
@@ -159,11 +159,11 @@ def counting_alone(
 
     def timed(run: Callable[[], None]) -> float:
         begun = time.perf_counter()
-        for _ in range(passes):
+        for _ in range(PASSES):
             run()
         if q.is_cuda:
             torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / passes
+        return (time.perf_counter() - begun) / PASSES
 
     plain, counted = Nothing(), meter(Nothing(), "nothing", folder / "alone", device)
     pairs = {"called one by one": (lambda: decode(plain), lambda: decode(counted))}
@@ -177,7 +177,7 @@ def counting_alone(
         pairs["replayed"] = (graphs[0].replay, graphs[1].replay)
     costs = {}
     for name, (one, other) in pairs.items():
-        first, second = alternate(lambda run=one: timed(run), lambda run=other: timed(run), turns, random.Random(0))
+        first, second = alternate(lambda run=one: timed(run), lambda run=other: timed(run), TURNS, random.Random(0))
         costs[name] = [b - a for a, b in zip(first, second, strict=True)]
     return costs
 
