@@ -128,11 +128,6 @@ class RecordedCall:
         """ "extend" or "decode"."""
         return self.call.phase
 
-    @property
-    def requests(self) -> tuple[str, ...]:
-        """The engine's request id per sequence."""
-        return self.entry.requests
-
 
 @dataclass(frozen=True)
 class CallMetadata:

@@ -51,7 +51,7 @@ def test_a_call_is_read_as_it_was_recorded(tmp_path: Path, dtype: torch.dtype) -
         assert getattr(one.call, name).dtype == getattr(call, name).dtype
     assert (one.call.scale, one.call.causal, one.layer, one.phase) == (call.scale, True, 2, "extend")
     assert torch.equal(one.reference, oracle(call).to(dtype))
-    assert (one.entry.new, one.entry.prefix, one.requests) == ((3, 2), (0, 17), ("a", "a"))
+    assert (one.entry.new, one.entry.prefix, one.entry.requests) == ((3, 2), (0, 17), ("a", "a"))
     assert read_manifest(tmp_path / "pack").source == SOURCE
     assert json.loads((tmp_path / "pack" / "manifest.json").read_text())["schema"] == "assay.pack/1"
 
@@ -77,7 +77,7 @@ def test_a_reservoir_also_keeps_late_calls(tmp_path: Path) -> None:
     for step in range(200):
         offer(writer, [(2, 0)], request=str(step))
     writer.flush()
-    kept = [int(one.requests[0]) for one in read_pack(tmp_path / "pack")]
+    kept = [int(one.entry.requests[0]) for one in read_pack(tmp_path / "pack")]
     assert len(kept) == RESERVOIR
     assert max(kept) >= 50
 
@@ -94,7 +94,7 @@ def test_the_worst_call_of_a_layer_replaces_milder_ones(tmp_path: Path) -> None:
         (1, float("inf"), "worst"),
         (2, 0.2, "worst"),
     ]
-    assert kept[0].requests == ("3",)
+    assert kept[0].entry.requests == ("3",)
     assert len(list((tmp_path / "pack" / "calls").iterdir())) == 2
 
 

@@ -211,7 +211,7 @@ def test_recording_needs_no_candidate(shadowing: Shadowing, tmp_path: Path) -> N
     assert [(one.layer, one.phase) for one in kept] == [
         (i, phase) for i in range(LAYERS) for phase in ("decode", "extend")
     ]
-    assert {one.requests for one in kept} == {("x",)}
+    assert {one.entry.requests for one in kept} == {("x",)}
     assert {one.entry.relative_l1 for one in kept} == {None}
 
 
