@@ -108,7 +108,7 @@ class Result:
         if len(self.replay.findings) != 1:
             return ""
         (finding,) = self.replay.findings
-        others = finding.diagnosis.partition("cannot be told from")[2]
+        others = finding.diagnosis.partition("cannot be distinguished from")[2]
         if finding.id == self.name and not others:
             return "alone"
         if finding.id == self.name or f'"{BY_ID[self.name].title}"' in others:

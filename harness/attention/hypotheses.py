@@ -23,7 +23,7 @@ from assay.harness.attention.oracle import attend, requests
 Severity = Literal["warning", "serious"]
 
 LEAK = "leak"
-"""The kind of every hypothesis in which one request reads another's data. It is reported first, whatever else fits."""
+"""The kind of every hypothesis in which one request reads another's data. It is reported first, even if others fit better."""
 
 
 @dataclass(frozen=True)

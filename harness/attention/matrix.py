@@ -42,7 +42,7 @@ HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
 }
 """(q heads, kv heads): MHA, GQA, MQA, with equal numbers of q heads so that a finding can name the wrong ones."""
 LONG: dict[Size, int] = {"small": 130, "full": 2000}
-"""Cached prefix, in tokens, of a long sequence beside the one under test."""
+"""Cached prefix, in tokens, of a long sequence next to the one under test."""
 PAGES = (0, 1, 16, 64)
 """Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 

@@ -80,7 +80,7 @@ class _Fit:
 def causes(run: KernelRun) -> list[Cause]:
     """What explains the cells that are out of bounds; empty if there are none.
 
-    First, one bug is looked for that explains all failing layers together; if there is none, each layer is explained on its own,
+    First, the search is for one bug that explains all failing layers together; if there is none, each layer is explained alone,
     and layers with the same bug, heads and conditions become one cause. Within its layers and heads, a hypothesis must match the
     output within the call's bound in every cell, failing or not, unless it is confined to a condition that all failing sequences
     meet.

@@ -63,7 +63,7 @@ def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
         evidence.insert(0, f"{best.title}: {best.about}")
         others = " or ".join(f'"{h.title}"' for h in cause.hypotheses[1:])
         if others:
-            diagnosis += f"; on these calls it cannot be told from {others}"
+            diagnosis += f"; on these calls it cannot be distinguished from {others}"
     return Finding(
         id=UNEXPLAINED if best is None else best.id,
         title=TITLES[UNEXPLAINED] if best is None else best.title,

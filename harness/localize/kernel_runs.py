@@ -28,7 +28,7 @@ class CallResult:
         cells: the cells of the call.
         own: own error against the oracle, relative L1, float64 [cells, num_q_heads], on the CPU.
         noise: quantisation that the kernel declares; empty for none.
-        repeated: whether the call was run twice more in a row. If not, the next four fields say nothing.
+        repeated: whether the call was run twice more in a row. If not, the next four fields are meaningless.
         repeat: largest relative L1, over cells and heads, between these two runs.
         late: largest relative L1, over cells and heads, between this output and one computed after all other calls.
         repeats_differ: whether any bit differed between the two runs in a row.
@@ -99,11 +99,6 @@ class KernelRun:
     results: tuple[CallResult, ...]
     delegated: tuple[AttentionCall, ...] = ()
     refused: tuple[tuple[AttentionCall, str], ...] = ()
-
-    @property
-    def repeated(self) -> int:
-        """Number of calls that were repeated, and so tested for nondeterminism and state."""
-        return sum(result.repeated for result in self.results)
 
     def __add__(self, other: KernelRun) -> KernelRun:
         """Both runs as one."""

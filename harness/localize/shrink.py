@@ -38,8 +38,8 @@ def shrink(
     """The smallest call found that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
 
     Deterministic and greedy: each step takes the first smaller call that fails, until none does or the runs are used up. A call
-    that the kernel refuses does not fail. Prefixes lose their oldest tokens, new tokens their newest; whole groups of q heads are
-    dropped first. A scale of head_dim ** -0.5 follows head_dim.
+    that the kernel refuses does not fail. Prefixes lose their oldest tokens, new tokens their newest; complete groups of q heads
+    are dropped first. A scale of head_dim ** -0.5 follows head_dim.
 
     Args:
         kernel: the kernel.

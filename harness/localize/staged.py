@@ -1,4 +1,4 @@
-"""Diagnosing a kernel in stages: the smallest calls first, the others while there is time."""
+"""Diagnosing a kernel in stages: the smallest calls first, then the others."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ class StagedDiagnosis:
         run: the results.
         first_finding_s: seconds until the smallest calls gave findings; None if they gave none.
         seconds: total time.
-        skipped: calls that were not run for lack of time.
     """
 
     findings: tuple[Finding, ...]
     run: KernelRun
     first_finding_s: float | None
     seconds: float
-    skipped: tuple[AttentionCall, ...]
 
     @property
     def worst(self) -> float:
@@ -36,56 +34,39 @@ class StagedDiagnosis:
         worst = worst_of(self.run.results)
         return worst.worst if worst else 0.0
 
-    @property
-    def not_tested(self) -> tuple[str, ...]:
-        """What was not tested, as sentences without their full stop; empty if nothing was skipped."""
-        ran = len(self.run.results)
-        found = []
-        if self.skipped:
-            found.append(f"{len(self.skipped)} of {len(self.skipped) + ran} calls were not run, for lack of time")
-        if (repeated := self.run.repeated) < ran:
-            found.append(f"only {repeated} of {ran} calls were tested for nondeterminism and state")
-        return tuple(found)
-
 
 def diagnose_kernel(
     kernel: Kernel,
     calls: Sequence[AttentionCall],
     reproduce: str = "",
-    budget_s: float = float("inf"),
     on_first: Callable[[Sequence[Finding]], None] = lambda findings: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> StagedDiagnosis:
     """Run a kernel on calls and name what is wrong with it as early as possible.
 
     The smallest call of each layer and phase, with and without a cached prefix, runs first: that is enough for a name. Then the
-    other calls run once each, and then, while there is time, each call twice more in a row, in the same order.
+    other calls run once each, and then each call twice more in a row, in the same order.
 
     Args:
         kernel: the kernel.
         calls: calls, of phases that it computes or not.
         reproduce: a command that reproduces a finding.
-        budget_s: seconds after which no other call is started; the smallest calls always run.
         on_first: receives the findings of the smallest calls at once, if there are any; they may still change.
-        clock: seconds.
 
     Raises:
         AssayError: no call could be run, which is never a pass; or an output has a wrong shape.
     """
-    start = clock()
+    start = time.monotonic()
     first = smallest_of_each(calls)
     chosen = {id(call) for call in first}
     rest = [call for call in calls if id(call) not in chosen]
     run, first_finding_s = run_once(kernel, first), None
     if run.results and (early := diagnose(run, reproduce)):
-        first_finding_s = clock() - start
+        first_finding_s = time.monotonic() - start
         on_first(early)
-    while rest and clock() - start < budget_s:
-        run += run_once(kernel, [rest.pop(0)])
+    run += run_once(kernel, rest)
     require_results(run)
-    results = [result if clock() - start >= budget_s else repeat(kernel, result) for result in run.results]
-    run = replace(run, results=tuple(results))
-    return StagedDiagnosis(tuple(diagnose(run, reproduce)), run, first_finding_s, clock() - start, tuple(rest))
+    run = replace(run, results=tuple(repeat(kernel, result) for result in run.results))
+    return StagedDiagnosis(tuple(diagnose(run, reproduce)), run, first_finding_s, time.monotonic() - start)
 
 
 def smallest_of_each(calls: Sequence[AttentionCall]) -> list[AttentionCall]:

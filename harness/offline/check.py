@@ -142,13 +142,13 @@ def check(
         kernel: a published name, ``module:function``, or the kernel itself.
         phases: phases to run; None for those that the kernel declares.
         dtypes: for example "bfloat16"; None for float16, bfloat16 and float32.
-        noise: quantisation whose noise is excused, such as "int8_qk"; None for what the kernel declares.
+        noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
         size: of the matrix, "small" or "full".
         device: None for "cuda" if there is a GPU, else "cpu".
         head_dims: head dims of the matrix.
         seed: of the matrix.
         chosen: cases to run instead of the matrix.
-        again: a command that repeats the check, for the findings; by default it is made from the arguments, unless cases are
+        again: a command that repeats the check, for the findings; by default built from the arguments, unless cases are
             chosen.
 
     Raises:
@@ -207,7 +207,7 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
         call: the call.
-        noise: quantisation whose noise is excused, such as "int8_qk"; None for what the kernel declares.
+        noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
 
     Raises:
         AssertionError: the error is out of bounds; the message names the bug where a hypothesis fits.
@@ -302,7 +302,7 @@ def _conditions(chosen: Sequence[Case]) -> list[dict[str, str]]:
 
 
 def _bugs(run: KernelRun, case_of: Mapping[int, Case], again: str) -> list[Finding]:
-    """The findings on computed cases. A bug that shows only under some values of an axis is looked for among those cases alone."""
+    """The findings on computed cases. Unexplained errors are diagnosed again on the cases of the failing axis values alone."""
     findings = [f for f in diagnose(run, again) if f.id != CALL_REFUSED]
     if not any(f.id == UNEXPLAINED for f in findings):
         return findings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,20 +25,24 @@ from assay.harness.verdict import Finding
 
 
 def replay(
-    pack: Path, candidate: str, reproduce: str, on_first: Callable[[Sequence[Finding]], None] = lambda findings: None
+    pack: Path,
+    candidate: str,
+    reproduce: str = "",
+    on_first: Callable[[Sequence[Finding]], None] = lambda findings: None,
 ) -> ReplayResult:
     """Run a kernel on recorded calls and name what is wrong with it.
 
     Args:
         pack: folder of a replay pack.
         candidate: a published kernel, or ``module:function``.
-        reproduce: a command that reproduces the findings.
+        reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
         on_first: receives the first findings at once, if there are any; they may still change.
 
     Raises:
         UsageError: `pack` is no pack, or holds no call of a phase that the kernel computes.
         KernelRefused: there is no such kernel.
     """
+    reproduce = reproduce or f"assay replay {shlex.quote(str(pack))} --candidate {shlex.quote(candidate)}"
     kernel = kernels.load(candidate)
     phases = kernels.declaration(kernel).phases
     recorded = [one for one in read_pack(pack) if one.phase in phases]
@@ -48,7 +53,7 @@ def replay(
         found = diagnose_kernel(kernel, calls, reproduce, on_first=on_first)
         smallest, test = smallest_call(Guard(kernel, kernels.declaration(kernel)), found.run, found.findings, candidate)
         result = _result(
-            candidate, found.run, len(recorded), found.findings, found.seconds, found.first_finding_s, found.not_tested
+            candidate, found.run, len(recorded), found.findings, found.seconds, found.first_finding_s, not_tested=()
         )
     return result.model_copy(update={"smallest": smallest, "test": test})
 
@@ -60,7 +65,7 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
     deterministic and leaves its inputs alone.
 
     Args:
-        pack: folder of a replay pack that was recorded with the candidate in the shadow, or in its own server.
+        pack: folder of a replay pack that was recorded with the candidate as a shadow, or in its own server.
         candidate: a kernel, or one of SGLang's own backends.
         reproduce: a command that reproduces the findings.
         served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
@@ -75,7 +80,7 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
     findings = diagnose(run, reproduce)
     first_finding_s = time.monotonic() - start if findings else None
     not_tested = (
-        "nondeterminism, state and overwritten inputs were not tested: a backend of SGLang's cannot run by itself"
+        "nondeterminism, state and overwritten inputs were not tested: a backend of SGLang's runs only in a server"
     )
     if kernel:
         smallest = smallest_of_each([result.call for result in run.results])

@@ -1,4 +1,4 @@
-"""Timing a kernel on recorded calls beside a reference kernel, without a server, and checking it on the same calls.
+"""Timing a kernel against a reference kernel on recorded calls, without a server, and checking it on the same calls.
 
 Speed without correctness is not reported: a kernel with a wrong mask may be fast because it reads fewer keys.
 """
@@ -53,10 +53,16 @@ def _sdpa(call: AttentionCall, queries: Sequence[int], keys: Sequence[int]) -> T
     for (q0, q1), (k0, k1) in zip(pairwise(queries), pairwise(keys), strict=True):
         q, k, v = (t.transpose(0, 1)[None] for t in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
         masked = call.causal and q1 - q0 > 1
-        whole = q1 - q0 == k1 - k0
-        mask = causal_lower_right(q1 - q0, k1 - k0) if masked and not whole else None
+        uncached = q1 - q0 == k1 - k0
+        mask = causal_lower_right(q1 - q0, k1 - k0) if masked and not uncached else None
         out = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=masked and whole, scale=call.scale, enable_gqa=q.shape[1] != k.shape[1]
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=masked and uncached,
+            scale=call.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
         outs.append(out[0].transpose(0, 1))
     return torch.cat(outs)
@@ -71,9 +77,8 @@ def time_kernels(
     seconds: float,
     reproduce: str,
     names: tuple[str, str],
-    seed: int = 0,
 ) -> KernelTiming:
-    """Time a kernel beside a reference kernel on recorded calls, and compare it with the oracle on the same calls.
+    """Time a kernel against a reference kernel on recorded calls, and compare it with the oracle on the same calls.
 
     For each shape, the reference, the candidate and both again run in random order, repeatedly; the ratios are those of paired
     runs. On a GPU, CUDA events time the kernels' own work, and the L2 cache is overwritten before each run, as in Triton's
@@ -88,7 +93,6 @@ def time_kernels(
         seconds: time for all shapes, divided evenly; each is timed at least `MIN_RATIOS` times.
         reproduce: a command that reproduces the findings.
         names: of candidate and reference.
-        seed: of the order of runs.
 
     Raises:
         UsageError: there is no call of a phase that the candidate declares, or every one was refused.
@@ -105,7 +109,7 @@ def time_kernels(
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     refused: list[str] = []
     timed: list[tuple[list[AttentionCall], list[Times], float]] = []
-    rng, run = random.Random(seed), _clock(device)
+    rng, run = random.Random(0), _clock(device)
     for group in groups:
         try:
             worst = max(_own_error(candidate, call) for call in group)

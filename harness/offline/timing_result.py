@@ -13,7 +13,7 @@ SCHEMA: Literal["assay.kernel-timing/2"] = "assay.kernel-timing/2"
 
 
 class ShapeTiming(Part):
-    """A kernel on calls of one shape: its time beside the reference kernel's, and its own error on the same calls."""
+    """A kernel on calls of one shape: its time against the reference kernel's, and its own error on the same calls."""
 
     phase: str
     new: tuple[int, ...] = Field(description="new tokens of each sequence")
@@ -53,5 +53,5 @@ class KernelTiming(Decided):
     device: str
     bound: float
     shapes: tuple[ShapeTiming, ...]
-    refused: tuple[str, ...] = Field(description="calls that a kernel refused, with its words")
+    refused: tuple[str, ...] = Field(description="calls that a kernel refused, with its reasons")
     findings: tuple[Finding, ...] = Field(description="a wrong kernel, or a speed that cannot be")

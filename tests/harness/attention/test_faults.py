@@ -1,4 +1,4 @@
-"""Each hypothesis seeded as a fault in one layer and one head, and what the diagnosis makes of it."""
+"""Each hypothesis seeded as a fault in one layer and one head, and its diagnosis."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ALSO: dict[str, set[str]] = {
     "kv-heads-interleaved": {"kv-head-next-group"},
     "kv-head-next-group": {"kv-heads-interleaved"},
 }
-"""Hypotheses that no call could tell from the seeded one, with the fault in this head only."""
+"""Hypotheses that no call could distinguish from the seeded one, with the fault in this head only."""
 
 
 def calls_for(name: str, dtype: torch.dtype = torch.float32) -> list[AttentionCall]:
@@ -78,7 +78,7 @@ def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Hypothesi
 
 
 @pytest.mark.parametrize("name", sorted(ALSO))
-def test_in_all_heads_the_kv_head_bugs_are_told_apart(name: str) -> None:
+def test_in_all_heads_the_kv_head_bugs_are_distinguished(name: str) -> None:
     [cause] = causes(run_kernel(fault(name), calls_for(name)))
     assert [h.id for h in cause.hypotheses] == [name]
 

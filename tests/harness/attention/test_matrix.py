@@ -12,7 +12,7 @@ SIZES: list[Size] = ["small", "full"]
 
 
 def words(axis: str, value: object) -> str:
-    """A value of the design, as it stands in a case's condition."""
+    """A value of the design, as it appears in a case's condition."""
     if axis == "page":
         return str(value or "packed")
     if axis == "heads":

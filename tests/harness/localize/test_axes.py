@@ -15,19 +15,19 @@ def split(fails: object) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     return [c for c in CALLS if fails(c)], [c for c in CALLS if not fails(c)]
 
 
-def test_one_axis_is_told_in_the_shorter_way() -> None:
+def test_one_axis_is_described_by_its_shorter_list() -> None:
     assert words(confining(*split(lambda c: c["head_dim"] == "128"))) == "head_dim 128"
     assert words(confining(*split(lambda c: c["prefix"] != "0"))) == "prefix not 0"
 
 
-def test_two_axes_are_told_where_one_is_not_enough() -> None:
+def test_two_axes_are_named_where_one_is_not_enough() -> None:
     failing, right = split(lambda c: c["head_dim"] == "128" and c["prefix"] == "16")
     found = confining(failing, right)
     assert words(found) == "prefix 16 and head_dim 128"
     assert [holds(found, c) for c in CALLS] == [c in failing for c in CALLS]
 
 
-def test_nothing_is_told_that_does_not_hold() -> None:
+def test_no_condition_is_named_that_does_not_hold() -> None:
     assert confining(*split(lambda c: c["prefix"] == "16" or c["head_dim"] == "128")) == []
     assert confining(CALLS, []) == []
     assert confining([], CALLS) == []

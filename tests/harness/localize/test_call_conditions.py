@@ -11,7 +11,7 @@ def extend(new: int, prefix: int, batch: int = 1, index: int = 0) -> SequenceSha
     return SequenceShape("extend", new, prefix, batch, index)
 
 
-def test_situations_of_a_call() -> None:
+def test_sequence_shapes_of_a_call() -> None:
     found = sequence_shapes(call_of([(5, 3), (1, 9)], (2, 1), 8, torch.float32, "cpu"))
     assert found == [extend(5, 3, 2, 0), extend(1, 9, 2, 1)]
 

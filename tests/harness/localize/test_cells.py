@@ -22,7 +22,7 @@ def test_each_position_bucket_has_a_cell() -> None:
     assert cells.of_row.bincount().tolist() == [1, 15, 48, 192, 44, 1, 15, 48, 192]
 
 
-def test_a_wrong_head_of_a_wrong_query_stands_in_its_own_cell_only() -> None:
+def test_a_wrong_head_of_a_wrong_query_affects_only_its_own_cell() -> None:
     call = call_of([(20, 5), (1, 9)], (2, 1), 8, torch.float32, "cpu")
     truth = torch.ones(21, 2, 8, dtype=torch.float64)
     out = truth.clone()

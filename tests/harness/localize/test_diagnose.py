@@ -114,7 +114,7 @@ def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
     assert any("smallest failing call: layer 0 extend, new+prefix 20+1," in e for e in finding.evidence)
 
 
-def test_no_number_is_out_of_bounds_and_told() -> None:
+def test_what_is_not_a_number_is_out_of_bounds_and_reported() -> None:
     def lost(call: AttentionCall) -> Tensor:
         out = rounded_oracle(call)
         out[-1, 3] = float("nan")
@@ -126,18 +126,18 @@ def test_no_number_is_out_of_bounds_and_told() -> None:
     assert any("not finite" in e for e in finding.evidence)
 
 
-def test_what_cannot_be_told_apart_is_said() -> None:
+def test_indistinguishable_hypotheses_are_listed() -> None:
     def lost(lens: list[tuple[int, int]]) -> Finding:
         call = call_of(lens, (4, 2), 32, torch.float32, "cpu")
         [finding] = diagnose(run_kernel(fault("last-block-lost-16"), [call]))
         return finding
 
     # Of 39 tokens a block of 16 loses 7, and so does one of 32; of 55 they lose 7 and 23.
-    assert 'on these calls it cannot be told from "last partial block of 32 lost"' in lost([(9, 30)]).diagnosis
-    assert "cannot be told" not in lost([(25, 30)]).diagnosis
+    assert 'on these calls it cannot be distinguished from "last partial block of 32 lost"' in lost([(9, 30)]).diagnosis
+    assert "cannot be distinguished" not in lost([(25, 30)]).diagnosis
 
 
-def test_positions_are_told_where_no_cause_is_known() -> None:
+def test_positions_are_reported_where_no_cause_is_known() -> None:
     def late(call: AttentionCall) -> Tensor:
         out = rounded_oracle(call)
         out[16:] = -out[16:]

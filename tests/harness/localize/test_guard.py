@@ -26,7 +26,7 @@ def raises(call: AttentionCall) -> Tensor:
         (lambda call: None, "returned: NoneType"),
     ],
 )
-def test_what_is_against_the_contract_is_remembered(kernel: Kernel, how: str) -> None:
+def test_breaches_of_the_contract_are_remembered(kernel: Kernel, how: str) -> None:
     guard = Guard(kernel, Declaration())
     with pytest.raises(KernelRefused, match=how):
         guard(CALL)
@@ -44,7 +44,7 @@ def test_a_refusal_is_a_kernels_right() -> None:
     assert seen.results == ()
 
 
-def test_one_that_cannot_do_it_again_is_told() -> None:
+def test_a_kernel_that_fails_when_repeated_is_reported() -> None:
     runs = 0
 
     def tired(call: AttentionCall) -> Tensor:

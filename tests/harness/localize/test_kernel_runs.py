@@ -25,7 +25,7 @@ def only(findings: list[Finding]) -> Finding:
     return finding
 
 
-def test_a_right_kernel_leaves_nothing_to_say() -> None:
+def test_a_right_kernel_has_no_message() -> None:
     seen = run_kernel(rounded_oracle, CALLS)
     assert [o.call for o in seen.results] == CALLS
     assert all(float(o.own.max()) <= o.bound for o in seen.results)
@@ -104,7 +104,7 @@ def test_an_output_in_a_buffer_that_the_next_call_overwrites_is_kept(grows: floa
     assert [f.id for f in diagnose(run_kernel(reuses, CALLS))] == kinds
 
 
-def test_refused_and_delegated_calls_are_told() -> None:
+def test_refused_and_delegated_calls_are_reported() -> None:
     @declares(phases=("extend",))
     def picky(call: AttentionCall) -> Tensor:
         if not any(call.prefixes):

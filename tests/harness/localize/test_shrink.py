@@ -75,7 +75,7 @@ def test_other_failures_can_be_kept() -> None:
     assert (small.lens_q, small.prefixes) == ([1], [60])
 
 
-def test_what_does_not_fail_cannot_be_shrunk() -> None:
+def test_a_call_that_does_not_fail_cannot_be_shrunk() -> None:
     with pytest.raises(ValueError, match="nothing to shrink"):
         shrink(rounded_oracle, CALL)
 

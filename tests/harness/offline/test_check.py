@@ -1,4 +1,4 @@
-"""`check` on kernels with a known truth: what passes, what does not, and what is said of it."""
+"""`check` on kernels with a known truth: what passes, what does not, and what is reported."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     ids=["head_dim", "dtype", "mixed batches", "heads"],
 )
 @pytest.mark.parametrize("wrong", [TOP_LEFT, lambda call: 1.5 * rounded_oracle(call)], ids=["known", "unknown"])
-def test_a_bug_under_one_condition_is_told_with_it(
+def test_a_bug_under_one_condition_is_reported_with_it(
     holds: Callable[[AttentionCall], bool], where: str, wrong: Kernel
 ) -> None:
     result = check(only_where(holds, wrong), phases=["extend"])
@@ -88,7 +88,7 @@ def test_a_bug_under_one_condition_is_told_with_it(
 
 
 @pytest.mark.parametrize("bug", ["mask-top-left", "prefix-values-shifted"])
-def test_a_bug_at_whole_blocks_is_told_with_it(bug: str) -> None:
+def test_a_bug_at_complete_blocks_is_reported_with_its_condition(bug: str) -> None:
     result = check(fault(bug, when=lambda new, prefix: prefix % 64 == 0), phases=["extend"])
     assert kinds(result) == [bug]
     assert "cached prefix % 64 == 0" in message(result)
@@ -100,7 +100,7 @@ def test_a_bug_in_grouped_heads_is_seen() -> None:
     assert {case.condition["heads"] for case in result.failing} == {"GQA 4/2"}
 
 
-def test_what_raises_is_wrong_and_the_rest_is_still_told() -> None:
+def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
     def raises(call: AttentionCall) -> Tensor:
         if call.q.shape[2] == 128:
             raise IndexError("block 3 out of range")
@@ -151,7 +151,7 @@ def test_what_was_not_computed_is_no_pass(kernel: Kernel, missing: str) -> None:
     result = check(kernel)
     assert result.exit_code == ExitCode.NO_VERDICT
     assert any(missing in one for one in result.missing)
-    assert message(result).startswith("no verdict")
+    assert message(result).startswith("No verdict")
 
 
 def test_only_phases_that_are_declared_are_needed() -> None:
@@ -219,6 +219,6 @@ def test_the_command_and_the_test_are_those_of_the_kernel() -> None:
         ({"chosen": []}, "no case"),
     ],
 )
-def test_wrong_use_is_said(given: dict[str, object], found: str) -> None:
+def test_wrong_use_is_an_error(given: dict[str, object], found: str) -> None:
     with pytest.raises(UsageError, match=found):
         check(**{"kernel": ORACLE, **given})  # type: ignore[arg-type]

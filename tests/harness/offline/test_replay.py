@@ -72,7 +72,7 @@ def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Pa
     assert result.worst > 1
     assert result.first_finding_s is not None
     assert {(one.layer, one.phase) for one in result.bounds} == {(0, "extend"), (1, "extend")}
-    assert "cannot run by itself" in result.not_tested[0]
+    assert "runs only in a server" in result.not_tested[0]
 
 
 def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,12 +122,13 @@ def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
         "from assay.harness.attention.faults import fault\n\nforward = fault('mask-top-left', layers=[1], heads=[0])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    result = replay(pack(tmp_path / "pack", KERNEL), "top_left:forward", "again")
+    result = replay(pack(tmp_path / "pack", KERNEL), "top_left:forward")
     assert result.findings[0].id == "mask-top-left"
+    assert result.findings[0].reproduce == f"assay replay {tmp_path / 'pack'} --candidate top_left:forward"
     assert result.smallest.startswith("layer 1 extend, new+prefix ")
     assert "def test_" in result.test
     compile(result.test, "test_it.py", "exec")
-    assert not replay(tmp_path / "pack", "assay.harness.offline.timing:torch_sdpa", "again").test
+    assert not replay(tmp_path / "pack", "assay.harness.offline.timing:torch_sdpa").test
 
 
 def test_a_pack_without_the_candidates_outputs_is_wrong_use(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_folder_that_is_no_pack_is_wrong_use(
     assert "What to do" in capsys.readouterr().err
 
 
-def test_a_url_cannot_be_looked_into(
+def test_a_url_cannot_be_instrumented(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"

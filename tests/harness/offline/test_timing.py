@@ -86,7 +86,7 @@ def rounded_oracle_slowly(call: AttentionCall) -> Tensor:
     return rounded_oracle(call)
 
 
-def test_being_wrong_in_one_layer_only_is_seen() -> None:
+def test_an_error_in_one_layer_only_is_seen() -> None:
     assert [shape.right for shape in timed(fault("mask-top-left", layers=[1])).shapes] == [True, False, False]
 
 
@@ -100,7 +100,7 @@ def test_phases_that_the_kernel_does_not_declare_are_not_timed() -> None:
         timed(half, [call for call in calls() if call.phase == "decode"])
 
 
-def test_what_is_refused_is_told_and_is_no_pass() -> None:
+def test_what_is_refused_is_reported_and_is_no_pass() -> None:
     def picky(call: AttentionCall) -> Tensor:
         if any(call.prefixes):
             raise KernelRefused("no prefix, please")
