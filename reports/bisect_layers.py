@@ -38,7 +38,7 @@ def render_layers(result: LayerBisect, console: Console) -> None:
             f"[{style}]{probe.outcome}[/]",
         )
     lines = [
-        f"SetComparison by {result.by} ({result.by_why}); the reference alone: {result.reference_right} of {result.prompts}."
+        f"Compared by {result.by} ({result.by_why}); the reference alone: {result.reference_right} of {result.prompts}."
     ]
     if result.probes:
         console.print(table)

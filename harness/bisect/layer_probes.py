@@ -58,7 +58,7 @@ class AnswerSet:
 
 
 class ProbeServer:
-    """A running server with the candidate beside the reference (``ASSAY_SHADOW``), and the prompts of a probe.
+    """A running server with the candidate as the reference's shadow (``ASSAY_SHADOW``), and the prompts of a probe.
 
     Args:
         engine: the reference.
@@ -134,7 +134,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
         )
     evidence = folder / "server"
     set_control(evidence, Control())
-    display.say(f"Starting {spec.reference} with {spec.candidate} beside it.")
+    display.say(f"Starting {spec.reference} with {spec.candidate} as its shadow.")
     server = make_engine(
         plan,
         "reference",
@@ -207,7 +207,6 @@ def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, disp
     The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, the floor is
     identical and each set is asked once. Otherwise an answer of a probe may be wrong, see `answer_noise`, and sets are asked
     repeatedly, see `assay.harness.bisect.layer_search.lead_needed`.
-
 
     Args:
         server: the server and the prompts.

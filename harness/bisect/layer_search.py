@@ -121,7 +121,6 @@ def max_answers(noise: float, error: float) -> int:
 
     The walk is still undecided after N answers only if fewer than (N + m) / 2 of them are true: a binomial tail. More answers
     without the lead show, at level `error`, that the noise is greater or that the set is on the edge between right and wrong.
-
     """
     lead = lead_needed(noise, error)
     answers = lead
@@ -168,7 +167,7 @@ class _AnswerCache:
         if abs(right - wrong) < lead:
             raise _Undecided(
                 f"With the candidate in layers {spans(key)} the task was right {right} times and wrong {wrong} times: either the "
-                f"noise exceeds the {self._noise:.0%} that the floor explains, or the set is on the edge."
+                f"noise exceeds the {100 * self._noise:.0f} % that the floor explains, or the set is borderline."
             )
         return right > wrong
 
@@ -189,7 +188,7 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
         alpha: probability with which any set's outcome may be wrong, over the complete search.
 
     Returns:
-        The layers, each needed: put back alone, it makes the task wrong again. Another set may work as well if layers are
+        The layers, each needed: put back alone, it makes the task wrong again. Another set may also work if layers are
         only wrong together.
 
     Raises:
@@ -201,7 +200,7 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
     answers = _AnswerCache(probe, noise, alpha)
     try:
         if not answers.right(()):
-            why = "With no layer substituted the task fails too: the workload is too noisy to decide anything."
+            why = "With no layer substituted, the task fails too: the workload is too noisy to decide anything."
             return SearchResult("inconclusive", why, (), True, tuple(answers.probed))
         if answers.right(layers):
             why = f"The task is right even with the candidate in all {len(layers)} layers."

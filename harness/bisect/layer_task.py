@@ -213,7 +213,7 @@ def layer_finding(
     if not search.monotone:
         evidence.append(
             "more layers of the candidate were better than fewer at least once, so errors cancel or there is noise: another "
-            "choice of layers may work as well"
+            "choice of layers may also work"
         )
     return Finding(
         id="layers-need-reference",

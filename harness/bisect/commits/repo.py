@@ -17,7 +17,7 @@ from assay.harness.errors import AssayError, UsageError
 
 _PREFIX = "assay-worktree-"
 _LOCK = "assay.lock"
-# Disable everything of the user's that runs by itself: hooks, background maintenance, a file watcher.
+# Disable everything of the user's that runs automatically: hooks, background maintenance, a file watcher.
 _QUIET = (
     "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.fsmonitor=false",
     "-c", "advice.detachedHead=false", "-c", "log.showSignature=false", "-c", "core.quotePath=false",

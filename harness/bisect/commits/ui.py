@@ -168,7 +168,7 @@ def effort(state: BisectState, result: BisectResult) -> str:
     return (
         f"{len(state.probes)} probes ({kinds}; {skips} of them skipped), {seconds[len(seconds) // 2]:.2f} s each (median). "
         f"Repeated probes of a commit: {result.repeated}, {result.flipped} of them outvoted; estimated misclassification: "
-        f"{result.flips[0]:.1%} of good commits, {result.flips[1]:.1%} of bad ones."
+        f"{100 * result.flips[0]:.1f} % of good commits, {100 * result.flips[1]:.1f} % of bad ones."
     )
 
 

@@ -83,7 +83,7 @@ def test_small_errors_that_add_up_are_not_blamed_on_a_few() -> None:
     assert not any(one.alone or one.partners for one in search.restored)
 
 
-def test_more_partners_than_are_looked_for() -> None:
+def test_more_partners_than_are_searched_for() -> None:
     search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 31), 0.0, ALPHA)
     assert len(search.restored) == 2
     assert not any(one.alone or one.partners for one in search.restored)
@@ -110,7 +110,7 @@ def test_errors_that_cancel_end_in_layers_that_are_all_needed(layers: list[int])
 
 
 @given(st.randoms(use_true_random=False))
-def test_whatever_the_answers_are_each_restored_layer_is_needed(draw: random.Random) -> None:
+def test_every_restored_layer_is_needed_for_any_answers(draw: random.Random) -> None:
     layers = tuple(range(7))
     right = {frozenset(some): draw.random() < 0.5 for size in range(8) for some in combinations(layers, size)}
     right[frozenset()], right[frozenset(layers)] = True, False
@@ -179,7 +179,7 @@ def test_more_noise_than_stated_is_inconclusive() -> None:
     draw = random.Random(1)
     search = find_layers(LAYERS, lambda candidate: draw.random() < 0.5 if candidate else True, 0.01, ALPHA)
     assert search.outcome == "inconclusive"
-    assert "noise exceeds the 1% that the floor explains" in search.why
+    assert "noise exceeds the 1 % that the floor explains" in search.why
 
 
 def ruin(noise: float, lead: int) -> float:

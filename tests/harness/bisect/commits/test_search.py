@@ -226,7 +226,7 @@ def test_an_outcome_carries_at_most_one_bit_and_none_if_it_is_a_coin_flip() -> N
     assert information(np.array(0.0), 0.1, 0.1) == pytest.approx(0)
 
 
-def test_commits_beside_broken_ones_are_less_likely_to_build() -> None:
+def test_commits_next_to_broken_ones_are_less_likely_to_build() -> None:
     builds = buildable(chain(20), {"19": OutcomeCounts(0, 1)}, {"10"})
     assert builds[9] == builds[11] == 0.5
     assert builds[12] == pytest.approx(2 / 3)

@@ -86,4 +86,4 @@ def test_without_a_culprit_the_candidates_are_listed(outcome: str, says: str) ->
     assert says in lines[0]
     assert lines[1] == f"  {HASHES[4][:12]} Change [3]"
     assert "4 probes (1 good end, 1 bad end, 2 search; 1 of them skipped)" in lines[-1]
-    assert "4, 1 of them outvoted; estimated misclassification: 10.0% of good commits, 20.0% of bad ones" in lines[-1]
+    assert "4, 1 of them outvoted; estimated misclassification: 10.0 % of good commits, 20.0 % of bad ones" in lines[-1]
