@@ -121,7 +121,7 @@ def condition_chart(rows: Sequence[ConditionRow]) -> str:
         reference, candidate = condition.reference_right / condition.items, condition.candidate_right / condition.items
         parts.append(_row_name(x, name, middle, 8))
         parts.append(line(x(reference), middle, x(candidate), middle, CANDIDATE, 2, stroke_opacity=0.35))
-        # The reference's mark is the larger one and lies below, so that it is seen where both roles agree.
+        # The reference's mark is larger and drawn first, so that both show where the roles agree.
         parts.append(mark("diamond", x(reference), middle, 6.5, REFERENCE, f"reference {reference:.3f}"))
         parts.append(mark("circle", x(candidate), middle, 4.4, CANDIDATE, f"candidate {candidate:.3f}"))
     parts += axis_below(x, bottom, at, rule=False)

@@ -20,7 +20,7 @@ def headline(result: CheckResult) -> str:
     """One sentence: how many calls are wrong, and the worst own error with its bound."""
     tried = len(result.computed) + len(result.broken)
     if result.exit_code == ExitCode.NO_VERDICT:
-        verdict = f"no verdict on {result.kernel}: {'; '.join(result.missing)}"
+        verdict = f"No verdict on {result.kernel}: {'; '.join(result.missing)}"
     elif result.exit_code == ExitCode.PASS:
         verdict = f"{result.kernel} is correct on all {tried} calls"
     elif result.failing:

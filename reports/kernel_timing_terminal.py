@@ -1,4 +1,4 @@
-"""The result of timing a kernel: as JSON, and on the terminal, where no time stands without the own error."""
+"""The result of timing a kernel: as JSON, and on the terminal, where every time comes with the own error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/
 
 
 def _cells(row: ShapeTiming) -> tuple[str, ...]:
-    error = "not finite" if row.own_error is None else f"{two_digits(row.own_error)} of its bound"
+    error = "not finite" if row.own_error is None else f"{two_digits(row.own_error)} times its bound"
     return (
         row.phase,
         _lens(row.new),

@@ -25,7 +25,7 @@ def render_latency(result: LatencyResult, console: Console) -> None:
     )
     print_rows(console, title, _COLUMNS, [_cells(row) for row in result.rows])
     for load in result.loads:
-        say(f"{load.shape}, {load.concurrency} in flight, reference vs candidate: {load_text(load)}")
+        say(f"{load.where}, reference vs candidate: {load_text(load)}")
     say(f"{result.rounds} rounds, the first {result.warm_up_rounds} discarded as warm-up; {graphs_text(result)}.")
     for role, calls in (("reference", result.reference_calls), ("candidate", result.candidate_calls)):
         if calls:

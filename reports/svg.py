@@ -1,7 +1,7 @@
 """The little SVG that charts need: scales, ticks, marks, an axis, a legend.
 
 Colours are presentation attributes taken from `PALETTE`. The page maps each of them to its own variable by an attribute
-selector, so a chart follows the page's light or dark theme, and keeps the light colours wherever it is cut out and pasted.
+selector, so a chart follows the page's light or dark theme, and keeps the light colours where it is cut out and pasted.
 """
 
 from __future__ import annotations

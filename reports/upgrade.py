@@ -8,7 +8,7 @@ from typing import Any
 
 Document = dict[str, Any]
 
-# Version 1 had names alone, from which its checks and findings get their ids. What is not listed gets its name in kebab-case.
+# Version 1 had only names, from which checks and findings get their ids. A name that is not listed becomes kebab-case.
 _CHECKS = (
     (r"the candidate's own kernel ran in every phase that it claims: (\w+)", r"kernel-ran-\1"),
     (r"the candidate's own kernel ran in every phase that it claims", "kernel-ran"),
@@ -78,7 +78,7 @@ def upgrade(document: Document) -> Document:
 
 
 def _checked(document: Document) -> Document:
-    """A document with its checks and findings renewed."""
+    """A document with its checks and findings upgraded."""
     return document | {
         "checks": [_titled(check, "name", _id(check["name"], _CHECKS)) for check in document.get("checks", ())],
         "findings": [_titled(one, "kind", _id(one["kind"], _FINDINGS)) for one in document.get("findings", ())],
@@ -96,7 +96,7 @@ def _suite(suite: Document) -> Document:
 
 
 def _titled(part: Document, was: str, id_: str) -> Document:
-    """A part whose prose under the key `was` becomes its title, beside an id."""
+    """A part with an id, whose prose under the key `was` becomes its title."""
     return {"id": id_, "title": part[was]} | {key: value for key, value in part.items() if key != was}
 
 

@@ -1,4 +1,4 @@
-"""The page of a bench that was run by itself."""
+"""The page of a bench that was not part of a run."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def test_verdict_ratios_throughputs_and_calls_are_there(examples: ModuleType, ve
 
 
 @pytest.mark.parametrize(
-    ("device", "eager", "told"),
+    ("device", "eager", "shown"),
     [
         ("cpu", True, "on the CPU"),
         ("cuda", True, "without CUDA graphs"),
         ("cuda", False, "CUDA graphs as the engine configures"),
     ],
 )
-def test_the_page_says_whether_there_were_graphs(examples: ModuleType, device: str, eager: bool, told: str) -> None:
-    assert told in text_of(to_html(examples.latency().model_copy(update={"device": device, "eager": eager})))
+def test_the_page_states_whether_there_were_graphs(examples: ModuleType, device: str, eager: bool, shown: str) -> None:
+    assert shown in text_of(to_html(examples.latency().model_copy(update={"device": device, "eager": eager})))
 
 
 def test_text_of_a_server_stays_text(examples: ModuleType) -> None:

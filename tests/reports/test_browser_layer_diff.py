@@ -104,7 +104,7 @@ def test_hovering_reads_the_numbers_of_the_report(see: Any, layer_diffs: ModuleT
     assert _tip(chrome) == ""
 
 
-def test_colours_tell_the_kinds_of_cells_apart(see: Any, layer_diffs: ModuleType) -> None:
+def test_colours_distinguish_the_kinds_of_cells(see: Any, layer_diffs: ModuleType) -> None:
     layers = layer_diffs.one_head(12, 12)
     chrome = see(layers)
     number = _number(layers, "extend, cached prefix")
@@ -222,7 +222,7 @@ def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
     assert (dark[1], light[1]) == ((255, 255, 255), (0, 0, 0))
 
 
-def test_without_scripts_the_tables_stand_for_the_maps(
+def test_without_scripts_the_tables_replace_the_maps(
     browser: Callable[..., AbstractContextManager[Any]], examples: ModuleType, layer_diffs: ModuleType, tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"

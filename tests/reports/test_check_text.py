@@ -31,7 +31,7 @@ def printed(result: CheckResult) -> str:
     return out.getvalue()
 
 
-def test_a_wrong_kernel_is_told_with_its_conditions_its_bug_and_a_way_to_see_it() -> None:
+def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> None:
     result = check(wrong_at_128, phases=["decode"])
     for text in (message(result), printed(result)):
         for part in (
@@ -57,7 +57,7 @@ def test_a_right_kernel_is_one_sentence() -> None:
     assert result.exit_code == ExitCode.PASS
 
 
-def test_what_is_not_covered_is_told_and_not_all_of_it() -> None:
+def test_what_is_not_covered_is_summarised() -> None:
     result = check(picky, phases=["decode"])
     lines = not_covered(result)
     assert len(lines) == MOST_REFUSALS + 1
@@ -72,6 +72,6 @@ def test_one_line_for_several_kernels() -> None:
     assert sentence([right, wrong, right]).startswith("2 kernels, 135 calls, worst ")
     refuses_all = check(picky, dtypes=["float32"], phases=["decode"])
     assert sentence([refuses_all]) == "1 kernel, 0 calls, 45 not covered"
-    assert "no verdict" in headline(refuses_all)
+    assert "No verdict" in headline(refuses_all)
     assert refuses_all.exit_code == ExitCode.NO_VERDICT
     assert "no decode call was computed" in printed(refuses_all)

@@ -33,7 +33,7 @@ def test_a_finding_says_how_to_reproduce_it(examples: ModuleType) -> None:
     assert text.count("::error") == 1 + len([f for f in report.findings if f.severity == "serious"])
 
 
-def test_no_text_can_begin_a_command_of_its_own(examples: ModuleType) -> None:
+def test_no_text_can_start_another_command(examples: ModuleType) -> None:
     report = examples.passing().model_copy(update={"headline": "a\n::error::b\r\n%0A::set-output name=x::y"})
     (line, *_) = workflow_commands(report).splitlines()
     assert "%250A" in line

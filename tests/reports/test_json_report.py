@@ -38,7 +38,7 @@ def test_hostile_text_survives_except_what_no_file_can_hold(examples: ModuleType
     assert text.replace("\ufffd", "?") == examples.HOSTILE.replace("\ud800", "?")
 
 
-def test_lone_surrogates_are_written_wherever_they_are(examples: ModuleType) -> None:
+def test_lone_surrogates_are_replaced_everywhere(examples: ModuleType) -> None:
     report = examples.error()
     bad = "log line \udc80"
     finding = report.findings[0].model_copy(update={"evidence": (bad,)})

@@ -77,7 +77,7 @@ def test_one_suite_for_the_checks_and_one_per_suite(any_report: Report) -> None:
     assert properties["candidate"] == any_report.candidate.backend
 
 
-def test_synthetic_questions_are_called_so(any_report: Report) -> None:
+def test_synthetic_questions_are_marked(any_report: Report) -> None:
     for suite, written in zip(
         any_report.suites, ET.fromstring(to_junit(any_report)).findall("testsuite")[1:], strict=True
     ):
@@ -86,7 +86,7 @@ def test_synthetic_questions_are_called_so(any_report: Report) -> None:
         assert ("synthetic" in ET.tostring(case, encoding="unicode").lower()) == suite.synthetic
 
 
-def test_class_names_tell_candidates_apart_and_have_no_stray_dots(examples: ModuleType) -> None:
+def test_class_names_distinguish_candidates_and_have_no_stray_dots(examples: ModuleType) -> None:
     report = examples.passing()
     candidate = report.candidate.model_copy(update={"backend": "http://127.0.0.1:30000/v1"})
     text = to_junit(report.model_copy(update={"candidate": candidate}))

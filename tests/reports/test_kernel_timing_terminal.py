@@ -31,7 +31,7 @@ def test_the_time_of_a_wrong_kernel_is_not_reported_as_a_ratio(terminal: bool) -
         assert part in text, text
 
 
-def test_lines_are_not_broken_where_nobody_looks_at_a_terminal() -> None:
+def test_lines_are_not_wrapped_without_a_terminal() -> None:
     shown = StringIO()
     render_timing(result_of(rounded_oracle), Console(file=shown, width=40))
     lines = [line for line in shown.getvalue().splitlines() if "phase extend" in line]

@@ -1,4 +1,4 @@
-"""Latency in every report, and the line of policy beside every bound."""
+"""Latency in every report, and the line of policy with every bound."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_page_has_a_section_with_a_chart_for_each_load(timed: Report) -> Non
     assert page.index('<section class="latency"') < page.index('id="checks"')
 
 
-def test_the_bound_stands_where_it_belongs_on_an_axis_that_holds_everything(examples: ModuleType) -> None:
+def test_the_bound_is_drawn_at_its_value_on_an_axis_that_holds_everything(examples: ModuleType) -> None:
     rows = examples.latency(verdict="regression").rows
     low, high = ratio_ends(rows)
     assert low < 0.987 < 2.03 < high

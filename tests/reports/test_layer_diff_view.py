@@ -86,7 +86,7 @@ def test_the_map_with_the_worst_cell_is_shown_first(layer_diffs: ModuleType) -> 
     assert [head.says for head in view.heads] == ["within bounds", "2 out of bounds", "within bounds"]
 
 
-def test_without_bounds_nothing_is_said_to_be_within_them(report: Report) -> None:
+def test_without_bounds_nothing_is_called_within_them(report: Report) -> None:
     assert report.layers
     grids = [grid.model_copy(update={"bounds": (None,) * 4}) for grid in report.layers.grids]
     depth = [row.model_copy(update={"bound": None, "out_of_bounds": False}) for row in report.layers.depth]

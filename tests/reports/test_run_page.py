@@ -98,7 +98,7 @@ def test_synthetic_suites_carry_a_badge_and_others_do_not(examples: ModuleType) 
     assert "synthetic questions</span>" not in run_page.to_html(report.model_copy(update={"suites": real}))
 
 
-def test_the_page_asks_nobody_for_anything(any_report: Report) -> None:
+def test_the_page_makes_no_request(any_report: Report) -> None:
     page = run_page.to_html(any_report)
     for _, attributes in Page(page).elements:
         for name in ("src", "href", "action", "data", "poster", "srcset"):

@@ -29,7 +29,7 @@ def test_hostile_and_large_reports_are_written(examples: ModuleType, tmp_path: P
         assert all(path.stat().st_size > 0 for path in paths)
 
 
-def test_a_full_disk_leaves_the_old_file_whole_and_no_part(
+def test_a_full_disk_leaves_the_old_file_intact_and_no_partial_one(
     examples: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write.write_all(examples.passing(), tmp_path)
