@@ -73,7 +73,7 @@ def replay(
         console.print(f"First: {found[0].where}: {found[0].diagnosis}", markup=False, soft_wrap=True)
 
     try:
-        result = replaying.replay(pack, candidate, f"assay replay {pack} --candidate {candidate}", show_first)
+        result = replaying.replay(pack, candidate, on_first=show_first)
     except KernelRefused as error:
         raise UsageError(f"--candidate: {error}.", "a kernel", "see assay backends") from None
     code = replaying.exit_code(result)
