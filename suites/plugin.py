@@ -104,7 +104,7 @@ class Assay:
             size=size or self._config.getoption("assay_matrix_size") or "small",
             device=device or self._config.getoption("assay_matrix_device"),
             seed=seed,
-            chosen=None if cases is None else list(cases),
+            cases=None if cases is None else list(cases),
         )
         self._config.stash[_RESULTS].append(result)
         if result.exit_code:
@@ -136,7 +136,7 @@ class AssayCase:
         from assay.reports.check_text import message
 
         again = f"assay check {self.kernel} --case {self.case.name}" if isinstance(self.kernel, str) else ""
-        result = check(self.kernel, phases=[self.case.condition["phase"]], chosen=[self.case], again=again)
+        result = check(self.kernel, phases=[self.case.condition["phase"]], cases=[self.case], again=again)
         self._config.stash[_RESULTS].append(result)
         if result.refused:
             pytest.skip(f"not covered: {result.refused[0][1]}")

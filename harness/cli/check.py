@@ -52,6 +52,6 @@ def check(
             f"No case's name contains {case!r}.", f"part of a name, for example of {cases[0].name}", "try another"
         )
     again = shlex.join(["assay", *sys.argv[1:]])
-    result = run(name, phases=phases, noise=noise, chosen=chosen, again=again)
+    result = run(name, phases=phases, noise=noise, cases=chosen, again=again)
     render(result, console)
     raise typer.Exit(result.exit_code)

@@ -14,7 +14,8 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size, cases
+from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
+from assay.harness.attention.matrix import cases as cases_of
 from assay.harness.conditions import PHASES
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
@@ -133,7 +134,7 @@ def check(
     device: str | None = None,
     head_dims: Sequence[int] = HEAD_DIMS,
     seed: int = 0,
-    chosen: Sequence[Case] | None = None,
+    cases: Sequence[Case] | None = None,
     again: str = "",
 ) -> CheckResult:
     """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
@@ -147,9 +148,9 @@ def check(
         device: None for "cuda" if there is a GPU, else "cpu".
         head_dims: head dims of the matrix.
         seed: of the matrix.
-        chosen: cases to run instead of the matrix.
-        again: a command that repeats the check, for the findings; by default built from the arguments, unless cases are
-            chosen.
+        cases: run these instead of the matrix.
+        again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
+            given.
 
     Raises:
         UsageError: no such kernel, phase, dtype, noise, size or device, or no case.
@@ -161,12 +162,12 @@ def check(
         _one_of("noise", noise, SCHEMES)
     asked = tuple(phases) if phases is not None else declared.phases
     path = name if isinstance(kernel, str) or kernels.is_path(name) else ""
-    if path and chosen is None and not again:
+    if path and cases is None and not again:
         again = _command(path, phases or (), dtypes or (), noise, size, device, head_dims, seed)
-    if chosen is None:
-        chosen = matrix(asked, dtypes=dtypes, size=size, device=device, head_dims=head_dims, seed=seed)
+    if cases is None:
+        cases = matrix(asked, dtypes=dtypes, size=size, device=device, head_dims=head_dims, seed=seed)
     with few_threads(()):
-        made = [(case, call) for case in chosen if (call := case.make()).phase in asked]
+        made = [(case, call) for case in cases if (call := case.make()).phase in asked]
     if not made:
         raise UsageError(
             f"There is no case of {' or '.join(asked)} for {name}.", "at least one", "choose other cases or phases"
@@ -271,7 +272,7 @@ def matrix(
     if device and device.startswith("cuda") and not gpu:
         raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
     on = device or ("cuda" if gpu else "cpu")
-    return cases(tuple(phases), on, [known[one] for one in named], seed, size, tuple(head_dims))
+    return cases_of(tuple(phases), on, [known[one] for one in named], seed, size, tuple(head_dims))
 
 
 def _one_of(what: str, value: str, known: Sequence[str] | Mapping[str, object]) -> None:

@@ -60,10 +60,10 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     )  # an interpreted kernel would use all of it
     alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
     few = [alone[0], next(c for c in alone if c.condition["prefix"] == "0" and c.condition["new"] in ("1", "7", "64"))]
-    result = check(sage_attn_as_shipped, chosen=few)
+    result = check(sage_attn_as_shipped, cases=few)
     assert kinds(result) == ["mask-top-left"]
     assert result.where == "prefix 1"
-    assert check(sage_attn, chosen=few).exit_code == ExitCode.PASS
+    assert check(sage_attn, cases=few).exit_code == ExitCode.PASS
 
 
 @pytest.mark.parametrize(
