@@ -216,7 +216,7 @@ def test_the_command_and_the_test_are_those_of_the_kernel() -> None:
         ({"dtypes": ["int8"]}, "int8"),
         ({"size": "huge"}, "huge"),
         ({"noise": "int4"}, "int4"),
-        ({"chosen": []}, "no case"),
+        ({"cases": []}, "no case"),
     ],
 )
 def test_wrong_use_is_an_error(given: dict[str, object], found: str) -> None:
