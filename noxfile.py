@@ -57,8 +57,10 @@ def assay(session: nox.Session, command: str) -> None:
 def pytest(session: nox.Session, *parts: list[str]) -> None:
     """Run pytest once for each part of the tests, or once with the flags given after --."""
     python = environment(session)
+    # There are as many test processes as cores: a second BLAS thread would only wait busily for the first.
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"}
     for flags in [session.posargs] if session.posargs else parts:
-        session.run(python, "-m", "pytest", *flags, external=True)
+        session.run(python, "-m", "pytest", *flags, external=True, env=one_thread)
 
 
 @nox.session(venv_backend="none")

@@ -23,9 +23,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.drive import make_engines, measure
 from assay.harness.bench.evidence import BenchFolder
-from assay.harness.bench.plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.servers import running

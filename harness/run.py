@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from assay.harness.baselines import attach
-from assay.harness.bench.plan import BenchPlan
+from assay.harness.bench.bench_plan import BenchPlan
 from assay.harness.bench.suite import plan_latency, time_servers
 from assay.harness.collect.collect import collect
 from assay.harness.collect.plan import Plan, prepare

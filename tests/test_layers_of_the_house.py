@@ -23,7 +23,7 @@ BREACHES = {
     "layers": ("harness/stats/__init__.py", "assay.harness.localize.bounds"),
     "attention-is-pure": ("harness/attention/oracle.py", "transformers"),
     "evals-stand-alone": ("evals/greedy.py", "assay.harness.text"),
-    "reports-at-the-edges": ("harness/bench/plan.py", "assay.reports.write"),
+    "reports-at-the-edges": ("harness/bench/bench_plan.py", "assay.reports.write"),
     "reports-only-render": ("reports/markdown.py", "assay.harness.engines.launch"),
     "judge-reads-evidence": ("harness/judge/build.py", "assay.harness.collect.collect"),
     "one-room-knows-sglang": ("harness/engines/launch.py", "sglang"),

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.evals.loads import prefix, prompts
+from assay.harness.bench.bench_plan import BenchPlan, Turn, turns
 from assay.harness.bench.evidence import BenchFolder, BenchManifest, blocks_in
 from assay.harness.bench.lengths import ask_lengths
-from assay.harness.bench.plan import BenchPlan, Turn, turns
 from assay.harness.collect.servers import core_of, make_engine, manifest_of, running
 from assay.harness.compare.blocks import first_warm, side_by_side
 from assay.harness.engines.base import Engine

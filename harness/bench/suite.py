@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 import shutil
 
+from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.drive import bench
 from assay.harness.bench.evidence import BenchFolder, bench_folder
-from assay.harness.bench.plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import given_flags, recorded

@@ -51,8 +51,8 @@ def bench(
     require("serve", "assay bench")
 
     from assay.harness.bench import drive
+    from assay.harness.bench.bench_plan import plan_bench, timed_spec
     from assay.harness.bench.evidence import BenchFolder
-    from assay.harness.bench.plan import plan_bench, timed_spec
     from assay.harness.bench.policy import make_policy
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import default_folder

@@ -160,23 +160,23 @@ def _bisect(folder: Any, state: Any, repository: Any) -> Any:
 
 def _calls(folder: Path, spec: Any) -> Path:
     """The file of the calls, written once so that every commit computes the same ones."""
-    from assay.harness.bisect.commits import calls
+    from assay.harness.bisect.commits import probe_calls
     from assay.harness.evidence.pack import read_pack
     from assay.harness.offline.replay import choose
 
-    file = (folder / calls.FILE).resolve()
+    file = (folder / probe_calls.FILE).resolve()
     if not file.exists():
         if spec.pack:
-            found = calls.recorded_calls([one.call for one in choose(read_pack(Path(spec.pack)))])
+            found = probe_calls.recorded_calls([one.call for one in choose(read_pack(Path(spec.pack)))])
         else:
-            found = calls.matrix_calls(spec.seed)
-        calls.write_calls(file, calls.choose_calls(found, spec.conditions, spec.calls))
+            found = probe_calls.matrix_calls(spec.seed)
+        probe_calls.write_calls(file, probe_calls.choose_calls(found, spec.conditions, spec.calls))
     return file
 
 
 def _report(folder: Any, state: Any) -> None:
     from assay.harness.bisect.commits import ui
-    from assay.reports.bisect_commits import write_reports
+    from assay.reports.commit_bisect_page import write_reports
 
     ui.render(state, console)
     written = write_reports(state, folder)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from assay.harness.collect import cause, layer_diff
+from assay.harness.collect import layer_diff
+from assay.harness.collect.find_cause import find_cause
 from assay.harness.collect.interview import AnswerKey, interview, is_answered
 from assay.harness.collect.logit_scoring import score_role
 from assay.harness.collect.plan import Plan
@@ -50,7 +51,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
                 with running(group, plan.spec.device):
                     _ask_all(group, plan, folder, answered, display)
         if plan.has_layer_diff:
-            cause.find_cause(folder, plan, display)
+            find_cause(folder, plan, display)
 
 
 def _is_pending(plan: Plan, folder: RunFolder, role: Role, answered: set[AnswerKey]) -> bool:

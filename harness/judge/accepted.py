@@ -10,8 +10,8 @@ from assay.harness.compare.answers import flips, pair
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.judge.accuracy import loss_metric
 from assay.harness.judge.decide import BASELINE
+from assay.harness.judge.mmlu_suite import loss_metric
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.stats.decision import Decision, decide_accuracy
 from assay.harness.text import two_digits

@@ -17,11 +17,11 @@ from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Item, Role
 from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
-from assay.harness.judge.accuracy import accuracy_finding, accuracy_suite
-from assay.harness.judge.calls import call_summaries
+from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import decide
-from assay.harness.judge.greedy import greedy_suite
+from assay.harness.judge.greedy_suite import greedy_suite
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
+from assay.harness.judge.mmlu_suite import accuracy_finding, accuracy_suite
 from assay.harness.judge.own_error import LayerDiff, layer_diff
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
 from assay.harness.verdict import Check, Finding

@@ -16,7 +16,7 @@ from assay.harness.engines.arguments import differences
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.records import ROLES, Role
-from assay.harness.judge.calls import call_summaries
+from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.checks import check_compiled, check_kernel_ran, check_same_servers
 from assay.harness.judge.decide import Outcome, decide
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from assay.harness.compare.answer_lengths import AnswerLengths
 from assay.harness.compare.blocks import Metric
-from assay.harness.judge.calls import CallSummary
+from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, Finding, Verdict

@@ -12,9 +12,9 @@ from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from assay.harness.compare.answer_conditions import ConditionRow
 from assay.harness.compare.answers import Tally
+from assay.harness.compare.greedy_texts import TextDivergence
 from assay.harness.compare.logits import LogitsRow
-from assay.harness.compare.text import TextDivergence
-from assay.harness.judge.calls import CallSummary
+from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement, Outcome
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.schema import RULE, Part

@@ -21,7 +21,7 @@ from assay.harness.server.candidates import make_candidate
 from assay.harness.server.control import Control, ControlReader, Setting
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.graph_counts import capturing
-from assay.harness.server.paging import Pages
+from assay.harness.server.kv_pool import Pages
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.substitution import Substitution
 from assay.harness.server.tracer import Tracer

@@ -12,7 +12,7 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.conditions import PHASES
 from assay.harness.server.forward_pass import EngineCall
-from assay.harness.server.paging import Pages, refuse_unsupported
+from assay.harness.server.kv_pool import Pages, refuse_unsupported
 from assay.harness.server.sglang_backend import unmetered
 
 

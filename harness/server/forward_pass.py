@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
-from assay.harness.server.paging import lengths
+from assay.harness.server.kv_pool import lengths
 
 Phase = Literal["extend", "decode"]
 

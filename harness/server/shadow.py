@@ -28,7 +28,7 @@ from assay.harness.evidence.shadow_errors import (
 )
 from assay.harness.server.candidates import Candidate, packed_call
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
-from assay.harness.server.paging import Pages, refuse_unsupported
+from assay.harness.server.kv_pool import Pages, refuse_unsupported
 from assay.harness.server.reduction import LayerSums
 from assay.harness.server.write_request import latest_write_request
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import EvidenceError
-from assay.harness.judge.calls import CallSummary
+from assay.harness.judge.call_counts import CallSummary
 from assay.harness.verdict import Verdict
 from assay.reports.bench_page import to_html, write_bench
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.loads import shapes_of
+from assay.harness.bench.bench_plan import timed_spec
 from assay.harness.bench.evidence import MANIFEST, BenchFolder, BenchManifest
-from assay.harness.bench.plan import timed_spec
 from assay.harness.bench.policy import make_policy
 from assay.harness.config import make_spec
 from assay.harness.evidence.counters import CounterFile, CounterRow

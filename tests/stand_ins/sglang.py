@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.server.attach import Attachment
 from assay.harness.server.candidates import Candidate
-from assay.harness.server.paging import Pages
+from assay.harness.server.kv_pool import Pages
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.substitution import Substitution
 from assay.harness.server.tracer import Tracer

@@ -28,7 +28,7 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import KernelRefused
-from assay.harness.bisect.commits.calls import ProbeCall, read_calls
+from assay.harness.bisect.commits.probe_calls import ProbeCall, read_calls
 from assay.harness.bisect.commits.state import CallErrors, Measurement
 from assay.harness.errors import AssayError
 from assay.harness.files import write_whole

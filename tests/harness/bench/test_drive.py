@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from assay.harness.bench import drive
+from assay.harness.bench.bench_plan import Turn, plan_bench, timed_spec
 from assay.harness.bench.evidence import BenchFolder
-from assay.harness.bench.plan import Turn, plan_bench, timed_spec
 from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
 from assay.harness.config import make_spec

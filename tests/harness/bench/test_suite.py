@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from assay.harness.bench import suite
+from assay.harness.bench.bench_plan import BenchPlan
 from assay.harness.bench.evidence import TIMINGS, BenchFolder, bench_folder
-from assay.harness.bench.plan import BenchPlan
 from assay.harness.bench.suite import plan_latency, time_servers
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder

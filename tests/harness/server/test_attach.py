@@ -27,7 +27,7 @@ from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.server.candidates import BackendCandidate, Candidate, KernelCandidate, LazyCandidate, make_candidate
 from assay.harness.server.control import Control, set_control, substituted_calls
-from assay.harness.server.paging import Pages
+from assay.harness.server.kv_pool import Pages
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.tracer import MOST_ROWS, rows_of
 

@@ -25,7 +25,7 @@ from assay.harness.evidence.pack_writer import PackWriter
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.server.candidates import BackendCandidate, KernelCandidate
 from assay.harness.server.control import Control, set_control
-from assay.harness.server.paging import Pages
+from assay.harness.server.kv_pool import Pages
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.write_request import is_written, request_write
 

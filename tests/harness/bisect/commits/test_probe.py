@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bisect.commits.calls import (
+from assay.harness.bisect.commits.executor import BrokenEnvironment, Forks, run_build
+from assay.harness.bisect.commits.probe import Task
+from assay.harness.bisect.commits.probe_calls import (
     ProbeCall,
     choose_calls,
     matrix_calls,
@@ -20,8 +22,6 @@ from assay.harness.bisect.commits.calls import (
     recorded_calls,
     write_calls,
 )
-from assay.harness.bisect.commits.executor import BrokenEnvironment, Forks, run_build
-from assay.harness.bisect.commits.probe import Task
 from assay.harness.bisect.commits.state import Measurement
 from assay.harness.errors import UsageError
 

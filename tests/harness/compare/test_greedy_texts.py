@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.compare.text import compare_text, first_divergence, floor_between
+from assay.harness.compare.greedy_texts import compare_text, first_divergence, floor_between
 from assay.harness.evidence.records import Token
 
 

@@ -21,7 +21,7 @@ from assay.harness.bisect.commits.state import (
     RangeCommit,
 )
 from assay.harness.verdict import Finding
-from assay.reports.bisect_commits import error_chart, to_html, write_reports
+from assay.reports.commit_bisect_page import error_chart, to_html, write_reports
 from assay.reports.svg import PALETTE
 
 HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.harness.compare.answers import Pair
-from assay.harness.compare.text import TextDivergence, compare_text, floor_between
+from assay.harness.compare.greedy_texts import TextDivergence, compare_text, floor_between
 from assay.harness.config import RunSpec
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult

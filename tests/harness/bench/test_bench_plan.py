@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from assay.evals.loads import prompts
-from assay.harness.bench.plan import BenchPlan, plan_bench, timed_spec, turns
+from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec, turns
 from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
 from assay.harness.config import make_spec

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.harness.evidence.counters import CallCount
-from assay.harness.judge.calls import call_summaries
+from assay.harness.judge.call_counts import call_summaries
 
 
 def count(calls: int, **kind: Any) -> CallCount:
