@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent
 SGLANG_ON_CPU = ("--no-deps", "sglang==0.5.23")
 # Not for tests that start servers: each server keeps a core busy, and some tests kill one and wait until it has exited.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "worksteal")
+SLOWEST = "--durations=25"
 
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["accuracy"]
@@ -89,15 +90,14 @@ def gate(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Test assay itself in five minutes; flags after -- go to pytest."""
-    pytest(session, ["-m", "not server and not slow", *SIDE_BY_SIDE], ["-m", "server and not slow"])
+    """Test the instrument in five minutes and print the slowest tests; flags after -- go to pytest."""
+    pytest(session, ["-m", "not server and not slow", *SIDE_BY_SIDE, SLOWEST], ["-m", "server and not slow", SLOWEST])
 
 
 @nox.session(venv_backend="none", name="tests-all")
 def tests_all(session: nox.Session) -> None:
     """Run every test and print the slowest; flags after -- go to pytest."""
-    slowest = "--durations=25"
-    pytest(session, ["-m", "not server", *SIDE_BY_SIDE, slowest], ["-m", "server", slowest])
+    pytest(session, ["-m", "not server", *SIDE_BY_SIDE, SLOWEST], ["-m", "server", SLOWEST])
 
 
 @nox.session(venv_backend="none")

@@ -30,6 +30,12 @@ if not torch.cuda.is_available():
 # Tensors are small, and busy-waiting threads would compete for the cores: with one thread, the tests take a third of the time.
 torch.set_num_threads(1)
 
+# SGLang imports all its model files, which takes seconds of each of a server's processes; the tiny model needs one of them.
+if (sglang := importlib.util.find_spec("sglang")) is not None and sglang.submodule_search_locations:
+    models = (Path(next(iter(sglang.submodule_search_locations))) / "srt" / "models").glob("*.py")
+    unused = sorted({file.stem for file in models} - {"llama", "registry", "utils", "__init__"})
+    os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(unused))
+
 # CI must be reproducible, and no test may fail because the machine is busy.
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.published import is_path as is_path
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
@@ -79,6 +80,7 @@ def load(name: str) -> Kernel:
     if path is None:
         raise KernelRefused(f"no kernel is named {name!r}; published are {', '.join(sorted(published()))}")
     module, _, attribute = path.partition(":")
+    interpret_without_gpu()
     try:
         found: object = importlib.import_module(module)
         for part in attribute.split("."):

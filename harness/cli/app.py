@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.main
@@ -15,7 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
 from assay.harness.errors import AssayError, ExitCode
-from assay.harness.extras import Extra, require
+
+if TYPE_CHECKING:
+    from assay.harness.extras import Extra
 
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and say whether the candidate may be merged."),
@@ -95,6 +97,8 @@ def load_command(name: str) -> Any:
         UsageError: packages that the command needs are not installed.
     """
     if name in EXTRAS:
+        from assay.harness.extras import require
+
         require(EXTRAS[name], f"assay {name}")
     importlib.import_module(f"assay.harness.cli.{COMMANDS[name][0]}")
     return typer.main.get_group(app).commands[name]

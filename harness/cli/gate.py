@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, spec_flags
 from assay.harness.config import FLAGS, make_spec
@@ -29,7 +28,6 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
     from assay.reports.github import workflow_commands
     from assay.reports.markdown import to_markdown
 
-    interpret_without_gpu()
     made = run_and_report(make_spec(flags, config), out, baselines=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # GitHub reads these lines from standard output: nothing may wrap or colour them.

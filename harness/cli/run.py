@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, spec_flags
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 @spec_flags(RUN_FLAGS)
 def run(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
     """Ask both servers the same questions, and say whether the candidate may be merged."""
-    interpret_without_gpu()
     raise typer.Exit(run_and_report(make_spec(flags, config), out).exit_code)
 
 

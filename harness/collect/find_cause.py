@@ -7,7 +7,6 @@ from assay.harness.collect.plan import Plan
 from assay.harness.evidence.cause import read_cause, write_cause
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import pack_of
-from assay.harness.offline.replay import replay_recorded
 from assay.harness.progress import ProgressDisplay
 
 
@@ -21,6 +20,8 @@ def find_cause(folder: RunFolder, plan: Plan, display: ProgressDisplay) -> None:
     if pack is None or read_cause(folder) is not None:
         return
     served = pack.is_relative_to(folder.server_folder("candidate"))
+    from assay.harness.offline.replay import replay_recorded  # torch, which only a layer diff needs
+
     result = replay_recorded(pack, plan.candidate, replay_command(pack, plan.candidate), served)
     write_cause(folder, result)
     named = "; ".join(finding.title for finding in result.findings) or "nothing"

@@ -27,7 +27,6 @@ from assay.harness.evidence.records import Role
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import BUDGET_BYTES
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
-from assay.harness.offline.replay import diagnose_recorded
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.sglang_plugin import MODEL_HASH, RECORD, SHADOW, TRACE
@@ -66,6 +65,10 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
         EngineError: the server failed.
         EvidenceError: it wrote nothing, or the folder cannot be written.
     """
+    from assay.harness.offline.replay import (
+        diagnose_recorded,  # torch, which only a layer diff needs; before the clock starts
+    )
+
     begun = time.monotonic()
     place = folder.server_folder(engine.role)
     prompts = prompts_of(plan)

@@ -105,7 +105,7 @@ def layers_compared(
             raise found
         return found
 
-    monkeypatch.setattr(layer_diff, "diagnose_recorded", name)
+    monkeypatch.setattr("assay.harness.offline.replay.diagnose_recorded", name)
     monkeypatch.setattr(layer_diff, "layers_seen", lambda place: (0, 1))
     said = io.StringIO()
     display = ProgressDisplay(Console(file=said, width=200))
