@@ -46,6 +46,7 @@ def test_the_kernel_repository_publishes_its_kernel() -> None:
 
 
 @pytest.mark.interpreter
+@pytest.mark.slow
 def test_the_triton_kernel_is_right_and_says_what_it_refuses() -> None:
     few = ("--phase", "extend", "--head-dim", "64", "--case", "extend-7+")
     done = run(TRITON, "assay", "check", "triton_attention:forward", "--dtype", "float16", *few)

@@ -28,7 +28,7 @@ from assay.harness.evidence.trace import Trace, read_trace
 from assay.harness.server.control import Control, set_control, substituted_calls
 from assay.harness.server.write_request import write_now
 
-pytestmark = [pytest.mark.server, pytest.mark.interpreter]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 LAYERS, HEADS = 4, 4
 BUDGET = 8 * 2**20
 INT8_NOISE = 0.05
@@ -264,7 +264,6 @@ def own_errors(served: Served) -> NDArray[np.float64]:
     return sums[:, SUMS.index("difference")] / sums[:, SUMS.index("reference_size")]
 
 
-@pytest.mark.slow
 def test_sglang_backends_agree_in_shadow_and_substitution_with_chunks_mixed_batches_and_decode(
     tmp_path: Path,
 ) -> None:

@@ -40,6 +40,7 @@ def blocking_build(folder: Path, run: int) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_history_with_unbuildable_commits_killed_in_the_middle(
     histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_history_with_unbuildable_commits_killed_in_the_middle(
     assert histories.git(made.path, "worktree", "list").count("\n") == 1, "the killed process's worktree is removed too"
 
 
+@pytest.mark.slow
 def test_merges_and_wrong_ends(
     histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
