@@ -38,7 +38,10 @@ def test_the_seeded_layer_is_found(
     assert result.layers == (0, 1, 2, 3)
     # What the fault does depends on how much was cached when a prompt arrived, so the candidate's own floor may be above 0.
     assert (result.by, result.floor, result.monotone) == ("answers", 0, True)
-    assert len({probe.candidate for probe in result.probes}) <= 7
+    sets = {probe.candidate for probe in result.probes}
+    assert len(sets) <= 7
+    if result.candidate_floor == 0:
+        assert len(sets) == len(result.probes), "identical floors need no repeated probe"
     for probe in result.probes:
         assert probe.with_prefix == result.prompts, "the fault needs a cached prefix"
         assert probe.outcome == ("wrong" if 1 in probe.candidate else "right")
