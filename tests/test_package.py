@@ -91,6 +91,22 @@ def test_the_plugin_is_imported_in_less_than_a_third_of_a_second() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_list_of_commands_needs_neither_torch_nor_rich_panels() -> None:
+    """Each of these imports would take longer than everything that the list needs."""
+    code = (
+        "import sys\n"
+        "from assay.harness.cli import main\n"
+        "sys.argv = ['assay', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'typer.rich_utils', 'rich.markdown', 'rich.traceback'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "exit with the verdict" in " ".join(done.stdout.split()), "no line is cut off"
+
+
 # One import package.
 
 

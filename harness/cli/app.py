@@ -64,7 +64,13 @@ class _Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _Deferred(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+        # A short help is never cut off.
+        return _Deferred(cmd_name, short_help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Format the list as plain text: importing what Rich needs for panels takes as long as everything else."""
+        self.rich_markup_mode = None
+        super().format_help(ctx, formatter)
 
 
 app = typer.Typer(
