@@ -16,7 +16,7 @@ from common import REFERENCE, assay
 from rich.console import Console
 from rich.table import Table
 
-from assay.reports.json_report import load
+from assay.harness.judge.report_file import read_report
 
 CACHE_OFF = ("--engine-arg=--disable-radix-cache",)
 RUNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -53,7 +53,7 @@ def main() -> None:
         if not (folder / "report.json").exists():
             table.add_row(candidate, " ".join(flags), "no report", str(code))
             continue
-        report = load(folder / "report.json")
+        report = read_report(folder / "report.json")
         tallies = {t.role: t for s in report.suites if s.id == "mmlu" for t in s.tallies}
         right = [
             f"{tallies[role].right}/{tallies[role].total}" if role in tallies else "-"

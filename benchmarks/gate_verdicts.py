@@ -29,8 +29,8 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import declares
 from assay.harness.config import SuiteName
 from assay.harness.evidence.baseline import FILE
+from assay.harness.judge.report_file import read_report
 from assay.harness.offline.timing import torch_sdpa
-from assay.reports.json_report import load
 
 SLEEP_S = 0.01
 """Sleep in each call of the slow kernel: 40 ms for the tiny model's four layers, about as long as its prefill takes."""
@@ -117,7 +117,7 @@ def main() -> int:
         flags = ["--device", args.device, "--candidate", row.candidate, "--out", folder.name, *more, *row.flags]
         code = assay("gate", *flags, cwd=out)
         wrong += code != row.expected
-        made = load(folder / "report.json") if (folder / "report.json").exists() else None
+        made = read_report(folder / "report.json") if (folder / "report.json").exists() else None
         verdict, reason, seconds = (made.verdict, made.reasons[0], made.seconds) if made else ("no report", "", 0.0)
         servers = str(len(list(folder.glob("*.log"))))
         cells = (row.title, row.candidate, verdict, str(code), str(row.expected), servers, f"{seconds:.0f}", reason)

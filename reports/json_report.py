@@ -1,7 +1,7 @@
 """``report.json`` and the JSON Schema that it must satisfy.
 
 ``python -m assay.reports.json_report`` regenerates ``reports/report.schema.json``, after a change of `assay.harness.judge.report`.
-The schema's description states what may change within a version, and which versions `load` reads.
+The schema's description states what may change within a version; `assay.harness.judge.report_file` reads what is written here.
 """
 
 from __future__ import annotations
@@ -12,13 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from assay.harness.errors import EvidenceError
 from assay.harness.judge.report import NOT_FINITE, SCHEMA, Report
-from assay.reports.upgrade import upgrade
 
-VERSION_1 = "assay.report/1"
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 _NUMBER = rf'(?:-?\d[-+.\deE]*|null|"{NOT_FINITE}")'
 _NUMBERS = re.compile(rf"\[\n\s+{_NUMBER}(?:,\n\s+{_NUMBER})*\n\s+\]")
@@ -54,35 +49,6 @@ def _writable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_writable(key): _writable(part) for key, part in value.items()}
     return value
-
-
-def load(path: Path) -> Report:
-    """Read a ``report.json`` of this version or of version 1, which is upgraded.
-
-    Raises:
-        EvidenceError: the file is missing, is no JSON, or is no report of a known schema.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found not in (SCHEMA, VERSION_1):
-        raise EvidenceError(
-            f"{path} has the schema {found!r}.", f"{SCHEMA!r} or {VERSION_1!r}", "rebuild it: assay report RUN"
-        )
-    try:
-        return Report.model_validate(document if found == SCHEMA else upgrade(document))
-    except (KeyError, TypeError) as error:
-        raise EvidenceError(
-            f"{path} is damaged: {error!r}.", f"a report of {found!r}", "run the comparison again"
-        ) from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise EvidenceError(
-            f"{path} is damaged at {where}: {first['msg']}.", f"a report of {found!r}", "run the comparison again"
-        ) from None
 
 
 def json_schema() -> dict[str, Any]:

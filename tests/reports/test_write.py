@@ -9,8 +9,8 @@ import pytest
 
 from assay.harness.errors import EvidenceError
 from assay.harness.judge.report import Report
+from assay.harness.judge.report_file import read_report
 from assay.reports import write
-from assay.reports.json_report import load
 
 NAMES = ["report.json", "report.html", "report.junit.xml", "report.md"]
 
@@ -19,7 +19,7 @@ def test_writes_the_four_reports(any_report: Report, tmp_path: Path) -> None:
     paths = write.write_all(any_report, tmp_path / "runs" / "1")
     assert [path.name for path in paths] == NAMES
     assert sorted(path.name for path in (tmp_path / "runs" / "1").iterdir()) == sorted(NAMES)
-    assert load(paths[0]) == any_report
+    assert read_report(paths[0]) == any_report
     assert all(any_report.verdict in path.read_text(encoding="utf-8").lower() for path in paths)
 
 
@@ -41,7 +41,7 @@ def test_a_full_disk_leaves_the_old_file_intact_and_no_partial_one(
     with pytest.raises(EvidenceError, match=r"report\.json cannot be written: No space left"):
         write.write_all(examples.regression(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(NAMES)
-    assert load(tmp_path / "report.json").verdict == "pass"
+    assert read_report(tmp_path / "report.json").verdict == "pass"
 
 
 def test_a_real_full_device_is_an_error_that_says_so(examples: ModuleType, tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_a_renderer_that_fails_does_not_cost_the_json(
     monkeypatch.setitem(write.RENDERERS, "report.html", broken)
     with pytest.raises(RuntimeError):
         write.write_all(examples.passing(), tmp_path)
-    assert load(tmp_path / "report.json").verdict == "pass"
+    assert read_report(tmp_path / "report.json").verdict == "pass"

@@ -22,8 +22,8 @@ from pydantic import ValidationError
 from assay.harness.bisect.commits import probe
 from assay.harness.bisect.commits.repo import Worktree
 from assay.harness.bisect.commits.state import BisectSpec, Measurement
-from assay.harness.errors import AssayError, ExitCode, UsageError
-from assay.harness.judge.report import Report
+from assay.harness.errors import AssayError, EvidenceError, ExitCode, UsageError
+from assay.harness.judge.report_file import read_report
 
 PRELOADED_MODULES = ["torch", "assay.harness.cli", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
 """Imported by the process that probes are forked from; modules that are not installed are skipped."""
@@ -272,8 +272,8 @@ class AccuracyProber:
 def _reason(code: int | None, folder: Path, log: Path) -> str:
     if code is None:
         return "assay run timed out"
-    with suppress(OSError, ValidationError):
-        report = Report.model_validate_json((folder / "report.json").read_text())
+    with suppress(EvidenceError):
+        report = read_report(folder / "report.json")
         return f"{report.verdict}: {report.headline}"
     return f"assay run exited with {code}: {tail(log)}"
 

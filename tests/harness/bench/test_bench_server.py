@@ -14,7 +14,7 @@ from assay.harness import cli
 from assay.harness.bench.evidence import BenchFolder
 from assay.harness.compare.blocks import blocks_of
 from assay.harness.judge.latency_result import LatencyResult
-from assay.reports import json_report
+from assay.harness.judge.report_file import read_report
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -63,7 +63,7 @@ def test_a_run_that_asks_for_latency_has_it_in_its_report(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["assay", "run", *flags])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
-    report = json_report.load(out / "report.json")
+    report = read_report(out / "report.json")
     assert exit_.value.code == report.exit_code == 3, "times alone prove no answers"
     (suite,) = report.suites
     assert suite.id == "latency"

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.error_grids import depth_rows, layers_result, own_error, own_errors
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, LayersResult, excess, out_of_bounds
-from assay.reports.json_report import load, to_json
+from assay.harness.judge.report_file import read_report
+from assay.reports.json_report import to_json
 
 INFINITE = float("inf")
 
@@ -65,7 +66,7 @@ def test_not_observed_zero_and_not_finite_are_three_things_in_json_too(
     assert _grid(result, "head", "extend, no cached prefix").values == expected
     path = tmp_path / "report.json"
     path.write_text(to_json(examples.passing().model_copy(update={"layers": result})), encoding="utf-8")
-    read = load(path)
+    read = read_report(path)
     assert read.layers == result
     written = json.loads(path.read_text())["layers"]["grids"][0]["values"]
     assert written == [[0.0, "not finite"], [None, 0.1235]]

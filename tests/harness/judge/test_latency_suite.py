@@ -20,6 +20,7 @@ from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report
+from assay.harness.judge.report_file import read_report
 from assay.reports import json_report
 
 QUESTIONS, COLD = 160, 16
@@ -170,7 +171,7 @@ def test_it_is_written_and_comes_back(report: MakeRun, tmp_path: Path) -> None:
     made = report(bench={"rounds": 2})
     path = tmp_path / "report.json"
     path.write_text(json_report.to_json(made))
-    assert json_report.load(path) == made
+    assert read_report(path) == made
     document = json.loads(path.read_text())
     assert document["latency"]["schema"] == "assay.bench/2"
     assert document["latency"]["policy"] == BOUND

@@ -1,0 +1,43 @@
+"""Reads a ``report.json``: one of the current schema, or of version 1, which is upgraded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from assay.harness.errors import EvidenceError
+from assay.harness.judge.report import SCHEMA, Report
+from assay.harness.judge.upgrade import upgrade
+
+VERSION_1 = "assay.report/1"
+
+
+def read_report(path: Path) -> Report:
+    """Read a ``report.json`` of this version or of version 1, which is upgraded.
+
+    Raises:
+        EvidenceError: the file is missing, is no JSON, or is no report of a known schema.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found not in (SCHEMA, VERSION_1):
+        raise EvidenceError(
+            f"{path} has the schema {found!r}.", f"{SCHEMA!r} or {VERSION_1!r}", "rebuild it: assay report RUN"
+        )
+    try:
+        return Report.model_validate(document if found == SCHEMA else upgrade(document))
+    except (KeyError, TypeError) as error:
+        raise EvidenceError(
+            f"{path} is damaged: {error!r}.", f"a report of {found!r}", "run the comparison again"
+        ) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise EvidenceError(
+            f"{path} is damaged at {where}: {first['msg']}.", f"a report of {found!r}", "run the comparison again"
+        ) from None
