@@ -64,7 +64,7 @@ class RunSpec(BaseModel):
     )
     concurrency: int = Field(32, ge=1, le=1024, description="requests in flight")
     max_tokens: int | None = Field(
-        None, ge=1, description="token limit of an answer; by default 32 for the built-in set, else 2048"
+        None, ge=1, description="token limit of an answer; by default 32 for the built-in questions, else 2048"
     )
     engine_arg: tuple[str, ...] = Field(
         (), description="extra flag for both servers, for example --page-size=16; may be repeated"
@@ -77,7 +77,7 @@ class RunSpec(BaseModel):
     latency_shapes: tuple[str, ...] = Field(
         DEFAULT_SHAPES,
         min_length=1,
-        description="loads to time: short, long, shared, chunked, offline, or lengths in tokens as PROMPT:OUTPUT[:SHARED]",
+        description="shapes of the requests to time: short, long, shared, chunked, offline, or tokens as PROMPT:OUTPUT[:SHARED]",
     )
     latency_concurrency: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         (1, 4),
@@ -167,6 +167,13 @@ FLAGS = tuple(name for name in RunSpec.model_fields if name not in ("bounds", "p
 GATE_FLAGS = ("baselines", "growth", "reference_from")
 """Flags that only a run compared with the accepted baselines has."""
 RUN_FLAGS = tuple(name for name in FLAGS if name not in GATE_FLAGS)
+SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")
+"""Flags of every command that starts servers."""
+BENCH_FLAGS = (
+    *SERVER_FLAGS, "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "alpha", "servers",
+    "startup_timeout", "request_timeout",
+)  # fmt: skip
+"""Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
 
 
 def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
@@ -184,7 +191,7 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
     merged = {**written, **given}
     profile = PROFILES.get(str(merged.get("device", "cpu")), {})
     sources = {name: f"{file or FILE}, [policy]" for name in POLICY if name in written}
-    sources |= {name: _flag(name) for name in POLICY if name in given}
+    sources |= {name: flag(name) for name in POLICY if name in given}
     try:
         return RunSpec(**{**profile, **merged}, policy_from=sources)
     except ValidationError as error:
@@ -244,12 +251,13 @@ def _usage_error(error: ValidationError) -> UsageError:
     name = str(first["loc"][0]) if first["loc"] else "spec"
     field = RunSpec.model_fields.get(name)
     about = f" ({field.description})" if field and field.description else ""
-    flag = _flag(name)
+    given = flag(name)
     message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
     return UsageError(
-        f"{flag} is {first['input']!r}.", f"{message}{about}", f"give {flag} another value, or leave it out"
+        f"{given} is {first['input']!r}.", f"{message}{about}", f"give {given} another value, or leave it out"
     )
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """How a field is spelled on a command line: ``--engine-arg`` for "engine_arg"."""
     return "--" + name.replace("_", "-")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from assay.harness.config import FLAGS, RunSpec, make_spec
+from assay.harness.config import RUN_FLAGS, RunSpec, flag, make_spec
 from assay.harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,11 +28,10 @@ _REPORT = pytest.StashKey["Report"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The flags of ``assay run``, from the fields of `RunSpec`."""
     group = parser.getgroup("assay", "assay: what `pytest suites` compares")
-    for name in FLAGS:
+    for name in RUN_FLAGS:
         field = RunSpec.model_fields[name]
-        flag = f"--{name.replace('_', '-')}"
         action: Any = "append" if name == "engine_arg" else "store"
-        group.addoption(flag, action=action, default=None, help=field.description, dest=f"assay_{name}")
+        group.addoption(flag(name), action=action, default=None, help=field.description, dest=f"assay_{name}")
     group.addoption("--out", type=Path, default=None, help="the run's folder", dest="assay_out")
 
 
@@ -55,7 +54,7 @@ def _display() -> ProgressDisplay:
 @pytest.fixture(scope="session")
 def spec(request: pytest.FixtureRequest) -> RunSpec:
     """The run that the flags and ``assay.toml`` describe."""
-    flags = {name: request.config.getoption(f"assay_{name}") for name in FLAGS}
+    flags = {name: request.config.getoption(f"assay_{name}") for name in RUN_FLAGS}
     if flags["engine_arg"] is not None:
         flags["engine_arg"] = tuple(flags["engine_arg"])
     return _or_exit(lambda: make_spec(flags))

@@ -15,14 +15,9 @@ from assay.harness.bench.evidence import BenchFolder, bench_folder
 from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import given_flags, recorded
-from assay.harness.config import RunSpec
+from assay.harness.config import BENCH_FLAGS, RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.progress import ProgressDisplay
-
-_FLAGS = (
-    "device", "reference", "candidate", "model", "engine_arg", "latency_shapes", "latency_concurrency", "latency_seconds",
-    "latency_bound",
-)  # fmt: skip
 
 
 def plan_latency(spec: RunSpec) -> BenchPlan | None:
@@ -52,5 +47,5 @@ def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDis
         return
     with recorded(folder):
         shutil.rmtree(timed.path, ignore_errors=True)
-        command = shlex.join(["assay", "bench", *given_flags(plan.run.spec, _FLAGS)])
+        command = shlex.join(["assay", "bench", *given_flags(plan.run.spec, BENCH_FLAGS)])
         bench(plan, BenchFolder.new(timed.path), display, command)

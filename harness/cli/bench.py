@@ -11,8 +11,8 @@ import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.flags import SERVER_FLAGS, Config, spec_flags
-from assay.harness.config import make_spec
+from assay.harness.cli.flags import Config, spec_flags
+from assay.harness.config import BENCH_FLAGS, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
 
@@ -21,9 +21,7 @@ app.add_typer(bench_app, name="bench")
 
 
 @bench_app.callback()
-@spec_flags(
-    (*SERVER_FLAGS, "latency_shapes", "latency_concurrency", "latency_bound", "latency_seconds", "servers"), "latency_"
-)
+@spec_flags(BENCH_FLAGS, "latency_")
 def bench(
     flags: dict[str, Any],
     context: typer.Context,
@@ -75,7 +73,7 @@ def bench(
 
 
 def _short(name: str) -> str:
-    return "--" + name.removeprefix("latency_").replace("_", "-")
+    return flag(name.removeprefix("latency_"))
 
 
 @bench_app.command()

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.flags import SERVER_FLAGS, Config, instrumented_spec, spec_flags
+from assay.harness.cli.flags import Config, instrumented_spec, spec_flags
+from assay.harness.config import SERVER_FLAGS
 from assay.harness.extras import require
 
 bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")

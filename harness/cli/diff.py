@@ -10,7 +10,8 @@ import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console
-from assay.harness.cli.flags import SERVER_FLAGS, Config, Out, instrumented_spec, spec_flags
+from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
+from assay.harness.config import SERVER_FLAGS
 from assay.harness.errors import UsageError
 
 if TYPE_CHECKING:

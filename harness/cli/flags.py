@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.config import RunSpec, make_spec
+from assay.harness.config import RunSpec, flag, make_spec
 from assay.harness.engines.backend import Backend
 from assay.harness.errors import UsageError
 
@@ -27,8 +27,6 @@ Config = Annotated[
     Path | None, typer.Option(help="An assay.toml; by default the one in the working directory, if any.")
 ]
 Out = Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run there is resumed.")]
-SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")
-"""Flags of every command that starts servers."""
 
 
 def spec_flags(names: Sequence[str], short: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -44,8 +42,8 @@ def spec_flags(names: Sequence[str], short: str = "") -> Callable[[Callable[...,
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            flags = {name: given.pop(name) for name in names}
-            command({name: _value(flag) for name, flag in flags.items() if flag is not None}, **given)
+            values = {name: given.pop(name) for name in names}
+            command({name: _value(value) for name, value in values.items() if value is not None}, **given)
 
         others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         parameters = [_parameter(name, short) for name in names] + [
@@ -80,7 +78,7 @@ def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
 def _parameter(name: str, short: str) -> inspect.Parameter:
     names = [name.removeprefix(short), name] if short and name.startswith(short) else [name]
     option = typer.Option(
-        *(f"--{one.replace('_', '-')}" for one in names),
+        *map(flag, names),
         help=RunSpec.model_fields[name].description,
         rich_help_panel=next((panel for panel, fields in _PANELS.items() if name in fields and not short), None),
         show_default=False,
@@ -99,5 +97,5 @@ def _type(name: str) -> Any:
     return next((number for number in (int, float) if number in kinds), str)
 
 
-def _value(flag: Any) -> Any:
-    return tuple(flag) if isinstance(flag, list) else flag
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

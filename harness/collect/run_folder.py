@@ -12,7 +12,7 @@ from pathlib import Path
 
 from assay.harness.baselines import status_of
 from assay.harness.collect.plan import Plan
-from assay.harness.config import FLAGS, RUN_FLAGS, RunSpec
+from assay.harness.config import FLAGS, RUN_FLAGS, RunSpec, flag
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence import manifest as made
 from assay.harness.evidence.folder import RunFolder
@@ -63,7 +63,7 @@ def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:
             continue
         if isinstance(value, tuple) and key != "engine_arg":
             value = ",".join(map(str, value))
-        flags += [f"--{key.replace('_', '-')}={one}" for one in (value if isinstance(value, tuple) else (value,))]
+        flags += [f"{flag(key)}={one}" for one in (value if isinstance(value, tuple) else (value,))]
     return flags
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.config import RunSpec, make_spec
+from assay.harness.config import RunSpec, flag, make_spec
 from assay.harness.errors import ExitCode, UsageError
 
 
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_utf8_is_refused(work: Path) -> None:
 )
 def test_a_value_out_of_range_names_its_flag_and_what_was_found(name: str, value: Any) -> None:
     error = failure(**{name: value})
-    assert error.found.startswith("--" + name.replace("_", "-") + " is ")
+    assert error.found.startswith(f"{flag(name)} is ")
     first = value[0] if name == "engine_arg" and isinstance(value, list) else value
     assert repr(first) in error.found
 
