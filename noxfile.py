@@ -46,6 +46,12 @@ def environment(session: nox.Session, profile: str = "cpu") -> str:
 
 def assay(session: nox.Session, command: str) -> None:
     """Run a command of assay in the environment of its device; the session's exit code is the command's."""
+    if Path(session.invoked_from) / "assay" == ROOT:
+        sys.stderr.write(
+            f"{ROOT} hides the package assay: Python takes a folder of that name in the working directory for it.\n"
+            "Expected: a checkout with another name, or nox called elsewhere\nWhat to do: rename it, for example to .assay\n"
+        )
+        sys.exit(2)
     flags = [word for flag in session.posargs for word in flag.split("=", 1)]
     on_cuda = any(pair == ("--device", "cuda") for pair in itertools.pairwise(flags))
     python = environment(session, "cuda" if on_cuda else "cpu")

@@ -14,6 +14,7 @@ from assay.harness.cli.app import load_command
 
 ROOT = Path(__file__).parent.parent
 CI = ROOT / "docs" / "ci"
+PIPELINES = ("github-actions.yml", "gitlab-ci.yml")
 GITHUB = ["--builtin-schema", "vendor.github-workflows"]
 TIMEOUT = ["--builtin-schema", "custom.github-workflows-require-timeout"]
 GITLAB = ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
@@ -49,7 +50,7 @@ def test_a_broken_workflow_is_found(tmp_path: Path) -> None:
     assert check(GITHUB, broken).returncode == 1
 
 
-@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
+@pytest.mark.parametrize("name", PIPELINES)
 def test_the_commands_are_ones_that_assay_takes(name: str) -> None:
     commands = re.findall(r"noxfile\.py -s (\w+) -- *((?:\s*(?:--[a-z-]+|[^\s'-]\S*))+)", (CI / name).read_text())
     assert len(commands) == 2, "the CPU's and the GPU's, or GitLab's and Jenkins's"
@@ -64,20 +65,36 @@ def gate_options() -> set[str]:
     return {option for parameter in load_command("gate").params for option in parameter.opts}
 
 
+CHECKOUTS = sorted(
+    {path for name in PIPELINES for path in re.findall(r"-f (\S+)/noxfile\.py", (CI / name).read_text())}
+)
+"""Where the pipelines check assay out, relative to the repository that is gated."""
+
+
 def nox(noxfile: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a session of this repository's noxfile as a pipeline does, from `folder`, in the environment of this test."""
     own = f"\n\ndef environment(session: nox.Session, profile: str = 'cpu') -> str:\n    return {sys.executable!r}\n"
-    noxfile.parent.mkdir(exist_ok=True)
+    noxfile.parent.mkdir()
     noxfile.write_text((ROOT / "noxfile.py").read_text() + own)
-    return subprocess.run(
-        [sys.executable, "-m", "nox", "-f", str(noxfile), "-s", *arguments],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "nox", "-f", str(noxfile), "-s", *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_session_works_in_the_folder_from_which_nox_is_called(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkout", CHECKOUTS)
+def test_a_session_works_in_the_folder_from_which_nox_is_called(tmp_path: Path, checkout: str) -> None:
     """As docs/ci rely on: relative paths and assay.toml are those of the repository that is gated, not of assay's checkout."""
-    (tmp_path / "assay.toml").write_text('[run]\nquestions = "ours"\n')
-    done = nox(tmp_path / "assay" / "noxfile.py", tmp_path, "gate", "--", "--out", "run")
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / "assay.toml").write_text('[run]\nquestions = "ours"\n')
+    done = nox(folder / checkout / "noxfile.py", folder, "gate", "--", "--out", "run")
     assert "--questions is 'ours'" in done.stdout + done.stderr
-    assert done.returncode == 2, "nox alone would turn wrong use into a 1, which means a regression"
+    assert done.returncode == 2, "nox alone would turn a usage error into a 1, which means a regression"
+
+
+def test_a_checkout_that_hides_the_package_is_a_usage_error(tmp_path: Path) -> None:
+    """Python takes a folder named assay in the working directory for the package, and an ImportError would exit with 1."""
+    done = nox(tmp_path / "assay" / "noxfile.py", tmp_path, "gate")
+    assert "ImportError" not in done.stderr
+    assert f"{tmp_path / 'assay'} hides the package" in done.stderr
+    assert done.returncode == 2
