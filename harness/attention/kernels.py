@@ -94,19 +94,28 @@ def load(name: str) -> Kernel:
     return found
 
 
+def output_fault(call: AttentionCall, out: object) -> str:
+    """How an output breaks the contract, "found, expected ..."; empty if it has the shape, the dtype and the device to return."""
+    import torch
+
+    shape, q = (*call.q.shape[:2], call.v.shape[2]), call.q
+    found = type(out).__name__
+    if isinstance(out, torch.Tensor):
+        if (out.shape, out.dtype, out.device) == (shape, q.dtype, q.device):
+            return ""
+        found = f"{out.dtype} {list(out.shape)} on {out.device}"
+    return f"{found}, expected {q.dtype} {list(shape)} on {q.device}"
+
+
 def run_kernel(name: str, kernel: Kernel, call: AttentionCall) -> Tensor:
     """The kernel's output, [total_q, num_q_heads, head_dim_v].
 
     Raises:
-        KernelRefused: its shape or dtype breaks the contract.
+        KernelRefused: its shape, dtype or device breaks the contract.
     """
     out = kernel(call)
-    expected = (*call.q.shape[:2], call.v.shape[2])
-    if out.shape != expected or out.dtype != call.q.dtype:
-        raise KernelRefused(
-            f"{name} returned {out.dtype} {list(out.shape)} in layer {call.layer}; "
-            f"expected {call.q.dtype} {list(expected)}"
-        )
+    if fault := output_fault(call, out):
+        raise KernelRefused(f"{name} returned {fault}, in layer {call.layer}")
     return out
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.kernels import Declaration, output_fault
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, repeat, run_once
 
 MAX_REPEATED = 32
@@ -39,19 +39,13 @@ class Guard:
         except Exception as error:  # a kernel may raise anything, and the other calls still have to run
             first = next(iter(str(error).splitlines()), "")
             raise self._breach(f"raised {type(error).__name__}: {first[:200]}") from error
-        expected = _layout(call.q.new_empty(*call.q.shape[:2], call.v.shape[2]))
-        returned = _layout(out)
-        if returned != expected:
-            raise self._breach(f"returned: {returned}, expected {expected}")
+        if fault := output_fault(call, out):
+            raise self._breach(f"returned: {fault}")
         return out
 
     def _breach(self, how: str) -> KernelRefused:
         self.breaches.add(how)
         return KernelRefused(how)
-
-
-def _layout(out: object) -> str:
-    return f"{out.dtype} {list(out.shape)} on {out.device}" if isinstance(out, Tensor) else type(out).__name__
 
 
 def run_guarded(guard: Guard, calls: Sequence[AttentionCall]) -> KernelRun:

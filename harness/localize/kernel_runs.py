@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.kernels import declaration
+from assay.harness.attention.kernels import declaration, output_fault
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize.bounds import bound_of, least_bound
@@ -128,16 +128,10 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
         noise: quantisation that the kernel declares, as `Declaration.noise`.
 
     Raises:
-        AssayError: the output does not have the shape of the contract.
+        AssayError: the output breaks the contract.
         ValueError: the call holds no query, or its oracle output is not finite.
     """
-    expected = (*call.q.shape[:2], call.v.shape[2])
-    if out.shape != expected:
-        raise AssayError(
-            f"The kernel returned an output of shape {list(out.shape)}.",
-            f"{list(expected)}: [total_q, num_q_heads, head_dim_v]",
-            "fix the shape of the kernel's output",
-        )
+    _refuse_fault(call, out)
     if not out.numel():
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
     truth, cells = oracle(call), cells_of(call)
@@ -148,12 +142,23 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
     return CallResult(call, out, cells, deviation(out, truth, cells).relative_l1, noise)
 
 
+def _refuse_fault(call: AttentionCall, out: Tensor) -> Tensor:
+    """The output, if it keeps to the contract."""
+    if fault := output_fault(call, out):
+        raise AssayError(
+            f"The kernel returned {fault}.",
+            "[total_q, num_q_heads, head_dim_v] in the dtype and on the device of q",
+            "fix the kernel's output",
+        )
+    return out
+
+
 def run_kernel(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
     """Run a kernel on each call once, and then on each call twice more in a row.
 
     Raises:
-        AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output has a
-            wrong shape.
+        AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output
+            breaks the contract.
     """
     run = run_once(kernel, calls)
     require_results(run)
@@ -164,7 +169,7 @@ def run_once(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
     """Run a kernel on each call once, on a copy of the inputs: a kernel that writes to them is found, and spoils nothing else.
 
     Raises:
-        AssayError: an output has a wrong shape.
+        AssayError: an output breaks the contract.
     """
     declared = declaration(kernel)
     delegated = tuple(call for call in calls if call.phase not in declared.phases)
@@ -173,7 +178,7 @@ def run_once(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
     for call in (call for call in calls if call.phase in declared.phases):
         given = call.clone()
         try:
-            out = kernel(given)
+            out = _refuse_fault(call, kernel(given))
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
@@ -201,9 +206,9 @@ def require_results(run: KernelRun) -> None:
 
 def repeat(kernel: Kernel, result: CallResult) -> CallResult:
     """Run a call twice more in a row, best after all other calls: is the output the same as before, and the same twice?"""
-    late = kernel(result.call.clone()).clone()
+    late, again = (_refuse_fault(result.call, kernel(result.call.clone())).clone() for _ in range(2))
     late_error, late_differs = _difference(result, result.out, late)
-    error, differs = _difference(result, late, kernel(result.call.clone()))
+    error, differs = _difference(result, late, again)
     return replace(
         result, repeated=True, late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs
     )

@@ -53,7 +53,7 @@ def diagnose_kernel(
         on_first: receives the findings of the smallest calls at once, if there are any; they may still change.
 
     Raises:
-        AssayError: no call could be run, which is never a pass; or an output has a wrong shape.
+        AssayError: no call could be run, which is never a pass; or an output breaks the contract.
     """
     start = time.monotonic()
     first = smallest_of_each(calls)

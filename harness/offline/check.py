@@ -212,6 +212,7 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
 
     Raises:
         AssertionError: the error is out of bounds; the message names the bug where a hypothesis fits.
+        AssayError: its output breaks the contract.
         UsageError: no such kernel or noise.
         KernelRefused: the kernel refuses the call.
     """

@@ -1,10 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import torch
+from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.errors import AssayError
+from assay.harness.localize.kernel_runs import run_once
+from assay.harness.offline.check import assert_correct
+from assay.harness.offline.timing import time_kernels
+
+CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 
 
 def test_published_kernels_can_be_loaded() -> None:
@@ -41,6 +53,33 @@ def test_a_path_is_not_a_url() -> None:
     assert kernels.is_path("mine.attn:forward")
     assert not kernels.is_path("http://127.0.0.1:30000")
     assert not kernels.is_path("triton")
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (lambda out: out.float(), r"torch.float32 \[5, 4, 16\] on cpu"),
+        (lambda out: out[1:], r"torch.bfloat16 \[4, 4, 16\] on cpu"),
+        (lambda out: out.to("meta"), r"torch.bfloat16 \[5, 4, 16\] on meta"),
+        (lambda out: None, "NoneType"),
+    ],
+    ids=["dtype", "shape", "device", "type"],
+)
+def test_an_output_that_breaks_the_contract_is_refused_everywhere(
+    returned: Callable[[Tensor], Tensor], found: str
+) -> None:
+    def breaks(call: AttentionCall) -> Tensor:
+        return returned(rounded_oracle(call))
+
+    says = rf"returned {found}, expected torch.bfloat16 \[5, 4, 16\] on cpu"
+    with pytest.raises(KernelRefused, match=says):
+        kernels.run_kernel("mine", breaks, CALL)
+    with pytest.raises(AssayError, match=says):
+        assert_correct(breaks, CALL)
+    with pytest.raises(AssayError, match=says):
+        run_once(breaks, [CALL])
+    with pytest.raises(AssayError, match=says):
+        time_kernels(breaks, rounded_oracle, [CALL], 1.1, 0.05, 0.1, "again", ("mine", "theirs"))
 
 
 def test_titles_name_the_package_and_the_interpreter() -> None:
