@@ -51,14 +51,18 @@ def some(what: str, chosen: Collection[int], of: Collection[int]) -> str:
     """Which of several, in words: "all 4 layers", "layer 2 of 4", "heads 0-2, 7 of 8"."""
     if len(chosen) == len(of):
         return f"all {len(of)} {what}s" if len(of) > 1 else f"{what} {next(iter(of))}"
+    return f"{what}{'s' if len(chosen) > 1 else ''} {ranges(chosen)} of {len(of)}"
+
+
+def ranges(numbers: Collection[int]) -> str:
+    """Numbers in short form, such as "0-7, 12"; "none" if there are none."""
     runs: list[list[int]] = []
-    for n in sorted(chosen):
+    for n in sorted(numbers):
         if runs and n == runs[-1][-1] + 1:
             runs[-1].append(n)
         else:
             runs.append([n])
-    words = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-    return f"{what}{'s' if len(chosen) > 1 else ''} {words} of {len(of)}"
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs) or "none"
 
 
 def percent(share: float) -> str:

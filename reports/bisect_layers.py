@@ -6,9 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assay.harness.bisect.layer_search import spans
 from assay.harness.bisect.layer_task import LayerBisect
-from assay.harness.text import one_line
+from assay.harness.text import one_line, ranges
 
 
 def render_layers(result: LayerBisect, console: Console) -> None:
@@ -30,7 +29,7 @@ def render_layers(result: LayerBisect, console: Console) -> None:
         style = "red" if probe.outcome == "wrong" else "green"
         table.add_row(
             str(number),
-            spans(probe.candidate),
+            ranges(probe.candidate),
             str(probe.right),
             str(probe.lost),
             str(probe.gained),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from assay.evals.greedy import MAX_TOKENS
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.bisect.layer_search import SearchResult, find_layers, spans
+from assay.harness.bisect.layer_search import SearchResult, find_layers
 from assay.harness.bisect.layer_task import (
     Criterion,
     LayerBisect,
@@ -36,6 +36,7 @@ from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control, substituted_calls
 from assay.harness.server.sglang_plugin import SHADOW
+from assay.harness.text import ranges
 
 RESULT = "bisect.json"
 MIN_CACHED_SHARE = 0.5
@@ -92,7 +93,7 @@ class ProbeServer:
         ran = frozenset(substituted_calls(self.evidence))
         if ran != candidate:
             raise EvidenceError(
-                f"The candidate should have run in the layers {spans(candidate)}; it ran in {spans(ran)}.",
+                f"The candidate should have run in the layers {ranges(candidate)}; it ran in {ranges(ran)}.",
                 "the candidate's output in these layers and no others, in the phases that it computes",
                 "see the server's log; a replayed CUDA graph cannot be substituted: start the server without graphs",
             )
@@ -195,7 +196,7 @@ class _Probe:
             )
         )
         self._display.say(
-            f"Probe {len(self.records)}: {self._spec.candidate} in {spans(candidate)}: {comparison.outcome} "
+            f"Probe {len(self.records)}: {self._spec.candidate} in {ranges(candidate)}: {comparison.outcome} "
             f"({comparison.lost} lost, {comparison.gained} gained of {len(these)})."
         )
         return comparison.outcome == "right"

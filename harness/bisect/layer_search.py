@@ -1,18 +1,19 @@
 """Which layers must run the reference for a task to be right again: the search. No server, no clock; it calls a probe.
 
 A probe receives the set of layers that run the candidate; all others run the reference. The search looks for a set R of layers
-such that the task is right with the candidate everywhere but in R, and wrong again as soon as any one layer of R is put back.
+such that the task is right with the candidate everywhere but in R, and wrong again as soon as any one layer of R is switched
+back to the candidate.
 
 - *Sanity checks*: the task must be right with no layer substituted (else it is too noisy to decide anything), and wrong with all
   of them (else there is nothing to find).
 - *Monotone answers* (one more layer of the candidate never makes a wrong task right): a set of layers that are right together
-  grows from the front; bisection finds the first layer that turns it wrong, which must run the reference; and so on behind it.
-  Later layers are searched for in steps that start at the last distance and double (galloping, Bentley & Yao, An almost optimal
-  algorithm for unbounded searching, Information Processing Letters 5, 82-87 (1976)), so that k of n layers cost about
-  k log2(n / k) probes, and n of n about n.
-- *Non-monotone answers* (errors that cancel) show as a wrong set within a right one, which is the case if a layer of R turns out
-  not to be needed. Then R is reduced by ddmin (Zeller & Hildebrandt, Simplifying and isolating failure-inducing input, IEEE
-  Transactions on Software Engineering 28, 183-200 (2002)), which assumes nothing.
+  grows from the front; bisection finds the first layer that turns it wrong, which must run the reference; and the search
+  continues after it. Later layers are searched for in steps that start at the last distance and double (galloping, Bentley &
+  Yao, An almost optimal algorithm for unbounded searching, Information Processing Letters 5, 82-87 (1976)), so that k of n
+  layers cost about k log2(n / k) probes, and n of n about n.
+- *Non-monotone answers* (errors that cancel) show as a wrong set that is a subset of a right one; this happens when a layer of R
+  turns out not to be needed. Then R is reduced by ddmin (Zeller & Hildebrandt, Simplifying and isolating failure-inducing input,
+  IEEE Transactions on Software Engineering 28, 183-200 (2002)), which assumes nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from itertools import pairwise
 from typing import Literal
 
 from scipy.special import bdtrc
+
+from assay.harness.text import ranges
 
 ProbeFunction = Callable[[frozenset[int]], bool]
 """Receives the layers that run the candidate; returns whether the task is right. May be wrong, see `lead_needed`."""
@@ -166,7 +169,7 @@ class _AnswerCache:
         self.probed.append(ProbedSet(key, right, wrong))
         if abs(right - wrong) < lead:
             raise _Undecided(
-                f"With the candidate in layers {spans(key)} the task was right {right} times and wrong {wrong} times: either the "
+                f"With the candidate in layers {ranges(key)} the task was right {right} times and wrong {wrong} times: either the "
                 f"noise exceeds the {100 * self._noise:.0f} % that the floor explains, or the set is borderline."
             )
         return right > wrong
@@ -188,7 +191,7 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
         alpha: probability with which any set's outcome may be wrong, over the complete search.
 
     Returns:
-        The layers, each needed: put back alone, it makes the task wrong again. Another set may also work if layers are
+        The layers, each needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work if layers are
         only wrong together.
 
     Raises:
@@ -200,7 +203,7 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
     answers = _AnswerCache(probe, noise, alpha)
     try:
         if not answers.right(()):
-            why = "With no layer substituted, the task fails too: the workload is too noisy to decide anything."
+            why = "The task fails even with no layer substituted, so these prompts are too noisy to decide anything."
             return SearchResult("inconclusive", why, (), True, tuple(answers.probed))
         if answers.right(layers):
             why = f"The task is right even with the candidate in all {len(layers)} layers."
@@ -211,7 +214,7 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
     except _Undecided as undecided:
         return SearchResult("inconclusive", str(undecided), (), answers.monotone, tuple(answers.probed))
     why = f"The task is right with the reference in {_count(restored)} and the candidate in all others"
-    why += f"; with the candidate in any one of {spans(restored)} as well, it is wrong." if len(restored) > 1 else "."
+    why += f"; with the candidate in any one of {ranges(restored)} as well, it is wrong." if len(restored) > 1 else "."
     return SearchResult("found", why, found, monotone and answers.monotone, tuple(answers.probed))
 
 
@@ -225,18 +228,19 @@ def _restore(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
 
 
 def _grow(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
-    """The layers that are left when a right set takes up as many as it can, from the front."""
+    """Grow a right set from the front as far as possible; return the layers that do not fit."""
     kept: set[int] = set()
     restored: list[int] = []
     at, gap, end = 0, 0, len(layers)
     while at < end:
-        # With `low` layers from `at` the kept set is right; with `high` it is wrong, or `high` is one more than there are.
+        # With `low` layers from `at` the kept set is right; with `high` it is wrong (or `high` is past the end).
         low, high = at, end + 1
 
         def right(to: int, kept: set[int] = kept, at: int = at) -> bool:
             return answers.right(kept.union(layers[at:to]))
 
-        # All remaining layers are tried after 0, 1, 2, 4, 8, ... finds: one layer costs one extra probe, many cost log n.
+        # After 0, 1, 2, 4, 8, ... finds, try all remaining layers at once: with one guilty layer this costs one extra probe,
+        # with many it costs log n.
         if len(restored) & (len(restored) - 1) == 0:
             low, high = (end, high) if right(end) else (low, end)
         step = max(1, gap)
@@ -272,7 +276,7 @@ def _partners(layer: int, kept: Sequence[int], answers: _AnswerCache) -> tuple[i
     while answers.right({layer, *found}):
         if len(found) == MAX_PARTNERS:
             return ()
-        low, high = 0, len(kept)  # with so many from the front it is right, and wrong
+        low, high = 0, len(kept)  # right with the first `low` layers, wrong with the first `high`
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if answers.right({layer, *found, *kept[:middle]}) else (low, middle)
@@ -309,14 +313,5 @@ def ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list[
     return some
 
 
-def spans(layers: Collection[int]) -> str:
-    """Layers in short form, such as "0-7, 12"; "none" if empty."""
-    ordered = sorted(layers)
-    starts = [layer for layer in ordered if layer - 1 not in set(ordered)]
-    stops = [layer for layer in ordered if layer + 1 not in set(ordered)]
-    parts = [f"{start}" if start == stop else f"{start}-{stop}" for start, stop in zip(starts, stops, strict=True)]
-    return ", ".join(parts) or "none"
-
-
 def _count(layers: Sequence[int]) -> str:
-    return f"layer {layers[0]}" if len(layers) == 1 else f"the {len(layers)} layers {spans(layers)}"
+    return f"layer {layers[0]}" if len(layers) == 1 else f"the {len(layers)} layers {ranges(layers)}"

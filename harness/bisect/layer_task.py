@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from scipy.special import bdtrc
 
 from assay.evals.questions import parse_answer
-from assay.harness.bisect.layer_search import RestoredLayer, SearchOutcome, SearchResult, spans
+from assay.harness.bisect.layer_search import RestoredLayer, SearchOutcome, SearchResult
 from assay.harness.config import Device
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.records import Item
@@ -18,6 +18,7 @@ from assay.harness.schema import Record
 from assay.harness.stats.decision import CHANCE, GUESSING_ALPHA
 from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.stats.share import clopper_pearson, p_not_above
+from assay.harness.text import ranges
 from assay.harness.verdict import Finding
 
 Criterion = Literal["answers", "text"]
@@ -201,9 +202,9 @@ def layer_finding(
     layers = [one.layer for one in search.restored]
     every = max(search.probed, key=lambda one: len(one.candidate)).candidate
     kept = every - set(layers)
-    where = f"layer{'s' * (len(layers) > 1)} {spans(layers)} of {spans(every)}"
+    where = f"layer{'s' * (len(layers) > 1)} {ranges(layers)} of {ranges(every)}"
     evidence = [_score(f"{candidate} in {name}", some, search, probes, by) for name, some in (
-        ("no layer", frozenset()), ("all layers", every), (f"all layers but {spans(layers)}", kept),
+        ("no layer", frozenset()), ("all layers", every), (f"all layers but {ranges(layers)}", kept),
     )]  # fmt: skip
     evidence += [f"layer {one.layer}: {_alone(one)}" for one in search.restored if one.alone is not None]
     if len(layers) > 1:
@@ -242,6 +243,6 @@ def _alone(one: RestoredLayer) -> str:
         return "wrong alone"
     if one.partners:
         return (
-            f"right alone, wrong together with {spans(one.partners)}: running one of these in the reference is enough"
+            f"right alone, wrong together with {ranges(one.partners)}: running one of these in the reference is enough"
         )
     return "right alone, wrong only together with several others: small errors add up"

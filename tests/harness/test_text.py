@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.text import clip, one_line, visible
+from assay.harness.text import clip, one_line, ranges, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()))
 
@@ -72,3 +72,11 @@ def test_clip_keeps_the_start_and_the_last_line_and_counts_the_rest() -> None:
     assert f"{len(text) - 2_000:,} characters left out" in cut
     assert len(cut) < 2_100
     assert clip("short", 2_000) == "short"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [((), "none"), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((12, 0, 1, 7, 6), "0-1, 6-7, 12")],
+)
+def test_ranges(numbers: tuple[int, ...], text: str) -> None:
+    assert ranges(numbers) == text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.bisect.layer_search import SearchResult, ddmin, find_layers, lead_needed, max_answers, spans
+from assay.harness.bisect.layer_search import SearchResult, ddmin, find_layers, lead_needed, max_answers
 
 LAYERS = tuple(range(32))
 ALPHA = 0.05
@@ -224,11 +224,3 @@ def test_missing_and_repeated_layers_are_refused(layers: tuple[int, ...]) -> Non
 def test_ddmin_finds_what_is_needed_among_many() -> None:
     assert ddmin(range(100), lambda some: {17, 60, 61} <= set(some)) == [17, 60, 61]
     assert ddmin([5], lambda some: True) == [5]
-
-
-@pytest.mark.parametrize(
-    ("layers", "text"),
-    [((), "none"), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((12, 0, 1, 7, 6), "0-1, 6-7, 12")],
-)
-def test_spans(layers: tuple[int, ...], text: str) -> None:
-    assert spans(layers) == text
