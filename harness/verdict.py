@@ -51,7 +51,7 @@ class Check(Part):
 
 
 class Finding(Part):
-    """One thing that is wrong: where, why, on what evidence, and a command that shows it again."""
+    """One thing that is wrong: where, why, on what evidence, and a command that reproduces it."""
 
     id: str = Field(
         description='stable: the name of the bug, or of the comparison that failed, such as "mask-top-left"'
@@ -62,3 +62,6 @@ class Finding(Part):
     diagnosis: str
     evidence: tuple[str, ...]
     reproduce: str
+    equivalent: tuple[str, ...] = Field(
+        (), description="ids of further hypotheses that explain the same calls as well as `id` does"
+    )

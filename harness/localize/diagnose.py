@@ -72,6 +72,7 @@ def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
         diagnosis=diagnosis + _correct(cause) + (" (leak across requests)" if best and best.kind == LEAK else ""),
         evidence=tuple(evidence),
         reproduce=reproduce,
+        equivalent=tuple(h.id for h in cause.hypotheses[1:]),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.faults import fault, rounded_oracle
-from assay.harness.attention.hypotheses import LEAK
+from assay.harness.attention.hypotheses import BY_ID, LEAK
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
@@ -133,8 +133,11 @@ def test_indistinguishable_hypotheses_are_listed() -> None:
         return finding
 
     # Of 39 tokens a block of 16 loses 7, and so does one of 32; of 55 they lose 7 and 23.
-    assert 'on these calls it cannot be distinguished from "last partial block of 32 lost"' in lost([(9, 30)]).diagnosis
-    assert "cannot be distinguished" not in lost([(25, 30)]).diagnosis
+    both, alone = lost([(9, 30)]), lost([(25, 30)])
+    assert (both.id, both.equivalent) == ("last-block-lost-16", ("last-block-lost-32",))
+    assert f'on these calls it cannot be distinguished from "{BY_ID["last-block-lost-32"].title}"' in both.diagnosis
+    assert (alone.id, alone.equivalent) == ("last-block-lost-16", ())
+    assert "cannot be distinguished" not in alone.diagnosis
 
 
 def test_positions_are_reported_where_no_cause_is_known() -> None:
