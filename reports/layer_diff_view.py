@@ -62,7 +62,7 @@ def layer_diff_view(layers: LayersResult) -> LayerDiffView:
     return LayerDiffView(
         layers=layers,
         heads=heads,
-        worst_heads=max(heads, key=lambda view: _worst(view.grid), default=None),
+        worst_heads=max(heads, key=lambda view: _worst(view.grid)[0], default=None),
         others=tuple(view for view in views if view.grid.columns != "head"),
         data=htmlsafe_json_dumps([_payload(grid) for grid in layers.grids], separators=(",", ":")),
         profile=Markup(charts.profile_chart(layers.depth)),
@@ -83,19 +83,28 @@ def _payload(grid: ErrorGrid) -> dict[str, object]:
         "columns": [one_line(label, 40) for label in grid.column_labels],
         "bounds": grid.bounds,
         "values": grid.values,
+        "beyond": _beyond(grid),
+        "worst": _worst(grid)[1],
     }
 
 
-def _worst(grid: ErrorGrid) -> float:
+def _beyond(grid: ErrorGrid) -> list[list[int]]:
+    """Which cells are out of bounds: 1 or 0, rows x columns."""
     rows = zip(grid.values, grid.bounds, strict=True)
-    return max((excess(error, bound) for row, bound in rows for error in row), default=-1.0)
+    return [[int(out_of_bounds(error, bound)) for error in row] for row, bound in rows]
+
+
+def _worst(grid: ErrorGrid) -> tuple[float, tuple[int, int]]:
+    """The largest excess, and the row and column of the first cell that has it."""
+    rows = enumerate(zip(grid.values, grid.bounds, strict=True))
+    cells = ((excess(error, bound), (r, c)) for r, (row, bound) in rows for c, error in enumerate(row))
+    return max(cells, key=lambda cell: cell[0], default=(-1.0, (0, 0)))
 
 
 def _says(grid: ErrorGrid) -> str:
     if all(bound is None for bound in grid.bounds):
         return "no bound"
-    rows = zip(grid.values, grid.bounds, strict=True)
-    count = sum(out_of_bounds(error, bound) for row, bound in rows for error in row)
+    count = sum(map(sum, _beyond(grid)))
     return f"{count:,} out of bounds" if count else "within bounds"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +30,21 @@ from assay.harness.text import one_line, some
 
 Bounds = Mapping[tuple[int, str], float]
 """By layer and phase: the relative L1 that noise explains at the worst cell."""
-SLICES = {"no cached prefix": CACHED_PREFIX.labels[:1], "cached prefix": CACHED_PREFIX.labels[1:]}
-"""The two conditions that a heat map by head or position is drawn for: a mask can only be misaligned behind a prefix."""
+
+
+class Slice(NamedTuple):
+    """A condition that a heat map by head or position is drawn for."""
+
+    id: str
+    title: str
+    prefixes: Sequence[str]
+
+
+# Only with a prefix can a mask be misaligned.
+SLICES = (
+    Slice("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
+    Slice("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
+)
 DIGITS = 4
 """Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
 
@@ -158,12 +172,13 @@ def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
 def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[ErrorGrid]:
     phases = [phase for phase in PHASES if any(p == phase for p, _ in errors)]
 
-    def grid(phase: str, of: str, columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
+    def grid(phase: str, of: Slice | None, columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
         names = {"prefix": "cached prefix", "position": "position", "batch": "place in the batch"}
         return ErrorGrid.model_validate(
             {
-                "title": f"layer x {names.get(columns, columns)}",
-                "where": f"{phase}, {of}" if of else phase,
+                "id": f"{phase}-{of.id}-by-{columns}" if of else f"{phase}-by-{columns}",
+                "title": f"layer × {names.get(columns, columns)}",
+                "where": f"{phase}, {of.title}" if of else phase,
                 "columns": columns,
                 "row_labels": [str(layer) for layer in range(len(values))],
                 "column_labels": labels,
@@ -174,24 +189,24 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[Er
 
     # [layers, heads, positions, places] are the axes of an array.
     for phase in phases:
-        for name, array in _slices(errors, phase):
+        for of, array in _slices(errors, phase):
             heads = [str(head) for head in range(array.shape[1])]
-            yield grid(phase, name, "head", heads, _worst(array, (2, 3)))
+            yield grid(phase, of, "head", heads, _worst(array, (2, 3)))
     for phase in phases:
         seen = {prefix: array for (p, prefix), array in errors.items() if p == phase}
         unseen = np.full(len(next(iter(seen.values()))), np.nan)
         by_prefix = [_worst(seen[prefix], (1, 2, 3)) if prefix in seen else unseen for prefix in CACHED_PREFIX.labels]
-        yield grid(phase, "", "prefix", CACHED_PREFIX.labels, np.stack(by_prefix, axis=1))
+        yield grid(phase, None, "prefix", CACHED_PREFIX.labels, np.stack(by_prefix, axis=1))
         # A decode call has one new token a sequence, so it has one position.
-        for name, array in _slices(errors, phase) if phase != "decode" else ():
-            yield grid(phase, name, "position", POSITION.labels, _worst(array, (1, 3)))
-        yield grid(phase, "", "batch", PLACE, _worst(np.stack([*seen.values()]), (0, 2, 3)))
+        for of, array in _slices(errors, phase) if phase != "decode" else ():
+            yield grid(phase, of, "position", POSITION.labels, _worst(array, (1, 3)))
+        yield grid(phase, None, "batch", PLACE, _worst(np.stack([*seen.values()]), (0, 2, 3)))
 
 
-def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[str, Floats]]:
-    for name, prefixes in SLICES.items():
-        if found := [errors[phase, prefix] for prefix in prefixes if (phase, prefix) in errors]:
-            yield name, _worst(np.stack(found), (0,))
+def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[Slice, Floats]]:
+    for of in SLICES:
+        if found := [errors[phase, prefix] for prefix in of.prefixes if (phase, prefix) in errors]:
+            yield of, _worst(np.stack(found), (0,))
 
 
 def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], layers: Sequence[int]) -> Iterable[str]:
@@ -203,10 +218,10 @@ def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], l
         elif not seen:
             yield f"{phase}: no call was seen; calls inside a replayed CUDA graph are not observable"
         else:
-            for name, prefixes in SLICES.items():
+            for of in SLICES:
                 # A decode call always has a prefix.
-                if not seen.keys() & set(prefixes) and not (phase == "decode" and "0" in prefixes):
-                    yield f"{phase}, {name}: no such call was seen"
+                if not seen.keys() & set(of.prefixes) and not (phase == "decode" and "0" in of.prefixes):
+                    yield f"{phase}, {of.title}: no such call was seen"
             array = _worst(np.stack([*seen.values()]), (0, 2, 3, 4))
             missing = [layer for layer in layers if np.isnan(array[layer])]
             if missing:

@@ -132,7 +132,10 @@ class SuiteResult(Outcome):
 class ErrorGrid(Part):
     """Own errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
 
-    title: str = Field(description='such as "layer x head"')
+    id: str = Field(
+        "", description='stable, such as "extend-cached-prefix-by-head"; empty in reports before it was added'
+    )
+    title: str = Field(description='such as "layer × head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
     rows: Literal["layer"] = "layer"
     columns: Literal["head", "prefix", "position", "batch"]

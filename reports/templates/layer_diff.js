@@ -13,7 +13,6 @@
 
   const ratio = (value, bound) => value / (bound ?? 1);
   const isNumber = (value) => typeof value === "number";
-  const isBeyond = (value, bound) => bound !== null && (isNumber(value) ? value > bound : value !== null);
   const digits = (value) => (value >= 1e6 ? value.toExponential(2) : String(Number(value.toPrecision(4))));
 
   // One scale for all maps, so that a colour means the same in each: multiples of the bound, where there is one.
@@ -97,12 +96,12 @@
       });
       figure.querySelector("button")?.addEventListener("click", () => {
         this.canvas.focus();
-        this.show(...this.worst());
+        this.show(...this.grid.worst);
       });
       this.canvas.addEventListener("pointermove", (event) => this.point(event));
       this.canvas.addEventListener("pointerdown", (event) => this.point(event));
       this.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && document.activeElement !== this.canvas && this.leave());
-      this.canvas.addEventListener("focus", () => this.canvas.matches(":focus-visible") && this.show(...(this.at ?? this.worst())));
+      this.canvas.addEventListener("focus", () => this.canvas.matches(":focus-visible") && this.show(...(this.at ?? this.grid.worst)));
       this.canvas.addEventListener("blur", () => this.leave());
       this.canvas.addEventListener("keydown", (event) => this.key(event));
       new ResizeObserver(() => this.plot.clientWidth !== this.width && this.draw()).observe(this.plot);
@@ -156,7 +155,7 @@
       context.textAlign = "left";
       context.fillText(`layer ↓   ${{ head: "head", prefix: "cached prefix, in tokens", position: "position", batch: "place in the batch" }[this.grid.column]} →`, left, under + 15);
       this.pointers(context, w, h);
-      const beyond = values.reduce((sum, row, r) => sum + row.filter((value) => isBeyond(value, bounds[r])).length, 0);
+      const beyond = this.grid.beyond.flat().filter(Boolean).length;
       this.canvas.setAttribute("aria-label", `${this.grid.title}. ${rows.length} rows, ${columns.length} columns, ${beyond} cells out of bounds. Arrow keys read a cell.`);
       if (this.at) this.show(...this.at);
     }
@@ -181,8 +180,8 @@
 
     // One outline around each region out of bounds, not around its single cells.
     outline(context, w, h, gap) {
-      const { values, bounds } = this.grid;
-      const out = (r, c) => r >= 0 && r < values.length && isBeyond(values[r][c] ?? null, bounds[r]);
+      const { values, beyond } = this.grid;
+      const out = (r, c) => beyond[r]?.[c];
       context.strokeStyle = theme.ink;
       context.lineWidth = Math.min(w, h) >= 10 ? 2 : 1;
       context.lineCap = "square";
@@ -200,13 +199,13 @@
 
     // One cell of 16,384 is easily overlooked, so arrows at the edges point at its row and its column.
     pointers(context, w, h) {
-      const { values, bounds, columns } = this.grid;
+      const { values, beyond, columns } = this.grid;
       const [right, bottom] = [this.left + w * columns.length + 2, h * values.length + 2];
       context.fillStyle = theme.beyond[1];
       context.textBaseline = "middle";
       let below = -Infinity;
-      values.forEach((row, r) => {
-        if (!row.some((value) => isBeyond(value, bounds[r]))) return;
+      beyond.forEach((row, r) => {
+        if (!row.some(Boolean)) return;
         const y = (r + 0.5) * h;
         this.triangle(context, right, y, 7, 4);
         if (values.length < 48 || y - below < 12) return;
@@ -215,7 +214,7 @@
       });
       if (columns.length < 2) return;
       columns.forEach((_, c) => {
-        if (values.some((row, r) => isBeyond(row[c], bounds[r]))) this.triangle(context, this.left + (c + 0.5) * w, bottom, 4, 7);
+        if (beyond.some((row) => row[c])) this.triangle(context, this.left + (c + 0.5) * w, bottom, 4, 7);
       });
     }
 
@@ -225,16 +224,6 @@
       context.lineTo(x + across, y + (across > down ? -down : down));
       context.lineTo(across > down ? x + across : x - across, y + down);
       context.fill();
-    }
-
-    worst() {
-      const { values, bounds } = this.grid;
-      let found = [0, 0], largest = -1;
-      values.forEach((row, r) => row.forEach((value, c) => {
-        const x = value === null ? -1 : isNumber(value) ? ratio(value, bounds[r]) : Infinity;
-        if (x > largest) [largest, found] = [x, [r, c]];
-      }));
-      return found;
     }
 
     point(event) {
@@ -250,18 +239,18 @@
       const move = moves[event.key];
       if (!move || event.ctrlKey || event.altKey || event.metaKey) return;
       event.preventDefault();
-      const [r, c] = this.at ?? this.worst();
+      const [r, c] = this.at ?? this.grid.worst;
       this.show(Math.min(Math.max(r + move[0], 0), rows.length - 1), Math.min(Math.max(c + move[1], 0), columns.length - 1));
     }
 
     show(r, c) {
-      const { rows, columns, values, bounds, column } = this.grid;
+      const { rows, columns, values, bounds, beyond, column } = this.grid;
       const [value, bound, w, h] = [values[r][c], bounds[r], this.cellWidth, this.cellHeight];
       this.at = [r, c];
       const says = value === null ? "not observed" : isNumber(value) ? `relative L1 ${digits(value)}` : "not finite";
       let limits = bound === null ? "no bound" : `bound ${digits(bound)}`;
       if (isNumber(value) && bound !== null) limits += `, ${digits(Number((value / bound).toPrecision(2)))} × the bound`;
-      if (isBeyond(value, bound)) limits += ": out of bounds";
+      if (beyond[r][c]) limits += ": out of bounds";
       this.tip.replaceChildren(...[`layer ${rows[r]}, ${{ head: "head", prefix: "cached prefix", position: "position", batch: "in the batch" }[column]} ${columns[c]}`, says, ...(value === null ? [] : [limits])].map((text, i) => {
         const line = document.createElement(i ? "span" : "b");
         line.textContent = text;

@@ -12,8 +12,9 @@ for (const box of document.querySelectorAll(".flips")) {
     filter.querySelector("output").textContent = `${shown} of ${flips.length}`;
   };
   for (const select of selects) select.addEventListener("change", update);
+  let open = false;
   button.addEventListener("click", () => {
-    const open = button.textContent === "Open all";
+    open = !open;
     for (const flip of flips) flip.open = open && !flip.hidden;
     button.textContent = open ? "Close all" : "Open all";
   });

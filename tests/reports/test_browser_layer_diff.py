@@ -70,8 +70,8 @@ def _choose(chrome: Any, number: int) -> None:
     chrome.find_element("css selector", f"{MAIN} option[value='{number}']").click()
 
 
-def _number(layers: LayersResult, where: str, columns: str = "head") -> int:
-    [number] = [i for i, g in enumerate(layers.grids) if (g.where, g.columns) == (where, columns)]
+def _number(layers: LayersResult, id_: str) -> int:
+    [number] = [i for i, grid in enumerate(layers.grids) if grid.id == id_]
     return number
 
 
@@ -80,7 +80,7 @@ def test_hovering_reads_the_numbers_of_the_report(see: Any, layer_diffs: ModuleT
     layers = layer_diffs.seed_case() if size == 4 else layer_diffs.one_head(size, size)
     chrome = see(layers)
     assert chrome.get_log("browser") == []
-    for name in ("extend, no cached prefix", "extend, cached prefix"):
+    for name in ("extend-no-cached-prefix-by-head", "extend-cached-prefix-by-head"):
         number = _number(layers, name)
         _choose(chrome, number)
         grid = layers.grids[number]
@@ -107,14 +107,14 @@ def test_hovering_reads_the_numbers_of_the_report(see: Any, layer_diffs: ModuleT
 def test_colours_distinguish_the_kinds_of_cells(see: Any, layer_diffs: ModuleType) -> None:
     layers = layer_diffs.one_head(12, 12)
     chrome = see(layers)
-    number = _number(layers, "extend, cached prefix")
+    number = _number(layers, "extend-cached-prefix-by-head")
     grid = layers.grids[number]
     assert chrome.find_element("css selector", f"{MAIN} select").get_property("value") == str(number), "the worst first"
     within, beyond, unfinite = (_colour(chrome, grid, *cell) for cell in ((0, 0), (7, 2), (9, 10)))
     assert within[2] > within[0] + 20, f"{within} is no blue"
     assert beyond[0] > beyond[2] + 80, f"{beyond} is no orange"
     assert unfinite == (0, 0, 0)
-    _choose(chrome, _number(layers, "decode, cached prefix"))
+    _choose(chrome, _number(layers, "decode-cached-prefix-by-head"))
     grey = {_colour(chrome, grid, 3, column) for column in range(12)}
     assert all(max(c) - min(c) < 12 and min(c) > 180 for c in grey), f"{grey}: layer 3 was not observed there"
     _hover(chrome, *_place(chrome, grid, 3, 4))
@@ -125,7 +125,7 @@ def test_a_worse_cell_has_a_stronger_colour_and_the_bound_divides_blue_from_oran
     see: Any, layer_diffs: ModuleType
 ) -> None:
     layers = layer_diffs.seed_case()
-    number = _number(layers, "extend, no cached prefix")
+    number = _number(layers, "extend-no-cached-prefix-by-head")
     values = ((0.0, 0.0005, 0.02, 0.0467), (0.0469, 0.2, 3.0, 4.0), *layers.grids[number].values[2:])
     grid = layers.grids[number].model_copy(update={"values": values, "bounds": (0.0468,) * 4})
     grids = tuple(grid if i == number else other for i, other in enumerate(layers.grids))
@@ -159,7 +159,7 @@ def test_the_keyboard_reads_cells_and_the_button_goes_to_the_worst(see: Any, lay
 def test_small_maps_read_like_the_large_one(see: Any, layer_diffs: ModuleType) -> None:
     layers = layer_diffs.seed_case()
     chrome = see(layers)
-    number = _number(layers, "extend", "prefix")
+    number = _number(layers, "extend-by-prefix")
     where = f".heat.small[data-grid='{number}']"
     _hover(chrome, *_place(chrome, layers.grids[number], 2, 3, where))
     assert _tip(chrome, where).startswith(
@@ -210,7 +210,7 @@ def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
     layers = layer_diffs.one_head(12, 12)
     page = tmp_path / "report.html"
     page.write_text(to_html(examples.regression().model_copy(update={"layers": layers})), encoding="utf-8")
-    grid = layers.grids[_number(layers, "extend, cached prefix")]
+    grid = layers.grids[_number(layers, "extend-cached-prefix-by-head")]
     with browser(scheme="dark") as chrome:
         chrome.get(page.as_uri())
         dark = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)

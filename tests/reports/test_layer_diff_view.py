@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.judge.report import DepthRow, LayersResult, Report
+from assay.harness.judge.report import DepthRow, LayersResult, Report, excess, out_of_bounds
 from assay.reports.charts import WIDE, profile_chart
 from assay.reports.junit import to_junit
 from assay.reports.layer_diff_view import layer_diff_view
@@ -57,6 +57,13 @@ def test_the_embedded_numbers_are_those_of_the_report(report: Report) -> None:
     for embedded, grid in zip(json.loads(data), report.layers.grids, strict=True):
         assert embedded["values"] == [list(row) for row in grid.values]
         assert embedded["bounds"] == list(grid.bounds)
+        beyond = [
+            [out_of_bounds(error, bound) for error in row] for row, bound in zip(grid.values, grid.bounds, strict=True)
+        ]
+        assert embedded["beyond"] == beyond
+        r, c = embedded["worst"]
+        worst = max(excess(e, bound) for row, bound in zip(grid.values, grid.bounds, strict=True) for e in row)
+        assert excess(grid.values[r][c], grid.bounds[r]) == worst
         assert (embedded["rows"], embedded["columns"]) == (list(grid.row_labels), list(grid.column_labels))
 
 
@@ -82,7 +89,7 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
 def test_the_map_with_the_worst_cell_is_shown_first(layer_diffs: ModuleType) -> None:
     view = layer_diff_view(layer_diffs.one_head(8, 8))
     assert view.worst_heads is not None
-    assert view.worst_heads.grid.where == "extend, cached prefix"
+    assert view.worst_heads.grid.id == "extend-cached-prefix-by-head"
     assert [head.says for head in view.heads] == ["within bounds", "2 out of bounds", "within bounds"]
 
 

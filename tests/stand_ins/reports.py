@@ -253,7 +253,7 @@ def hostile() -> Report:
 
 def _hostile_layers(h: str) -> LayersResult:
     grid = ErrorGrid(
-        title=h, where=h, columns="head", row_labels=(h, h), column_labels=(h,), values=((1.0,), ("not finite",)),
+        id=h, title=h, where=h, columns="head", row_labels=(h, h), column_labels=(h,), values=((1.0,), ("not finite",)),
         bounds=(0.1, 0.1),
     )  # fmt: skip
     row = LogitsRow(

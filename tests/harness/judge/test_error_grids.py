@@ -23,8 +23,8 @@ from assay.reports.json_report import to_json
 INFINITE = float("inf")
 
 
-def _grid(result: LayersResult, columns: str, where: str) -> ErrorGrid:
-    [grid] = [grid for grid in result.grids if (grid.columns, grid.where) == (columns, where)]
+def _grid(result: LayersResult, id_: str) -> ErrorGrid:
+    [grid] = [grid for grid in result.grids if grid.id == id_]
     return grid
 
 
@@ -41,11 +41,11 @@ def test_a_cell_is_the_worst_of_what_it_covers_and_not_the_average(layer_diffs: 
         }),
     )  # fmt: skip
     result = layers_result(run, {(0, "extend"): 0.5})
-    assert _grid(result, "head", "extend, cached prefix").values == ((0.9, 0.03),)
-    assert _grid(result, "head", "extend, no cached prefix").values == ((0.004, None),)
-    assert _grid(result, "prefix", "extend").values == ((0.004, 0.03, None, 0.9),)
-    assert _grid(result, "position", "extend, cached prefix").values == ((0.9, 0.03, None, None, None),)
-    assert _grid(result, "batch", "extend").values == ((0.9, 0.03, None, None),)
+    assert _grid(result, "extend-cached-prefix-by-head").values == ((0.9, 0.03),)
+    assert _grid(result, "extend-no-cached-prefix-by-head").values == ((0.004, None),)
+    assert _grid(result, "extend-by-prefix").values == ((0.004, 0.03, None, 0.9),)
+    assert _grid(result, "extend-cached-prefix-by-position").values == ((0.9, 0.03, None, None, None),)
+    assert _grid(result, "extend-by-batch").values == ((0.9, 0.03, None, None),)
     averaged = run.table(("layer",), {"prefix": ("1", ">= 16")}).relative_l1[0]
     assert averaged < 0.5 < 0.9
     assert result.depth[0].out_of_bounds
@@ -63,7 +63,7 @@ def test_not_observed_zero_and_not_finite_are_three_things_in_json_too(
     )  # fmt: skip
     result = layers_result(run, {})
     expected = ((0.0, "not finite"), (None, 0.1235))
-    assert _grid(result, "head", "extend, no cached prefix").values == expected
+    assert _grid(result, "extend-no-cached-prefix-by-head").values == expected
     path = tmp_path / "report.json"
     path.write_text(to_json(examples.passing().model_copy(update={"layers": result})), encoding="utf-8")
     read = read_report(path)
@@ -113,7 +113,7 @@ def test_every_picture_shows_the_same_worst(layer_diffs: ModuleType, found: dict
             seen = [value for (at, _, p, *_), value in found.items() if (at, p) == (layer, phase)]
             worst = own_error(max(seen)) if seen else None
             for columns in ("head", "prefix", "batch"):
-                grids = [g for g in result.grids if g.columns == columns and g.where.split(",")[0] == phase]
+                grids = [g for g in result.grids if g.columns == columns and g.id.startswith(f"{phase}-")]
                 values = [value for grid in grids if layer < len(grid.values) for value in grid.values[layer]]
                 assert max(values, key=lambda value: excess(value, None), default=None) == worst
     for row in result.depth:
@@ -168,7 +168,7 @@ def test_worst_calls_and_failed_calls_come_from_the_legends(layer_diffs: ModuleT
     first, second = result.worst
     assert (first.relative_l1, first.layer, first.request) == (NOT_FINITE, 9, "req-1")
     assert (second.relative_l1, second.position, second.prefix, second.new) == (0.8812, 400, 400, 20)
-    assert second.bound == _grid(result, "head", "extend, cached prefix").bounds[second.layer]
+    assert second.bound == _grid(result, "extend-cached-prefix-by-head").bounds[second.layer]
     assert result.candidate_errors == ("layer 2, extend, 3 calls: RuntimeError: no kernel image for this device",)
     assert (result.layers, result.heads, result.passes) == (12, 12, 62)
 
