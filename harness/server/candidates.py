@@ -37,7 +37,7 @@ class KernelCandidate:
         self.phases = kernels.declaration(kernel).phases
 
     def run(self, call: EngineCall) -> Tensor:
-        refuse_unsupported(call.layer, self.name)
+        refuse_unsupported(call.layer, call.kwargs, self.name)
         packed = packed_call(self._pages, call)
         # K and V are gathered copies; q is the model's own tensor.
         packed = replace(packed, q=packed.q.clone())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,18 +33,25 @@ def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
     return [int(n) for n in batch.extend_seq_lens_cpu], [int(n) for n in batch.extend_prefix_lens_cpu]
 
 
-def refuse_unsupported(layer: Any, who: str) -> None:
-    """Refuse an SGLang layer whose attention the kernel contract cannot express.
+def refuse_unsupported(layer: Any, arguments: Mapping[str, Any], who: str) -> None:
+    """Refuse an SGLang call whose attention the kernel contract cannot express.
+
+    Args:
+        layer: SGLang's RadixAttention.
+        arguments: the call's keyword arguments beyond the common ones, for example ``sinks``. A plain layer passes none.
+        who: what would have to compute the call, for the error.
 
     Raises:
-        KernelRefused: it needs a sliding window, a logit cap, cross attention or non-causal attention.
+        KernelRefused: the layer needs more than causal attention, or an argument is not None.
     """
     wants = {
         "a sliding window": (layer.sliding_window_size or -1) > -1,
         "a logit cap": bool(layer.logit_cap),
         "cross attention": layer.is_cross_attention,
         "non-causal attention": layer.attn_type.value != "decoder",
-    }
+        "chunked local attention": getattr(layer, "use_irope", False),
+        "an attention temperature": (getattr(layer, "xai_temperature_len", None) or 0) > 0,
+    } | {f"the argument {name!r}": value is not None for name, value in arguments.items()}
     if any(wants.values()):
         what = " and ".join(feature for feature, wanted in wants.items() if wanted)
         raise KernelRefused(

@@ -3,7 +3,7 @@
 An SGLang backend, the delegate, is built unchanged. For the phases that the kernel declares, its forward methods are replaced: they
 write K and V to the pool, resolve the paging into one packed `AttentionCall`, and run the kernel. Everything else (metadata, the
 other phase) stays with the delegate; reports call that "delegated". What the contract cannot express (sliding windows, logit caps,
-cross attention, speculative trees) raises: nothing is silently computed by another kernel.
+attention sinks, speculative trees) raises: nothing is silently computed by another kernel.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
     served = _ServedKernel(name, kernel, runner)
     for phase in declared.phases:
         setattr(backend, f"forward_{phase}", getattr(served, f"forward_{phase}"))
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and str(runner.device) == "cpu"
-    own = title(name, kernel, interpreted)
+    # Without a package it is taken for plain PyTorch, which the interpreter does not touch.
+    on_cpu = os.environ.get("TRITON_INTERPRET") == "1" and str(runner.device) == "cpu"
+    backend.assay_interpreted = on_cpu and bool(declared.package)
+    own = title(name, kernel, backend.assay_interpreted)
     backend.assay_titles = {phase: own if phase in declared.phases else delegate for phase in ("extend", "decode")}
     backend.assay_delegates = {phase: delegate for phase in ("extend", "decode") if phase not in declared.phases}
     return backend
@@ -70,19 +72,20 @@ class _ServedKernel:
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
     ) -> Tensor:
         """SGLang's signature: q [tokens, heads * head_dim]; k and v [tokens, kv heads, head_dim]. Returns the shape of q."""
-        return self._run("extend", q, k, v, layer, forward_batch, save_kv_cache)
+        return self._run("extend", q, k, v, layer, forward_batch, save_kv_cache, kwargs)
 
     def forward_decode(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
     ) -> Tensor:
         """As `forward_extend`, with one new token per sequence."""
-        return self._run("decode", q, k, v, layer, forward_batch, save_kv_cache)
+        return self._run("decode", q, k, v, layer, forward_batch, save_kv_cache, kwargs)
 
     def _run(
-        self, phase: str, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool
-    ) -> Tensor:
+        self, phase: str, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
+        arguments: dict[str, Any],
+    ) -> Tensor:  # fmt: skip
         new, prefix = lengths(phase, batch, self._name)
-        refuse_unsupported(layer, self._name)
+        refuse_unsupported(layer, arguments, self._name)
         if save and k is not None:
             self._pages.write(layer, batch, k, v)
         call = self._pages.packed_call(phase, q, layer, batch, new, prefix)

@@ -149,7 +149,7 @@ class Shadow:
     ) -> None:  # fmt: skip
         assert self._writer is not None
         try:
-            refuse_unsupported(call.layer, "a replay pack")
+            refuse_unsupported(call.layer, call.kwargs, "a replay pack")
             # Gathered again: the candidate may have written to the call that it received.
             packed = packed_call(self._pages, call)
         except KernelRefused as error:

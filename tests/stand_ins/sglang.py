@@ -51,12 +51,12 @@ class Backend:
         return rounded_oracle(call).reshape(q.shape[0], -1)
 
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **_: Any
     ) -> Tensor:
         return self._run("extend", q, k, v, layer, forward_batch, save_kv_cache)
 
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **_: Any
     ) -> Tensor:
         return self._run("decode", q, k, v, layer, forward_batch, save_kv_cache)
 
@@ -65,6 +65,7 @@ def layer_of(index: int, **changes: Any) -> Any:
     fields: dict[str, Any] = {
         "layer_id": index, "tp_q_head_num": HEADS, "qk_head_dim": DIM, "scaling": DIM**-0.5, "sliding_window_size": -1,
         "logit_cap": 0.0, "is_cross_attention": False, "attn_type": SimpleNamespace(value="decoder"),
+        "use_irope": False, "xai_temperature_len": -1,
     }  # fmt: skip
     return SimpleNamespace(**fields | changes)
 
@@ -81,9 +82,19 @@ class Server:
         self.generator = torch.Generator().manual_seed(seed)
 
     def step(
-        self, phase: str, lens: list[tuple[int, int]], rids: list[str] | None = None, mode: str = "EXTEND", **layer: Any
-    ) -> list[Tensor]:
-        """One forward pass over sequences of (new tokens, cached prefix); the output of each layer."""
+        self, phase: str, lens: list[tuple[int, int]], rids: list[str] | None = None, mode: str = "EXTEND",
+        arguments: dict[str, Any] | None = None, **layer: Any,
+    ) -> list[Tensor]:  # fmt: skip
+        """One forward pass over sequences of (new tokens, cached prefix); the output of each layer.
+
+        Args:
+            phase: "extend" or "decode".
+            lens: the sequences.
+            rids: request ids.
+            mode: SGLang's forward mode.
+            arguments: further keyword arguments of each call.
+            layer: attributes of each layer.
+        """
         new, prefix = [n for n, _ in lens], [p for _, p in lens]
         slots = torch.cat([torch.arange(p, p + n) + 16 * i for i, (n, p) in enumerate(lens)])
         batch = SimpleNamespace(
@@ -98,7 +109,7 @@ class Server:
                 torch.randn(sum(new), heads, DIM, generator=self.generator) for heads in (HEADS, KV_HEADS, KV_HEADS)
             )
             forward = getattr(self.backend, f"forward_{phase}")
-            outs.append(forward(q.reshape(sum(new), -1), k, v, layer_of(index, **layer), batch))
+            outs.append(forward(q.reshape(sum(new), -1), k, v, layer_of(index, **layer), batch, **arguments or {}))
         return outs
 
 

@@ -174,14 +174,31 @@ def test_batches_without_requests_are_left_out(shadowing: Shadowing, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [({"mode": "TARGET_VERIFY"}, "TARGET_VERIFY"), ({"logit_cap": 30.0}, "a logit cap")]
+    ("change", "words"),
+    [
+        ({"mode": "TARGET_VERIFY"}, "TARGET_VERIFY"),
+        ({"logit_cap": 30.0}, "a logit cap"),
+        ({"use_irope": True}, "chunked local attention"),
+        ({"xai_temperature_len": 1024}, "an attention temperature"),
+        ({"arguments": {"sinks": torch.zeros(HEADS)}}, "'sinks'"),
+    ],
 )
-def test_unsupported_layers_are_noted(shadowing: Shadowing, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_calls_that_the_contract_cannot_express_are_noted(
+    shadowing: Shadowing, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     server, shadow = shadowing(right, budget=10**6)
     server.step("extend", [(4, 0)], **change)
     cells = seen(shadow, tmp_path)
     assert len(cells.failed_calls) == LAYERS
     assert words in cells.failed_calls[0].text
+    assert not (tmp_path / "pack" / "calls").exists()
+
+
+def test_arguments_without_a_value_are_not_refused(shadowing: Shadowing, tmp_path: Path) -> None:
+    server, shadow = shadowing(right, budget=10**6)
+    server.step("extend", [(4, 0)], arguments={"sinks": None, "save_kv_cache": True})
+    assert seen(shadow, tmp_path).failed_calls == ()
+    assert len(read_pack(tmp_path / "pack")) == LAYERS
 
 
 def test_an_sglang_backend_is_prepared_once_per_batch_and_writes_nothing(stand_in: ModuleType, tmp_path: Path) -> None:
