@@ -12,6 +12,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
 from assay.harness.text import one_line, percent, two_digits
+from assay.reports.terminal import finding_lines, say
 
 MOST_REFUSALS = 3
 
@@ -62,8 +63,7 @@ def message(result: CheckResult) -> str:
     """The complete result as plain text: the message of a failed assertion."""
     lines = [headline(result), ""]
     for finding in result.findings:
-        lines += [f"{finding.severity}: {finding.where}: {finding.diagnosis}"]
-        lines += [f"  - {line}" for line in finding.evidence]
+        lines += finding_lines(finding)
     if result.failing and result.right:
         lines += ["", f"fails exactly where: {result.where}"] if result.where else [""]
         table = [("axis", "fails (of calls)", "correct"), *rows(result.axes)]
@@ -94,27 +94,22 @@ def sentence(results: Sequence[CheckResult]) -> str:
 
 def render(result: CheckResult, console: Console) -> None:
     """Print the result to a terminal."""
-
-    def line(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    line(f"{headline(result)}. {result.seconds:.1f} s.")
+    say(console, f"{headline(result)}. {result.seconds:.1f} s.")
     for finding in result.findings:
-        line(f"{finding.severity}: {finding.where}: {finding.diagnosis}")
-        for evidence in finding.evidence:
-            line(f"  - {evidence}")
+        for line in finding_lines(finding):
+            say(console, line)
     if result.failing and result.right:
         if result.where:
-            line(f"Fails exactly where: {result.where}")
+            say(console, f"Fails exactly where: {result.where}")
         table = Table("axis", "fails (of calls)", "correct")
         for row in rows(result.axes):
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)
-        line(indifferent(result.axes))
+        say(console, indifferent(result.axes))
     for one in not_covered(result):
-        line(f"Not covered: {one}")
+        say(console, f"Not covered: {one}")
     if result.smallest:
-        line(f"Smallest failing call: {result.smallest}")
+        say(console, f"Smallest failing call: {result.smallest}")
     if result.test:
-        line("A test that reproduces it:\n")
-        line(result.test)
+        say(console, "A test that reproduces it:\n")
+        say(console, result.test)

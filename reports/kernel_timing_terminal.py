@@ -9,7 +9,7 @@ from rich.console import Console
 from assay.harness.files import write_whole
 from assay.harness.offline.timing_result import KernelTiming, ShapeTiming
 from assay.harness.text import one_line, two_digits
-from assay.reports.latency_terminal import print_rows
+from assay.reports.terminal import finding_lines, print_rows, say
 
 
 def write_timing(result: KernelTiming, path: Path) -> None:
@@ -26,14 +26,11 @@ def render_timing(result: KernelTiming, console: Console) -> None:
     title = f"{result.candidate} / {result.reference} on {result.device}: ratios of times, above 1 is slower"
     print_rows(console, title, _COLUMNS, [_cells(row) for row in result.shapes])
     for refused in result.refused:
-        console.print(one_line(f"refused: {refused}", 400), markup=False, highlight=False, soft_wrap=True)
+        say(console, one_line(f"refused: {refused}", 400))
     for finding in result.findings:
-        console.print(
-            f"{finding.severity}: {finding.where}: {finding.diagnosis}", markup=False, highlight=False, soft_wrap=True
-        )
-        for line in finding.evidence:
-            console.print(f"  - {one_line(line, 400)}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{result.verdict.upper()} (exit code {result.exit_code}).", markup=False, highlight=False)
+        for line in finding_lines(finding):
+            say(console, line)
+    say(console, f"{result.verdict.upper()} (exit code {result.exit_code}).")
 
 
 _COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/s", "of the limit", "own error")

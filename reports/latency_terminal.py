@@ -2,63 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
 from assay.harness.text import one_line
+from assay.reports.terminal import finding_lines, print_rows, say
 
 
 def render_latency(result: LatencyResult, console: Console) -> None:
     """Print times, ratios with intervals and floors, counted calls, verdict, reasons and findings."""
-
-    def say(text: str, indent: int = 0) -> None:
-        console.print(" " * indent + one_line(text, 600), markup=False, highlight=False, soft_wrap=True)
-
     title = (
         f"{result.candidate} / {result.reference}: ratios of times, above 1 is slower; "
         f"bound {result.bound:g}, set by {result.policy}"
     )
     print_rows(console, title, _COLUMNS, [_cells(row) for row in result.rows])
-    for load in result.loads:
-        say(f"{load.where}, reference vs candidate: {load_text(load)}")
-    say(f"{result.rounds} rounds, the first {result.warm_up_rounds} discarded as warm-up; {graphs_text(result)}.")
+    lines = [f"{load.where}, reference vs candidate: {load_text(load)}" for load in result.loads]
+    lines.append(
+        f"{result.rounds} rounds, the first {result.warm_up_rounds} discarded as warm-up; {graphs_text(result)}."
+    )
     for role, calls in (("reference", result.reference_calls), ("candidate", result.candidate_calls)):
         if calls:
-            say(f"{role}: {'; '.join(call.sentence for call in calls)}")
-    say(f"{result.verdict.upper()} (exit code {result.exit_code}): {result.headline}")
+            lines.append(f"{role}: {'; '.join(call.sentence for call in calls)}")
+    lines.append(f"{result.verdict.upper()} (exit code {result.exit_code}): {result.headline}")
+    for line in lines:
+        say(console, one_line(line, 600))
     for reason in result.reasons if result.verdict != "pass" else ():
-        say(f"- {reason}", 2)
+        say(console, f"  - {one_line(reason, 600)}")
     for finding in result.findings:
-        say(f"{finding.severity}: {finding.where}: {finding.diagnosis}", 2)
-        for line in finding.evidence:
-            say(f"- {line}", 6)
+        for line in finding_lines(finding):
+            say(console, f"  {line}")
 
 
 _COLUMNS = ("load", "in flight", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
-
-
-def print_rows(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows as a table on a terminal that is wide enough, otherwise each row as one line that is never wrapped."""
-    table = Table(title=one_line(title))
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # a str would be read as markup
-    if (
-        console.is_terminal
-        and Measurement.get(console, console.options.update(width=1_000), table).maximum <= console.width
-    ):
-        console.print(table)
-        return
-    console.print(one_line(title), markup=False, highlight=False, soft_wrap=True)
-    for row in rows:
-        line = "; ".join(f"{column} {cell}" for column, cell in zip(columns, row, strict=True))
-        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _cells(row: LatencyRow) -> tuple[str, ...]:
