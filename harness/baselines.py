@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import Field
@@ -17,12 +16,13 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.baseline import Baseline, Key
 from assay.harness.evidence.counters import CallCount
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.schema import Record
+from assay.harness.files import timestamp, write_whole
+from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Verdict
 
 LEAST_GROWTH = 1.01
@@ -88,7 +88,7 @@ def attach(folder: RunFolder) -> Status:
     if spec.reference_from == "baseline" and "reference" in status.used:
         _adopt(folder)
         status = status.model_copy(update={"stored_reference": True})
-    folder.write_baseline_status(status.model_dump_json(indent=1))
+    write_whole(folder.baseline_status, status.model_dump_json(indent=1))
     return status
 
 
@@ -101,16 +101,17 @@ def _adopt(folder: RunFolder) -> None:
             folder.append(adopted)
     accepted = stored.read_baseline(folder.baseline("reference"))
     said = f"{accepted.server.engine}, stored: baseline {accepted.key.name}, accepted {accepted.accepted}"
-    server = accepted.server.model_copy(update={"role": "reference", "engine": said, "startup_s": None})
-    progress = folder.progress()
-    servers = [s for s in progress.servers if s.role != "reference"]
-    folder.update(progress.model_copy(update={"servers": (server, *servers)}))
+    folder.record_server(accepted.server.model_copy(update={"role": "reference", "engine": said, "startup_s": None}))
 
 
 def status_of(folder: RunFolder) -> Status | None:
-    """What `attach` found; None where a run was not compared with baselines."""
-    text = folder.baseline_status()
-    return None if text is None else Status.model_validate_json(text)
+    """What `attach` found; None where a run was not compared with baselines.
+
+    Raises:
+        EvidenceError: the file is damaged.
+    """
+    path = folder.baseline_status
+    return read_json(path, Status, REPEAT_RUN) if path.exists() else None
 
 
 def measured_roles(folder: RunFolder) -> tuple[Role, ...]:
@@ -202,7 +203,7 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
     numbers = {"accuracy": tally(questions, role).right / len(questions)} if questions else {}
     return Baseline(
         key=key_of(manifest, role),
-        accepted=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        accepted=timestamp(),
         run_id=manifest.run_id,
         git=manifest.git,
         reason=reason,

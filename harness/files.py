@@ -1,12 +1,23 @@
-"""Writing files so that no reader ever sees half of one."""
+"""Files: written so that no reader ever sees half of one, safe names, and the time that they were made."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.harness.errors import EvidenceError
+
+
+def file_name(text: str) -> str:
+    """`text` as the name of a file or folder: all but letters, digits, "_", "-" and "." becomes "-"."""
+    return "".join(c if c.isalnum() or c in "_-." else "-" for c in text)
+
+
+def timestamp() -> str:
+    """Now, as documents record it: ISO 8601 in UTC, to the second."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:

@@ -1,10 +1,15 @@
-"""Base classes of everything that is written to disk as JSON, and the versioning rule of its schemas."""
+"""Everything that is written to disk as JSON: its base classes, how it is read, and the versioning rule of its schemas."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from assay.harness.errors import EvidenceError
+
+Document = TypeVar("Document", bound=BaseModel)
 
 RULE = (
     "A schema's name ends in its version. Within one, fields with a default and ids may be added, and titles and other prose may "
@@ -33,3 +38,25 @@ class Part(Record):
     """Base of every part of a result: plain JSON, in which a number that is not finite is null."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
+
+
+def read_json(path: Path, kind: type[Document], do: str) -> Document:
+    """Read a document of a run or a tool.
+
+    Args:
+        path: its file.
+        kind: what it holds.
+        do: what the user can do if it is damaged.
+
+    Raises:
+        EvidenceError: the file is missing or damaged.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        found = f"{path} cannot be read: {error.strerror}."
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        found = f"{path} is damaged{f' at {where}' if where else ''}: {first['msg']}."
+    raise EvidenceError(found, f"a {kind.__name__} that this version of assay wrote", do)

@@ -40,7 +40,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         answered = {answer.key for answer in folder.answers()}
         pending = [role for role in asked_roles(plan, folder) if _is_pending(plan, folder, role, answered)]
         if not pending:
-            display.say("Everything is answered already." if plan.items else "There is nothing to ask.")
+            display.say("All questions were already answered." if plan.items else "There is nothing to ask.")
         elif ready:
             _ask_all(ready, plan, folder, answered, display)
         else:
@@ -65,7 +65,7 @@ def _ask_all(
 ) -> None:
     """Ask all engines at the same time, each from its own thread; the first failure stops all servers and so all threads."""
     for engine in engines:
-        _record_server(folder, engine)
+        folder.record_server(manifest_of(engine))
         started = f", ready in {engine.startup_s:.0f} s" if engine.startup_s else ""
         display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
 
@@ -125,11 +125,3 @@ def _in_parallel(engines: Sequence[Engine], do: Callable[[Engine], None]) -> Non
             if not complete:
                 for engine in engines:
                     engine.stop()
-
-
-def _record_server(folder: RunFolder, engine: Engine) -> None:
-    """Record what a server reports about itself, in place of an earlier server of that role."""
-    server = manifest_of(engine)
-    progress = folder.progress()
-    others = tuple(s for s in progress.servers if s.role != engine.role)
-    folder.update(progress.model_copy(update={"servers": (*others, server)}))

@@ -7,21 +7,18 @@ under any other key its numbers mean nothing, and it is *stale*. `SCHEMA` follow
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
-from assay.harness.errors import EvidenceError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
-from assay.harness.schema import Record
+from assay.harness.files import file_name, write_whole
+from assay.harness.schema import Record, read_json
 
 SCHEMA: Literal["assay.baseline/2"] = "assay.baseline/2"
 _VERSION_1 = "assay.baseline/1"
@@ -50,13 +47,12 @@ class Key(Record):
     @property
     def name(self) -> str:
         """Name of the baseline's folder."""
-        safe = "".join(c if c.isalnum() or c in "_-." else "-" for c in self.backend)
-        return f"{safe}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
+        return f"{file_name(self.backend)}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
 
     def differing(self, other: Key) -> list[str]:
         """How `other` differs, in words."""
         return [
-            f"{name.replace('_', ' ')} was {_short(getattr(other, name))} and is {_short(getattr(self, name))}"
+            f"{name.replace('_', ' ')} was {_short(getattr(other, name))}, now {_short(getattr(self, name))}"
             for name in type(self).model_fields
             if getattr(self, name) != getattr(other, name)
         ]
@@ -89,6 +85,18 @@ class Baseline(Record):
     calls: tuple[CallCount, ...] = ()
     server: ServerManifest
 
+    @model_validator(mode="before")
+    @classmethod
+    def _upgraded(cls, document: Any) -> Any:
+        """A document of version 1 had own errors by "layer 3, extend, cached prefix 16+"."""
+        if not isinstance(document, dict) or document.get("schema") != _VERSION_1:
+            return document
+        errors = {name.replace("16+", "at-least-16"): error for name, error in document.get("own_errors", {}).items()}
+        return document | {
+            "schema": SCHEMA,
+            "own_errors": {name.replace(",", "").replace(" ", "-"): error for name, error in errors.items()},
+        }
+
 
 def read_baseline(folder: Path) -> Baseline:
     """A baseline of this version or of version 1.
@@ -96,26 +104,7 @@ def read_baseline(folder: Path) -> Baseline:
     Raises:
         EvidenceError: it is damaged.
     """
-    path = folder / FILE
-    try:
-        return Baseline.model_validate(_upgraded(json.loads(path.read_text(encoding="utf-8"))))
-    except (OSError, ValueError) as error:
-        raise EvidenceError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}.",
-            f"a baseline of {SCHEMA}",
-            "restore the file, or remove its folder and accept a new run",
-        ) from None
-
-
-def _upgraded(document: Any) -> Any:
-    """A document of version 1 had own errors by "layer 3, extend, cached prefix 16+"."""
-    if not isinstance(document, dict) or document.get("schema") != _VERSION_1:
-        return document
-    errors = {name.replace("16+", "at-least-16"): error for name, error in document.get("own_errors", {}).items()}
-    return document | {
-        "schema": SCHEMA,
-        "own_errors": {name.replace(",", "").replace(" ", "-"): error for name, error in errors.items()},
-    }
+    return read_json(folder / FILE, Baseline, "restore the file, or remove its folder and accept a new run")
 
 
 def read_answers(folder: Path) -> list[Answer]:
@@ -139,22 +128,14 @@ def read_all(folder: Path) -> dict[str, Baseline]:
 def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer]) -> Path:
     """Replace the baseline with the same key, if any, and return the folder.
 
+    ``baseline.json`` makes the folder a baseline and comes last; until then the one accepted before stays in place.
+
     Raises:
         EvidenceError: the disk is full or not writable.
     """
     target = folder / baseline.key.name
-    part = folder / f".{baseline.key.name}.part"
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        (part / FILE).write_text(baseline.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        jsonl.append(part / ANSWERS, answers)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(part, target)
-    except OSError as error:
-        raise EvidenceError(
-            f"{target} cannot be written: {error.strerror}.", "a writable folder", "name another one in [policy]"
-        ) from error
+    write_whole(target / ANSWERS, jsonl.lines_of(answers))
+    write_whole(target / FILE, baseline.model_dump_json(indent=1) + "\n")
     return target
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
-
-from assay.harness.errors import EvidenceError
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.files import write_whole
-from assay.harness.schema import Record
+from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Finding
 
 _FILE = "cause.json"
@@ -26,9 +23,10 @@ class ReplayResult(Record):
 
     Attributes:
         candidate: its name.
+        noise: quantisation that it declares, for example "int8_qk"; empty if its dtype's rounding is its only noise.
         calls: calls that were examined.
         recorded: calls in the pack, in the phases that the candidate computes.
-        with_prefix: examined calls with a cached prefix.
+        with_prefix: examined calls with a cached prefix of at least `assay.harness.conditions.CACHED_PREFIX_TOKENS` tokens.
         worst: largest own error over calls, cells and heads, as a multiple of its bound.
         bounds: by layer and phase.
         findings: what is wrong, named where a hypothesis fits.
@@ -40,6 +38,7 @@ class ReplayResult(Record):
     """
 
     candidate: str
+    noise: str
     calls: int
     recorded: int
     with_prefix: int
@@ -69,14 +68,4 @@ def read_cause(folder: RunFolder) -> ReplayResult | None:
         EvidenceError: the file is damaged, or of an older version of assay.
     """
     file = folder.path / _FILE
-    if not file.exists():
-        return None
-    try:
-        return ReplayResult.model_validate_json(file.read_text())
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise EvidenceError(
-            f"{file} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}.",
-            "a file that this version of assay wrote",
-            "remove it and repeat the run's command with --out set to this folder",
-        ) from None
+    return read_json(file, ReplayResult, REPEAT_RUN) if file.exists() else None

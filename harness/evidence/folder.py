@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
-
-from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import ADMISSIONS, CallCount, read_counters
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
-from assay.harness.evidence.manifest import Manifest, Progress
+from assay.harness.evidence.manifest import Manifest, Progress, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Item, Role
 from assay.harness.files import write_whole
-from assay.harness.schema import Record
-
-Document = TypeVar("Document", bound=Record)
+from assay.harness.schema import read_json
 
 # What may change when a run is resumed: how fast and how patiently it asks.
 _RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_timeout"}
+REPEAT_RUN = "remove it and repeat the run's command with --out set to this folder"
+"""What to do if a part of a run's folder is damaged that the run can make again."""
+_DAMAGED = "check that the path is the folder of a run, or run again"
 
 
 class RunFolder:
@@ -76,11 +74,12 @@ class RunFolder:
         Raises:
             EvidenceError: it is missing or damaged.
         """
-        return self._read("manifest.json", Manifest)
+        return read_json(self._file("manifest.json"), Manifest, _DAMAGED)
 
     def progress(self) -> Progress:
         """The state of the run; an empty one if none was written yet."""
-        return self._read("progress.json", Progress) if self._file("progress.json").exists() else Progress()
+        path = self._file("progress.json")
+        return read_json(path, Progress, _DAMAGED) if path.exists() else Progress()
 
     def update(self, progress: Progress) -> None:
         """Replace the progress."""
@@ -106,6 +105,12 @@ class RunFolder:
         """The folder in which a role's server writes its counters and admissions."""
         return self.path / "servers" / role
 
+    def record_server(self, server: ServerManifest) -> None:
+        """Record what a server reports about itself, in place of an earlier server of that role."""
+        progress = self.progress()
+        others = (s for s in progress.servers if s.role != server.role)
+        self.update(progress.model_copy(update={"servers": (*others, server)}))
+
     def log(self, role: Role) -> Path:
         """A role's server log."""
         return self.path / f"{role}.log"
@@ -114,15 +119,10 @@ class RunFolder:
         """The folder of the accepted baseline with which a role is compared."""
         return self.path / "baseline" / role
 
-    def baseline_status(self) -> str | None:
-        """``baseline/status.json``; None if the run is compared with no baseline."""
-        path = self.path / "baseline" / "status.json"
-        return path.read_text() if path.exists() else None
-
-    def write_baseline_status(self, text: str) -> None:
-        """Write ``baseline/status.json``."""
-        (self.path / "baseline").mkdir(exist_ok=True)
-        self._replace("baseline/status.json", text)
+    @property
+    def baseline_status(self) -> Path:
+        """The file that says which baselines the run is compared with; it is missing if there is no such comparison."""
+        return self.path / "baseline" / "status.json"
 
     def counters(self, role: Role) -> list[CallCount]:
         """Attention calls counted in a role's server."""
@@ -147,17 +147,6 @@ class RunFolder:
     def _file(self, name: str) -> Path:
         return self.path / name
 
-    def _read(self, name: str, kind: type[Document]) -> Document:
-        path = self._file(name)
-        try:
-            return kind.model_validate_json(path.read_text())
-        except (OSError, ValidationError) as error:
-            raise EvidenceError(
-                f"{path} cannot be read: {str(error).splitlines()[0]}.",
-                "the folder of a run",
-                "check the path, or run again",
-            ) from None
-
     def _replace(self, name: str, text: str) -> None:
         write_whole(self._file(name), text)
 
@@ -165,7 +154,7 @@ class RunFolder:
 def _differing(earlier: Manifest, now: Manifest) -> list[str]:
     """What makes `now` a different run from `earlier`, in words."""
     found = [
-        f"{key} was {earlier.spec.get(key)!r} and is {now.spec.get(key)!r}"
+        f"{key} was {earlier.spec.get(key)!r}, now {now.spec.get(key)!r}"
         for key in sorted({*earlier.spec, *now.spec} - _RESUMABLE_CHANGES)
         if earlier.spec.get(key) != now.spec.get(key)
     ]

@@ -14,16 +14,20 @@ from assay.harness.errors import EvidenceError
 Line = TypeVar("Line", bound=BaseModel)
 
 
-def append(path: Path, lines: Iterable[BaseModel]) -> None:
-    """Append one line for each model; the operating system has them when this returns.
+def lines_of(records: Iterable[BaseModel]) -> str:
+    """One line of JSON for each record."""
+    return "".join(record.model_dump_json() + "\n" for record in records)
+
+
+def append(path: Path, records: Iterable[BaseModel]) -> None:
+    """Append one line for each record; the operating system has them when this returns.
 
     Raises:
         EvidenceError: the disk is full or not writable.
     """
     try:
         with path.open("a") as file:
-            for line in lines:
-                file.write(line.model_dump_json() + "\n")
+            file.write(lines_of(records))
     except OSError as error:
         raise EvidenceError(
             f"{path} cannot be written: {error.strerror}.",

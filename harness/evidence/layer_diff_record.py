@@ -13,13 +13,13 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_sums import SUMS
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.pack import MANIFEST
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, read_shadow_errors
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.files import write_whole
-from assay.harness.schema import Record
+from assay.harness.schema import Record, read_json
 
 PACK_FOLDER = "pack"
 """Replay pack in a server's folder."""
@@ -55,9 +55,13 @@ def write_record(server: Path, record: LayerDiffRecord) -> None:
 
 
 def read_record(folder: RunFolder, role: Role) -> LayerDiffRecord | None:
-    """The record of a role's server; None if the layer diff did not finish there."""
+    """The record of a role's server; None if the layer diff did not finish there.
+
+    Raises:
+        EvidenceError: the file is damaged.
+    """
     path = folder.server_folder(role) / _RECORD
-    return LayerDiffRecord.model_validate_json(path.read_text()) if path.exists() else None
+    return read_json(path, LayerDiffRecord, REPEAT_RUN) if path.exists() else None
 
 
 def pack_of(folder: RunFolder) -> Path | None:

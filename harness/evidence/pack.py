@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
 
 from assay.harness.attention.call import INPUTS, AttentionCall
 from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.schema import Record
+from assay.harness.schema import Record, read_json
 
 if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
     from torch import Tensor
@@ -176,12 +176,7 @@ def read_manifest(folder: Path) -> PackManifest:
             "a pack of this version of assay",
             "record the pack again, or check the path",
         )
-    try:
-        return PackManifest.model_validate_json(text)
-    except ValidationError as error:
-        raise EvidenceError(
-            f"{path} is damaged: {error.errors()[0]['msg']}.", f"a manifest of {SCHEMA}", "record the pack again"
-        ) from None
+    return read_json(path, PackManifest, "record the pack again")
 
 
 def read_pack(folder: Path) -> list[RecordedCall]:

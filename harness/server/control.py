@@ -11,12 +11,12 @@ import re
 import secrets
 from pathlib import Path
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.files import write_whole
-from assay.harness.schema import Record
+from assay.harness.schema import Record, read_json
 
 _FILE = "control.json"
 _SUBSTITUTED = "substituted"
@@ -137,13 +137,5 @@ def _session(folder: Path) -> str:
 
 
 def _read(folder: Path) -> Setting:
-    try:
-        return Setting.model_validate_json((folder / _FILE).read_text())
-    except FileNotFoundError:
-        return Setting()
-    except (OSError, ValidationError) as error:
-        raise EvidenceError(
-            f"{folder / _FILE} cannot be read: {str(error).splitlines()[0]}.",
-            "a file that set_control wrote",
-            "delete the file, or set the control again",
-        ) from None
+    path = folder / _FILE
+    return read_json(path, Setting, "delete the file, or set the control again") if path.exists() else Setting()

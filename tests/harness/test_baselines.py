@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_baseline_matches_if_its_complete_key_does() -> None:
     stored = [baseline(key()), baseline(key("torch_native", "SGLang 0 on cpu")), baseline(key("other"))]
     status = find(keys, {one.key.name: one for one in stored})
     assert status.used == {"candidate": key().name}
-    assert status.stale == {"reference": "engine was 'SGLang 0 on cpu' and is 'SGLang 1 on cpu'"}
+    assert status.stale == {"reference": "engine was 'SGLang 0 on cpu', now 'SGLang 1 on cpu'"}
     assert set(status.unused) == {key("torch_native", "SGLang 0 on cpu").name, key("other").name}
 
 
@@ -69,6 +70,34 @@ def test_each_part_of_the_key_makes_a_baseline_stale(field: str) -> None:
     assert not status.used
 
 
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_baseline_stays_if_writing_its_successor_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    write_baseline(tmp_path, baseline(key(), 0.8), [])
+    calls = 0
+
+    def replace_until_full(old: Path, new: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= fails_at:
+            raise OSError(28, "No space left on device")
+        Path(old).rename(new)
+
+    monkeypatch.setattr(os, "replace", replace_until_full)
+    with pytest.raises(EvidenceError, match="No space left"):
+        write_baseline(tmp_path, baseline(key(), 0.9), [])
+    assert [one.numbers["accuracy"] for one in read_all(tmp_path).values()] == [0.8]
+
+
+def test_a_damaged_status_is_named_with_what_to_do(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.baseline_status.parent.mkdir()
+    folder.baseline_status.write_text('{"used": 1}')
+    with pytest.raises(EvidenceError, match=r"status\.json is damaged at used"):
+        status_of(folder)
+
+
 def checked(status: Status) -> Check:
     (only,) = check_baselines(make_spec({"candidate": "mine:f"}), status)
     return only
@@ -77,7 +106,7 @@ def checked(status: Status) -> Check:
 def test_a_stale_baseline_forbids_a_pass_and_a_missing_one_does_not() -> None:
     fits = checked(Status(used={"candidate": "mine-1"}, unused=("old-2",)))
     assert (fits.status, "not used: old-2" in fits.found) == ("ok", True)
-    stale = checked(Status(stale={"candidate": "engine was 'a' and is 'b'"}))
+    stale = checked(Status(stale={"candidate": "engine was 'a', now 'b'"}))
     assert (stale.status, "engine was" in stale.found, bool(stale.settles)) == ("missing", True, True)
     assert checked(Status()).status == "not checked"
 

@@ -39,7 +39,7 @@ def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path) -
     answer_everything(tmp_path / "run")
     shown = StringIO()
     report = run(spec(), tmp_path / "run", display=ProgressDisplay(Console(file=shown)))
-    assert "Everything is answered already." in shown.getvalue()
+    assert "All questions were already answered." in shown.getvalue()
     assert report.verdict == "inconclusive", "nothing shows that the candidate's kernel ran"
     assert [suite.id for suite in report.suites] == ["mmlu"]
     assert report.reproduce.startswith("assay run ")

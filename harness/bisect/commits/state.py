@@ -11,20 +11,20 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.files import write_whole
-from assay.harness.schema import Record
+from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Finding
 
 SCHEMA: Literal["assay.bisect-commits/2"] = "assay.bisect-commits/2"
 STATE = "state.json"
 Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good end", "bad end", "search", "confirm", "verify", "environment", "scan", "name"]
-Document = TypeVar("Document", bound=Record)
+_DAMAGED = "start again with another --out"
 
 
 class BisectSpec(Record):
@@ -271,7 +271,7 @@ class BisectFolder:
                 "a bisection of this version",
                 "use another --out",
             )
-        return _parse(self.state_file, text, BisectState)
+        return read_json(self.state_file, BisectState, _DAMAGED)
 
     def write(self, state: BisectState) -> None:
         """Replace the state."""
@@ -280,7 +280,7 @@ class BisectFolder:
     def measurement(self, number: int) -> Measurement | None:
         """The measurement of a probe; None if its file is gone."""
         path = self.probe_file(number)
-        return _parse(path, path.read_text(), Measurement) if path.exists() else None
+        return read_json(path, Measurement, _DAMAGED) if path.exists() else None
 
     def write_measurement(self, number: int, measurement: Measurement) -> None:
         """Replace the measurement of a probe."""
@@ -320,14 +320,3 @@ class BisectFolder:
                     "wait for it (--status shows its progress), or use another --out",
                 ) from None
             yield
-
-
-def _parse(path: Path, text: str, kind: type[Document]) -> Document:
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        raise EvidenceError(
-            f"{path} is damaged: {error.errors()[0]['msg']}.",
-            f"a {kind.__name__} as JSON",
-            "start again with another --out",
-        ) from None

@@ -9,6 +9,7 @@ import pytest
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import read_record
 from assay.harness.evidence.manifest import Failure, Manifest, Progress, git_state, hash_items, hash_model
 from assay.harness.evidence.records import Answer, Item, Token
 
@@ -68,7 +69,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"spec": {"candidate": "other", "concurrency": 32}}, "candidate was 'mine' and is 'other'"),
+        ({"spec": {"candidate": "other", "concurrency": 32}}, "candidate was 'mine', now 'other'"),
         ({"model_hash": "2"}, "model's files changed"),
         ({"items_hash": "2"}, "questions changed"),
         ({"packages": {"torch": "3"}}, "packages changed"),
@@ -101,6 +102,15 @@ def test_a_full_disk_is_an_evidence_error(tmp_path: Path) -> None:
     os.symlink("/dev/full", tmp_path / "run" / "records.jsonl")
     with pytest.raises(EvidenceError, match="No space left"):
         folder.append(answer("q0"))
+
+
+def test_a_damaged_layer_diff_record_is_named_with_what_to_do(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    path = folder.server_folder("candidate") / "layer-diff.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"traced": [')
+    with pytest.raises(EvidenceError, match=r"layer-diff\.json is damaged: (?s:.*)repeat the run's command"):
+        read_record(folder, "candidate")
 
 
 def test_text_with_line_separators_stays_on_one_line(tmp_path: Path) -> None:

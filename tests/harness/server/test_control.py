@@ -46,7 +46,7 @@ def test_a_reader_reads_the_file_only_after_a_change(tmp_path: Path, monkeypatch
 
 def test_a_damaged_control_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "control.json").write_text('{"token": "a", "control": {"watsh": true}}')
-    with pytest.raises(EvidenceError, match=r"control\.json cannot be read"):
+    with pytest.raises(EvidenceError, match=r"control\.json is damaged"):
         ControlReader(tmp_path).latest()
 
 
