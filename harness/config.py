@@ -174,6 +174,8 @@ BENCH_FLAGS = (
     "startup_timeout", "request_timeout",
 )  # fmt: skip
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
+BISECT_FLAGS = (*SERVER_FLAGS, "data", "alpha", "concurrency", "max_tokens", "startup_timeout", "request_timeout")
+"""Flags of ``assay bisect layers`` besides its own."""
 
 
 def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:

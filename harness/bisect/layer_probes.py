@@ -1,4 +1,4 @@
-"""One running server, in which a control file selects the layers that run the candidate: its probes and the layer bisect."""
+"""One running server, in which a control file selects the layers that run the candidate: its probes and the layer bisection."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from pathlib import Path
 
 from assay.evals.greedy import MAX_TOKENS
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.bisect.layer_search import SearchResult, find_layers
+from assay.harness.backend import Backend
+from assay.harness.bisect.layer_search import find_layers
 from assay.harness.bisect.layer_task import (
     Criterion,
-    LayerBisect,
+    Floors,
+    LayerBisection,
+    LayerSetup,
     ProbeRecord,
     answer_noise,
     can_fail,
     choose_criterion,
     compare_with_reference,
+    conclude,
     fewest_prompts,
-    layer_finding,
     right_prompts,
 )
 from assay.harness.collect.plan import Plan
+from assay.harness.collect.run_folder import given_flags
 from assay.harness.collect.servers import core_of, make_engine
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
-from assay.harness.config import RunSpec
-from assay.harness.engines.backend import Backend
+from assay.harness.config import BISECT_FLAGS, RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.counters import read_counters
+from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.records import Item
 from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
@@ -39,8 +42,6 @@ from assay.harness.server.sglang_plugin import SHADOW
 from assay.harness.text import ranges
 
 RESULT = "bisect.json"
-MIN_CACHED_SHARE = 0.5
-"""Minimum share of prompts with a cached prefix if no layer was found: without one, extend over a prefix was not tested."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,8 @@ class ProbeServer:
         with_prefix = sum((reply.cached_tokens or 0) >= CACHED_PREFIX_TOKENS for reply in replies.values())
         return AnswerSet(texts, with_prefix, time.monotonic() - begun)
 
-    def layers(self) -> tuple[int, ...]:
-        """The attention layers that ran, as counted, in order."""
-        return tuple(sorted({n for count in read_counters(self.evidence / "counters") for n in count.calls_by_layer}))
 
-
-def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: ProgressDisplay) -> LayerBisect:
+def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: ProgressDisplay) -> LayerBisection:
     """Find the layers that must run the reference for the task to be right again; start one server for it.
 
     Args:
@@ -154,6 +151,21 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
     return result
 
 
+@dataclass(frozen=True)
+class _Reference:
+    """The reference alone, asked twice.
+
+    Attributes:
+        texts: its first answers.
+        right: for each prompt, whether it is right.
+        floors: what must be right, and its own floor; nothing yet of the candidate's.
+    """
+
+    texts: tuple[str, ...]
+    right: list[bool]
+    floors: Floors
+
+
 class _Probe:
     """The probe of `find_layers`: receives a set of layers, returns whether the task is right, and keeps every answer."""
 
@@ -161,32 +173,29 @@ class _Probe:
         self,
         server: ProbeServer,
         spec: RunSpec,
-        by: Criterion,
-        own: AnswerSet,
-        reference: Sequence[bool],
+        reference: _Reference,
+        layers: frozenset[int],
         display: ProgressDisplay,
     ) -> None:
-        self._server, self._spec, self._by, self._own = server, spec, by, own
-        self._reference, self._display = reference, display
-        self.all_layers = frozenset(server.layers())
+        self._server, self._spec, self._reference = server, spec, reference
+        self._layers, self._display = layers, display
         self.records: list[ProbeRecord] = []
         self._waiting: list[AnswerSet] = []
 
-    def floor(self) -> tuple[int, int]:
-        """Ask the candidate in all layers twice; return the prompts whose text differs and that flip. Both serve as probes."""
-        self._waiting = [self._server.ask(self.all_layers) for _ in range(2)]
-        first, again = (self.right_prompts(answers) for answers in self._waiting)
-        return _differing(*self._waiting), _flips(first, again)
-
-    def right_prompts(self, answers: AnswerSet) -> list[bool]:
-        """Which prompts are right."""
-        return right_prompts(self._by, self._server.items, self._own.texts, answers.texts)
+    def floors(self) -> Floors:
+        """Ask the candidate in all layers twice, and measure both floors. The answers serve as probes, too."""
+        self._waiting = [self._server.ask(self._layers) for _ in range(2)]
+        first, again = map(self._right, self._waiting)
+        known, total = self._reference.floors, len(first)
+        floor, unstable = _differing(*self._waiting), known.unstable + _unstable(first, again)
+        self._display.say(f"The candidate in all layers asked twice: {total - floor} of {total} texts identical.")
+        noise = answer_noise(unstable, 2 * total, total, self._spec.alpha) if known.floor or floor else 0.0
+        return known.model_copy(update={"candidate_floor": floor, "unstable": unstable, "noise": noise})
 
     def __call__(self, candidate: frozenset[int]) -> bool:
-        known = self._waiting if candidate == self.all_layers else []
+        known = self._waiting if candidate == self._layers else []
         answers = known.pop(0) if known else self._server.ask(candidate)
-        these = self.right_prompts(answers)
-        comparison = compare_with_reference(self._reference, these, self._spec.alpha)
+        comparison = compare_with_reference(self._reference.right, self._right(answers), self._spec.alpha)
         self.records.append(
             ProbeRecord(
                 **comparison.model_dump(),
@@ -197,16 +206,19 @@ class _Probe:
         )
         self._display.say(
             f"Probe {len(self.records)}: {self._spec.candidate} in {ranges(candidate)}: {comparison.outcome} "
-            f"({comparison.lost} lost, {comparison.gained} gained of {len(these)})."
+            f"({comparison.lost} lost, {comparison.gained} gained of {len(answers.texts)})."
         )
         return comparison.outcome == "right"
 
+    def _right(self, answers: AnswerSet) -> list[bool]:
+        return right_prompts(self._reference.floors.by, self._server.items, self._reference.texts, answers.texts)
 
-def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay) -> LayerBisect:
+
+def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay) -> LayerBisection:
     """Bisect on a running server.
 
     The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, the floor is
-    identical and each set is asked once. Otherwise an answer of a probe may be wrong, see `answer_noise`, and sets are asked
+    identical and each set is probed once. Otherwise an answer of a probe may be wrong, see `answer_noise`, and sets are probed
     repeatedly, see `assay.harness.bisect.layer_search.lead_needed`.
 
     Args:
@@ -220,67 +232,49 @@ def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, disp
         EvidenceError: a substitution did not happen.
     """
     begun = time.monotonic()
+    reference = _ask_reference(server, spec, by, display)
+    setup = _setup(server, spec, by)
+    probe = _Probe(server, spec, reference, frozenset(setup.layers), display)
+    floors, found = reference.floors, None
+    if can_fail(floors.by, floors.reference_right, setup.prompts, spec.alpha):
+        floors = probe.floors()
+        found = find_layers(setup.layers, probe, floors.noise, spec.alpha)
+    return conclude(setup, floors, found, probe.records, time.monotonic() - begun)
+
+
+def _ask_reference(server: ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay) -> _Reference:
+    """Ask the reference alone twice, and choose what must be right. Texts are short, whatever the limit of an answer."""
     short = min(spec.token_limit, MAX_TOKENS)
     if by == "text":
         server.max_tokens = short
     own = server.ask(frozenset())
-    chosen, by_why = (by, "asked for") if by else choose_criterion(server.items, own.texts, spec.alpha)
+    chosen, why = (by, "requested") if by else choose_criterion(server.items, own.texts, spec.alpha)
     if chosen == "text" and server.max_tokens != short:
         server.max_tokens = short
         own = server.ask(frozenset())
     again = server.ask(frozenset())
     once, twice = (right_prompts(chosen, server.items, own.texts, answers.texts) for answers in (own, again))
-    reference = twice if chosen == "text" else once  # a text compared with itself proves nothing
-    right, total, floor = sum(reference), len(server.items), _differing(own, again)
-    display.say(f"By {chosen}: {by_why}.")
+    total, floor = len(server.items), _differing(own, again)
+    display.say(f"By {chosen}: {why}.")
     display.say(f"The reference asked twice: {total - floor} of {total} texts identical.")
+    right = twice if chosen == "text" else once  # a text compared with itself proves nothing
+    floors = Floors(by=chosen, by_why=why, reference_right=sum(right), floor=floor, unstable=_unstable(once, twice))
+    return _Reference(own.texts, right, floors)
 
-    probe = _Probe(server, spec, chosen, own, reference, display)
-    candidate_floor, flips, noise = 0, _flips(once, twice), 0.0
-    if can_fail(chosen, right, total, spec.alpha):
-        candidate_floor, more = probe.floor()
-        flips += more
-        display.say(f"The candidate in all layers asked twice: {total - candidate_floor} of {total} texts identical.")
-        noise = answer_noise(flips, 2 * total, total, spec.alpha) if floor or candidate_floor else 0.0
-        found = find_layers(sorted(probe.all_layers), probe, noise, spec.alpha)
-    else:
-        why = f"The reference alone gets {right} of {total} right by {chosen}: a broken candidate could not look worse."
-        found = SearchResult("inconclusive", why, (), True, ())
-    outcome, reason = found.outcome, found.why
-    met = min((one.with_prefix for one in probe.records if len(one.candidate) == len(probe.all_layers)), default=0)
-    if outcome == "nothing" and met < MIN_CACHED_SHARE * total:
-        outcome = "inconclusive"
-        reason = (
-            f"The task is right with the candidate in all {len(probe.all_layers)} layers, but only {met} of {total} prompts had a "
-            f"cached prefix of {CACHED_PREFIX_TOKENS} tokens or more: run with the prefix cache on."
-        )
-    reproduce = _command(spec, total, by)
-    roles = (spec.reference, spec.candidate)
-    return LayerBisect(
-        outcome=outcome,
-        why=reason,
+
+def _setup(server: ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSetup:
+    command = ["assay", "bisect", "layers", *given_flags(spec, BISECT_FLAGS), f"--questions={len(server.items)}"]
+    return LayerSetup(
         reference=spec.reference,
         candidate=spec.candidate,
         model=spec.model,
         device=spec.device,
         engine=server.engine.label,
         phases=Backend.parse(spec.candidate).phases,
-        layers=tuple(sorted(probe.all_layers)),
-        prompts=total,
-        by=chosen,
-        by_why=by_why,
-        reference_right=right,
-        floor=floor,
-        candidate_floor=candidate_floor,
-        flips=flips,
-        noise=noise,
+        layers=layers_seen(server.evidence),
+        prompts=len(server.items),
         alpha=spec.alpha,
-        restored=found.restored,
-        monotone=found.monotone,
-        probes=tuple(probe.records),
-        findings=(layer_finding(found, probe.records, chosen, roles, reproduce),) if found.restored else (),
-        reproduce=reproduce,
-        seconds=time.monotonic() - begun,
+        reproduce=shlex.join([*command, *([f"--by={by}"] if by else [])]),
     )
 
 
@@ -288,11 +282,5 @@ def _differing(one: AnswerSet, other: AnswerSet) -> int:
     return sum(first != second for first, second in zip(one.texts, other.texts, strict=True))
 
 
-def _flips(one: Sequence[bool], other: Sequence[bool]) -> int:
+def _unstable(one: Sequence[bool], other: Sequence[bool]) -> int:
     return sum(first != second for first, second in zip(one, other, strict=True))
-
-
-def _command(spec: RunSpec, prompts: int, by: Criterion | None) -> str:
-    flags = [f"--device={spec.device}", f"--reference={spec.reference}", f"--candidate={spec.candidate}"]
-    flags += [f"--model={spec.model}", *(f"--engine-arg={flag}" for flag in spec.engine_arg), f"--questions={prompts}"]
-    return shlex.join(["assay", "bisect", "layers", *flags, *([f"--by={by}"] if by else [])])

@@ -191,8 +191,8 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
         alpha: probability with which any set's outcome may be wrong, over the complete search.
 
     Returns:
-        The layers, each needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work if layers are
-        only wrong together.
+        The layers, each needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work
+        if layers are only wrong together.
 
     Raises:
         ValueError: there is no layer, a layer is repeated, or `noise` or `alpha` out of range.

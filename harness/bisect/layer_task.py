@@ -1,9 +1,10 @@
-"""The task of a layer bisect: which prompts are right, when a set of layers is worse than the reference, and the result file."""
+"""What a layer bisection decides: which prompts are right, when a set of layers is wrong, and the result with its file."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -11,6 +12,7 @@ from scipy.special import bdtrc
 
 from assay.evals.questions import parse_answer
 from assay.harness.bisect.layer_search import RestoredLayer, SearchOutcome, SearchResult
+from assay.harness.conditions import CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
 from assay.harness.config import Device
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.records import Item
@@ -24,7 +26,7 @@ from assay.harness.verdict import Finding
 Criterion = Literal["answers", "text"]
 """What must be right again: the answers to the questions, or the greedy texts (identical to the reference's own)."""
 Outcome = Literal["right", "wrong"]
-SCHEMA: Literal["assay.bisect-layers/2"] = "assay.bisect-layers/2"
+SCHEMA: Literal["assay.bisect-layers/3"] = "assay.bisect-layers/3"
 
 
 class SetComparison(Record):
@@ -58,34 +60,18 @@ class ProbeRecord(SetComparison):
     seconds: float
 
 
-class LayerBisect(Record):
-    """``bisect.json``: a layer bisect and its result.
-
-    A file of another schema is not read: a bisect is repeated.
+class LayerSetup(Record):
+    """What is bisected.
 
     Attributes:
         engine: engine, version and device.
         phases: phases that the candidate computes; the others run the reference in every layer.
-        layers: attention layers of the model.
+        layers: attention layers of the model, in order.
         prompts: number of prompts in each probe.
-        by: what had to be right; `by_why` gives the reason for that choice.
-        reference_right: number of prompts that were right with the reference alone.
-        floor: number of prompts whose text differed when the reference alone was asked twice.
-        candidate_floor: the same for the candidate in all layers.
-        flips: number of prompts that were right only once when asked twice, in both floors together.
-        noise: probability that one answer of a probe is wrong, see `answer_noise`; 0 if both floors are 0.
         alpha: level of the test, and probability with which any set's outcome may be wrong, over the complete search.
-        restored: layers that must run the reference; empty unless found.
-        monotone: whether all answers agree with "more layers of the candidate are never better".
-        findings: one finding if layers were found.
-        seconds: duration without the start of the server.
+        reproduce: the command that repeats the bisection.
     """
 
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
-
-    schema_id: Literal["assay.bisect-layers/2"] = Field(SCHEMA, alias="schema")
-    outcome: SearchOutcome
-    why: str
     reference: str
     candidate: str
     model: str
@@ -94,19 +80,53 @@ class LayerBisect(Record):
     phases: tuple[str, ...]
     layers: tuple[int, ...]
     prompts: int
+    alpha: float
+    reproduce: str
+
+
+class Floors(Record):
+    """What had to be right, and how repeatable the answers are.
+
+    Attributes:
+        by: what had to be right; `by_why` gives the reason for that choice.
+        reference_right: number of prompts that were right with the reference alone.
+        floor: number of prompts whose text differed when the reference alone was asked twice.
+        candidate_floor: the same for the candidate in all layers.
+        unstable: number of prompts that were right only once when asked twice, in both floors together.
+        noise: probability that one answer of a probe is wrong, see `answer_noise`; 0 if both floors are 0.
+    """
+
     by: Criterion
     by_why: str
     reference_right: int
     floor: int
-    candidate_floor: int
-    flips: int
-    noise: float
-    alpha: float
+    candidate_floor: int = 0
+    unstable: int = 0
+    noise: float = 0.0
+
+
+class LayerBisection(LayerSetup, Floors):
+    """``bisect.json``: a layer bisection and its result.
+
+    A file of another schema is not read: a bisection is repeated.
+
+    Attributes:
+        why: the outcome in one sentence.
+        restored: layers that must run the reference; empty unless found.
+        monotone: whether all answers agree with "more layers of the candidate are never better".
+        findings: one finding if layers were found.
+        seconds: duration without the start of the server.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
+
+    schema_id: Literal["assay.bisect-layers/3"] = Field(SCHEMA, alias="schema")
+    outcome: SearchOutcome
+    why: str
     restored: tuple[RestoredLayer, ...]
     monotone: bool
     probes: tuple[ProbeRecord, ...]
     findings: tuple[Finding, ...]
-    reproduce: str
     seconds: float
 
     @property
@@ -121,20 +141,20 @@ def fewest_prompts(alpha: float) -> int:
     return math.floor(-math.log2(alpha)) + 1
 
 
-def answer_noise(flips: int, asked: int, prompts: int, alpha: float) -> float:
-    """Probability that one answer of a probe is wrong, from the flips observed when the same is asked twice.
+def answer_noise(unstable: int, asked: int, prompts: int, alpha: float) -> float:
+    """Probability that one answer of a probe is wrong, from the prompts that are right only once when asked twice.
 
-    A prompt flips with a probability of at most f, the exact upper bound (one-sided, level ``1 - alpha``) for `flips` of `asked`.
-    A harmless set is called wrong only if flips alone lose a significant number of prompts: a binomial tail, and never more than
-    alpha, the level of the test. The same probability is assumed for a harmful set that is called right.
+    A prompt is unstable with a probability of at most f, the exact upper bound (one-sided, level ``1 - alpha``) for `unstable` of
+    `asked`. A harmless set is called wrong only if unstable prompts alone lose a significant number: a binomial tail, and never
+    more than alpha, the level of the test. The same probability is assumed for a harmful set that is called right.
 
     Args:
-        flips: prompts that were right only once.
+        unstable: prompts that were right only once.
         asked: prompts that were asked twice.
         prompts: prompts of a probe.
         alpha: level of the test.
     """
-    rate = clopper_pearson(flips, asked, 2 * alpha).high
+    rate = clopper_pearson(unstable, asked, 2 * alpha).high
     return min(alpha, float(bdtrc(fewest_prompts(alpha) - 1, prompts, rate)))
 
 
@@ -172,8 +192,8 @@ def right_prompts(by: Criterion, items: Sequence[Item], own: Sequence[str], text
 def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alpha: float) -> SetComparison:
     """Compare a set of layers with the reference alone on the same prompts.
 
-    The set is "wrong" if it lost significantly more than it gained: McNemar's exact test, one-sided, at level alpha. Random flips
-    go both ways, so they make a set wrong with a probability of at most alpha.
+    The set is "wrong" if it lost significantly more than it gained: McNemar's exact test, one-sided, at level alpha. Unstable
+    prompts go both ways, so they make a set wrong with a probability of at most alpha.
 
     Args:
         reference: for each prompt, whether the reference alone is right.
@@ -186,30 +206,57 @@ def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alp
     return SetComparison(right=sum(these), lost=lost, gained=gained, p=p, outcome="wrong" if p < alpha else "right")
 
 
-def layer_finding(
-    search: SearchResult, probes: Sequence[ProbeRecord], by: Criterion, roles: tuple[str, str], reproduce: str
-) -> Finding:
-    """The finding of a search.
+def conclude(
+    setup: LayerSetup, floors: Floors, search: SearchResult | None, probes: Sequence[ProbeRecord], seconds: float
+) -> LayerBisection:
+    """The result of a bisection.
+
+    Finding nothing is inconclusive if too few prompts had a cached prefix: extend over a prefix was not tested then.
 
     Args:
-        search: a search with the outcome "found".
-        probes: its probes, in order; the first has no layer.
-        by: what had to be right.
-        roles: names of the reference and the candidate.
-        reproduce: the command that shows it again.
+        setup: what was bisected.
+        floors: what had to be right, and how repeatable the answers are.
+        search: the search; None if there was none because a broken candidate would not be noticed, see `can_fail`.
+        probes: the probes of the search, in order.
+        seconds: duration without the start of the server.
     """
-    reference, candidate = roles
+    if search is None:
+        why = (
+            f"The reference alone gets {floors.reference_right} of {setup.prompts} right by {floors.by}: a broken candidate "
+            "could not look worse."
+        )
+        search = SearchResult("inconclusive", why, (), True, ())
+    cached = min((one.with_prefix for one in probes if one.candidate == setup.layers), default=0)
+    if search.outcome == "nothing" and cached < MIN_CACHED_SHARE * setup.prompts:
+        why = (
+            f"The task is right with the candidate in all {len(setup.layers)} layers, but only {cached} of {setup.prompts} prompts "
+            f"had a cached prefix of {CACHED_PREFIX_TOKENS} tokens or more: run with the prefix cache on."
+        )
+        search = replace(search, outcome="inconclusive", why=why)
+    return LayerBisection(
+        **setup.model_dump(),
+        **floors.model_dump(),
+        outcome=search.outcome,
+        why=search.why,
+        restored=search.restored,
+        monotone=search.monotone,
+        probes=tuple(probes),
+        findings=(_finding(setup, floors.by, search, probes),) if search.restored else (),
+        seconds=seconds,
+    )
+
+
+def _finding(setup: LayerSetup, by: Criterion, search: SearchResult, probes: Sequence[ProbeRecord]) -> Finding:
     layers = [one.layer for one in search.restored]
-    every = max(search.probed, key=lambda one: len(one.candidate)).candidate
-    kept = every - set(layers)
+    every = frozenset(setup.layers)
     where = f"layer{'s' * (len(layers) > 1)} {ranges(layers)} of {ranges(every)}"
-    evidence = [_score(f"{candidate} in {name}", some, search, probes, by) for name, some in (
-        ("no layer", frozenset()), ("all layers", every), (f"all layers but {ranges(layers)}", kept),
+    evidence = [_score(f"{setup.candidate} in {name}", some, search, probes, by) for name, some in (
+        ("no layer", frozenset()), ("all layers", every), (f"all layers but {ranges(layers)}", every - set(layers)),
     )]  # fmt: skip
     evidence += [f"layer {one.layer}: {_alone(one)}" for one in search.restored if one.alone is not None]
     if len(layers) > 1:
         evidence.append(
-            "each of these layers is needed: with any one of them back in the candidate, the task is wrong again"
+            "each of these layers is needed: with any one of them running the candidate, the task is wrong again"
         )
     if not search.monotone:
         evidence.append(
@@ -221,10 +268,10 @@ def layer_finding(
         title="layers that must run the reference",
         severity="serious",
         where=where,
-        diagnosis=f"must run {reference} for the task to be right again; "
-        f"with {candidate} in all other layers, these prompts show no harm.",
+        diagnosis=f"must run {setup.reference} for the {'answers' if by == 'answers' else 'texts'} to be right again; "
+        f"with {setup.candidate} in all other layers, these prompts show no loss.",
         evidence=tuple(evidence),
-        reproduce=reproduce,
+        reproduce=setup.reproduce,
     )
 
 
@@ -234,8 +281,8 @@ def _score(what: str, some: frozenset[int], search: SearchResult, probes: Sequen
     probe = next(probe for probe in probes if frozenset(probe.candidate) == some and probe.outcome == outcome)
     total = probe.right + probe.lost - probe.gained
     right = "answers right" if by == "answers" else "texts identical to the reference's"
-    flips = f"{probe.lost} lost, {probe.gained} gained, p = {probe.p:.2g}"
-    return f"{what}: {probe.right} {right}, the reference alone {total} ({flips})"
+    change = f"{probe.lost} lost, {probe.gained} gained, p = {probe.p:.2g}"
+    return f"{what}: {probe.right} {right}, the reference alone {total} ({change})"
 
 
 def _alone(one: RestoredLayer) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, instrumented_spec, spec_flags
-from assay.harness.config import SERVER_FLAGS
+from assay.harness.config import BISECT_FLAGS
 from assay.harness.extras import require
 
 bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
@@ -17,7 +17,7 @@ app.add_typer(bisect_app, name="bisect")
 
 
 @bisect_app.command()
-@spec_flags(SERVER_FLAGS)
+@spec_flags(BISECT_FLAGS)
 def layers(
     flags: dict[str, Any],
     questions: Annotated[int, typer.Option(help="Questions in each probe.", min=1)] = 32,
@@ -31,14 +31,18 @@ def layers(
     out: Annotated[Path | None, typer.Option(help="A new folder for the server's log and bisect.json.")] = None,
     config: Config = None,
 ) -> None:
-    """Find the layers that must run the reference for the output to be correct again, in one running server."""
+    """Find the layers that must run the reference for the output to be correct again, in one running server.
+
+    Exit codes: 0 no layer needs the reference, 1 layers were found, 2 usage error, 3 undecided.
+
+    """
     require("serve", "assay bisect layers")
 
     from assay.harness.bisect.layer_probes import bisect_layers
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import default_folder
     from assay.harness.progress import ProgressDisplay
-    from assay.reports.bisect_layers import render_layers
+    from assay.reports.layer_bisection_terminal import render_layers
 
     spec = instrumented_spec(flags | {"questions": questions, "greedy_prompts": 0}, config)
     plan = prepare(spec)

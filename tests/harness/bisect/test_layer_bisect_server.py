@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness import cli
-from assay.harness.bisect.layer_task import LayerBisect
+from assay.harness.bisect.layer_task import LayerBisection
 from assay.harness.errors import ExitCode
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
@@ -33,7 +33,7 @@ def test_the_seeded_layer_is_found(
         cli.main()
     assert exit_.value.code == ExitCode.REGRESSION
     text = (tmp_path / "out" / "bisect.json").read_text()
-    result = LayerBisect.model_validate_json(text)
+    result = LayerBisection.model_validate_json(text)
     assert [(one.layer, one.alone) for one in result.restored] == [(1, True)]
     assert result.layers == (0, 1, 2, 3)
     # What the fault does depends on how much was cached when a prompt arrived, so the candidate's own floor may be above 0.
@@ -45,5 +45,5 @@ def test_the_seeded_layer_is_found(
     for probe in result.probes:
         assert probe.with_prefix == result.prompts, "the fault needs a cached prefix"
         assert probe.outcome == ("wrong" if 1 in probe.candidate else "right")
-    assert json.loads(text)["schema"] == "assay.bisect-layers/2"
+    assert json.loads(text)["schema"] == "assay.bisect-layers/3"
     assert "layer 1 of 0-3: must run torch_native" in capsys.readouterr().out

@@ -1,8 +1,9 @@
-"""The bisect on a stand-in server whose model is wrong in given layers."""
+"""A layer bisection on a stand-in server whose model is wrong in given layers."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,11 +13,12 @@ from rich.console import Console
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.evals.synthetic import questions
+from assay.harness.backend import Backend
 from assay.harness.bisect.layer_probes import ProbeServer, bisect_layers, search_layers
-from assay.harness.bisect.layer_task import LayerBisect
+from assay.harness.bisect.layer_task import LayerBisection
+from assay.harness.cli.app import load_command
 from assay.harness.collect.plan import Plan
 from assay.harness.config import RunSpec
-from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.counters import CounterFile, CounterRow
@@ -97,7 +99,7 @@ def spec(**changes: object) -> RunSpec:
     return RunSpec(**{"reference": "torch_native", "candidate": "triton", "questions": 16, **changes})
 
 
-def bisect(server: Server, by: str | None = None, **changes: object) -> LayerBisect:
+def bisect(server: Server, by: str | None = None, **changes: object) -> LayerBisection:
     probed = ProbeServer(server, server.evidence, ITEMS, 32, 8)
     with ProgressDisplay(Console(quiet=True)) as display:
         return search_layers(probed, spec(**changes), by, display)  # type: ignore[arg-type]
@@ -111,9 +113,18 @@ def test_the_layer_that_is_wrong_is_found(tmp_path: Path) -> None:
     assert (result.by, result.noise, result.floor, result.candidate_floor) == ("answers", 0.0, 0, 0)
     assert result.layers == (0, 1, 2, 3)
     assert result.findings[0].where == "layer 2 of 0-3"
-    assert result.reproduce.startswith("assay bisect layers --device=cpu --reference=torch_native --candidate=triton")
-    assert LayerBisect.model_validate_json(result.model_dump_json()) == result
-    assert '"schema":"assay.bisect-layers/2"' in result.model_dump_json()
+    assert result.reproduce == "assay bisect layers --reference=torch_native --candidate=triton --questions=16"
+    assert LayerBisection.model_validate_json(result.model_dump_json()) == result
+    assert '"schema":"assay.bisect-layers/3"' in result.model_dump_json()
+
+
+def test_the_command_repeats_the_bisection_with_flags_that_it_has(tmp_path: Path) -> None:
+    given = {"device": "cuda", "data": "mine.csv", "alpha": 0.01, "max_tokens": 64, "request_timeout": 60.0}
+    result = bisect(Server(tmp_path, knows(lambda candidate: 2 in candidate)), by="answers", **given)
+    flags = shlex.split(result.reproduce)[3:]
+    assert {f"--{name.replace('_', '-')}={value}" for name, value in given.items()} <= set(flags)
+    command = load_command("bisect").commands["layers"]
+    assert {flag.partition("=")[0] for flag in flags} <= {name for one in command.params for name in one.opts}
 
 
 def test_each_set_is_asked_once_but_for_the_floors(tmp_path: Path) -> None:
@@ -160,7 +171,7 @@ def test_a_floor_that_is_not_identical_asks_for_repeats(tmp_path: Path) -> None:
 
     server = Server(tmp_path, says)
     result = bisect(server)
-    assert (result.floor, result.candidate_floor, result.flips) == (2, 0, 2)
+    assert (result.floor, result.candidate_floor, result.unstable) == (2, 0, 2)
     assert 0.01 < result.noise <= result.alpha
     assert [one.layer for one in result.restored] == [2]
     assert min(server.asked.count(candidate) for candidate in set(server.asked)) >= 2
@@ -172,7 +183,7 @@ def test_a_candidate_that_is_not_deterministic_asks_for_repeats(tmp_path: Path) 
 
     server = Server(tmp_path, says)
     result = bisect(server)
-    assert (result.floor, result.candidate_floor, result.flips) == (0, 16, 0)
+    assert (result.floor, result.candidate_floor, result.unstable) == (0, 16, 0)
     assert 0 < result.noise <= result.alpha
     assert [one.layer for one in result.restored] == [2]
     assert len(result.probes) > len({probe.candidate for probe in result.probes})
@@ -189,7 +200,7 @@ def plan(items: list[Item]) -> Plan:
     return Plan(spec(), Path(), tuple(items), Backend("torch_native", "native"), Backend("sage_attn", "kernel"))
 
 
-def test_too_few_questions_and_foreign_folders_are_wrong_use(tmp_path: Path) -> None:
+def test_too_few_questions_and_foreign_folders_are_usage_errors(tmp_path: Path) -> None:
     with ProgressDisplay(Console(quiet=True)) as display:
         with pytest.raises(UsageError, match="at least 5"):
             bisect_layers(plan(ITEMS[:4]), None, tmp_path / "new", display)

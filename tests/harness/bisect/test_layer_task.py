@@ -7,13 +7,15 @@ import pytest
 from assay.evals.questions import prompt_hash
 from assay.harness.bisect.layer_search import ProbedSet, RestoredLayer, SearchResult
 from assay.harness.bisect.layer_task import (
+    Floors,
+    LayerSetup,
     ProbeRecord,
     answer_noise,
     can_fail,
     choose_criterion,
     compare_with_reference,
+    conclude,
     fewest_prompts,
-    layer_finding,
     right_prompts,
 )
 from assay.harness.evidence.records import Item
@@ -39,7 +41,7 @@ def test_a_set_is_wrong_once_its_loss_is_significant() -> None:
     assert judged.p == 0.5**5
 
 
-def test_flips_in_both_directions_are_no_loss() -> None:
+def test_changes_in_both_directions_are_no_loss() -> None:
     reference = [True] * 8 + [False] * 8
     assert compare_with_reference(reference, [False] * 5 + [True] * 8 + [False] * 3, 0.05).outcome == "right"
     assert compare_with_reference(reference, [False] * 5 + [True] * 3 + [False] * 8, 0.05).outcome == "wrong"
@@ -52,8 +54,8 @@ def test_fewest_prompts_is_the_smallest_significant_loss(alpha: float) -> None:
     assert mcnemar_exact(fewest, 0).loss < alpha <= mcnemar_exact(fewest - 1, 0).loss
 
 
-def test_noise_is_the_probability_that_flips_alone_are_significant() -> None:
-    # Of 64 prompts asked twice none flipped: at most 1 - 0.05^(1/64) flip, and 5 or more of 32 must, to be significant.
+def test_noise_is_the_probability_that_unstable_prompts_alone_are_significant() -> None:
+    # Of 64 prompts asked twice none was unstable: at most 1 - 0.05^(1/64) are, and 5 or more of 32 must, to be significant.
     rate = 1 - 0.05 ** (1 / 64)
     tail = 1 - sum(comb(32, k) * rate**k * (1 - rate) ** (32 - k) for k in range(5))
     assert answer_noise(0, 64, 32, 0.05) == pytest.approx(tail)
@@ -74,6 +76,13 @@ def test_text_is_the_criterion_if_the_reference_only_guesses() -> None:
     assert not can_fail("text", 4, 16, 0.05)
 
 
+SETUP = LayerSetup(
+    reference="triton", candidate="mine", model="tiny", device="cpu", engine="SGLang", phases=("extend",),
+    layers=(0, 1, 2, 3), prompts=32, alpha=0.05, reproduce="assay bisect layers",
+)  # fmt: skip
+FLOORS = Floors(by="answers", by_why="requested", reference_right=32, floor=0)
+
+
 def record(candidate: set[int], lost: int) -> ProbeRecord:
     return ProbeRecord(
         candidate=tuple(sorted(candidate)), right=32 - lost, lost=lost, gained=0, p=mcnemar_exact(lost, 0).loss,
@@ -90,11 +99,11 @@ def test_the_finding_states_layers_and_losses() -> None:
         ProbedSet(frozenset(range(4)), 0, 1),
         ProbedSet(frozenset({0, 2}), 3, 1),
     )
-    made = layer_finding(
-        SearchResult("found", "", restored, False, asked), probes, "answers", ("triton", "mine"), "assay bisect"
-    )
+    search = SearchResult("found", "", restored, False, asked)
+    (made,) = conclude(SETUP, FLOORS, search, probes, 1.0).findings
     assert made.where == "layers 1, 3 of 0-3"
     assert "must run triton" in made.diagnosis
+    assert made.reproduce == SETUP.reproduce
     text = "\n".join(made.evidence)
     assert "mine in all layers: 5 answers right, the reference alone 32 (27 lost, 0 gained, p = 7.5e-09)" in text
     assert "mine in all layers but 1, 3: 31 answers right" in text

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from assay.harness.bisect.layer_search import RestoredLayer
-from assay.harness.bisect.layer_task import LayerBisect, ProbeRecord
+from assay.harness.bisect.layer_task import LayerBisection, ProbeRecord
 from assay.harness.verdict import Finding
-from assay.reports.bisect_layers import render_layers
+from assay.reports.layer_bisection_terminal import render_layers
 
 PROBES = tuple(
     ProbeRecord(
@@ -20,16 +20,16 @@ FINDING = Finding(
     id="layers", title="layers", severity="serious", where="layer 12 of 0-3, 12", diagnosis="must run triton",
     evidence=("layer 12: wrong alone",), reproduce="assay bisect layers --candidate=[red]mine",
 )  # fmt: skip
-FOUND = LayerBisect(
+FOUND = LayerBisection(
     outcome="found", why="With the reference in layer 12 the task is right.", reference="triton", candidate="[red]mine",
     model="tiny", device="cpu", engine="SGLang", phases=("extend",), layers=(0, 1, 2, 3, 12), prompts=32, by="answers",
-    by_why="the reference is right on 32 of 32 questions", reference_right=32, floor=0, candidate_floor=0, flips=0,
+    by_why="the reference is right on 32 of 32 questions", reference_right=32, floor=0, candidate_floor=0, unstable=0,
     noise=0.0, alpha=0.05, restored=(RestoredLayer(12, True),), monotone=True, probes=PROBES,
     findings=(FINDING,), reproduce=FINDING.reproduce, seconds=9.0,
 )  # fmt: skip
 
 
-def shown(result: LayerBisect) -> str:
+def shown(result: LayerBisection) -> str:
     out = StringIO()
     render_layers(result, Console(file=out, width=120))
     return out.getvalue()
@@ -47,7 +47,7 @@ def test_the_finding_comes_with_its_command() -> None:
     assert "layer 12: wrong alone" in text
     assert "$ assay bisect layers --candidate=[red]mine" in text
     assert "[red]mine in layers" in text, "a name is not markup"
-    assert "each set is asked once" in text
+    assert "each set is probed once" in text
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_the_heading_states_that_no_layer_was_found(outcome: str, says: str) -> 
 
 
 def test_repeats_are_mentioned() -> None:
-    assert "sets are asked until alpha = 0.05 is met" in shown(FOUND.model_copy(update={"noise": 0.05}))
+    assert "each set is probed until alpha = 0.05 is met" in shown(FOUND.model_copy(update={"noise": 0.05}))

@@ -1,4 +1,4 @@
-"""A layer bisect on the terminal: every probe, the layers that must run the reference, and the finding."""
+"""A layer bisection on the terminal: every probe, the layers that must run the reference, and the finding."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assay.harness.bisect.layer_task import LayerBisect
+from assay.harness.bisect.layer_task import LayerBisection
 from assay.harness.text import one_line, ranges
 
 
-def render_layers(result: LayerBisect, console: Console) -> None:
+def render_layers(result: LayerBisection, console: Console) -> None:
     """Print the probes as a table, then the outcome, and the finding with the command that reproduces it."""
     right = "answers right" if result.by == "answers" else "texts identical to the reference's"
     sets = len({probe.candidate for probe in result.probes})
-    title = f"Layer bisect by {result.by}: {len(result.probes)} probes of {sets} sets over {len(result.layers)} layers"
+    title = (
+        f"Layer bisection by {result.by}: {len(result.probes)} probes of {sets} sets over {len(result.layers)} layers"
+    )
     table = Table(title=title)
     headers = (
         f"{one_line(result.candidate)} in layers",
@@ -41,10 +43,12 @@ def render_layers(result: LayerBisect, console: Console) -> None:
     ]
     if result.probes:
         console.print(table)
-        repeats = f"sets are asked until alpha = {result.alpha:g} is met" if result.noise else "each set is asked once"
+        repeats = (
+            f"each set is probed until alpha = {result.alpha:g} is met" if result.noise else "each set is probed once"
+        )
         lines.append(
-            f"Asked twice, {result.floor} texts of the reference differ and {result.candidate_floor} of the candidate, "
-            f"and {result.flips} flip between right and wrong: {repeats}."
+            f"When asked twice, the reference changed {result.floor} texts and the candidate {result.candidate_floor}; "
+            f"{result.unstable} of them changed between right and wrong: {repeats}."
         )
     lines.append(f"The candidate computes {' and '.join(result.phases)}.")
     heading = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}

@@ -1,6 +1,6 @@
-"""Number of probes of a layer bisect, with simulated answers and no server.
+"""Number of probes of a layer bisection, with simulated answers and no server.
 
-    python benchmarks/layer_bisect.py
+    python benchmarks/layer_bisection.py
 
 Guilty layers are drawn at random. A noisy probe is wrong with the probability that the search is given.
 """
