@@ -35,7 +35,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.faults import fault
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, LEAK
 from assay.harness.attention.oracle import oracle, requests
-from assay.harness.engines.backend import Backend
+from assay.harness.backend import Backend
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.pack import RecordedCall, read_pack

@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.backend import Backend
 from assay.harness.config import RunSpec, flag, make_spec
-from assay.harness.engines.backend import Backend
 from assay.harness.errors import UsageError
 
 _PANELS = {

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
+from assay.harness.backend import Backend
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
-from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder

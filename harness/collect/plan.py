@@ -8,8 +8,9 @@ from pathlib import Path
 from assay.evals.greedy import greedy_prompts
 from assay.evals.mmlu import load_questions
 from assay.evals.questions import Question, prompt_hash
+from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
-from assay.harness.engines.backend import Backend
+from assay.harness.engines.catalog import checked_backend
 from assay.harness.engines.launch import check_engine_args
 from assay.harness.engines.model import resolve_model
 from assay.harness.evidence.records import ROLES, Item, Role, Suite
@@ -84,8 +85,8 @@ def prepare(spec: RunSpec) -> Plan:
     Raises:
         UsageError: an unknown backend, an incomplete model, or questions that cannot be read.
     """
-    reference = Backend.checked("--reference", spec.reference)
-    candidate = Backend.checked("--candidate", spec.candidate)
+    reference = checked_backend("--reference", spec.reference)
+    candidate = checked_backend("--candidate", spec.candidate)
     check_engine_args(spec.engine_arg)
     plan = Plan(spec, resolve_model(spec.model, spec.engine_arg), (), reference, candidate)
     asked = spec.questions if "mmlu" in spec.suites else 0

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from assay.harness.backend import Backend
 from assay.harness.collect import layer_diff
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import shadowed_role
 from assay.harness.engines import memory
-from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import Engine, start_together
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.remote import RemoteServer

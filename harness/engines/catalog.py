@@ -1,12 +1,15 @@
-"""SGLang's own attention backends, read from its source."""
+"""The attention backends that a server can run: SGLang's own, read from its source, and kernels."""
 
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib.util
 from functools import cache
 from pathlib import Path
 
+from assay.harness.attention.published import published
+from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
 
 # Where SGLang keeps its list: from 0.5.18 on, and before.
@@ -35,3 +38,32 @@ def sglang_backends() -> tuple[str, ...]:
     raise UsageError(
         f"no list of attention backends in {root}.", "SGLang 0.5.12 or newer", "install a known version of SGLang"
     )
+
+
+def checked_backend(flag: str, name: str) -> Backend:
+    """The backend of this name, if a server can run it.
+
+    Args:
+        flag: the flag that named it, for the error.
+        name: the name.
+
+    Raises:
+        UsageError: the name is unknown (the error lists the known ones), or its kernel cannot be imported.
+    """
+    backend = Backend.parse(name)
+    if backend.is_url or name in sglang_backends():
+        return backend
+    if not backend.is_kernel:
+        known = sorted({*sglang_backends(), *published()})
+        near = difflib.get_close_matches(name, known, n=1)
+        do = f"did you mean {near[0]!r}?" if near else "name one of these, a kernel as module:function, or a URL"
+        raise UsageError(f"{flag}: there is no attention backend {name!r}.", f"one of {', '.join(known)}", do)
+    from assay.harness.attention.call import KernelRefused
+
+    try:
+        backend.kernel()
+    except KernelRefused as error:
+        raise UsageError(
+            f"{flag}: {error}.", "a function that takes an AttentionCall", "check the path and PYTHONPATH"
+        ) from None
+    return backend

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from assay.harness.backend import Backend
 from assay.harness.baselines import calls_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, pair
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
-from assay.harness.engines.backend import Backend
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest

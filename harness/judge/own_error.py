@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.harness.backend import Backend
 from assay.harness.compare.logits import LogitsComparison, LogitsRow, compare_roles
 from assay.harness.compare.traces import compare, joined, split
 from assay.harness.config import RunSpec
-from assay.harness.engines.backend import Backend
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cause import ReplayResult, read_cause
 from assay.harness.evidence.folder import RunFolder

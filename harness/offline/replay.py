@@ -11,7 +11,7 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall
-from assay.harness.engines.backend import Backend
+from assay.harness.backend import Backend
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.pack import RecordedCall, read_pack

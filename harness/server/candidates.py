@@ -10,6 +10,7 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.backend import Backend
 from assay.harness.conditions import PHASES
 from assay.harness.server.forward_pass import EngineCall
 from assay.harness.server.kv_pool import Pages, refuse_unsupported
@@ -110,8 +111,9 @@ def make_candidate(name: str, runner: Any, pages: Pages) -> Candidate:
     """
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-    if kernels.is_path(name) or name in kernels.published():
-        return LazyCandidate(name, lambda: KernelCandidate(name, kernels.load(name), pages))
+    backend = Backend.parse(name)
+    if backend.is_kernel:
+        return LazyCandidate(name, lambda: KernelCandidate(name, backend.kernel(), pages))
     if name not in ATTENTION_BACKENDS:
         known = sorted({*ATTENTION_BACKENDS, *kernels.published()})
         raise KernelRefused(f"unknown candidate {name!r}; expected a module:function or one of {', '.join(known)}")

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from assay.evals.questions import PROMPT_HEADER
+from assay.harness.backend import Backend
 from assay.harness.collect import layer_diff
 from assay.harness.collect.plan import COLD_QUESTIONS, WARM_QUESTIONS, Plan
 from assay.harness.config import make_spec
-from assay.harness.engines.backend import Backend
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder

@@ -12,7 +12,7 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.faults import fault
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines.backend import Backend
+from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
 from assay.harness.evidence.pack_writer import PackWriter

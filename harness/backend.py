@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from assay.harness.attention.published import is_path, published
 from assay.harness.conditions import PHASES
-from assay.harness.engines.catalog import sglang_backends
-from assay.harness.errors import UsageError
 
 if TYPE_CHECKING:
     from assay.harness.attention.call import Kernel
@@ -38,35 +35,6 @@ class Backend:
         if name.startswith(("http://", "https://")):
             return cls(name, "url")
         return cls(name, "kernel" if is_path(name) or name in published() else "native")
-
-    @classmethod
-    def checked(cls, flag: str, name: str) -> Backend:
-        """The backend of this name, if a server can run it.
-
-        Args:
-            flag: the flag that named it, for the error.
-            name: the name.
-
-        Raises:
-            UsageError: the name is unknown (the error lists the known ones), or its kernel cannot be imported.
-        """
-        backend = cls.parse(name)
-        if backend.is_url or name in sglang_backends():
-            return backend
-        if not backend.is_kernel:
-            known = sorted({*sglang_backends(), *published()})
-            near = difflib.get_close_matches(name, known, n=1)
-            do = f"did you mean {near[0]!r}?" if near else "name one of these, a kernel as module:function, or a URL"
-            raise UsageError(f"{flag}: there is no attention backend {name!r}.", f"one of {', '.join(known)}", do)
-        from assay.harness.attention.call import KernelRefused
-
-        try:
-            backend.kernel()
-        except KernelRefused as error:
-            raise UsageError(
-                f"{flag}: {error}.", "a function that takes an AttentionCall", "check the path and PYTHONPATH"
-            ) from None
-        return backend
 
     @property
     def is_url(self) -> bool:

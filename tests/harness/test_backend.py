@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from assay.harness.engines.backend import Backend
+from assay.harness.backend import Backend
 
 
 @pytest.mark.parametrize(
