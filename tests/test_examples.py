@@ -32,7 +32,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_kernel_repository_passes_its_tests(tmp_path: Path) -> None:
     folder = shutil.copytree(KERNELS, tmp_path / "repository")
-    done = run(folder, "pytest", "-q", "-p", "no:cacheprovider", "-k", "right or 64+0- or 64+16-")
+    done = run(folder, "pytest", "-q", "-p", "no:cacheprovider", "-k", "correct or 64+0- or 64+16-")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^assay: 1 kernel, \d+ calls, worst 0\.\d+ of its bound", done.stdout, re.MULTILINE)
 
@@ -47,7 +47,7 @@ def test_the_kernel_repository_publishes_its_kernel() -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.slow
-def test_the_triton_kernel_is_right_and_says_what_it_refuses() -> None:
+def test_the_triton_kernel_is_correct_and_says_what_it_refuses() -> None:
     few = ("--phase", "extend", "--head-dim", "64", "--case", "extend-7+")
     done = run(TRITON, "assay", "check", "triton_attention:forward", "--dtype", "float16", *few)
     assert done.returncode == 0, done.stdout + done.stderr
