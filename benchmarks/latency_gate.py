@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +26,11 @@ from rich.table import Table
 
 from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.drive import make_engines, measure
-from assay.harness.bench.evidence import BenchFolder
-from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.servers import running
 from assay.harness.config import make_spec
 from assay.harness.engines.base import Engine
+from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.evidence.records import Role
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
@@ -74,7 +74,9 @@ def main() -> None:
         default=[],
         help="load with two requests in flight; by default short; may be repeated",
     )
-    parser.add_argument("--run-seconds", type=float, default=5.0, help="duration of each of them, in seconds")
+    parser.add_argument(
+        "--run-seconds", type=float, default=5.0, help="duration of each --runs or --fresh measurement, in seconds"
+    )
     parser.add_argument(
         "--sleep", type=float, action="append", default=[], help="wait, as a share of the decode step; may be repeated"
     )
@@ -110,13 +112,13 @@ def main() -> None:
 
 def planned(run: Plan, args: argparse.Namespace, seconds: float, seed: int = 0) -> BenchPlan:
     loads = {"latency_shapes": tuple(args.shape), "latency_concurrency": (2,), "latency_seconds": seconds}
-    return plan_bench(run, make_policy(run.spec.model_copy(update=loads), seed))
+    return plan_bench(replace(run, spec=run.spec.model_copy(update=loads)), seed)
 
 
 def timed(plan: BenchPlan, engines: dict[Role, Engine], folder: Path) -> BenchFolder:
     out = BenchFolder.new(folder)
     with ProgressDisplay(Console(quiet=True)) as display:
-        measure(plan, engines, out, display, "")
+        measure(plan, engines, out, display)
     return out
 
 
@@ -174,7 +176,7 @@ def experiment(run: Plan, args: argparse.Namespace, wait: np.ndarray, folder: Pa
 
 def line(console: Console, what: str, out: BenchFolder) -> dict[float, str]:
     """Print a measurement, and return the verdict of its ratios for each bound."""
-    said = {bound: judge_bench(out, bound) for bound in BOUNDS}
+    said = {bound: judged(out, bound) for bound in BOUNDS}
     result = said[1.10]
     values = {
         metric: [(row.ratio or math.nan, row.high or math.inf) for row in result.rows if row.metric == metric]
@@ -190,6 +192,13 @@ def line(console: Console, what: str, out: BenchFolder) -> dict[float, str]:
         f"{what}: {result.rounds - result.warm_up_rounds} rounds; {middle}; {found}", highlight=False, soft_wrap=True
     )
     return {bound: ratios(one).split()[0] for bound, one in said.items()}
+
+
+def judged(out: BenchFolder, bound: float) -> LatencyResult:
+    """The result with a bound, which is written into the manifest."""
+    manifest = out.manifest()
+    out.write_manifest(manifest.model_copy(update={"spec": manifest.spec | {"latency_bound": bound}}))
+    return judge_bench(out)
 
 
 def ratios(result: LatencyResult) -> str:

@@ -10,17 +10,21 @@ from pathlib import Path
 from rich.console import Console
 
 from assay.harness.baselines import attach
-from assay.harness.bench.bench_plan import BenchPlan
-from assay.harness.bench.suite import plan_latency, time_servers
+from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
+from assay.harness.bench.drive import bench
+from assay.harness.bench.latency_run import plan_latency, time_servers
 from assay.harness.collect.collect import collect
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import asked_roles, default_folder, open_folder, recorded
-from assay.harness.collect.servers import make_run_engine, running
+from assay.harness.collect.servers import check_together, make_run_engine, running
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine
+from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Role
 from assay.harness.judge.build import build
+from assay.harness.judge.latency import judge_bench
+from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report
 from assay.harness.progress import ProgressDisplay
 
@@ -50,6 +54,34 @@ def run(
     return opened.report()
 
 
+def bench_servers(
+    spec: RunSpec,
+    out: Path,
+    *,
+    seed: int = 0,
+    cuda_graphs: bool | None = None,
+    display: ProgressDisplay | None = None,
+) -> LatencyResult:
+    """Start the servers of both roles, time them side by side, and judge the ratios of their times. Nothing is rendered.
+
+    Args:
+        spec: what to time; its `suites` are ignored.
+        out: a new folder for the timings.
+        seed: seed of the prompts and of the order of blocks.
+        cuda_graphs: whether both servers capture CUDA graphs; by default unless a kernel of the contract computes decode.
+        display: shows the progress; by default it is not shown.
+
+    Raises:
+        UsageError: the spec cannot be timed, or `out` is not empty. Nothing was started.
+        EngineError: a server failed.
+        EvidenceError: the folder cannot be written, or its timings prove nothing.
+    """
+    plan = plan_bench(prepare(timed_spec(spec)), seed, cuda_graphs)
+    folder = BenchFolder.new(out)
+    bench(plan, folder, display or ProgressDisplay(Console(quiet=True)))
+    return judge_bench(folder)
+
+
 @dataclass(frozen=True)
 class OpenRun:
     """A checked run with its folder. Nothing has been started.
@@ -65,9 +97,24 @@ class OpenRun:
     folder: RunFolder
 
     @classmethod
-    def open(cls, spec: RunSpec, out: Path | None, *, baselines: bool, display: ProgressDisplay) -> OpenRun:
-        """Check a spec and open its folder; arguments and errors as in `run`."""
+    def open(
+        cls,
+        spec: RunSpec,
+        out: Path | None,
+        *,
+        baselines: bool = False,
+        kept_running: bool = False,
+        display: ProgressDisplay,
+    ) -> OpenRun:
+        """Check a spec and open its folder.
+
+        Args:
+            spec: as in `run`, and so are `out`, `baselines`, `display` and the errors.
+            kept_running: whether `servers` is to be used, which needs both servers at the same time.
+        """
         plan, bench = prepare(spec), plan_latency(spec)
+        if kept_running and len(plan.roles) > 1:
+            check_together(plan, "they run as long as the tests")
         folder = open_folder(plan, out or default_folder(spec), "gate" if baselines else "run")
         display.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
         if baselines:
@@ -75,13 +122,17 @@ class OpenRun:
             display.say(f"Baselines: {', '.join(status.used.values()) or 'none matches'}.")
         return cls(plan, bench, folder)
 
-    def collect(self, display: ProgressDisplay) -> None:
+    def collect(self, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
         """Ask both servers what is still open, then time both. What ends the run early is recorded, not raised.
+
+        Args:
+            display: shows the progress.
+            ready: the running servers of `servers`, which has timed them already; otherwise they are started and stopped here.
 
         Raises:
             KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
         """
-        collect(self.plan, self.folder, display)
+        collect(self.plan, self.folder, display, ready)
         time_servers(self.bench, self.folder, display)  # after the run's own servers have stopped
 
     @contextmanager
@@ -99,10 +150,6 @@ class OpenRun:
                 started = starting.pop_all()
         with started:
             yield {} if self.folder.progress().failure else {engine.role: engine for engine in engines}
-
-    def ask(self, servers: Sequence[Engine], display: ProgressDisplay) -> None:
-        """Ask running servers what is still open; see `servers`."""
-        collect(self.plan, self.folder, display, ready=servers)
 
     def report(self) -> Report:
         """The report of what the folder holds."""

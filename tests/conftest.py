@@ -17,9 +17,9 @@ import torch
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from assay.harness.bench.evidence import BenchFolder
     from assay.harness.collect.plan import Plan
     from assay.harness.engines.base import Engine
+    from assay.harness.evidence.bench_folder import BenchFolder
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.report import Report
 
@@ -136,7 +136,7 @@ class PairRun:
 
 @pytest.fixture(scope="session")
 def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
-    """The session's pair of real servers: SGLang's own backend, and a right kernel of the contract that computes both phases."""
+    """The session's pair of real servers: SGLang's own backend, and a correct kernel of the contract that computes both phases."""
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import open_folder
     from assay.harness.collect.servers import make_run_engine, running

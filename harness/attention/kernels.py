@@ -18,6 +18,7 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.published import is_path as is_path
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
+from assay.harness.errors import UsageError
 
 if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
@@ -92,6 +93,39 @@ def load(name: str) -> Kernel:
             f"kernel {name!r} ({path}) is {type(found).__name__}, expected a function of an AttentionCall"
         )
     return found
+
+
+def find(flag: str, name: str) -> Kernel:
+    """The kernel of this name, as `load` does, for a user who named it.
+
+    Args:
+        flag: the flag or argument that named it, for the error.
+        name: the name.
+
+    Raises:
+        UsageError: there is no such kernel, or it cannot be imported.
+    """
+    try:
+        return load(name)
+    except KernelRefused as error:
+        expected, do = "a published kernel, or a function of an AttentionCall as module:function", "see assay backends"
+        if isinstance(error.__cause__, ImportError):
+            module = name.partition(":")[0] if is_path(name) else ""
+            do = _advice(error.__cause__, module)
+        raise UsageError(f"{flag}: {error}.", expected, do) from None
+
+
+def missing_package(error: ImportError) -> UsageError:
+    """The error for a kernel that raised an ImportError when it was called: an incomplete installation is no bug of the kernel."""
+    return UsageError(f"The kernel cannot run here: {error}.", "every package that it imports", _advice(error))
+
+
+def _advice(error: ImportError, module: str = "") -> str:
+    """What to do about an ImportError. `module` is the kernel's own."""
+    missing = error.name or "the missing package"
+    if module and f"{module}.".startswith(f"{missing}."):
+        return f"run in the folder that contains {missing.partition('.')[0]}, or add that folder to PYTHONPATH"
+    return f"install {missing.partition('.')[0]}"
 
 
 def output_fault(call: AttentionCall, out: object) -> str:

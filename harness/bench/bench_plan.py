@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.loads import CHUNK, Shape, check_fit, shapes_of
 from assay.harness.bench.lengths import PROMPTS
-from assay.harness.bench.policy import BenchPolicy
 from assay.harness.collect.plan import Plan
-from assay.harness.collect.servers import together
-from assay.harness.compare.blocks import Cell
-from assay.harness.config import RunSpec
+from assay.harness.collect.run_folder import given_flags
+from assay.harness.collect.servers import check_together
+from assay.harness.compare.blocks import Load
+from assay.harness.config import BENCH_FLAGS, RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.evidence.records import Role
 
@@ -27,7 +28,7 @@ TURNS: tuple[tuple[Role, bool], ...] = (
     ("reference", True),
     ("candidate", True),
 )
-"""The blocks of a cell in a round: role, and whether it is the role's second block. Their order is random in each round."""
+"""The blocks of a load in a round: role, and whether it is the role's second block. Their order is random in each round."""
 
 
 @dataclass(frozen=True)
@@ -35,27 +36,41 @@ class BenchPlan:
     """A checked bench.
 
     Attributes:
-        run: backends, model, engine flags, and the prompts whose answer lengths are compared.
-        policy: bound and budget.
-        shapes: loads.
+        run: backends, model, engine flags, bound and budget, and the prompts whose answer lengths are compared.
+        shapes: lengths of the requests.
         vocabulary: size of the model's vocabulary.
-        eager: whether both servers run without CUDA graphs.
+        seed: seed of the prompts and of the order of blocks.
+        cuda_graphs: whether both servers capture CUDA graphs; None for the default, see `eager`.
     """
 
     run: Plan
-    policy: BenchPolicy
     shapes: tuple[Shape, ...]
     vocabulary: int
-    eager: bool
+    seed: int
+    cuda_graphs: bool | None
 
     @property
-    def cells(self) -> list[tuple[Shape, int]]:
+    def loads(self) -> list[tuple[Shape, int]]:
         """Every shape at every concurrency."""
-        return [(shape, concurrency) for shape in self.shapes for concurrency in self.policy.concurrency]
+        return [(shape, concurrency) for shape in self.shapes for concurrency in self.run.spec.latency_concurrency]
+
+    @property
+    def eager(self) -> bool:
+        """Whether both servers run without CUDA graphs; by default if a kernel of the contract computes decode."""
+        return self.run.has_decode_kernel if self.cuda_graphs is None else not self.cuda_graphs
+
+    @property
+    def command(self) -> str:
+        """The command that repeats it."""
+        flags = given_flags(self.run.spec, BENCH_FLAGS)
+        flags += [f"--seed={self.seed}"] if self.seed else []
+        if self.cuda_graphs is not None:
+            flags.append("--cuda-graphs" if self.cuda_graphs else "--no-cuda-graphs")
+        return shlex.join(["assay", "bench", *flags])
 
     @property
     def engine_args(self) -> tuple[str, ...]:
-        """The chunk length, for a chunked load, then the user's engine flags, which override it."""
+        """The chunk length, for a chunked shape, then the user's engine flags, which override it."""
         chunked = any(shape.chunked for shape in self.shapes)
         ours = (f"{CHUNK_FLAG}={CHUNK[self.run.spec.device]}",) if chunked else ()
         return ours + self.run.spec.engine_arg
@@ -66,12 +81,12 @@ def timed_spec(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"suites": ("greedy",), "questions": 1, "greedy_prompts": PROMPTS})
 
 
-def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) -> BenchPlan:
+def plan_bench(run: Plan, seed: int = 0, cuda_graphs: bool | None = None) -> BenchPlan:
     """Check a bench; start nothing.
 
     Args:
-        run: backends, model and engine flags, checked.
-        policy: bound and budget.
+        run: a checked run of `timed_spec`.
+        seed: seed of the prompts and of the order of blocks.
         cuda_graphs: whether both servers capture CUDA graphs; None captures them unless a kernel of the contract computes decode,
             whose calls cannot be captured.
 
@@ -79,17 +94,11 @@ def plan_bench(run: Plan, policy: BenchPolicy, cuda_graphs: bool | None = None) 
         UsageError: an unknown shape, a shape too long for the model, or servers that cannot run at the same time.
     """
     spec = run.spec
-    shapes = shapes_of(policy.shapes, spec.device)
+    shapes = shapes_of(spec.latency_shapes, spec.device)
     vocabulary, context = _sizes(run.model)
     check_fit(shapes, context)
-    if not together(run):
-        raise UsageError(
-            "both servers do not fit into memory at the same time.",
-            "both together: their blocks are timed in turn, so that drift cancels",
-            "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=...",
-        )
-    eager = run.has_decode_kernel if cuda_graphs is None else not cuda_graphs
-    return BenchPlan(run, policy, shapes, vocabulary, eager)
+    check_together(run, "their blocks alternate, so that drift cancels")
+    return BenchPlan(run, shapes, vocabulary, seed, cuda_graphs)
 
 
 def _sizes(model: Path) -> tuple[int, int]:
@@ -116,7 +125,7 @@ class Turn:
         again: whether it is the role's second block of the round.
         shape: lengths.
         concurrency: largest number of requests in flight.
-        seed: seed of the prompts; the same for the four blocks of a cell in a round.
+        seed: seed of the prompts; the same for the four blocks of a load in a round.
     """
 
     round: int
@@ -127,7 +136,7 @@ class Turn:
     seed: str
 
     @property
-    def cell(self) -> Cell:
+    def load(self) -> Load:
         """Shape and concurrency."""
         return self.shape.name, self.concurrency
 
@@ -138,14 +147,14 @@ class Turn:
 
 
 def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
-    """Groups of four blocks to be played next to each other, endlessly: each round has every cell once, in random order."""
-    rng = random.Random(plan.policy.seed)
+    """Groups of four blocks to be played next to each other, endlessly: each round has every load once, in random order."""
+    rng = random.Random(plan.seed)
     number = 0
     while True:
-        cells = plan.cells
-        rng.shuffle(cells)
-        for shape, concurrency in cells:
-            seed = f"{plan.policy.seed}/{number}/{shape.name}/{concurrency}"
+        loads = plan.loads
+        rng.shuffle(loads)
+        for shape, concurrency in loads:
+            seed = f"{plan.seed}/{number}/{shape.name}/{concurrency}"
             order = list(TURNS)
             rng.shuffle(order)
             yield [Turn(number, role, again, shape, concurrency, seed) for role, again in order]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 
 from assay.evals.loads import prefix, prompts
 from assay.harness.bench.bench_plan import BenchPlan, Turn, turns
-from assay.harness.bench.evidence import BenchFolder, BenchManifest, blocks_in
 from assay.harness.bench.lengths import ask_lengths
+from assay.harness.collect.run_folder import origin_of
 from assay.harness.collect.servers import core_of, make_engine, manifest_of, running
-from assay.harness.compare.blocks import first_warm, side_by_side
+from assay.harness.compare.blocks import blocks_of, first_warm, side_by_side
 from assay.harness.engines.base import Engine
 from assay.harness.engines.stream import Streamer, StreamReply
-from assay.harness.evidence import manifest as made
+from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.timings import Timing
 from assay.harness.progress import ProgressDisplay
@@ -44,7 +41,7 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
     }
 
 
-def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay, command: str) -> None:
+def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> None:
     """Start both servers, time them, and leave the evidence in the folder.
 
     Raises:
@@ -56,47 +53,37 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay, comman
     with running(list(engines.values()), plan.run.spec.device):
         for engine in engines.values():
             display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
-        measure(plan, engines, folder, display, command)
+        measure(plan, engines, folder, display)
     folder.servers.write_counters()
 
 
-def measure(
-    plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay, command: str
-) -> None:
-    """Time two running servers: first the lengths of answers of unforced length, then blocks until the policy's time is up.
+def measure(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay) -> None:
+    """Time two running servers: first how long answers are when their length is not forced, then blocks until time is up.
 
     Raises:
         EngineError: a server failed.
         EvidenceError: the folder cannot be written.
     """
-    folder.write_manifest(_manifest(plan, engines, command))
-    items = plan.run.of("greedy")
+    spec, items = plan.run.spec, plan.run.of("greedy")
+    folder.write_manifest(_manifest(plan, engines))
     if items:
         for engine in engines.values():
-            folder.append_lengths(ask_lengths(engine, items, plan.run.spec.token_limit, max(plan.policy.concurrency)))
+            folder.append_lengths(ask_lengths(engine, items, spec.token_limit, max(spec.latency_concurrency)))
     play(plan, engines, folder, display)
 
 
-def _manifest(plan: BenchPlan, engines: Mapping[Role, Engine], command: str) -> BenchManifest:
-    spec = plan.run.spec
+def _manifest(plan: BenchPlan, engines: Mapping[Role, Engine]) -> BenchManifest:
     return BenchManifest(
-        created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        spec=spec.model_dump(mode="json"),
-        policy=plan.policy.model_dump(mode="json"),
-        shapes=tuple(vars(shape) for shape in plan.shapes),
+        **vars(origin_of(plan.run, plan.command)),
+        seed=plan.seed,
+        shapes=plan.shapes,
         eager=plan.eager,
         servers=tuple(manifest_of(engine) for engine in engines.values()),
-        command=command,
-        packages=made.installed_packages(),
-        hardware=made.hardware(spec.device),
-        python=sys.version.split()[0],
-        git=made.git_state(Path.cwd()),
-        model_hash=made.hash_model(plan.run.model),
     )
 
 
 def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay) -> None:
-    """Play blocks until time is up and there are enough rounds for a verdict. The four blocks of a cell stay together.
+    """Play blocks until time is up and there are enough rounds for a verdict. The four blocks of a load stay together.
 
     Fewer than `MIN_RATIOS` rounds after the warm-up decide nothing; the time spent on them and on starting servers would be lost.
 
@@ -104,17 +91,18 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, d
         EngineError: a server failed, or an answer does not have the requested length.
         EvidenceError: the folder cannot be written, or answers are not streamed token by token.
     """
+    seconds = plan.run.spec.latency_seconds
     streamers = {role: Streamer(engine, plan.run.spec.request_timeout) for role, engine in engines.items()}
     timings: list[Timing] = []
     started, played, rounds, missing = time.monotonic(), 0, 0, MIN_RATIOS
     for together in turns(plan):
         if together[0].round > rounds:
             rounds = together[0].round
-            missing = MIN_RATIOS - rounds + first_warm(side_by_side(blocks_in(timings, folder.path)))
+            missing = MIN_RATIOS - rounds + first_warm(side_by_side(blocks_of(timings)))
             taken = time.monotonic() - started
-            left = max(plan.policy.seconds - taken, missing * taken / rounds, 0)
-            display.say(f"{rounds} rounds of {len(plan.cells)} loads played, {left:.0f} s left.")
-        if missing <= 0 and time.monotonic() - started >= plan.policy.seconds:
+            left = max(seconds - taken, missing * taken / rounds, 0)
+            display.say(f"{rounds} rounds of {len(plan.loads)} loads played, {left:.0f} s left.")
+        if missing <= 0 and time.monotonic() - started >= seconds:
             break
         for turn in together:
             block = _play(turn, engines[turn.role], streamers[turn.role], plan.vocabulary, played)

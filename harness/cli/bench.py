@@ -41,32 +41,24 @@ def bench(
         given = [_short(name) for name, value in context.params.items() if value]
         if given:
             raise UsageError(
-                f"{', '.join(given)} before {context.invoked_subcommand}, but only a bench of two servers has such flags.",
-                f"flags of {context.invoked_subcommand} after it",
+                f"{', '.join(given)} stands before {context.invoked_subcommand}; it is a flag of assay bench for two servers.",
+                f"the flags of {context.invoked_subcommand}, after the word {context.invoked_subcommand}",
                 f"see assay bench {context.invoked_subcommand} --help",
             )
         return
     require("serve", "assay bench")
 
-    from assay.harness.bench import drive
-    from assay.harness.bench.bench_plan import plan_bench, timed_spec
-    from assay.harness.bench.evidence import BenchFolder
-    from assay.harness.bench.policy import make_policy
-    from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import default_folder
-    from assay.harness.judge.latency import judge_bench
     from assay.harness.progress import ProgressDisplay
+    from assay.harness.run import bench_servers
     from assay.reports.bench_page import write_bench
     from assay.reports.latency_terminal import render_latency
 
-    spec = timed_spec(make_spec(flags, config))
-    plan = plan_bench(prepare(spec), make_policy(spec, seed), cuda_graphs)
-    path = out or default_folder(spec).with_name(f"{default_folder(spec).name}-bench")
-    folder = BenchFolder.new(path)
+    spec = make_spec(flags, config)
+    folder = out or Path(f"{default_folder(spec)}-bench")
     with ProgressDisplay(console) as display:
-        drive.bench(plan, folder, display, again())
-    result = judge_bench(folder)
-    page = write_bench(result, path)
+        result = bench_servers(spec, folder, seed=seed, cuda_graphs=cuda_graphs, display=display)
+    page = write_bench(result, folder)
     render_latency(result, console)
     say(f"Report: {page}")
     raise typer.Exit(result.exit_code)
@@ -94,17 +86,11 @@ def kernel(
     policy = make_spec(flags, config)
     interpret_without_gpu()
     from assay.harness.attention import kernels
-    from assay.harness.attention.call import KernelRefused
     from assay.harness.offline.timing import TORCH_SDPA, calls_of, time_kernels
     from assay.reports.kernel_timing_terminal import render_timing, write_timing
 
     reference, bound = reference or TORCH_SDPA, policy.latency_bound
-    loaded = []
-    for name, given in (("--candidate", candidate), ("--reference", reference)):
-        try:
-            loaded.append(kernels.load(given))
-        except KernelRefused as error:
-            raise UsageError(f"{name}: {error}.", "a kernel", "see assay backends") from None
+    loaded = [kernels.find("--candidate", candidate), kernels.find("--reference", reference)]
     names = (candidate, reference)
     result = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds, again(), names)
     if out:

@@ -16,14 +16,14 @@ from assay.harness.config import FLAGS, RUN_FLAGS, RunSpec, flag
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence import manifest as made
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import Failure, Manifest
+from assay.harness.evidence.manifest import Failure, Manifest, Origin
 from assay.harness.evidence.records import Role
+from assay.harness.files import file_name, timestamp
 
 
 def default_folder(spec: RunSpec) -> Path:
     """``runs/<time>-<candidate>``, for a run without ``--out``."""
-    name = "".join(c if c.isalnum() or c in "_-." else "-" for c in spec.candidate)
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{name}"
+    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{file_name(spec.candidate)}"
 
 
 def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
@@ -37,21 +37,33 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     Raises:
         UsageError: `path` holds something else.
     """
-    spec = plan.spec
+    flags = given_flags(plan.spec, FLAGS if command == "gate" else RUN_FLAGS)
     manifest = Manifest(
+        **vars(origin_of(plan, shlex.join(["assay", command, *flags]))),
         run_id=path.resolve().name,
-        created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        spec=spec.model_dump(mode="json"),
-        command=shlex.join(["assay", command, *given_flags(spec, FLAGS if command == "gate" else RUN_FLAGS)]),
-        packages=made.installed_packages(),
-        hardware=made.hardware(spec.device),
-        python=sys.version.split()[0],
-        git=made.git_state(Path.cwd()),
-        model=spec.model,
-        model_hash=made.hash_model(plan.model),
+        model=plan.spec.model,
         items_hash=made.hash_items(plan.items),
     )
     return RunFolder.open(path, manifest, plan.items)
+
+
+def origin_of(plan: Plan, command: str) -> Origin:
+    """What is run here and now, with which software, on which machine.
+
+    Args:
+        plan: the checked run.
+        command: the command that repeats it.
+    """
+    return Origin(
+        created=timestamp(),
+        spec=plan.spec.model_dump(mode="json"),
+        command=command,
+        packages=made.installed_packages(),
+        hardware=made.hardware(plan.spec.device),
+        python=sys.version.split()[0],
+        git=made.git_state(Path.cwd()),
+        model_hash=made.hash_model(plan.model),
+    )
 
 
 def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:

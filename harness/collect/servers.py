@@ -16,6 +16,7 @@ from assay.harness.engines.base import Engine, start_together
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import SGLangServer
+from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Role
@@ -100,6 +101,27 @@ def together(plan: Plan) -> bool:
         return True
     size, free = memory.model_bytes(str(plan.model)), memory.available_bytes(spec.device)
     return memory.hold_both(spec.device, size, free, memory.mem_fraction(spec.engine_arg))
+
+
+def check_together(plan: Plan, reason: str) -> None:
+    """Check that both servers run at the same time.
+
+    Args:
+        plan: the checked run.
+        reason: what they must do so for, for the message.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if not together(plan):
+        asked = plan.spec.servers == "in-turn"
+        raise UsageError(
+            f"Both servers {'are to run in turn' if asked else 'do not fit into memory'}, not at the same time.",
+            f"both at the same time: {reason}",
+            "leave out --servers"
+            if asked
+            else "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=...",
+        )
 
 
 @contextmanager

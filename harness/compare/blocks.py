@@ -1,8 +1,7 @@
 """Timed requests -> the times of each block, and ratios of blocks that were played side by side.
 
-A *block* is one load on one server: requests of one shape at one concurrency. A *cell* is a shape at a concurrency. In each round,
-each role plays every cell twice, in random order. Every ratio is a ratio of times (for throughput, seconds per token), so that
-above 1 is always slower.
+A *load* is a shape at a concurrency; a *block* is a few requests of one load on one server. In each round, each role plays every
+load twice, in random order. Every ratio is a ratio of times (for throughput, seconds per token), so that above 1 is always slower.
 """
 
 from __future__ import annotations
@@ -14,20 +13,21 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import Timing
 from assay.harness.stats.ratio import warm_up
 
-Metric = Literal["ttft", "itl", "e2e", "throughput"]
-METRICS: dict[Metric, str] = {
+TimeMetric = Literal["ttft", "itl", "e2e", "throughput"]
+METRICS: dict[TimeMetric, str] = {
     "ttft": "time to first token",
     "itl": "inter-token latency",
     "e2e": "end-to-end latency",
     "throughput": "seconds per token",
 }
 """The metrics. Input and output throughput are one: with fixed lengths, both are the block's seconds."""
-Cell = tuple[str, int]
-"""Shape and concurrency."""
+Load = tuple[str, int]
+"""Shape, by name, and concurrency."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Block:
         again: whether it is the role's second block of the round.
         round: number of the round.
         order: position in the order of blocks.
-        cell: shape and concurrency.
+        load: shape and concurrency.
         ttft_s: median time to first token.
         itl_s: median of the requests' mean inter-token latencies. (A median of single gaps would be wrong by any factor where
             a busy client reads several chunks at once, since most gaps are then nearly 0.)
@@ -55,7 +55,7 @@ class Block:
     again: bool
     round: int
     order: int
-    cell: Cell
+    load: Load
     ttft_s: float
     itl_s: float
     itl_p99_s: float
@@ -70,7 +70,7 @@ class Block:
         """Answer tokens per second."""
         return self.output_tokens / self.seconds
 
-    def time(self, metric: Metric) -> float:
+    def time(self, metric: TimeMetric) -> float:
         """Seconds of a metric; for throughput, seconds per token of the answer."""
         times = {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s, "throughput": 1 / self.output_throughput}
         return times[metric]
@@ -90,7 +90,7 @@ def blocks_of(timings: Iterable[Timing]) -> list[Block]:
     """The blocks in the order in which they were played.
 
     Raises:
-        ValueError: a block without any gap between chunks: every answer came in one chunk, so inter-token latency is unknown.
+        EvidenceError: every answer of a block came in one chunk, so inter-token latency is unknown.
     """
     ordered = sorted(timings, key=lambda timing: (timing.block, timing.index))
     return [_block(list(group)) for _, group in groupby(ordered, key=lambda timing: timing.block)]
@@ -100,14 +100,18 @@ def _block(timings: Sequence[Timing]) -> Block:
     first = timings[0]
     all_gaps = sorted(gap for timing in timings for gap in gaps(timing))
     if not all_gaps:
-        raise ValueError(f"block {first.block}: every answer came in one chunk, so inter-token latency is unknown")
+        raise EvidenceError(
+            f"Block {first.block}: every answer came in one chunk, so inter-token latency is unknown.",
+            "answers that are streamed token by token",
+            "remove what holds tokens back: a proxy, or --stream-interval",
+        )
     cached = [timing.cached_tokens for timing in timings]
     return Block(
         role=first.role,
         again=first.again,
         round=first.round,
         order=first.block,
-        cell=(first.shape, first.concurrency),
+        load=(first.shape, first.concurrency),
         ttft_s=statistics.median(timing.chunk_s[0] for timing in timings),
         itl_s=statistics.median(statistics.fmean(gaps(timing)) for timing in timings if gaps(timing)),
         itl_p99_s=all_gaps[math.ceil(0.99 * len(all_gaps)) - 1],
@@ -121,7 +125,7 @@ def _block(timings: Sequence[Timing]) -> Block:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """One cell of one round: two blocks of each role, played one after the other in random order."""
+    """One load in one round: two blocks of each role, played one after the other in random order."""
 
     reference: tuple[Block, Block]
     candidate: tuple[Block, Block]
@@ -131,26 +135,26 @@ class SideBySide:
         """Number of the round."""
         return self.reference[0].round
 
-    def slowdowns(self, metric: Metric) -> list[float]:
+    def slowdowns(self, metric: TimeMetric) -> list[float]:
         """log(candidate / reference) of both pairs. Either block of a pair may have come first, so that a disturbance is as
         likely to raise the ratio as to lower it."""
         pairs = zip(self.candidate, self.reference, strict=True)
         return [math.log(theirs.time(metric) / ours.time(metric)) for theirs, ours in pairs]
 
-    def floor(self, metric: Metric) -> float:
+    def floor(self, metric: TimeMetric) -> float:
         """log(reference again / reference)."""
         first, again = self.reference
         return math.log(again.time(metric) / first.time(metric))
 
 
-def side_by_side(blocks: Iterable[Block]) -> dict[Cell, list[SideBySide]]:
-    """Blocks played side by side, by cell, in the order of rounds; incomplete rounds are left out."""
-    found: dict[Cell, dict[int, dict[tuple[Role, bool], Block]]] = {}
+def side_by_side(blocks: Iterable[Block]) -> dict[Load, list[SideBySide]]:
+    """Blocks played side by side, by load, in the order of rounds; incomplete rounds are left out."""
+    found: dict[Load, dict[int, dict[tuple[Role, bool], Block]]] = {}
     for block in blocks:
-        found.setdefault(block.cell, {}).setdefault(block.round, {})[block.role, block.again] = block
-    complete: dict[Cell, list[SideBySide]] = {}
-    for cell, rounds in found.items():
-        complete[cell] = [
+        found.setdefault(block.load, {}).setdefault(block.round, {})[block.role, block.again] = block
+    complete: dict[Load, list[SideBySide]] = {}
+    for load, rounds in found.items():
+        complete[load] = [
             SideBySide(
                 (parts["reference", False], parts["reference", True]),
                 (parts["candidate", False], parts["candidate", True]),
@@ -161,8 +165,8 @@ def side_by_side(blocks: Iterable[Block]) -> dict[Cell, list[SideBySide]]:
     return complete
 
 
-def first_warm(played: Mapping[Cell, Sequence[SideBySide]]) -> int:
-    """The first round that counts: the number of warm-up rounds, by either role's seconds in all cells."""
+def first_warm(played: Mapping[Load, Sequence[SideBySide]]) -> int:
+    """The first round that counts: the number of warm-up rounds, by either role's seconds in all loads."""
     return warm_up(
         [
             [[one.reference[0].seconds + one.reference[1].seconds for one in found] for found in played.values()],

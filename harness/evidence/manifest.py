@@ -43,10 +43,15 @@ class ServerManifest(Record):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class Manifest(Record):
-    """What identifies a run: it decides whether the run can be resumed, and lets a reader check and repeat it."""
+class Origin(Record):
+    """Where evidence comes from.
 
-    run_id: str
+    Attributes:
+        created: ISO 8601, UTC.
+        spec: the `RunSpec`.
+        command: the command that repeats it.
+    """
+
     created: str
     spec: dict[str, Any]
     command: str
@@ -54,8 +59,14 @@ class Manifest(Record):
     hardware: str
     python: str
     git: str
-    model: str
     model_hash: str
+
+
+class Manifest(Origin):
+    """What identifies a run: it decides whether the run can be resumed, and lets a reader check and repeat it."""
+
+    run_id: str
+    model: str
     items_hash: str
 
 

@@ -12,7 +12,7 @@ class Timing(Record):
     Attributes:
         role: role of the server.
         again: whether it belongs to the role's second block of the round. The reference's two blocks give the floor.
-        round: number of the round. Each round plays every cell once.
+        round: number of the round. Each round plays every load once.
         block: number of the block, in playing order.
         shape: name of the load's shape.
         concurrency: largest number of requests in flight.

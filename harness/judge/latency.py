@@ -7,13 +7,22 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from assay.evals.loads import Shape
-from assay.harness.bench.evidence import BenchFolder, BenchManifest, blocks_in, policy_of, shapes_in
-from assay.harness.bench.policy import BenchPolicy
 from assay.harness.compare.answer_lengths import AnswerLengths, compare_lengths
-from assay.harness.compare.blocks import METRICS, Block, Cell, Metric, SideBySide, first_warm, side_by_side, throughputs
+from assay.harness.compare.blocks import (
+    METRICS,
+    Block,
+    Load,
+    SideBySide,
+    TimeMetric,
+    blocks_of,
+    first_warm,
+    side_by_side,
+    throughputs,
+)
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.judge.call_counts import call_summaries
@@ -28,60 +37,56 @@ CACHED_SHARE = 0.5
 _WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass")
 
 
-def judge_bench(folder: BenchFolder, bound: float | None = None) -> LatencyResult:
+def judge_bench(folder: BenchFolder) -> LatencyResult:
     """Read a bench's folder and decide.
-
-    Args:
-        folder: the bench's folder.
-        bound: decide by this bound instead of the policy's.
 
     Raises:
         EvidenceError: the folder is damaged, or holds no complete round.
     """
     manifest = folder.manifest()
-    policy = policy_of(manifest)
-    if bound is not None:
-        policy = policy.model_copy(update={"bound": bound})
-    blocks = blocks_in(folder.timings(), folder.path)
+    spec = RunSpec(**manifest.spec)
+    blocks = blocks_of(folder.timings())
     played = side_by_side(blocks)
     if not any(played.values()):
         raise EvidenceError(f"{folder.path} holds no timings.", "at least one round", "time again with more --seconds")
     first = first_warm(played)
-    measured = {cell: [one for one in found if one.round >= first] for cell, found in played.items()}
-    shapes = shapes_in(manifest)
-    cells = sorted(measured, key=lambda cell: (list(shapes).index(cell[0]), cell[1]))
-    rows = _rows(measured, cells, policy)
-    loads = tuple(_load(shapes[cell[0]], cell[1], measured[cell]) for cell in cells)
-    lengths = compare_lengths(folder.lengths(), policy.alpha) if folder.lengths() else None
+    measured = {load: [one for one in found if one.round >= first] for load, found in played.items()}
+    shapes = {shape.name: shape for shape in manifest.shapes}
+    loads = sorted(measured, key=lambda load: (list(shapes).index(load[0]), load[1]))
+    rows = _rows(measured, loads, spec)
+    load_rows = tuple(
+        _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
+    )
+    lengths = compare_lengths(folder.lengths(), spec.alpha) if folder.lengths() else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     checks = (
         *_server_checks(manifest, calls),
-        *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in cells)], loads),
+        *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
         *([_check_lengths(lengths)] if lengths else []),
     )
-    outcomes = [_outcome([row for row in rows if (row.shape, row.concurrency) == cell]) for cell in cells]
-    judgement = decide(manifest.spec["candidate"], outcomes, checks)
+    outcomes = [_outcome([row for row in rows if (row.shape, row.concurrency) == load]) for load in loads]
+    judgement = decide(spec.candidate, outcomes, checks)
     return LatencyResult(
         verdict=judgement.verdict,
         headline=judgement.headline,
         reasons=judgement.reasons,
         created=manifest.created,
-        reference=manifest.spec["reference"],
-        candidate=manifest.spec["candidate"],
-        device=manifest.spec["device"],
+        reference=spec.reference,
+        candidate=spec.candidate,
+        device=spec.device,
         hardware=manifest.hardware,
         packages=manifest.packages,
         git=manifest.git,
-        model=manifest.spec["model"],
+        model=spec.model,
         eager=manifest.eager,
-        engine_args=tuple(manifest.spec["engine_arg"]),
-        bound=policy.bound,
-        policy=RunSpec(**manifest.spec).policy_line("latency_bound"),
-        alpha=policy.alpha,
+        engine_args=spec.engine_arg,
+        bound=spec.latency_bound,
+        policy=spec.policy_line("latency_bound"),
+        alpha=spec.alpha,
         rounds=max(block.round for block in blocks) + 1,
         warm_up_rounds=first,
         seconds=sum(block.seconds for block in blocks),
-        loads=loads,
+        loads=load_rows,
         rows=tuple(rows),
         lengths=lengths,
         reference_calls=call_summaries(calls["reference"]),
@@ -92,30 +97,30 @@ def judge_bench(folder: BenchFolder, bound: float | None = None) -> LatencyResul
     )
 
 
-def _rows(
-    measured: Mapping[Cell, Sequence[SideBySide]], cells: Sequence[Cell], policy: BenchPolicy
-) -> list[LatencyRow]:
+def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], spec: RunSpec) -> list[LatencyRow]:
     """All ratios, decided together."""
-    keys = [(cell, metric) for cell in cells for metric in METRICS]
+    keys = [(load, metric) for load in loads for metric in METRICS]
     logs = [
         (
-            [log for one in measured[cell] for log in one.slowdowns(metric)],
-            [one.floor(metric) for one in measured[cell]],
+            [log for one in measured[load] for log in one.slowdowns(metric)],
+            [one.floor(metric) for one in measured[load]],
         )
-        for cell, metric in keys
+        for load, metric in keys
     ]
-    decisions = decide_ratios(logs, policy.bound, policy.alpha)
+    decisions = decide_ratios(logs, spec.latency_bound, spec.alpha)
     return [
-        _row(cell, metric, measured[cell], decision, policy.bound)
-        for (cell, metric), decision in zip(keys, decisions, strict=True)
+        _row(load, metric, measured[load], decision, spec.latency_bound)
+        for (load, metric), decision in zip(keys, decisions, strict=True)
     ]
 
 
-def _row(cell: Cell, metric: Metric, found: Sequence[SideBySide], decision: RatioDecision, bound: float) -> LatencyRow:
+def _row(
+    load: Load, metric: TimeMetric, found: Sequence[SideBySide], decision: RatioDecision, bound: float
+) -> LatencyRow:
     ratio, floor = decision.ratio, decision.floor
     return LatencyRow(
-        shape=cell[0],
-        concurrency=cell[1],
+        shape=load[0],
+        concurrency=load[1],
         metric=metric,
         title=METRICS[metric],
         reference_s=_median([block.time(metric) for one in found for block in one.reference]),
@@ -144,7 +149,7 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _load(shape: Shape, concurrency: int, found: Sequence[SideBySide]) -> LoadRow:
+def _load_row(shape: Shape, concurrency: int, found: Sequence[SideBySide]) -> LoadRow:
     ours = [block for one in found for block in one.reference]
     theirs = [block for one in found for block in one.candidate]
     (input_ours, output_ours), (input_theirs, output_theirs) = throughputs(ours), throughputs(theirs)

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from assay.harness.compare.answer_lengths import AnswerLengths
-from assay.harness.compare.blocks import Metric
+from assay.harness.compare.blocks import TimeMetric
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement
 from assay.harness.schema import RULE, Part
@@ -26,7 +26,7 @@ class LatencyRow(Part):
 
     shape: str
     concurrency: int
-    metric: Metric
+    metric: TimeMetric
     title: str = Field(description="the metric in words")
     reference_s: float = Field(description="median seconds; of throughput the seconds a token of the answer")
     candidate_s: float

@@ -289,7 +289,7 @@ def warm_up(series: Sequence[Sequence[Sequence[float]]]) -> int:
     `WARM_FACTOR`; at most half of the rounds are. Both roles lose the same rounds, so no ratio is selected by its value.
 
     Args:
-        series: for each role, for each of its cells, seconds by round; all of one length.
+        series: for each role, for each load, seconds by round; all of one length.
     """
     rounds = min((len(times) for role in series for times in role), default=0)
     levels = np.ones(rounds)

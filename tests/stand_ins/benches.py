@@ -8,9 +8,8 @@ from typing import Any
 
 from assay.evals.loads import shapes_of
 from assay.harness.bench.bench_plan import timed_spec
-from assay.harness.bench.evidence import MANIFEST, BenchFolder, BenchManifest
-from assay.harness.bench.policy import make_policy
 from assay.harness.config import make_spec
+from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Role
@@ -37,7 +36,6 @@ def write_bench(
     """Write a bench's folder; the arguments select what is wrong in it."""
     folder = BenchFolder.new(path)
     spec = timed_spec(make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {})))
-    policy = make_policy(spec)
     shapes = shapes_of(SHAPES, "cpu")
     servers = tuple(
         ServerManifest(
@@ -51,11 +49,10 @@ def write_bench(
         for role in ROLES
     )
     manifest = BenchManifest(
-        created="2026-01-01T00:00:00Z", spec=spec.model_dump(mode="json"), policy=policy.model_dump(mode="json"),
-        shapes=tuple(vars(shape) for shape in shapes), eager=True, servers=servers, command="assay bench",
-        packages={}, hardware="a machine", python="3.11", git="", model_hash="m",
+        created="2026-01-01T00:00:00Z", spec=spec.model_dump(mode="json"), seed=0, shapes=shapes, eager=True, servers=servers,
+        command="assay bench", packages={}, hardware="a machine", python="3.11", git="", model_hash="m",
     )  # fmt: skip
-    (folder.path / MANIFEST).write_text(manifest.model_dump_json())
+    folder.write_manifest(manifest)
     rng, clock, block = random.Random(0), 0.0, 0
     for number in range(rounds):
         for shape in shapes:

@@ -8,25 +8,24 @@ import pytest
 
 from assay.evals.loads import prompts
 from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec, turns
-from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
 
 
-def planned(policy: dict[str, Any] | None = None, graphs: bool | None = None, **flags: Any) -> BenchPlan:
-    asked = {f"latency_{name}": value for name, value in (policy or {}).items() if name != "seed"}
+def planned(policy: dict[str, Any] | None = None, seed: int = 0, graphs: bool | None = None, **flags: Any) -> BenchPlan:
+    asked = {f"latency_{name}": value for name, value in (policy or {}).items()}
     spec = timed_spec(make_spec({"candidate": "torch_native", "servers": "together"} | asked | flags))
-    return plan_bench(prepare(spec), make_policy(spec, (policy or {}).get("seed", 0)), graphs)
+    return plan_bench(prepare(spec), seed, graphs)
 
 
-def test_every_round_plays_every_cell_twice_per_role_side_by_side() -> None:
+def test_every_round_plays_every_load_twice_per_role_side_by_side() -> None:
     plan = planned({"shapes": ("short", "shared"), "concurrency": (1, 8)})
     for number, groups in enumerate(zip(*[islice(turns(plan), 12)] * 4, strict=True)):
-        assert {group[0].cell for group in groups} == {(s, c) for s in ("short", "shared") for c in (1, 8)}
+        assert {group[0].load for group in groups} == {(s, c) for s in ("short", "shared") for c in (1, 8)}
         for group in groups:
             assert {turn.round for turn in group} == {number}
-            assert len({turn.cell for turn in group}) == 1
+            assert len({turn.load for turn in group}) == 1
             assert Counter(turn.role for turn in group) == {"reference": 2, "candidate": 2}
             assert len({(turn.role, turn.again) for turn in group}) == 4
 
@@ -34,7 +33,7 @@ def test_every_round_plays_every_cell_twice_per_role_side_by_side() -> None:
 def test_the_order_is_random_and_the_same_for_the_same_seed() -> None:
     orders = [[(t.role, t.again) for t in group] for group in islice(turns(planned()), 60)]
     assert orders == [[(t.role, t.again) for t in group] for group in islice(turns(planned()), 60)]
-    assert orders != [[(t.role, t.again) for t in group] for group in islice(turns(planned({"seed": 1})), 60)]
+    assert orders != [[(t.role, t.again) for t in group] for group in islice(turns(planned(seed=1)), 60)]
     first = Counter(order[0][0] for order in orders)
     assert min(first["reference"], first["candidate"]) >= 15, "neither role always goes first"
     pair = Counter(order.index(("candidate", False)) < order.index(("reference", False)) for order in orders)

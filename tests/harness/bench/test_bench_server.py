@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from assay.harness import cli
-from assay.harness.bench.evidence import BenchFolder
 from assay.harness.compare.blocks import blocks_of
+from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report_file import read_report
 
@@ -41,7 +41,7 @@ def test_a_reference_against_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert {timing.prompt_tokens for timing in timings} == {120, 320}
     assert all(timing.chunk_tokens[-1] == 16 and len(timing.chunk_s) > 1 for timing in timings)
     for block in blocks_of(timings):
-        assert block.cached_tokens == (2 * 96 if block.cell[0] == "shared" else 0)
+        assert block.cached_tokens == (2 * 96 if block.load[0] == "shared" else 0)
         assert math.isfinite(block.itl_s)
         assert 0 < block.ttft_s < block.e2e_s <= block.seconds
     played = Counter((t.role, t.again) for t in timings)

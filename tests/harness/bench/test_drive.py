@@ -12,11 +12,10 @@ from rich.console import Console
 
 from assay.harness.bench import drive
 from assay.harness.bench.bench_plan import Turn, plan_bench, timed_spec
-from assay.harness.bench.evidence import BenchFolder
-from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
 from assay.harness.config import make_spec
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.evidence.records import ROLES
 from assay.harness.evidence.timings import Timing
 from assay.harness.progress import ProgressDisplay
@@ -42,7 +41,7 @@ def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[in
     spec = timed_spec(make_spec(flags | {"candidate": "torch_native"}))
     bench = BenchFolder.new(folder)
     with ProgressDisplay(Console(file=StringIO())) as display:
-        drive.play(plan_bench(prepare(spec), make_policy(spec)), cast(Any, dict.fromkeys(ROLES)), bench, display)
+        drive.play(plan_bench(prepare(spec)), cast(Any, dict.fromkeys(ROLES)), bench, display)
     played = [timing.round for timing in bench.timings()]
     assert all(played.count(number) == 8 for number in set(played)), "two loads of four blocks each"
     return max(played) + 1

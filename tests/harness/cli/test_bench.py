@@ -1,14 +1,20 @@
-"""Bad input to ``assay bench`` ends with a sentence and exit code 2; nothing is started."""
+"""The command line of ``assay bench``. Bad input ends with a sentence and exit code 2; nothing is started."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from assay.harness import cli
+from assay.harness import cli, run
+from assay.harness.bench.bench_plan import plan_bench, timed_spec
 from assay.harness.cli.bench import again
+from assay.harness.collect.plan import prepare
+from assay.harness.config import BENCH_FLAGS, RunSpec, make_spec
+from assay.harness.judge.latency_result import LatencyResult
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -29,11 +35,11 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["--seconds", "0"], "--latency-seconds"),
         (["--engine-arg=--port=1"], "assay sets itself"),
         (["--out", "full"], "full is not empty"),
-        (["--bound", "2", "kernel", "full", "--candidate", "sage_attn"], "--bound before kernel"),
+        (["--bound", "2", "kernel", "full", "--candidate", "sage_attn"], "--bound stands before kernel"),
         (["kernel", "full", "--candidate", "sage_attn"], "full is not a replay pack"),
     ],
 )
-def test_wrong_use(
+def test_a_usage_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -48,8 +54,32 @@ def test_wrong_use(
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
 
 
-def test_the_command_that_repeats_a_bench_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_that_a_bench_cites_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags: dict[str, Any] = {
+        "device": "cpu", "reference": "torch_native", "candidate": "torch_native", "model": "tiny",
+        "engine_arg": ("--page-size=16", "--chunked-prefill-size=64"), "latency_shapes": "short,64:8:16",
+        "latency_concurrency": "2,8", "latency_seconds": 5.0, "latency_bound": 1.5, "alpha": 0.01, "servers": "together",
+        "startup_timeout": 60.0, "request_timeout": 30.0,
+    }  # fmt: skip
+    assert set(flags) == set(BENCH_FLAGS)
+    plan = plan_bench(prepare(timed_spec(make_spec(flags))), seed=7, cuda_graphs=False)
+    asked: list[tuple[RunSpec, dict[str, Any]]] = []
+
+    def bench_servers(spec: RunSpec, out: Path, **how: Any) -> LatencyResult:
+        asked.append((timed_spec(spec), how))
+        raise SystemExit
+
+    monkeypatch.setattr(run, "bench_servers", bench_servers)
+    assert call(monkeypatch, *shlex.split(plan.command)[2:]) == 0
+    ((spec, how),) = asked
+    assert spec == plan.run.spec
+    assert (how["seed"], how["cuda_graphs"]) == (7, False)
+
+
+def test_the_command_that_repeats_a_timing_of_kernels_names_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        sys, "argv", ["assay", "bench", "--out", "a b", "--candidate", "x:y", "--out=c", "--seconds", "5"]
+        sys,
+        "argv",
+        ["assay", "bench", "kernel", "PACK", "--out", "a b", "--candidate", "x:y", "--out=c", "--seconds", "5"],
     )
-    assert again() == "assay bench --candidate x:y --seconds 5"
+    assert again() == "assay bench kernel PACK --candidate x:y --seconds 5"

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from assay.harness.compare.blocks import blocks_of, gaps, side_by_side, throughputs
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import Timing
 
@@ -66,7 +67,7 @@ def test_unreported_cached_tokens_are_unknown_and_not_zero() -> None:
 
 def test_answers_that_came_in_one_chunk_have_no_inter_token_latency() -> None:
     whole = timing().model_copy(update={"chunk_s": (0.07,), "chunk_tokens": (5,)})
-    with pytest.raises(ValueError, match="in one chunk"):
+    with pytest.raises(EvidenceError, match="in one chunk"):
         blocks_of([whole])
 
 

@@ -23,10 +23,10 @@ def test_equal_servers_pass(make_bench: MakeBench) -> None:
     result = judge_bench(make_bench())
     assert (result.verdict, result.exit_code) == ("pass", 0)
     assert (result.rounds, result.warm_up_rounds) == (10, 1), "the first round was slow, in both roles"
-    cells = {(shape, concurrency) for shape in SHAPES for concurrency in (1, 4)}
-    assert {(load.shape, load.concurrency) for load in result.loads} == cells
+    loads = {(shape, concurrency) for shape in SHAPES for concurrency in (1, 4)}
+    assert {(load.shape, load.concurrency) for load in result.loads} == loads
     assert {load.rounds for load in result.loads} == {9}
-    assert len(result.rows) == len(cells) * len(METRICS)
+    assert len(result.rows) == len(loads) * len(METRICS)
     for row in result.rows:
         assert row.ratios == 18
         assert None not in (row.ratio, row.low, row.high)
@@ -42,7 +42,8 @@ def test_a_candidate_that_is_slower_in_one_shape_is_a_regression_there(make_benc
     assert by_shape["short"] == by_shape["chunked"] == {"pass"}
     assert {finding.where for finding in result.findings} == {"shared, 1 in flight", "shared, 4 in flight"}
     assert all(finding.id == "latency" and finding.reproduce == "assay bench" for finding in result.findings)
-    assert judge_bench(make_bench(slow={"shared": 1.3}), bound=1.5).verdict == "pass"
+    result = judge_bench(make_bench(slow={"shared": 1.3}, flags={"latency_bound": 1.5}))
+    assert (result.verdict, result.policy) == ("pass", "latency_bound = 1.5 (--latency-bound)")
 
 
 def test_a_candidate_that_is_slower_within_the_bound_passes(make_bench: MakeBench) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from assay.harness.bench.evidence import COUNTERS, TIMINGS, bench_folder
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import make_spec
+from assay.harness.evidence.bench_folder import COUNTERS, TIMINGS, bench_folder
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest

@@ -249,7 +249,7 @@ def test_the_first_round_is_warm_up_and_so_are_slow_ones_after_it() -> None:
     late = [5.0, 3.0, 1.5, 0.99, 1.0, 1.01, 1.0, 0.98]
     assert warm_up([[steady] * 3, [steady] * 3]) == 1
     assert warm_up([[steady] * 3, [late] * 3]) == 3, "the slower of the two roles decides"
-    assert warm_up([[steady] * 3, [steady, steady, late]]) == 1, "one cell's hiccup is no warm-up"
+    assert warm_up([[steady] * 3, [steady, steady, late]]) == 1, "one load's hiccup is no warm-up"
 
 
 def test_at_most_half_is_warm_up() -> None:

@@ -6,16 +6,14 @@ servers have stopped, and starts both roles again without what the layer diff ad
 
 from __future__ import annotations
 
-import shlex
 import shutil
 
 from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.drive import bench
-from assay.harness.bench.evidence import BenchFolder, bench_folder
-from assay.harness.bench.policy import make_policy
 from assay.harness.collect.plan import prepare
-from assay.harness.collect.run_folder import given_flags, recorded
-from assay.harness.config import BENCH_FLAGS, RunSpec
+from assay.harness.collect.run_folder import recorded
+from assay.harness.config import RunSpec
+from assay.harness.evidence.bench_folder import BenchFolder, bench_folder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.progress import ProgressDisplay
 
@@ -26,7 +24,7 @@ def plan_latency(spec: RunSpec) -> BenchPlan | None:
     Raises:
         UsageError: see `plan_bench`.
     """
-    return plan_bench(prepare(timed_spec(spec)), make_policy(spec)) if "latency" in spec.suites else None
+    return plan_bench(prepare(timed_spec(spec))) if "latency" in spec.suites else None
 
 
 def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDisplay) -> None:
@@ -47,5 +45,4 @@ def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDis
         return
     with recorded(folder):
         shutil.rmtree(timed.path, ignore_errors=True)
-        command = shlex.join(["assay", "bench", *given_flags(plan.run.spec, BENCH_FLAGS)])
-        bench(plan, BenchFolder.new(timed.path), display, command)
+        bench(plan, BenchFolder.new(timed.path), display)

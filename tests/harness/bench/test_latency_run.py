@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from assay.harness.bench import suite
+from assay.harness.bench import latency_run
 from assay.harness.bench.bench_plan import BenchPlan
-from assay.harness.bench.evidence import TIMINGS, BenchFolder, bench_folder
-from assay.harness.bench.suite import plan_latency, time_servers
+from assay.harness.bench.latency_run import plan_latency, time_servers
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import make_spec
 from assay.harness.errors import EngineError, UsageError
+from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, bench_folder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure
 from assay.harness.progress import ProgressDisplay
@@ -34,11 +34,9 @@ class Benches:
     def __init__(self, dies: bool = False) -> None:
         self.dies = dies
         self.plans: list[BenchPlan] = []
-        self.command = ""
 
-    def __call__(self, plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay, command: str) -> None:
+    def __call__(self, plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> None:
         self.plans.append(plan)
-        self.command = command
         with (folder.path / TIMINGS).open("a") as file:
             file.write("played\n")
         if self.dies:
@@ -52,7 +50,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def timed(folder: RunFolder, benches: Benches, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
-    monkeypatch.setattr(suite, "bench", benches)
+    monkeypatch.setattr(latency_run, "bench", benches)
     with ProgressDisplay(Console(file=StringIO())) as display:
         time_servers(plan_latency(make_spec(FLAGS | flags)), folder, display)
 
@@ -62,12 +60,12 @@ def test_nothing_is_shadowed_while_servers_are_timed(folder: RunFolder, monkeypa
     timed(folder, benches, monkeypatch)
     (plan,) = benches.plans
     assert "layers" not in plan.run.spec.suites
-    assert plan.policy.shapes == ("short", "long")
-    assert (plan.policy.seconds, plan.policy.bound) == (3.0, 1.2)
+    assert plan.run.spec.latency_shapes == ("short", "long")
+    assert (plan.run.spec.latency_seconds, plan.run.spec.latency_bound) == (3.0, 1.2)
     assert len(plan.run.of("greedy")) == 16, "whose answers' lengths are compared"
-    assert shlex.split(benches.command) == [
+    assert shlex.split(plan.command) == [
         "assay", "bench", "--reference=torch_native", "--candidate=torch_native", "--latency-shapes=short,long",
-        "--latency-seconds=3.0", "--latency-bound=1.2",
+        "--latency-seconds=3.0", "--latency-bound=1.2", "--servers=together",
     ]  # fmt: skip
 
 

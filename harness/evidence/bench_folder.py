@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from assay.evals.loads import Shape
-from assay.harness.bench.policy import BenchPolicy
-from assay.harness.compare.blocks import Block, blocks_of
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.manifest import Origin, ServerManifest
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import AnswerLength, Timing
 from assay.harness.files import write_whole
-from assay.harness.schema import Record
+from assay.harness.schema import read_json
 
 FOLDER = "bench"
 MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
 
 
-class BenchManifest(Record):
+class BenchManifest(Origin):
     """What was timed, with what, on what.
 
     Attributes:
-        spec: the `RunSpec`.
-        policy: the `BenchPolicy`.
-        shapes: lengths of each shape.
+        seed: seed of the prompts and of the order of blocks.
+        shapes: the shapes that `spec` names.
         eager: whether both servers ran without CUDA graphs.
         servers: what both servers report about themselves.
-        command: the command that repeats it.
     """
 
-    created: str
-    spec: dict[str, Any]
-    policy: dict[str, Any]
-    shapes: tuple[dict[str, Any], ...]
+    seed: int
+    shapes: tuple[Shape, ...]
     eager: bool
     servers: tuple[ServerManifest, ...]
-    command: str
-    packages: dict[str, str]
-    hardware: str
-    python: str
-    git: str
-    model_hash: str
 
 
 class BenchFolder:
@@ -100,14 +84,8 @@ class BenchFolder:
         Raises:
             EvidenceError: it is missing or damaged.
         """
-        try:
-            return BenchManifest.model_validate_json((self.path / MANIFEST).read_text())
-        except (OSError, ValidationError) as error:
-            raise EvidenceError(
-                f"{self.path / MANIFEST} cannot be read: {str(error).splitlines()[0]}.",
-                "the folder of a bench",
-                "check the path, or run the bench again",
-            ) from None
+        do = "check that the path is the folder of a bench, or run the bench again"
+        return read_json(self.path / MANIFEST, BenchManifest, do)
 
     def append(self, lines: list[Timing]) -> None:
         """Append a block's timings."""
@@ -130,34 +108,6 @@ class BenchFolder:
         return self.servers.counters(role)
 
 
-def blocks_in(timings: Sequence[Timing], path: Path) -> list[Block]:
-    """The blocks of a bench's timings, in the order in which they were played.
-
-    Args:
-        timings: timings of complete blocks.
-        path: the bench's folder, for error messages.
-
-    Raises:
-        EvidenceError: answers arrived in one chunk, so there is no inter-token latency.
-    """
-    try:
-        return blocks_of(timings)
-    except ValueError as error:
-        raise EvidenceError(
-            f"{path}: {error}.", "answers that are streamed token by token", "find what buffers them"
-        ) from None
-
-
 def bench_folder(run: RunFolder) -> BenchFolder:
     """The bench of a run; the folder need not exist yet."""
     return BenchFolder(run.path / FOLDER)
-
-
-def policy_of(manifest: BenchManifest) -> BenchPolicy:
-    """The policy of a bench."""
-    return BenchPolicy(**manifest.policy)
-
-
-def shapes_in(manifest: BenchManifest) -> dict[str, Shape]:
-    """The shapes of a bench, by name."""
-    return {shape["name"]: Shape(**shape) for shape in manifest.shapes}
