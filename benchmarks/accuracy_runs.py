@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy_runs.py --device cuda
 
-Measures verdicts, accuracy and duration (as the run reports it, including the start of the servers). Takes some minutes. Further
+Measures verdicts, accuracy and duration (as the run reports it, including the start of the servers). Takes a few minutes. Further
 flags are passed to `assay run`.
 """
 
@@ -60,7 +60,7 @@ def main() -> None:
             for role in ("reference", "candidate")
         ]
         flips = [f.direction for s in report.suites for f in s.flips]
-        (cached,) = [c.found for c in report.checks if c.id == "cached-prefix"] or [""]
+        cached = [row for s in report.suites for row in s.conditions if row.id == "cached-prefix-at-least-16"]
         table.add_row(
             candidate,
             " ".join(flags),
@@ -69,7 +69,7 @@ def main() -> None:
             *right,
             str(flips.count("lost")),
             str(flips.count("gained")),
-            cached.split(" questions")[0],
+            str(sum(row.items for row in cached)),
             "; ".join(call.sentence for call in report.candidate.calls),
             f"{report.seconds:.0f}",
         )

@@ -2,12 +2,13 @@
 
     python benchmarks/fault_detection.py
 
-One CPU server with the tiny model in float32. Its shadow runs a kernel of the contract that is right except for one bug in one
+One CPU server with the tiny model in float32. Its shadow runs a kernel of the contract that is correct except for one bug in one
 layer and one q head, drawn at random. Each hypothesis gets a few questions: cold, with a cached prefix, and several in one batch;
 then the recorded outputs are examined. A fault is pinned if the cells out of bounds, and every finding, lie in that layer and head
 and no other; it is named if the only finding has its name.
 
-A fault is silent if its output is within the bound of the right one on every recorded call of its layer: nothing can find it there.
+A fault is silent if its output is within the bound of the correct one on every recorded call of its layer: nothing can detect it
+there.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from assay.harness.attention.hypotheses import BY_ID, FAMILY, LEAK
 from assay.harness.attention.oracle import oracle, requests
 from assay.harness.backend import Backend
 from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.control import RECORD, SHADOW
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.evidence.shadow_errors import CONDITIONS, read_shadow_errors
@@ -44,19 +46,19 @@ from assay.harness.localize.bounds import bound_of
 from assay.harness.localize.cells import cells_of, deviation
 from assay.harness.offline.replay import replay_recorded
 from assay.harness.offline.timing import torch_sdpa
-from assay.harness.server.sglang_plugin import RECORD, SHADOW
+from assay.harness.text import some
 
 SEEDED = "ASSAY_BENCHMARK_FAULT"
 """Environment variable: the file that holds the current fault of the kernel."""
 CANDIDATE = "fault_detection:seeded"
 LAYERS = HEADS = 4
 BUDGET = 256 * 2**20
-LONG = 20
+LONG_PROMPT_QUESTIONS = 20
 """Questions in the long prompt: about 600 tokens, so that errors of blocks and windows of up to 512 tokens show."""
-TOGETHER = 3
+BATCH_SIZE = 3
 """Questions per batch."""
-BATCHES = 3
-"""Maximum number of attempts to have SGLang put them into one batch."""
+MAX_BATCH_ATTEMPTS = 3
+"""Attempts to have SGLang put them into one batch."""
 TAIL = "\n\nThink again, and answer."
 
 
@@ -95,7 +97,8 @@ class Result:
     @property
     def pinned(self) -> bool:
         """Whether it was found in its layer and head and nowhere else."""
-        where = f"layer {self.at[0]} of {LAYERS}, head {self.at[1]} of {HEADS}"
+        layer, head = self.at
+        where = f"{some('layer', [layer], range(LAYERS))}, {some('head', [head], range(HEADS))}"
         return (
             self.out == (self.at,)
             and bool(self.replay.findings)
@@ -108,12 +111,10 @@ class Result:
         if len(self.replay.findings) != 1:
             return ""
         (finding,) = self.replay.findings
-        others = finding.diagnosis.partition("cannot be distinguished from")[2]
-        if finding.id == self.name and not others:
-            return "alone"
-        if finding.id == self.name or f'"{BY_ID[self.name].title}"' in others:
-            return f"among {1 + others.count(chr(34)) // 2}"
-        return ""
+        fitting = (finding.id, *finding.equivalent)
+        if self.name not in fitting:
+            return ""
+        return "alone" if len(fitting) == 1 else f"among {len(fitting)}"
 
 
 def main() -> None:
@@ -159,27 +160,27 @@ def run(folder: Path, names: Sequence[str], rng: random.Random) -> list[Result]:
 
 def watch(server, evidence: Path, name: str, at: tuple[int, int]) -> Result:  # type: ignore[no-untyped-def]
     """Seed a fault, ask the questions, and examine the recorded calls."""
-    from assay.harness.server.control import Control, set_control
-    from assay.harness.server.write_request import write_now
+    from assay.harness.evidence.control import Control, set_control
+    from assay.harness.evidence.write_request import write_now
 
     begun = time.monotonic()
     Path(os.environ[SEEDED]).write_text(json.dumps({"hypothesis": name, "layer": at[0], "head": at[1]}))
-    drawn = list(islice(questions(), TOGETHER + LONG))
+    drawn = list(islice(questions(), BATCH_SIZE + LONG_PROMPT_QUESTIONS))
 
     def send(*texts: str) -> None:
         server.send("/generate", {"text": list(texts), "sampling_params": {"max_new_tokens": 2, "temperature": 0}})
 
     server.flush_cache()
     set_control(evidence, Control(shadow=True))
-    asked = [one.prompt for one in drawn[:TOGETHER]]
-    for text in (*asked, "\n\n".join(one.text for one in drawn[TOGETHER:])):
+    asked = [one.prompt for one in drawn[:BATCH_SIZE]]
+    for text in (*asked, "\n\n".join(one.text for one in drawn[BATCH_SIZE:])):
         send(text)
-    for attempt in range(1, BATCHES + 1):
+    for attempt in range(1, MAX_BATCH_ATTEMPTS + 1):
         send(*(text + attempt * TAIL for text in asked))
         write_now(evidence, lambda: send("x"))
         recorded = read_pack(evidence / PACK_FOLDER)
         if any(
-            one.phase == "extend" and sum(prefix > 0 for prefix in one.entry.prefix) == TOGETHER for one in recorded
+            one.phase == "extend" and sum(prefix > 0 for prefix in one.entry.prefix) == BATCH_SIZE for one in recorded
         ):
             break
     set_control(evidence, Control())
@@ -237,11 +238,11 @@ def show(results: Sequence[Result], seed: int) -> None:
     table = Table("fault", "seeded at", "found at", "named", "own error / bound", "s", title=f"Faults, seed {seed}")
     for one in results:
         found = " ".join(f"L{layer} H{head}" for layer, head in one.out) or "-"
-        said = "; ".join(f.title for f in one.replay.findings) or "nothing"
+        titles = "; ".join(finding.title for finding in one.replay.findings)
         if one.silent:
-            named = f"silent: {why_silent(one)}" + ("" if said == "nothing" else f", yet found: {said}")
+            named = f"silent: {why_silent(one)}" + (f", yet found: {titles}" if titles else "")
         else:
-            named = one.named or f"NO: {said}"
+            named = one.named or f"NO: {titles or 'nothing'}"
         table.add_row(
             one.name, f"L{one.at[0]} H{one.at[1]}", found + ("" if one.silent or one.pinned else " WRONG"), named,
             f"{one.replay.worst:.2g}", f"{one.seconds:.1f}",

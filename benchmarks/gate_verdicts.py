@@ -2,8 +2,8 @@
 
     python benchmarks/gate_verdicts.py --questions 96
 
-Rows: the reference against itself, SageAttention as shipped and repaired, a kernel that is right but slow, a required suite that
-did not run, and, with the first row's results accepted, a stored reference and a stale baseline. Takes some minutes. Exits with 1
+Rows: the reference against itself, SageAttention as shipped and repaired, a kernel that is correct but slow, a required suite that
+did not run, and, with the first row's results accepted, a stored reference and a stale baseline. Takes a few minutes. Exits with 1
 if an exit code is not the expected one. With the --out of an earlier call, its runs are resumed. Further flags are passed to
 `assay gate`.
 """
@@ -82,7 +82,7 @@ def rows(reference: str) -> tuple[Row, ...]:
         Row("identical backends", reference, 0),
         Row("as shipped", "sage_attn_as_shipped", 1),
         Row("repaired", "sage_attn", 0),
-        Row("right, but slow", "gate_verdicts:slow", 1, LATENCY, needs="latency"),
+        Row("correct, but slow", "gate_verdicts:slow", 1, LATENCY, needs="latency"),
         Row("a required suite did not run", reference, 3, (*only_questions, "--require", "layers")),
         Row("as shipped, reference stored", "sage_attn_as_shipped", 1, ("--reference-from", "baseline"), accept),
         Row("stale baseline", reference, 3, (), make_stale),

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument(
         "--candidate", action="append", help="kernels; by default SageAttention repaired and as shipped"
     )
-    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of timing, each")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of timing per kernel")
     args = parser.parse_args()
     device = args.device
     calls = [

@@ -65,7 +65,7 @@ def check(made: dict[str, Any], id_: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the right kernel went through the gate, and was accepted."""
+    """A folder in which the correct kernel went through the gate, and was accepted."""
     folder = tmp_path_factory.mktemp("accepted")
     write(folder)
     code, out = assay(folder, "gate", "--out", "first")
@@ -101,15 +101,16 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
 
     verdicts = {suite["id"]: suite["verdict"] for suite in made["suites"]}
     assert verdicts == dict.fromkeys(("mmlu", "greedy", "layers", "baseline"), "regression")
-    assert 'matches "causal mask top-left"' in made["findings"][0]["diagnosis"]
+    assert made["findings"][0]["id"] == "mask-top-left"
     assert made["layers"]["logits"], "both roles' logits were scored in the one server"
     assert check(made, "required-logits")["status"] == "ok"
     assert made["reproduce"].startswith("assay gate ")
     assert "--reference-from=baseline" in made["reproduce"]
 
     assert re.search(r"^::error title=assay%3A regression::", out, re.MULTILINE)
-    assert re.search(r"^::error title=[^:]*::matches .causal mask top-left", out, re.MULTILINE)
-    assert 'matches "causal mask top-left"' in summary.read_text().replace("\\", "")
+    title = made["findings"][0]["title"]
+    assert re.search(rf"^::error title=[^:]*::matches .{re.escape(title)}", out, re.MULTILINE)
+    assert f'matches "{title}"' in summary.read_text().replace("\\", "")
     assert len(summary.read_text().splitlines()) <= 60
 
     code, out = assay(tmp_path, "report", "second")

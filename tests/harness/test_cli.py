@@ -51,7 +51,7 @@ WITHOUT_WEIGHTS = {"config.json": "{}", "tokenizer.json": "{}"}
         (["--engine-arg=--port=1"], ["--port", "assay sets itself"]),
     ],
 )  # fmt: skip
-def test_wrong_use(
+def test_a_usage_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -88,7 +88,7 @@ def test_a_foreign_folder_is_not_written_to(monkeypatch: pytest.MonkeyPatch, tmp
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
-def test_an_unknown_flag_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_flag_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(monkeypatch, "run", "--no-such-flag") == 2
 
 

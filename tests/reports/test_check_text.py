@@ -8,6 +8,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.offline.check import CheckResult, check
 from assay.reports.check_text import MOST_REFUSALS, headline, message, not_covered, render, sentence
@@ -35,7 +36,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     result = check(wrong_at_128, phases=["decode"])
     for text in (message(result), printed(result)):
         for part in (
-            f"wrong on {len(result.failing)} of 45 calls", 'matches "causal mask top-left"', "head_dim 128",
+            f"wrong on {len(result.failing)} of 45 calls", f'matches "{BY_ID["mask-top-left"].title}"', "head_dim 128",
             "fails for every value of", "1+1, 1 q heads on 1 kv heads, head_dim 128",
             "as a test:" if text == message(result) else "A test",
             "replace(call_of([(1, 1)]",
@@ -47,7 +48,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     assert result.again in message(result)
 
 
-def test_a_right_kernel_is_one_sentence() -> None:
+def test_a_correct_kernel_is_one_sentence() -> None:
     result = check(rounded_oracle, phases=["decode"])
     assert headline(result).startswith(
         "assay.harness.attention.faults:rounded_oracle is correct on all 45 calls; worst own error"

@@ -69,7 +69,7 @@ def noise(layers: int, heads: int, seed: int = 0) -> Floats:
 
 @cache
 def seed_case() -> LayersResult:
-    """The example of the README: 4 layers, 4 heads, a causal mask that is misaligned behind a cached prefix."""
+    """The example of the README: 4 layers, 4 heads, a causal mask that is misaligned with a cached prefix."""
     base = noise(4, 4)
     places = {"0": 0.3, "1-15": 0.9, "16-63": 1.0, "64-255": 0.95}
 
@@ -100,7 +100,7 @@ def seed_case() -> LayersResult:
 
 
 def sound() -> LayersResult:
-    """A right kernel: noise everywhere, below its bound."""
+    """A correct kernel: noise everywhere, below its bound."""
     base = noise(4, 4)
     run = cells(4, 4, lambda layer, head, phase, prefix, position, place: float(base[layer, head]))
     return layers_result(run, {(layer, phase): 0.047 for layer in range(4) for phase in PHASES})
@@ -108,7 +108,7 @@ def sound() -> LayersResult:
 
 @cache
 def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES) -> LayersResult:
-    """A fault in one layer and one head behind a cached prefix, an output that is not finite, a layer that was not observed."""
+    """A fault in one layer and one head with a cached prefix, an output that is not finite, a layer that was not observed."""
     base = noise(layers, heads, 1)
     faulty, unfinite, unseen = (layers // 2 + 1, heads // 6), (layers - 3, heads - 2), layers // 4
     positions = ("0", "1-15")

@@ -56,7 +56,7 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, kernel: str, code: int) -> 
         (["checked_kernels:right", "--case", "nowhere"], "nowhere"),
     ],
 )
-def test_wrong_use(
+def test_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert call(monkeypatch, *arguments) == 2
