@@ -66,7 +66,7 @@ def opened_run(spec: RunSpec, request: pytest.FixtureRequest) -> OpenRun:
     from assay.harness.run import OpenRun
 
     out = request.config.getoption("assay_out")
-    return _or_exit(lambda: OpenRun.open(spec, out, baselines=False, display=_display()))
+    return _or_exit(lambda: OpenRun.open(spec, out, kept_running=True, display=_display()))
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +95,7 @@ def candidate_server(servers: Mapping[Role, Engine]) -> Engine:
 def report(opened_run: OpenRun, servers: Mapping[Role, Engine], request: pytest.FixtureRequest) -> Report:
     """The report of the complete run, made once and written to the run's folder; it decides the session's exit code."""
     with _display() as display:
-        opened_run.ask(list(servers.values()), display)
+        opened_run.collect(display, ready=list(servers.values()))
     return _write_report(opened_run, request.config)
 
 

@@ -1,7 +1,10 @@
-"""The flags of ``pytest suites``."""
+"""``pytest suites``: its flags, and what it refuses before it starts anything."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -28,3 +31,15 @@ def test_the_flags_are_those_of_a_run_and_none_that_would_be_ignored() -> None:
     pytest_addoption(cast(pytest.Parser, options))
     assert {flag(name) for name in RUN_FLAGS} == options.flags - {"--out"}
     assert not options.flags & {flag(name) for name in GATE_FLAGS}
+
+
+def test_servers_in_turn_are_refused_since_the_tests_use_both(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    flags = ["--servers=in-turn", "--candidate=torch_native", "--startup-timeout=1", f"--out={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(root / "suites"), *flags],
+        cwd=root, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "--servers" in done.stdout
+    assert not (tmp_path / "run").exists()
