@@ -97,6 +97,12 @@ def test_the_list_of_commands_needs_neither_torch_nor_rich_panels() -> None:
     assert "exit with the verdict" in " ".join(done.stdout.split()), "no line is cut off"
 
 
+def test_the_readme_counts_the_known_bugs() -> None:
+    from assay.harness.attention.hypotheses import FAMILY
+
+    assert f"if one of {len(FAMILY)} known ones explains it" in (ROOT / "README.md").read_text()
+
+
 # One import package.
 
 
