@@ -34,9 +34,8 @@ from assay.harness.config import Device
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang import SGLangServer
-from assay.harness.server.control import Control, set_control
+from assay.harness.evidence.control import EVIDENCE, SHADOW, Control, set_control
 from assay.harness.server.meter import meter
-from assay.harness.server.sglang_plugin import EVIDENCE, SHADOW
 
 CONSOLE = Console(width=140)
 PREFILLS = {"cpu": (32, 128), "cuda": (512, 2048, 8192)}

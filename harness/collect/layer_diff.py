@@ -20,20 +20,20 @@ from assay.harness.backend import Backend
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import UsageError
+from assay.harness.evidence.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER, LayerDiffRecord, layers_seen, write_record
 from assay.harness.evidence.manifest import hash_model
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
-from assay.harness.evidence.trace import BUDGET_BYTES
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
+from assay.harness.evidence.write_request import write_now
 from assay.harness.progress import ProgressDisplay
-from assay.harness.server.control import Control, set_control
-from assay.harness.server.sglang_plugin import MODEL_HASH, RECORD, SHADOW, TRACE
-from assay.harness.server.write_request import write_now
 
 TRACED_COLD, TRACED_WARM = 2, 4
 """Prompts whose layer outputs are traced, of the cold and of the warm ones."""
+TRACE_BYTES = 256 * 2**20
+"""Byte budget of all traces of a server's process."""
 _EARLY_TOKENS = 2
 """Token limit of the first two answers: one pass of each phase."""
 
@@ -47,9 +47,14 @@ def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
         shadowed: whether the other role's backend runs in it as a shadow and calls are recorded; otherwise it is only traced.
     """
     if not shadowed:
-        return {TRACE: str(BUDGET_BYTES)}
+        return {TRACE: str(TRACE_BYTES)}
     shadow = plan.candidate if role == "reference" else plan.reference
-    return {SHADOW: shadow.name, RECORD: str(plan.spec.budget_mb * 2**20), MODEL_HASH: hash_model(plan.model)}
+    return {
+        SHADOW: shadow.name,
+        RECORD: str(plan.spec.budget_mb * 2**20),
+        TRACE: str(TRACE_BYTES),
+        MODEL_HASH: hash_model(plan.model),
+    }
 
 
 def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: ProgressDisplay) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from assay.harness.attention.published import is_path
 from assay.harness.config import Device
 from assay.harness.errors import UsageError
+from assay.harness.evidence.control import DELEGATE, EVIDENCE, KERNEL
 from assay.harness.evidence.records import Role
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -50,7 +52,7 @@ class Launch:
             requests, so extend is neither shadowed nor traced.
         startup_timeout: seconds until it must be ready.
         request_timeout: seconds until an answer must be complete.
-        extra: further environment variables: ASSAY_SHADOW, ASSAY_RECORD, ... (see `assay.harness.server.sglang_plugin`).
+        extra: further environment variables: ASSAY_SHADOW, ASSAY_RECORD, ... (see `assay.harness.evidence.control`).
     """
 
     role: Role
@@ -121,8 +123,8 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     no_proxy = ",".join(filter(None, [inherited.get("no_proxy") or inherited.get("NO_PROXY"), _LOOPBACK, "localhost"]))
     ours = {
         "PYTHONPATH": ":".join(path),
-        "ASSAY_EVIDENCE": str(launch.evidence.resolve()),
-        "ASSAY_DELEGATE": launch.decode_backend,
+        EVIDENCE: str(launch.evidence.resolve()),
+        DELEGATE: launch.decode_backend,
         # /health answers 200 only after SGLang's own warm-up request. Without this, every query of /health would generate a token,
         # which takes a second and would be counted as an attention call.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
@@ -134,8 +136,8 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
         or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
     }
     ours |= {dump: "false" for dump in _CRASH_DUMPS if dump not in inherited}
-    if ":" in launch.backend:
-        ours["ASSAY_KERNEL"] = launch.backend
+    if is_path(launch.backend):
+        ours[KERNEL] = launch.backend
     if Path(launch.model).is_dir():
         ours["HF_HUB_OFFLINE"] = "1"
     if launch.device == "cpu":

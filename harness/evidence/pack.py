@@ -1,6 +1,6 @@
 """Replay packs: recorded calls with the reference's outputs, for running a kernel without a server and without a model.
 
-A pack is a folder with ``manifest.json`` and one safetensors file per call. `assay.harness.evidence.pack_writer` writes it.
+A pack is a folder with ``manifest.json`` and one safetensors file per call. `assay.harness.server.pack_writer` writes it.
 """
 
 from __future__ import annotations

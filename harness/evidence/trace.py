@@ -26,8 +26,6 @@ if TYPE_CHECKING:  # a report reads traces and must not wait for torch
 
 FOLDER = "trace"
 SCHEMA: Literal["assay.trace/2"] = "assay.trace/2"
-BUDGET_BYTES = 256 * 2**20
-"""Default byte budget of all traces of a process (``ASSAY_TRACE``)."""
 _LAYER = "layer."
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32}
 """Dtypes in safetensors files -> NumPy dtypes."""
@@ -125,7 +123,7 @@ def read_trace(folder: Path, label: str) -> Trace:
         raise EvidenceError(
             f"{place} is empty: no pass was traced.",
             "a request that was sent while the control named this label",
-            "check that the server was started with ASSAY_TRACE or ASSAY_SHADOW, and see its log; "
+            "check that the server was started with ASSAY_TRACE, and see its log; "
             "passes that are replayed CUDA graphs cannot be traced: start the server without them",
         )
     if len({part.header.request for parts in passes.values() for part in parts}) > 1:

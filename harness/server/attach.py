@@ -1,11 +1,12 @@
 """What is attached to a server's attention backends: shadow, layer substitution and trace, switched by the control.
 
-Attaching wraps a backend's ``forward_extend`` and ``forward_decode``. The control (`assay.harness.server.control`) is read when a
+Attaching wraps a backend's ``forward_extend`` and ``forward_decode``. The control (`assay.harness.evidence.control`) is read when a
 forward pass starts. While everything is off, a call costs one more comparison.
 """
 
 from __future__ import annotations
 
+import os
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,41 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
+from assay.harness.evidence.control import CONTROL, Control, Setting, read_setting
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.pack import Source
-from assay.harness.evidence.pack_writer import PackWriter
 from assay.harness.server.candidates import make_candidate
-from assay.harness.server.control import Control, ControlReader, Setting
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.kv_pool import Pages
+from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.substitution import Substitution
 from assay.harness.server.tracer import Tracer
+
+
+class ControlReader:
+    """The server's side: the latest setting. While the file does not change, reading it costs one ``stat``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: tuple[int, int] | None = None
+        self._setting = Setting()
+
+    def latest(self) -> Setting:
+        """The setting that applies now.
+
+        Raises:
+            EvidenceError: the file is damaged.
+        """
+        try:
+            status = os.stat(self._folder / CONTROL)
+            found = (status.st_mtime_ns, status.st_ino)
+        except FileNotFoundError:
+            found = None
+        if found != self._read:
+            self._read, self._setting = found, read_setting(self._folder)
+        return self._setting
 
 
 class Attachment:

@@ -13,24 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.attention import kernels
-
-EVIDENCE = "ASSAY_EVIDENCE"
-"""Environment variable: the folder to which a server writes its evidence (counters, admissions, ...)."""
-DELEGATE = "ASSAY_DELEGATE"
-"""Environment variable: the backend that computes the phases that a kernel does not declare."""
-KERNEL = "ASSAY_KERNEL"
-"""Environment variable: a kernel to register in addition to the published ones, as ``module:function``."""
-
-SHADOW = "ASSAY_SHADOW"
-"""Environment variable: a candidate to attach to the serving backend, for shadow and substitution. Needs `EVIDENCE`. It does
-nothing until the control says so (`assay.harness.server.control`)."""
-RECORD = "ASSAY_RECORD"
-"""Environment variable: byte budget of the replay pack that is recorded while the control says `shadow`. Needs `EVIDENCE`."""
-TRACE = "ASSAY_TRACE"
-"""Environment variable: byte budget per process of traces of attention outputs. Needs `EVIDENCE`. A server without a candidate can
-only be traced if it is set; with a candidate the default is `assay.harness.evidence.trace.BUDGET_BYTES`."""
-MODEL_HASH = "ASSAY_MODEL_HASH"
-"""Environment variable: hash of the model's files, noted in the replay pack."""
+from assay.harness.evidence.control import DELEGATE, EVIDENCE, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
 
 
 def register() -> None:
@@ -89,7 +72,6 @@ def _attach_all(backends: dict[str, Any], folder: Path) -> None:
 
     def attached(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
-            from assay.harness.evidence.trace import BUDGET_BYTES
             from assay.harness.server.attach import attach
 
             return attach(
@@ -99,7 +81,7 @@ def _attach_all(backends: dict[str, Any], folder: Path) -> None:
                 folder,
                 candidate=os.environ.get(SHADOW, ""),
                 record_bytes=int(os.environ.get(RECORD) or 0),
-                trace_bytes=int(os.environ.get(TRACE) or BUDGET_BYTES),
+                trace_bytes=int(os.environ.get(TRACE) or 0),
                 model_hash=os.environ.get(MODEL_HASH, ""),
             )
 

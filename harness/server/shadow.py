@@ -17,7 +17,6 @@ from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
 from assay.harness.evidence.pack import CallMetadata
-from assay.harness.evidence.pack_writer import PackWriter
 from assay.harness.evidence.shadow_errors import (
     FOLDER,
     FailedCalls,
@@ -26,11 +25,12 @@ from assay.harness.evidence.shadow_errors import (
     condition_numbers,
     write_shadow_errors,
 )
+from assay.harness.evidence.write_request import latest_write_request
 from assay.harness.server.candidates import Candidate, packed_call
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.kv_pool import Pages, refuse_unsupported
+from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.reduction import LayerSums
-from assay.harness.server.write_request import latest_write_request
 
 WRITE_EVERY_S = 0.5
 WRITE_SHARE = 0.05

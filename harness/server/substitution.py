@@ -12,9 +12,9 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
+from assay.harness.evidence.control import Setting, substitution_folder
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.server.candidates import Candidate
-from assay.harness.server.control import Setting, substitution_folder
 from assay.harness.server.forward_pass import EngineCall
 
 

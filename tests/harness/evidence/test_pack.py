@@ -14,9 +14,10 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import CallMetadata, PackEntry, Source, read_manifest, read_pack
-from assay.harness.evidence.pack_writer import RESERVOIR, PackWriter
+from assay.harness.server.pack_writer import RESERVOIR, PackWriter
 
 SOURCE = Source(engine="SGLang 0 on cpu", model="tiny", model_hash="abc", reference="torch_native", candidate="mine")
+BUDGET = 2**28
 
 
 def offer(
@@ -42,7 +43,7 @@ def size(folder: Path) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_call_is_read_as_it_was_recorded(tmp_path: Path, dtype: torch.dtype) -> None:
-    writer = PackWriter(tmp_path / "pack", SOURCE)
+    writer = PackWriter(tmp_path / "pack", SOURCE, BUDGET)
     call = offer(writer, [(3, 0), (2, 17)], layer=2, dtype=dtype)
     writer.flush()
     (one,) = read_pack(tmp_path / "pack")
@@ -73,7 +74,7 @@ def test_the_sample_is_stratified_and_the_budget_is_kept(tmp_path: Path) -> None
 
 
 def test_a_reservoir_also_keeps_late_calls(tmp_path: Path) -> None:
-    writer = PackWriter(tmp_path / "pack", SOURCE)
+    writer = PackWriter(tmp_path / "pack", SOURCE, BUDGET)
     for step in range(200):
         offer(writer, [(2, 0)], request=str(step))
     writer.flush()
@@ -83,7 +84,7 @@ def test_a_reservoir_also_keeps_late_calls(tmp_path: Path) -> None:
 
 
 def test_the_worst_call_of_a_layer_replaces_milder_ones(tmp_path: Path) -> None:
-    writer = PackWriter(tmp_path / "pack", SOURCE)
+    writer = PackWriter(tmp_path / "pack", SOURCE, BUDGET)
     for step, error in enumerate([0.1, 0.5, 0.3, float("inf"), 2.0]):
         offer(writer, [(2, 3)], layer=1, error=error, request=str(step))
     offer(writer, [(2, 3)], layer=2, error=0.2)
@@ -143,7 +144,7 @@ def test_a_call_that_does_not_fit_at_all_is_counted(tmp_path: Path) -> None:
 
 def test_a_new_pack_replaces_an_old_one_and_nothing_else(tmp_path: Path) -> None:
     for layer in (1, 2):
-        writer = PackWriter(tmp_path / "pack", SOURCE)
+        writer = PackWriter(tmp_path / "pack", SOURCE, BUDGET)
         offer(writer, [(2, 0)], layer=layer)
         writer.flush()
     assert [one.layer for one in read_pack(tmp_path / "pack")] == [2]
@@ -151,12 +152,12 @@ def test_a_new_pack_replaces_an_old_one_and_nothing_else(tmp_path: Path) -> None
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="not a pack"):
-        PackWriter(tmp_path / "other", SOURCE)
+        PackWriter(tmp_path / "other", SOURCE, BUDGET)
 
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
-    writer = PackWriter(tmp_path / "pack", SOURCE)
+    writer = PackWriter(tmp_path / "pack", SOURCE, BUDGET)
     offer(writer, [(2, 0)])
     writer.flush()
     return tmp_path / "pack"
@@ -200,6 +201,6 @@ def test_a_manifest_cannot_name_files_elsewhere(pack: Path) -> None:
 
 
 def test_a_pack_without_a_call_is_an_error(tmp_path: Path) -> None:
-    PackWriter(tmp_path / "pack", SOURCE).flush()
+    PackWriter(tmp_path / "pack", SOURCE, BUDGET).flush()
     with pytest.raises(EvidenceError, match="has no call"):
         read_pack(tmp_path / "pack")

@@ -15,8 +15,8 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
-from assay.harness.evidence.pack_writer import PackWriter
 from assay.harness.offline.replay import choose, diagnose_recorded, replay, replay_recorded
+from assay.harness.server.pack_writer import PackWriter
 
 
 def sdpa(call: AttentionCall) -> torch.Tensor:

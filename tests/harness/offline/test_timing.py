@@ -17,9 +17,9 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CallMetadata, Source
-from assay.harness.evidence.pack_writer import PackWriter
 from assay.harness.offline.timing import time_kernels, torch_sdpa
 from assay.harness.offline.timing_result import KernelTiming
+from assay.harness.server.pack_writer import PackWriter
 
 LENS = [[(24, 0)], [(12, 40), (3, 9)], [(1, 30), (1, 12)]]
 

@@ -20,13 +20,13 @@ from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang import SGLangServer
+from assay.harness.evidence.control import RECORD, SHADOW, TRACE, Control, set_control, substituted_calls
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.pack import RecordedCall, read_manifest, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.trace import Trace, read_trace
-from assay.harness.server.control import Control, set_control, substituted_calls
-from assay.harness.server.write_request import write_now
+from assay.harness.evidence.write_request import write_now
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 LAYERS, HEADS = 4, 4
@@ -107,7 +107,7 @@ def answer(server: SGLangServer, control: Control) -> Reply:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    extra = {"ASSAY_SHADOW": "sage_attn_as_shipped", "ASSAY_RECORD": str(BUDGET)}
+    extra = {SHADOW: "sage_attn_as_shipped", RECORD: str(BUDGET), TRACE: str(BUDGET)}
     with serve(tmp_path_factory.mktemp("served"), extra) as server:
         off = ask_all(server)
         files = {file.name for file in evidence(server).iterdir()}
@@ -270,7 +270,7 @@ def test_sglang_backends_agree_in_shadow_and_substitution_with_chunks_mixed_batc
     chunked = ("--chunked-prefill-size", "16", "--enable-mixed-chunk")
     everywhere, evidence = tuple(range(LAYERS)), tmp_path / "evidence"
     replies: dict[bool, list[Reply]] = {True: [], False: []}
-    with serve(tmp_path, {"ASSAY_SHADOW": "triton"}, engine_args=chunked) as server:
+    with serve(tmp_path, {SHADOW: "triton"}, engine_args=chunked) as server:
         questions = [ChatRequest(f"{HEADER}Whom does {name} write to?", 2) for name in ("Koven", "Jungal", "Daltas")]
         for control in (Control(shadow=True), Control(substitute=everywhere)):
             set_control(evidence, control)

@@ -1,6 +1,6 @@
 """Requests to a running server: write now what the shadow has summed up.
 
-A scheduler is either busy or asleep and listens to nothing but requests. A write request is therefore a file that every process
+A scheduler reacts to nothing but requests. A write request is therefore a file that every process
 checks at the end of a forward pass; any short question causes a pass.
 """
 
@@ -18,7 +18,7 @@ from assay.harness.evidence.shadow_errors import FOLDER, written_requests
 from assay.harness.files import write_whole
 
 _FILE = "write-request"
-_POLL_EVERY_S = 0.05
+_POLL_INTERVAL_S = 0.05
 
 
 def request_write(folder: Path, token: str) -> None:
@@ -60,7 +60,7 @@ def write_now(folder: Path, poke: Callable[[], None], timeout_s: float = 30.0) -
         while time.monotonic() <= deadline:
             if is_written(folder, token):
                 return
-            time.sleep(_POLL_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
     raise EvidenceError(
         f"the server's shadow wrote nothing to {folder / FOLDER} in {timeout_s:g} s.",
         "one file per process, written at the end of a forward pass",

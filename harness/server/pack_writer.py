@@ -29,12 +29,11 @@ from assay.harness.evidence.pack import (
 )
 from assay.harness.files import write_whole
 
-BUDGET_BYTES = 256 * 2**20
 RESERVOIR = 4
 """Most sampled calls per stratum."""
-LARGEST_SHARE = 1 / 32
+MAX_CALL_SHARE = 1 / 32
 """Largest share of the budget that one call may take."""
-WORST_SHARE = 1 / 2
+MAX_WORST_SHARE = 1 / 2
 """Largest share of the budget that the worst calls may take together."""
 _OVERHEAD = 4096  # a safetensors header and an entry of the manifest
 
@@ -62,7 +61,7 @@ class PackWriter:
     Ask `wants` before copying a call, then `add` it. Nothing is on disk before `flush`.
     """
 
-    def __init__(self, folder: Path, source: Source, budget_bytes: int = BUDGET_BYTES, seed: int = 0) -> None:
+    def __init__(self, folder: Path, source: Source, budget_bytes: int, seed: int = 0) -> None:
         """A pack in a new or empty folder, or one that replaces the pack in the folder.
 
         Raises:
@@ -176,7 +175,7 @@ class PackWriter:
 
     def _evict(self) -> None:
         """Drop calls until the budget is met: mild worst calls if they exceed their share, then calls of the largest stratum."""
-        while self._worst_bytes() > WORST_SHARE * self._budget:
+        while self._worst_bytes() > MAX_WORST_SHARE * self._budget:
             mildest = min(self._worst, key=lambda key: self._worst[key].relative_l1 or 0.0)
             self._release(self._worst.pop(mildest))
         while self._bytes > self._budget:
@@ -190,7 +189,7 @@ class PackWriter:
         self, metadata: CallMetadata, call: AttentionCall, outputs: dict[str, Tensor], relative_l1: float | None,
         worst_at: tuple[int, int], first_head: int,
     ) -> _Kept | None:  # fmt: skip
-        limit = max(LARGEST_SHARE * self._budget, 2 * _OVERHEAD)
+        limit = max(MAX_CALL_SHARE * self._budget, 2 * _OVERHEAD)
         groups = call.q.shape[1] // call.k.shape[1]
         first, count, heads = 0, len(metadata.new), slice(0, call.q.shape[1])
         tensors = _part(call, outputs, first, count, heads)

@@ -1,12 +1,11 @@
-"""Controls what a running server's attachment does: the harness writes a file, and the server reads it at the start of each pass.
+"""How the harness controls a server that it started: environment variables at its start, and a file while it runs.
 
-A scheduler listens to nothing but requests. A request that is sent after `set_control` has returned is certain to see the new
-control. A server without the file does nothing.
+The server reads the file, its control, at the start of each pass: a scheduler reacts to nothing but requests. A request that is
+sent after `set_control` has returned is certain to see the new control. A server without the file does nothing.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from pathlib import Path
@@ -18,7 +17,26 @@ from assay.harness.evidence.counters import read_counters
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
 
-_FILE = "control.json"
+EVIDENCE = "ASSAY_EVIDENCE"
+"""Environment variable: the folder to which a server writes its evidence (counters, admissions, ...)."""
+DELEGATE = "ASSAY_DELEGATE"
+"""Environment variable: the backend that computes the phases that a kernel does not declare."""
+KERNEL = "ASSAY_KERNEL"
+"""Environment variable: a kernel to register in addition to the published ones, as ``module:function``."""
+
+SHADOW = "ASSAY_SHADOW"
+"""Environment variable: a candidate to attach to the serving backend, for shadow and substitution. Needs `EVIDENCE`. It does
+nothing until the control says so."""
+RECORD = "ASSAY_RECORD"
+"""Environment variable: byte budget of the replay pack that is recorded while the control says `shadow`. Needs `EVIDENCE`."""
+TRACE = "ASSAY_TRACE"
+"""Environment variable: byte budget per process of all traces of attention outputs. Needs `EVIDENCE`. Without it, a trace is
+refused."""
+MODEL_HASH = "ASSAY_MODEL_HASH"
+"""Environment variable: hash of the model's files, noted in the replay pack."""
+
+CONTROL = "control.json"
+"""File of the control, in a server's folder."""
 _SUBSTITUTED = "substituted"
 
 
@@ -81,7 +99,19 @@ def set_control(folder: Path, control: Control) -> None:
     token = secrets.token_hex(8)
     # Decided here, not in the server: it may not have run a single pass while the shadow was off.
     session = (_session(folder) or token) if control.shadow else ""
-    write_whole(folder / _FILE, Setting(token=token, session=session, control=control).model_dump_json(), durable=False)
+    write_whole(
+        folder / CONTROL, Setting(token=token, session=session, control=control).model_dump_json(), durable=False
+    )
+
+
+def read_setting(folder: Path) -> Setting:
+    """A server's setting; the default, with everything off, if no control was set.
+
+    Raises:
+        EvidenceError: the control is damaged.
+    """
+    path = folder / CONTROL
+    return read_json(path, Setting, "delete the file, or set the control again") if path.exists() else Setting()
 
 
 def substituted_calls(folder: Path) -> dict[int, int]:
@@ -93,7 +123,7 @@ def substituted_calls(folder: Path) -> dict[int, int]:
         EvidenceError: the control is damaged.
     """
     calls: dict[int, int] = {}
-    for count in read_counters(substitution_folder(folder, _read(folder).token)):
+    for count in read_counters(substitution_folder(folder, read_setting(folder).token)):
         for layer, number in count.calls_by_layer.items():
             calls[layer] = calls.get(layer, 0) + number
     return calls
@@ -104,38 +134,9 @@ def substitution_folder(folder: Path, token: str) -> Path:
     return folder / _SUBSTITUTED / token
 
 
-class ControlReader:
-    """The server's side: the latest setting. While the file does not change, reading it costs one ``stat``."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: tuple[int, int] | None = None
-        self._setting = Setting()
-
-    def latest(self) -> Setting:
-        """The setting that applies now.
-
-        Raises:
-            EvidenceError: the file is damaged.
-        """
-        try:
-            status = os.stat(self._folder / _FILE)
-            found = (status.st_mtime_ns, status.st_ino)
-        except FileNotFoundError:
-            found = None
-        if found != self._read:
-            self._read, self._setting = found, _read(self._folder)
-        return self._setting
-
-
 def _session(folder: Path) -> str:
     """The running shadow session. Empty if there is none, or if the file is damaged: it is about to be replaced."""
     try:
-        return _read(folder).session
+        return read_setting(folder).session
     except EvidenceError:
         return ""
-
-
-def _read(folder: Path) -> Setting:
-    path = folder / _FILE
-    return read_json(path, Setting, "delete the file, or set the control again") if path.exists() else Setting()
