@@ -1,1 +1,1 @@
-"""Evidence and verdict -> JSON, HTML, JUnit, Markdown. Renderers read a `Report` and nothing else."""
+"""A `Report`, or the result of another command -> HTML, JSON, JUnit, Markdown, text. Renderers decide nothing."""
