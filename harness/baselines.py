@@ -36,7 +36,7 @@ class Status(Record):
         used: role -> name of the baseline that matches.
         stale: role -> how the nearest baseline of its backend differs, in words, where none matches.
         unused: baselines of other backends or keys.
-        stored_reference: whether the reference's answers are the baseline's, and no server was asked.
+        stored_reference: whether the reference's answers came from the baseline, without a server.
     """
 
     used: dict[Role, str] = Field(default_factory=dict)

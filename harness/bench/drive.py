@@ -9,7 +9,7 @@ from dataclasses import replace
 from assay.evals.loads import prefix, prompts
 from assay.harness.bench.bench_plan import BenchPlan, Turn, turns
 from assay.harness.bench.lengths import ask_lengths
-from assay.harness.collect.run_folder import origin_of
+from assay.harness.collect.machine import origin_of
 from assay.harness.collect.servers import core_of, make_engine, manifest_of, running
 from assay.harness.compare.blocks import blocks_of, first_warm, side_by_side
 from assay.harness.engines.base import Engine

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.greedy import MAX_TOKENS
-from assay.evals.questions import PROMPT_HEADER
 from assay.harness.backend import Backend
 from assay.harness.bisect.layer_search import find_layers
 from assay.harness.bisect.layer_task import (
@@ -31,7 +30,7 @@ from assay.harness.collect.run_folder import given_flags
 from assay.harness.collect.servers import core_of, make_engine
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
-from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.control import SHADOW, Control, set_control, substituted_calls
 from assay.harness.evidence.layer_diff_record import layers_seen
@@ -85,8 +84,7 @@ class ProbeServer:
         begun = time.monotonic()
         set_control(self.evidence, Control(substitute=tuple(candidate)))
         # The cache was filled under the last control: the K and V below a substituted layer depend on it.
-        self.engine.flush_cache()
-        self.engine.ask([ChatRequest(PROMPT_HEADER, 1)], 1, lambda index, reply: None)
+        cache_header(self.engine)
         replies: dict[int, Reply] = {}
         asks = [ChatRequest(item.prompt, self.max_tokens) for item in self.items]
         self.engine.ask(asks, self.concurrency, replies.__setitem__)

@@ -1,4 +1,4 @@
-"""Naming the cause: the calls that the layer diff recorded are compared with the oracle, and the fault is identified."""
+"""Compares the calls that the layer diff recorded with the oracle, and names the bug."""
 
 from __future__ import annotations
 

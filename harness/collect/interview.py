@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
-from assay.evals.questions import PROMPT_HEADER, parse_answer
+from assay.evals.questions import parse_answer
 from assay.harness.collect.plan import Plan
-from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item, Role
 from assay.harness.progress import ProgressDisplay
@@ -39,7 +39,7 @@ def _stages(plan: Plan, role: Role, answered: set[AnswerKey]) -> tuple[list[_Sta
     greedy = plan.of("greedy") if "greedy" in plan.spec.suites else []
     cold = min(len(questions) // COLD_SHARE, COLD_LIMIT)
     limit = plan.spec.token_limit
-    # The floor is asked in another order, so that the run-to-run difference includes that of the batches.
+    # The floor's prompts are sent in another order, so that the run-to-run difference includes the effect of batching.
     floor = [("greedy again", greedy[::-1], FLOOR_REPEAT)] if role == "reference" else []
 
     def pending(items: list[Item], repeat: int) -> list[Item]:
@@ -73,8 +73,7 @@ def interview(
             engine.flush_cache()
             _ask(engine, stage, slice(number, number + 1), 1, folder, display)
     if after:
-        engine.flush_cache()
-        engine.ask([ChatRequest(PROMPT_HEADER, max_tokens=1)], 1, lambda index, reply: None)
+        cache_header(engine)
     for stage in after:
         _ask(engine, stage, slice(None), plan.spec.concurrency, folder, display)
 

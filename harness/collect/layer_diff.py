@@ -2,8 +2,8 @@
 
 First as a shadow: the candidate computes the same calls as the serving backend, its own error is measured on the reference's
 q, k and v, and a replay pack of the calls is recorded. The first two questions are examined at once, so that a bug has a name
-within seconds. Then free-running: a few prompts are traced as they are, and once more with the candidate in every layer. After
-the servers have stopped, all recorded calls are examined.
+within seconds. Then both run freely: a few prompts are traced with the reference, and again with the candidate, in every layer.
+After the servers have stopped, all recorded calls are examined.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.backend import Backend
+from assay.harness.collect.machine import hash_model
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
-from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.errors import UsageError
 from assay.harness.evidence.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER, LayerDiffRecord, layers_seen, write_record
-from assay.harness.evidence.manifest import hash_model
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
@@ -165,8 +165,7 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
     for prompt in cold:
         engine.flush_cache()
         send(engine, [prompt], spec.token_limit, 1)
-    engine.flush_cache()
-    send(engine, [PROMPT_HEADER], 1, 1)
+    cache_header(engine)
     send(engine, warm, spec.token_limit, spec.concurrency)
     write_now(place, lambda: send(engine, [PROMPT_HEADER], 1, 1))
     set_control(place, Control())
@@ -190,7 +189,7 @@ def trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], contro
         place: its folder.
         role: the role that the labels begin with.
         prompts: the questions.
-        control: what else applies meanwhile.
+        control: what else is switched on while tracing.
 
     Returns:
         The labels without the role: "0", "1", ...
@@ -198,10 +197,10 @@ def trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], contro
     chosen = [*prompts[:TRACED_COLD], *prompts[-TRACED_WARM:]]
     for number, prompt in enumerate(chosen):
         set_control(place, control)
-        if number <= TRACED_COLD:
+        if number < TRACED_COLD:
             engine.flush_cache()
-        if number >= TRACED_COLD:
-            send(engine, [PROMPT_HEADER], 1, 1)
+        else:
+            cache_header(engine)
         set_control(place, control.model_copy(update={"trace": f"{role}-{number}"}))
         send(engine, [prompt], 4, 1)
     return tuple(str(number) for number in range(len(chosen)))

@@ -21,7 +21,7 @@ COLD_QUESTIONS, WARM_QUESTIONS = 4, 12
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked run: nothing in it can be wrong use any more.
+    """A validated run: it can no longer cause a usage error.
 
     Attributes:
         spec: what was asked for.

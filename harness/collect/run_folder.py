@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.harness.baselines import status_of
+from assay.harness.collect.machine import origin_of
 from assay.harness.collect.plan import Plan
 from assay.harness.config import FLAGS, RUN_FLAGS, RunSpec, flag
 from assay.harness.errors import EngineError, EvidenceError
-from assay.harness.evidence import manifest as made
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import Failure, Manifest, Origin
+from assay.harness.evidence.manifest import Failure, Manifest, hash_items
 from assay.harness.evidence.records import Role
-from assay.harness.files import file_name, timestamp
+from assay.harness.files import file_name
 
 
 def default_folder(spec: RunSpec) -> Path:
@@ -42,28 +41,9 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
         **vars(origin_of(plan, shlex.join(["assay", command, *flags]))),
         run_id=path.resolve().name,
         model=plan.spec.model,
-        items_hash=made.hash_items(plan.items),
+        items_hash=hash_items(plan.items),
     )
     return RunFolder.open(path, manifest, plan.items)
-
-
-def origin_of(plan: Plan, command: str) -> Origin:
-    """What is run here and now, with which software, on which machine.
-
-    Args:
-        plan: the checked run.
-        command: the command that repeats it.
-    """
-    return Origin(
-        created=timestamp(),
-        spec=plan.spec.model_dump(mode="json"),
-        command=command,
-        packages=made.installed_packages(),
-        hardware=made.hardware(plan.spec.device),
-        python=sys.version.split()[0],
-        git=made.git_state(Path.cwd()),
-        model_hash=made.hash_model(plan.model),
-    )
 
 
 def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from assay.evals.questions import PROMPT_HEADER
 from assay.harness.evidence.records import Role, Token
 
 _STOP_EVERY_S = 0.2
@@ -110,6 +111,16 @@ class Engine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def cache_header(engine: Engine) -> None:
+    """Empty an engine's prefix cache, and leave the header in it that all questions share.
+
+    Raises:
+        EngineError: the server failed.
+    """
+    engine.flush_cache()
+    engine.ask([ChatRequest(PROMPT_HEADER, 1)], 1, lambda index, reply: None)
 
 
 def start_together(engines: Sequence[Engine], at_once: bool = True) -> None:

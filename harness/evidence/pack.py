@@ -37,7 +37,7 @@ class Source(Record):
     Attributes:
         engine: for example "SGLang 0.5.23 on cpu".
         model: folder or hub id.
-        model_hash: see `assay.harness.evidence.manifest.hash_model`; empty if the recording server did not receive it.
+        model_hash: see `assay.harness.collect.machine.hash_model`; empty if the recording server did not receive it.
         reference: backend whose outputs are recorded.
         candidate: backend whose errors selected the worst calls; empty for none.
     """

@@ -10,7 +10,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import read_record
-from assay.harness.evidence.manifest import Failure, Manifest, Progress, git_state, hash_items, hash_model
+from assay.harness.evidence.manifest import Failure, Manifest, Progress, hash_items
 from assay.harness.evidence.records import Answer, Item, Token
 
 ITEMS = [Item(suite="mmlu", id=f"q{i}", prompt=f"prompt {i}", prompt_hash="h", expected="A") for i in range(3)]
@@ -118,22 +118,6 @@ def test_text_with_line_separators_stays_on_one_line(tmp_path: Path) -> None:
     odd = answer("q0").model_copy(update={"text": "a\u2028b\u0085c\x0bd\ne"})
     jsonl.append(path, [odd, odd])
     assert jsonl.read(path, Answer) == [odd, odd]
-
-
-def test_the_model_hash_covers_weights_and_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"1")
-    (tmp_path / "README.md").write_text("x")
-    first = hash_model(tmp_path)
-    (tmp_path / "README.md").write_text("y")
-    assert hash_model(tmp_path) == first
-    (tmp_path / "tokenizer.json").write_text("{}")
-    second = hash_model(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"2")
-    assert len({first, second, hash_model(tmp_path)}) == 3
-
-
-def test_git_state_outside_a_repository_is_empty(tmp_path: Path) -> None:
-    assert git_state(tmp_path) == ""
 
 
 def test_a_lone_surrogate_can_be_written(tmp_path: Path) -> None:
