@@ -42,7 +42,7 @@ ROW_HEIGHT = 26
 MARGIN = 6
 NAME_LIMIT = 20
 """Most characters of a row's name."""
-MOST_NAME_WIDTH = 190
+MAX_NAME_WIDTH = 190
 
 REFERENCE, CANDIDATE = PALETTE["chart-reference"], PALETTE["chart-candidate"]
 _ANSWERS = {name: PALETTE[f"chart-{name}"] for name in ("right", "wrong", "unparsed")}
@@ -240,7 +240,7 @@ def _span(x: Scale, low: float, high: float, y: float) -> str:
 
 def _name_width(names: Sequence[str]) -> float:
     """Where the plot begins, to the right of the rows' names."""
-    return min(max(text_width(name, NAME_SIZE) for name in names), MOST_NAME_WIDTH) + 12
+    return min(max(text_width(name, NAME_SIZE) for name in names), MAX_NAME_WIDTH) + 12
 
 
 def _row_name(x: Scale, name: str, middle: float, gap: float = 0) -> str:

@@ -14,7 +14,7 @@ from assay.harness.offline.check import CheckResult
 from assay.harness.text import one_line, percent, two_digits
 from assay.reports.terminal import finding_lines, say
 
-MOST_REFUSALS = 3
+MAX_REFUSALS = 3
 
 
 def headline(result: CheckResult) -> str:
@@ -55,8 +55,8 @@ def not_covered(result: CheckResult) -> list[str]:
     for case, why in result.refused:
         by_words.setdefault(why, []).append(case.name)
     lines = [f"{len(names)} calls refused, for example {names[0]}: {one_line(why)}" for why, names in by_words.items()]
-    more = len(lines) - MOST_REFUSALS
-    return lines[:MOST_REFUSALS] + ([f"and {more} more refusals"] if more > 0 else [])
+    more = len(lines) - MAX_REFUSALS
+    return lines[:MAX_REFUSALS] + ([f"and {more} more refusals"] if more > 0 else [])
 
 
 def message(result: CheckResult) -> str:

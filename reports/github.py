@@ -5,7 +5,7 @@ from __future__ import annotations
 from assay.harness.judge.report import Report
 from assay.harness.text import one_line
 
-MOST = 8
+MAX_ANNOTATIONS = 8
 """GitHub shows at most ten annotations of each level per step."""
 
 
@@ -16,14 +16,14 @@ def workflow_commands(report: Report) -> str:
     """
     level = {"pass": "notice", "regression": "error"}.get(report.verdict, "warning")
     lines = [_command(level, f"assay: {report.verdict}", report.headline)]
-    for finding in report.findings[:MOST]:
+    for finding in report.findings[:MAX_ANNOTATIONS]:
         kind = "error" if finding.severity == "serious" else "warning"
         lines.append(
             _command(
                 kind, f"assay: {finding.where}", f"{finding.diagnosis.rstrip('.')}. To reproduce: {finding.reproduce}"
             )
         )
-    for check in [check for check in report.checks if check.status in ("failed", "missing")][:MOST]:
+    for check in [check for check in report.checks if check.status in ("failed", "missing")][:MAX_ANNOTATIONS]:
         lines.append(_command("warning", f"assay: {check.title}", f"{check.found}. To resolve: {check.settles}"))
     return "".join(f"{line}\n" for line in lines)
 

@@ -28,9 +28,12 @@ _STYLES = {
     "missing": "yellow", "warning": "yellow", "error": "magenta", "not checked": "dim", "info": "dim",
 }  # fmt: skip
 _PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
-_COLUMNS = ("Suite", "Verdict", "Reference", "Candidate", "Differences", "Measured (interval)", "Bound")
-MOST_EVIDENCE = 4
-MOST_LAYERS = 12
+_COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
+    ("Suite", "left"), ("Verdict", "left"), ("Reference", "right"), ("Candidate", "right"), ("Differences", "left"),
+    ("Measured (interval)", "left"), ("Bound", "left"),
+)  # fmt: skip
+MAX_EVIDENCE = 4
+MAX_LAYERS = 12
 
 
 def render(report: Report, console: Console) -> None:
@@ -66,7 +69,7 @@ def render(report: Report, console: Console) -> None:
     for finding in report.findings:
         page.line(Text(finding.severity, style=_STYLES[finding.severity]), f": {one_line(finding.where)}", indent=2)
         page.line(one_line(finding.diagnosis, 600), indent=6)
-        for line in finding.evidence[:MOST_EVIDENCE]:
+        for line in finding.evidence[:MAX_EVIDENCE]:
             page.line(f"- {one_line(line, 300)}", indent=6)
         if finding.reproduce:
             page.command(finding.reproduce, indent=6)
@@ -138,7 +141,7 @@ def _suites(page: _Page, lines: list[SuiteLine]) -> None:
 def _layers(page: _Page, layers: LayersResult) -> None:
     """Own errors by layer and cached prefix, of the layers with the largest error relative to its bound."""
     rows = [row for row in layer_rows(layers) if row.cells]
-    shown = {row.layer for row in sorted(rows, key=lambda row: -row.excess)[:MOST_LAYERS]}
+    shown = {row.layer for row in sorted(rows, key=lambda row: -row.excess)[:MAX_LAYERS]}
     for row in rows:
         if row.layer not in shown:
             continue
@@ -165,9 +168,8 @@ def _table(page: _Page, lines: list[SuiteLine]) -> Padding:
         for row in lines
     ]  # fmt: skip
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for index, title in enumerate(_COLUMNS):
+    for index, (title, justify) in enumerate(_COLUMNS):
         least = 16 if index == 0 else max(len(title), *(row[index].cell_len for row in rows))
-        justify: JustifyMethod = "right" if title in ("Reference", "Candidate") else "left"
         table.add_column(title, justify=justify, min_width=least, no_wrap=index > 0)
     for row in rows:
         table.add_row(*row)

@@ -11,7 +11,7 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.offline.check import CheckResult, check
-from assay.reports.check_text import MOST_REFUSALS, headline, message, not_covered, render, sentence
+from assay.reports.check_text import MAX_REFUSALS, headline, message, not_covered, render, sentence
 
 TOP_LEFT = fault("mask-top-left")
 
@@ -61,7 +61,7 @@ def test_a_correct_kernel_is_one_sentence() -> None:
 def test_what_is_not_covered_is_summarised() -> None:
     result = check(picky, phases=["decode"])
     lines = not_covered(result)
-    assert len(lines) == MOST_REFUSALS + 1
+    assert len(lines) == MAX_REFUSALS + 1
     assert lines[-1].endswith("more refusals")
     assert "[bold]no[/] float32" in printed(result)
     assert f"{len(result.refused)} not covered" in sentence([result])

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness.judge.report import Report
-from assay.reports.run_terminal import MOST_LAYERS, render
+from assay.reports.run_terminal import MAX_LAYERS, render
 from assay.reports.summary import suite_line
 
 
@@ -106,7 +106,7 @@ def test_of_many_layers_the_worst_are_shown(examples: ModuleType, layer_diffs: M
     report = examples.regression().model_copy(update={"layers": layer_diffs.one_head()})
     lines = [line.strip() for line in _printed(report, terminal=False).splitlines()]
     rows = [line for line in lines if re.match(r"layer +\d+  ", line)]
-    assert len(rows) == MOST_LAYERS
+    assert len(rows) == MAX_LAYERS
     assert [row.split()[1] for row in rows if "out of bounds" in row] == ["17", "29"]
     assert [int(row.split()[1]) for row in rows] == sorted(int(row.split()[1]) for row in rows)
     assert "20 more layers, none worse, in report.html" in lines
