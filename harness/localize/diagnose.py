@@ -25,8 +25,8 @@ TITLES = {
     CALL_REFUSED: "call refused",
 }
 """Findings besides the hypotheses of `assay.harness.attention.hypotheses.FAMILY`: id -> title."""
-MAX_PREFIXES, MAX_CONDITIONS = 12, 5
-"""Most cached prefixes, and most further conditions, that a finding lists."""
+MAX_PREFIXES = 12
+"""Most cached prefixes that a finding lists."""
 
 
 def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
@@ -48,8 +48,9 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
 def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
     evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
     if len(cause.conditions) > 1:
-        others = "; ".join(c.words for c in cause.conditions[1 : 1 + MAX_CONDITIONS])
-        evidence.append(f"on these calls, equivalent conditions: {others}")
+        first, second, *others = cause.conditions
+        more = f" ({len(others)} more fit as well)" if others else ""
+        evidence.append(f"on these calls, {first.words} is equivalent to {second.words}{more}")
     nonfinite = max(result.nonfinite_share for result in cause.failing)
     if nonfinite:
         evidence.append(f"not finite: up to {percent(nonfinite)} of a call's output")
