@@ -10,6 +10,7 @@ import typer
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, spec_flags
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
+from assay.harness.errors import UsageError
 
 if TYPE_CHECKING:
     from assay.harness.judge.report import Report
@@ -43,9 +44,9 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False) 
 
 def _show(made: Report, folder: Path) -> None:
     from assay.reports.run_terminal import render
-    from assay.reports.write import write_all
+    from assay.reports.write import write_reports
 
-    write_all(made, folder)
+    write_reports(made, folder)
     render(made, console)
     say(f"Report: {folder / 'report.html'}")
 
@@ -65,10 +66,18 @@ def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> N
 def backends() -> None:
     """List the attention backends and kernels."""
     from assay.harness.attention import kernels
-    from assay.harness.engines.catalog import sglang_backends
+    from assay.harness.attention.call import KernelRefused
+    from assay.harness.engines import catalog
 
-    console.print("Kernels (entry-point group assay.kernels):")
+    say("Kernels (entry-point group assay.kernels):")
     for name, path in sorted(kernels.published().items()):
-        declared = kernels.declaration(kernels.load(name))
-        console.print(f"  {name}  {'+'.join(declared.phases)}  {path}  {declared.about}", markup=False, highlight=False)
-    console.print("SGLang's own: " + ", ".join(sglang_backends()), markup=False, highlight=False)
+        try:
+            declared = kernels.declaration(kernels.load(name))
+        except KernelRefused as error:
+            say(f"  {name}  {error}")
+        else:
+            say(f"  {name}  {'+'.join(declared.phases)}  {path}  {declared.about}")
+    try:
+        say("SGLang's own: " + ", ".join(catalog.sglang_backends()))
+    except UsageError as error:
+        say(f"SGLang's own: {error}")

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from assay.harness import cli
+from assay.harness.attention import kernels
 from assay.harness.cli.app import COMMANDS, load_command
+from assay.harness.engines import catalog
 from assay.harness.engines.model import TINY_MODEL
+from assay.harness.errors import UsageError
+
+SAGE = "assay.harness.attention.sage:sage_attn"
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -107,6 +112,21 @@ def test_backends_lists_kernels_and_sglangs_own(
     out = capsys.readouterr().out
     assert "sage_attn_as_shipped" in out
     assert "torch_native" in out
+
+
+def test_backends_lists_what_it_can_where_sglang_or_a_kernel_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def not_installed() -> tuple[str, ...]:
+        raise UsageError("SGLang is not installed.", "the package sglang", "install it")
+
+    monkeypatch.setattr(catalog, "sglang_backends", not_installed)
+    monkeypatch.setattr(kernels, "published", lambda: {"gone": "no.such:kernel", "sage_attn": SAGE})
+    assert call(monkeypatch, "backends") == 0
+    out = capsys.readouterr().out
+    assert "gone  kernel 'gone' (no.such:kernel) cannot be imported: No module named 'no'" in out
+    assert f"sage_attn  extend  {SAGE}" in out
+    assert "SGLang is not installed." in out
 
 
 def test_the_builtin_model_is_complete() -> None:
