@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +11,8 @@ PHASES = ("extend", "decode")
 """Prefill, with or without a cached prefix, and decode."""
 CACHED_PREFIX_TOKENS = 16
 """A cached prefix counts from this many tokens: one alone is only the beginning-of-sequence token."""
+MIN_CACHED_SHARE = 0.5
+"""Share of the questions, prompts or shared tokens that must have come from the prefix cache to exercise that condition."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,16 @@ SEQUENCE_LENGTH = Buckets("sequence-length", "sequence length", (1, 64, 256, 102
 """All tokens of a sequence in a call, cached prefix included."""
 PLACE = ("only", "first", "between", "last")
 """A sequence's place in its batch."""
+
+
+def has_cached_prefix(prefixes: Sequence[int]) -> bool:
+    """Whether a sequence of a call has a cached prefix of at least `CACHED_PREFIX_TOKENS` tokens."""
+    return max(prefixes, default=0) >= CACHED_PREFIX_TOKENS
+
+
+def has_any_prefix(prefixes: Sequence[int]) -> bool:
+    """Whether a sequence of a call has a prefix at all, be it one token: enough for a mask to be misaligned."""
+    return any(prefixes)
 
 
 def condition_id(quantity: str, label: str) -> str:

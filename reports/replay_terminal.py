@@ -8,46 +8,45 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from assay.harness.conditions import has_cached_prefix
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest
-from assay.harness.text import one_line, two_digits
+from assay.harness.text import two_digits
+from assay.reports.terminal import finding_lines, say
 
 
 def render_replay(replay: ReplayResult, exit_code: ExitCode, console: Console) -> None:
     """Print the result of a replay, and why there is no verdict if `exit_code` says so."""
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     say(
+        console,
         f"Replayed {replay.calls} of {replay.recorded} recorded calls, {replay.with_prefix} with a cached prefix, in "
-        f"{replay.seconds:.1f} s. Worst own error: {two_digits(replay.worst)} times its bound."
+        f"{replay.seconds:.1f} s. Worst own error: {two_digits(replay.worst)} times its bound.",
     )
     for finding in replay.findings:
-        say(f"{finding.severity}: {finding.where}: {finding.diagnosis}")
-        for line in finding.evidence:
-            say(f"  - {one_line(line)}")
-        say(f"  $ {finding.reproduce}")
+        for line in (*finding_lines(finding), f"  $ {finding.reproduce}"):
+            say(console, line)
     for sentence in replay.not_tested:
-        say(f"{sentence[0].upper()}{sentence[1:]}.")
+        say(console, f"{sentence[0].upper()}{sentence[1:]}.")
     if replay.smallest:
-        say(f"Smallest failing call: {replay.smallest}")
+        say(console, f"Smallest failing call: {replay.smallest}")
     if replay.test:
-        say("As a test:")
-        say(replay.test)
+        say(console, "As a test:")
+        say(console, replay.test)
     if not replay.findings:
-        say("No findings: every own error is within its bound.")
+        say(console, "No findings: every own error is within its bound.")
     if exit_code == ExitCode.NO_VERDICT:
-        say("No verdict: no call had a cached prefix. Record a pack with the prefix cache on.")
+        say(console, "No verdict: no call had a cached prefix. Record a pack with the prefix cache on.")
 
 
 def render_pack(manifest: PackManifest, pack: Path, console: Console) -> None:
     """Print the contents of a pack by phase and cached prefix, and the command that replays it."""
     table = Table("phase", "cached prefix", "calls", "layers", "MiB")
-    strata = Counter((call.phase, "yes" if any(call.prefix) else "no") for call in manifest.calls)
+    strata = Counter((call.phase, "yes" if has_cached_prefix(call.prefix) else "no") for call in manifest.calls)
     for (phase, cached), calls in sorted(strata.items(), reverse=True):
-        here = [c for c in manifest.calls if (c.phase, "yes" if any(c.prefix) else "no") == (phase, cached)]
+        here = [
+            c for c in manifest.calls if (c.phase, "yes" if has_cached_prefix(c.prefix) else "no") == (phase, cached)
+        ]
         layers, size = len({c.layer for c in here}), sum(c.bytes for c in here) / 2**20
         table.add_row(phase, cached, str(calls), str(layers), f"{size:.1f}")
     console.print(table)
@@ -56,4 +55,4 @@ def render_pack(manifest: PackManifest, pack: Path, console: Console) -> None:
         f"Recorded {len(manifest.calls)} of {manifest.seen:,} calls{too_large}: {pack}",
         f"Replay: assay replay {pack} --candidate module:function",
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)

@@ -35,6 +35,7 @@ class CounterRow(Record):
         captured: whether the calls were in a CUDA graph, counted on the device at each replay. Their prefix is unknown there, so
             `cached_prefix` is True in decode and False in extend.
         compiled: whether ``torch.compile`` code made the calls. `cached_prefix` is set as for `captured`.
+        interpreted: whether Triton's interpreter ran the kernel, so that its time is not the kernel's.
     """
 
     backend: str
@@ -44,6 +45,7 @@ class CounterRow(Record):
     delegated_by: str = ""
     captured: bool = False
     compiled: bool = False
+    interpreted: bool = False
 
 
 class CallCount(CounterRow):

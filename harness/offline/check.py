@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
 from assay.harness.attention.matrix import cases as cases_of
-from assay.harness.conditions import PHASES
+from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.bounds import SCHEMES
 from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose
 from assay.harness.localize.guard import Guard, run_guarded
-from assay.harness.localize.kernel_runs import KernelRun, measure, worst_of
+from assay.harness.localize.kernel_runs import KernelRun, compute, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent
@@ -153,10 +153,11 @@ def check(
             given.
 
     Raises:
-        UsageError: no such kernel, phase, dtype, noise, size or device, or no case.
+        UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
+            installed.
     """
     start = time.monotonic()
-    name, loaded = find(kernel)
+    name, loaded = named(kernel)
     declared = kernels.declaration(loaded)
     if noise:
         _one_of("noise", noise, SCHEMES)
@@ -213,13 +214,13 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     Raises:
         AssertionError: the error is out of bounds; the message names the bug where a hypothesis fits.
         AssayError: its output breaks the contract.
-        UsageError: no such kernel or noise.
+        UsageError: no such kernel or noise, or a package that the kernel imports is not installed.
         KernelRefused: the kernel refuses the call.
     """
-    name, loaded = find(kernel)
+    name, loaded = named(kernel)
     if noise:
         _one_of("noise", noise, SCHEMES)
-    result = measure(call, loaded(call.clone()), kernels.declaration(loaded).noise if noise is None else noise)
+    result = measure(call, compute(loaded, call.clone()), kernels.declaration(loaded).noise if noise is None else noise)
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
         raise AssertionError(
@@ -228,19 +229,14 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
         )
 
 
-def find(kernel: str | Kernel) -> tuple[str, Kernel]:
+def named(kernel: str | Kernel) -> tuple[str, Kernel]:
     """A kernel and its name: ``module:function`` if it can be imported that way, else its own name.
 
     Raises:
         UsageError: no such kernel.
     """
     if isinstance(kernel, str):
-        try:
-            return kernel, kernels.load(kernel)
-        except KernelRefused as error:
-            raise UsageError(
-                f"{error}.", "a kernel: a published name or module:function", "see assay backends"
-            ) from None
+        return kernel, kernels.find("kernel", kernel)
     module, name = getattr(kernel, "__module__", ""), getattr(kernel, "__qualname__", type(kernel).__name__)
     path = f"{module}:{name}"
     try:
@@ -269,10 +265,9 @@ def matrix(
     for what, values, of in (("phase", phases, PHASES), ("dtype", named, known), ("size", [size], ("small", "full"))):
         for value in values:
             _one_of(what, value, of)
-    gpu = torch.cuda.is_available()
-    if device and device.startswith("cuda") and not gpu:
+    if device and device.startswith("cuda") and default_device() == "cpu":
         raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
-    on = device or ("cuda" if gpu else "cpu")
+    on = device or default_device()
     return cases_of(tuple(phases), on, [known[one] for one in named], seed, size, tuple(head_dims))
 
 
@@ -356,7 +351,7 @@ def _missing(asked: Sequence[str], declared: Sequence[str], run: KernelRun) -> l
     found = []
     for phase in asked:
         cached = [all(call.prefixes) for call in calls if call.phase == phase]
-        seen = {any(call.prefixes) for call in calls if call.phase == phase}
+        seen = {has_cached_prefix(call.prefixes) for call in calls if call.phase == phase}
         if not cached:
             why = "" if phase in declared else f" (the kernel declares {' and '.join(declared)} only)"
             found.append(f"no {phase} call was computed{why}")

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, default_device
 from assay.harness.backend import Backend
+from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.pack import RecordedCall, read_pack
@@ -39,11 +38,11 @@ def replay(
         on_first: receives the first findings at once, if there are any; they may still change.
 
     Raises:
-        UsageError: `pack` is no pack, or holds no call of a phase that the kernel computes.
-        KernelRefused: there is no such kernel.
+        UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is no pack, or holds no call
+            of a phase that the kernel computes.
     """
     reproduce = reproduce or f"assay replay {shlex.quote(str(pack))} --candidate {shlex.quote(candidate)}"
-    kernel = kernels.load(candidate)
+    kernel = kernels.find("candidate", candidate)
     phases = kernels.declaration(kernel).phases
     recorded = [one for one in read_pack(pack) if one.phase in phases]
     if not recorded:
@@ -53,7 +52,7 @@ def replay(
         found = diagnose_kernel(kernel, calls, reproduce, on_first=on_first)
         smallest, test = smallest_call(Guard(kernel, kernels.declaration(kernel)), found.run, found.findings, candidate)
         result = _result(
-            candidate, found.run, len(recorded), found.findings, found.seconds, found.first_finding_s, not_tested=()
+            Backend.parse(candidate), found.run, len(recorded), found.findings, found.seconds, found.first_finding_s, ()
         )
     return result.model_copy(update={"smallest": smallest, "test": test})
 
@@ -61,7 +60,7 @@ def replay(
 def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> ReplayResult:
     """Compare the outputs of a candidate that a server recorded with the oracle, and name what is wrong with it.
 
-    A kernel also runs here, on one call with and one without a cached prefix: recorded outputs do not show whether it is
+    A kernel also runs here, on one call with and one without a prefix: recorded outputs do not show whether it is
     deterministic and leaves its inputs alone.
 
     Args:
@@ -84,13 +83,13 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
     )
     if kernel:
         smallest = smallest_of_each([result.call for result in run.results])
-        chosen = {bool(any(call.prefixes)): call for call in reversed(smallest)}
+        chosen = {has_any_prefix(call.prefixes): call for call in reversed(smallest)}
         here = run_once(kernel, list(chosen.values()))
         run += KernelRun(tuple(repeat(kernel, result) for result in here.results), refused=here.refused)
         findings = diagnose(run, reproduce)
         not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
     seconds = time.monotonic() - start
-    return _result(candidate.name, run, recorded, findings, seconds, first_finding_s, (not_tested,))
+    return _result(candidate, run, recorded, findings, seconds, first_finding_s, (not_tested,))
 
 
 def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:
@@ -108,7 +107,7 @@ def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[int, Ke
 
 
 def _result(
-    candidate: str,
+    candidate: Backend,
     run: KernelRun,
     recorded: int,
     findings: Sequence[Finding],
@@ -117,10 +116,11 @@ def _result(
     not_tested: Sequence[str],
 ) -> ReplayResult:
     return ReplayResult(
-        candidate=candidate,
+        candidate=candidate.name,
+        noise=candidate.noise,
         calls=len(run.results),
         recorded=recorded,
-        with_prefix=sum(any(result.call.prefixes) for result in run.results),
+        with_prefix=sum(has_cached_prefix(result.call.prefixes) for result in run.results),
         worst=max((result.worst for result in run.results), default=0.0),
         bounds=tuple(bounds_of(run.results)),
         findings=tuple(findings),
@@ -138,12 +138,12 @@ def exit_code(result: ReplayResult) -> ExitCode:
 
 
 def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """The smallest and the median call of each layer and phase, with and without a cached prefix, and the worst call of each layer
+    """The smallest and the median call of each layer and phase, with and without a prefix, and the worst call of each layer
     and phase: enough to name a bug and to test the largest errors.
     """
     strata: dict[tuple[int, str, bool], list[RecordedCall]] = {}
     for one in sorted(recorded, key=lambda one: (one.call.k.shape[0], one.call.q.shape[0])):
-        strata.setdefault((one.layer, one.phase, any(one.entry.prefix)), []).append(one)
+        strata.setdefault((one.layer, one.phase, has_any_prefix(one.entry.prefix)), []).append(one)
     chosen = [stratum[at] for stratum in strata.values() for at in sorted({0, len(stratum) // 2})]
     known = {id(one) for one in chosen}
     return chosen + [one for one in recorded if one.entry.chosen == "worst" and id(one) not in known]
@@ -167,7 +167,7 @@ def _measured(one: RecordedCall, noise: str, served: bool) -> CallResult:
 
 def _on_device(call: AttentionCall) -> AttentionCall:
     """The call on the GPU, if there is one."""
-    return call.to("cuda" if torch.cuda.is_available() else "cpu")
+    return call.to(default_device())
 
 
 def _nothing(pack: Path, found: str, candidate: str) -> UsageError:

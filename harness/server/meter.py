@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.counters import ADMISSIONS, FOLDER, CounterFile, CounterRow
 from assay.harness.server.graph_counts import GraphCounts, capturing, compilable, count_call
 
@@ -56,8 +57,8 @@ def _admissions(folder: Path) -> Admissions:
 def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
     """Count every attention call of an SGLang backend object from now on, and return the object.
 
-    ``serve_kernel`` sets `backend.assay_titles` and `backend.assay_delegates`, which give the kernel's title and the delegated
-    phases. For SGLang's own backends the kernel's title is the backend's name.
+    ``serve_kernel`` sets `backend.assay_titles`, `backend.assay_delegates` and `backend.assay_interpreted`: the kernel's title, the
+    delegated phases, and whether Triton's interpreter runs it. For SGLang's own backends the kernel's title is the backend's name.
 
     Args:
         backend: the backend object.
@@ -68,6 +69,7 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
     counters, graphs, admissions = _counters(folder), _graph_counts(folder), _admissions(folder)
     titles: dict[str, str] = getattr(backend, "assay_titles", {"extend": name, "decode": name})
     delegates: dict[str, str] = getattr(backend, "assay_delegates", {})
+    interpreted: bool = getattr(backend, "assay_interpreted", False)
 
     tally = torch.zeros(1, dtype=torch.int64, device=device)
     if tally.is_cuda:
@@ -88,6 +90,7 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
                     delegated_by=name if to else "",
                     captured=captured,
                     compiled=compiled,
+                    interpreted=interpreted and not to,
                 )
                 rows[key] = counters.row(kind)
             return rows[key]
@@ -105,7 +108,7 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
             if torch.compiler.is_compiling():
                 count_call(tally, index, layer.layer_id)
                 return out
-            cached = phase == "decode" or any(forward_batch.extend_prefix_lens_cpu or ())
+            cached = phase == "decode" or has_cached_prefix(forward_batch.extend_prefix_lens_cpu or ())
             count(layer.layer_id, cached, False)
             if phase == "extend" and not capturing():
                 admissions.note(layer.layer_id, forward_batch)

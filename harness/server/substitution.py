@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
+from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.control import Setting, substitution_folder
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.server.candidates import Candidate
@@ -67,6 +68,6 @@ class Substitution:
             backend=reference,
             kernel=self._candidate.name,
             phase=call.phase,
-            cached_prefix=any(call.forward_pass.prefix),
+            cached_prefix=call.phase == "decode" or has_cached_prefix(call.forward_pass.prefix),
         )
         self._counters.add(self._counters.row(row), call.layer.layer_id)

@@ -33,7 +33,7 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(
 ) -> None:
     out = StringIO()
     replay = ReplayResult(
-        candidate="mine", calls=8, recorded=8, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
+        candidate="mine", noise="", calls=8, recorded=8, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
         seconds=1.0,
     )  # fmt: skip
     assert exit_code(replay) == code

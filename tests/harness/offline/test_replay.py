@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from assay.harness.attention.faults import fault
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
-from assay.harness.errors import UsageError
+from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
-from assay.harness.offline.replay import choose, diagnose_recorded, replay, replay_recorded
+from assay.harness.offline.replay import choose, diagnose_recorded, exit_code, replay, replay_recorded
 from assay.harness.server.pack_writer import PackWriter
 
 
@@ -24,16 +25,17 @@ def sdpa(call: AttentionCall) -> torch.Tensor:
     return oracle(call).to(call.q.dtype)
 
 
-LENS = [[(3, 0)], [(9, 0)], [(30, 0)], [(4, 20)], [(8, 40), (3, 0)]]
+Lens = list[tuple[int, int]]
+LENS: list[Lens] = [[(3, 0)], [(9, 0)], [(30, 0)], [(4, 20)], [(8, 40), (3, 0)]]
 KERNEL = fault("mask-top-left", sdpa, layers=[1], heads=[0])
 """Wrong in layer 1 and head 0, where a prefix is cached."""
 
 
-def pack(folder: Path, kernel: Kernel, layers: int = 2) -> Path:
+def pack(folder: Path, kernel: Kernel, layers: int = 2, lens_of: Sequence[Lens] = LENS) -> Path:
     """A pack that was recorded in the shadow of `kernel`."""
     source = Source(engine="e", model="m", model_hash="h", reference="r", candidate="c")
     writer = PackWriter(folder, source, 10**8)
-    for number, lens in enumerate(LENS):
+    for number, lens in enumerate(lens_of):
         for layer in range(layers):
             call = replace(call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number), layer=layer)
             seen = CallMetadata(
@@ -73,6 +75,19 @@ def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Pa
     assert result.first_finding_s is not None
     assert {(one.layer, one.phase) for one in result.bounds} == {(0, "extend"), (1, "extend")}
     assert "runs only in a server" in result.not_tested[0]
+
+
+@pytest.mark.parametrize(("prefix", "calls", "code"), [(15, 0, ExitCode.NO_VERDICT), (16, 2, ExitCode.PASS)])
+def test_a_verdict_needs_a_cached_prefix_of_16_tokens(tmp_path: Path, prefix: int, calls: int, code: ExitCode) -> None:
+    recorded = pack(tmp_path / "pack", sdpa, lens_of=[[(3, 0)], [(9, prefix)]])
+    result = replay_recorded(recorded, Backend.parse("triton"), "again")
+    assert (result.calls, result.with_prefix, exit_code(result)) == (4, calls, code)
+
+
+@pytest.mark.parametrize(("candidate", "noise"), [("triton", ""), ("sage_attn", "int8_qk")])
+def test_the_noise_that_a_candidate_declares_is_recorded(tmp_path: Path, candidate: str, noise: str) -> None:
+    recorded = pack(tmp_path / "pack", sdpa, layers=1, lens_of=[[(3, 0)], [(9, 16)]])
+    assert replay_recorded(recorded, Backend.parse(candidate), "again").noise == noise
 
 
 def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +144,11 @@ def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
     assert "def test_" in result.test
     compile(result.test, "test_it.py", "exec")
     assert not replay(tmp_path / "pack", "assay.harness.offline.timing:torch_sdpa").test
+
+
+def test_a_kernel_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No module named 'mine'"):
+        replay(pack(tmp_path / "pack", sdpa), "mine:forward")
 
 
 def test_a_pack_without_the_candidates_outputs_is_wrong_use(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def batch(rids: list[str], new: list[int], prefix: list[int]) -> Any:
 
 def test_calls_are_counted_by_phase_prefix_and_layer(tmp_path: Path) -> None:
     backend = meter(Backend(), "mine", tmp_path, "cpu")
-    cold, warm = batch(["a"], [5], [0]), batch(["b", "c"], [2, 3], [0, 7])
+    cold, warm = batch(["a"], [5], [15]), batch(["b", "c"], [2, 3], [0, 16])
     for index in range(3):
         assert backend.forward_extend("q", 0, 0, layer(index), cold, save_kv_cache=False) == "extend q False"
         backend.forward_extend("q", 0, 0, layer(index), warm)
@@ -48,8 +48,8 @@ def test_calls_are_counted_by_phase_prefix_and_layer(tmp_path: Path) -> None:
     }
     lines = [json.loads(line) for line in (tmp_path / "admissions.jsonl").read_text().splitlines()]
     assert lines == [
-        {"rids": ["a"], "new": [5], "prefix": [0]},
-        {"rids": ["b", "c"], "new": [2, 3], "prefix": [0, 7]},
+        {"rids": ["a"], "new": [5], "prefix": [15]},
+        {"rids": ["b", "c"], "new": [2, 3], "prefix": [0, 16]},
     ]
 
 
@@ -57,11 +57,17 @@ def test_a_delegated_phase_is_counted_for_the_delegate(tmp_path: Path) -> None:
     inner = Backend()
     inner.assay_titles = {"extend": "my kernel 1.0", "decode": "torch_native"}  # type: ignore[attr-defined]
     inner.assay_delegates = {"decode": "torch_native"}  # type: ignore[attr-defined]
+    inner.assay_interpreted = True  # type: ignore[attr-defined]
     backend = meter(inner, "mine", tmp_path, "cpu")
     backend.forward_extend("q", 0, 0, layer(0), batch(["a"], [5], [0]))
     backend.forward_decode("q", 0, 0, layer(0), batch([], [], []))
-    found = {(c.phase, c.backend, c.kernel, c.delegated_by) for c in read_counters(tmp_path / "counters")}
-    assert found == {("extend", "mine", "my kernel 1.0", ""), ("decode", "torch_native", "torch_native", "mine")}
+    found = {
+        (c.phase, c.backend, c.kernel, c.delegated_by, c.interpreted) for c in read_counters(tmp_path / "counters")
+    }
+    assert found == {
+        ("extend", "mine", "my kernel 1.0", "", True),
+        ("decode", "torch_native", "torch_native", "mine", False),
+    }
 
 
 def test_a_call_that_raised_is_not_counted(tmp_path: Path) -> None:
