@@ -15,6 +15,8 @@ from assay.harness.schema import Part
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
 CheckStatus = Literal["ok", "failed", "missing", "not checked"]
 Severity = Literal["info", "warning", "serious"]
+WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass")
+"""The order of verdicts, by which one stands for several."""
 
 
 def exit_code_of(verdict: Verdict) -> ExitCode:
@@ -41,7 +43,7 @@ class Decided(Part):
 
 
 class Check(Part):
-    """One condition of a pass, and whether it was met. `missing` and `failed` forbid a pass; `not checked` does not."""
+    """One requirement of a pass, and whether it was met. `missing` and `failed` forbid a pass; `not checked` does not."""
 
     id: str = Field(description='stable, such as "kernel-ran-extend"')
     title: str

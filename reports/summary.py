@@ -29,18 +29,24 @@ NOTHING = "–"
 
 
 class Mark(NamedTuple):
-    """How a verdict is shown."""
+    """How a verdict is shown.
+
+    Attributes:
+        sign: one character.
+        word: the verdict.
+        meaning: what the headline does not say about such a verdict.
+    """
 
     sign: str
     word: str
-    meaning: str
+    meaning: str = ""
 
 
 VERDICTS: dict[Verdict, Mark] = {
-    "pass": Mark("✓", "Pass", "All suites that ran pass, within the stated margins."),
-    "regression": Mark("✕", "Regression", "The candidate is worse than the reference."),
-    "inconclusive": Mark("?", "Inconclusive", "The evidence does not decide. This is not a pass."),
-    "error": Mark("!", "Error", "The run failed before it reached a verdict. This says nothing about accuracy."),
+    "pass": Mark("✓", "Pass"),
+    "regression": Mark("✕", "Regression"),
+    "inconclusive": Mark("?", "Inconclusive", "This is not a pass."),
+    "error": Mark("!", "Error", "This says nothing about accuracy."),
 }
 CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": "?", "not checked": "–"}
 _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
@@ -62,7 +68,7 @@ class SuiteLine:
 
 def suite_line(suite: SuiteResult) -> SuiteLine:
     """The row of `suite`, with its deciding metric."""
-    metric = deciding_metric(suite)
+    metric = suite.deciding_metric
     return SuiteLine(
         suite=one_line(_title(suite)),
         verdict=suite.verdict,
@@ -73,11 +79,6 @@ def suite_line(suite: SuiteResult) -> SuiteLine:
         bound=bound(metric) if metric else NOTHING,
         policy=one_line(metric.policy, 120) if metric else "",
     )
-
-
-def deciding_metric(suite: SuiteResult) -> Metric | None:
-    """The suite's first metric with a bound; None if there is none."""
-    return next((metric for metric in suite.metrics if metric.bound is not None), None)
 
 
 def accuracy(tally: Tally) -> str:
@@ -238,7 +239,7 @@ def latency_lines(latency: LatencyResult) -> list[str]:
         if not lengths.informative:
             differ = "all ran to the token limit, so they prove nothing"
         lines.append(
-            f"Answers of unforced length: candidate {lengths.candidate:.1f} tokens on average, reference "
+            f"Answer lengths when not forced: candidate {lengths.candidate:.1f} tokens on average, reference "
             f"{lengths.reference:.1f}; {differ}."
         )
     return lines

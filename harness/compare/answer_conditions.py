@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,6 @@ from assay.harness.conditions import BATCH_SIZE, CACHED_PREFIX, PROMPT_LENGTH, B
 from assay.harness.schema import Part
 from assay.harness.stats.multiple import holm
 from assay.harness.stats.share import fisher_exact_greater
-
-UNKNOWN = "unknown"
-NOT_OBSERVED = "not observed"
 
 INTACT_SHARE = 0.1
 """A condition is intact if the candidate lost at most this share of what the reference got right there."""
@@ -27,7 +25,7 @@ class _Split:
     Attributes:
         id: stable name.
         title: in prose.
-        place: of a pair: a key that sorts buckets, an unknown one last, and its bucket.
+        place: of a pair: a key that sorts buckets, which is infinite for an unknown one, and its bucket.
     """
 
     id: str
@@ -35,10 +33,10 @@ class _Split:
     place: Callable[[Pair], tuple[float, str]]
 
 
-def _number(buckets: Buckets, of: Callable[[Pair], int | None], unknown: str = UNKNOWN) -> _Split:
+def _number(buckets: Buckets, of: Callable[[Pair], int | None], unknown: str = "unknown") -> _Split:
     def place(pair: Pair) -> tuple[float, str]:
         value = of(pair)
-        return (float("inf"), unknown) if value is None else (buckets.index(value), buckets.label(value))
+        return (math.inf, unknown) if value is None else (buckets.index(value), buckets.label(value))
 
     return _Split(buckets.id, buckets.title, place)
 
@@ -46,7 +44,7 @@ def _number(buckets: Buckets, of: Callable[[Pair], int | None], unknown: str = U
 _SPLITS = (
     _number(CACHED_PREFIX, lambda p: p.candidate.cached_tokens),
     _number(PROMPT_LENGTH, lambda p: p.candidate.prompt_tokens),
-    _number(BATCH_SIZE, lambda p: p.candidate.batch_size, NOT_OBSERVED),
+    _number(BATCH_SIZE, lambda p: p.candidate.batch_size, "not observed"),
     _Split("group", "group", lambda p: (0, p.item.group)),
 )
 
@@ -58,6 +56,7 @@ class ConditionRow(Part):
     by: str = Field(description='stable id of the quantity that splits the items: "cached-prefix", ..., "group"')
     title: str = Field(description='the quantity in prose, such as "cached prefix"')
     bucket: str = Field(description='such as ">= 16"')
+    known: bool = Field(True, description="whether the quantity is known for these items")
     items: int
     reference_right: int
     candidate_right: int
@@ -84,6 +83,7 @@ def _row(split: _Split, bucket: str, pairs: Sequence[Pair]) -> ConditionRow:
         by=split.id,
         title=split.title,
         bucket=bucket,
+        known=split.place(pairs[0])[0] < math.inf,
         items=len(pairs),
         reference_right=sum(p.right("reference") for p in pairs),
         candidate_right=sum(p.right("candidate") for p in pairs),
@@ -100,7 +100,6 @@ class Telling:
         by: stable name of what the items were split by.
         title: the same in prose.
         broken: conditions under which the candidate loses more than elsewhere, worst first.
-        intact: conditions under which it loses at most `INTACT_SHARE`.
         p_value: of the worst condition, corrected for the number of conditions.
         summary: a sentence, without its full stop.
     """
@@ -108,7 +107,6 @@ class Telling:
     by: str
     title: str
     broken: tuple[ConditionRow, ...]
-    intact: tuple[ConditionRow, ...]
     p_value: float
     summary: str
 
@@ -125,7 +123,7 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
         rows: from `by_condition`.
         alpha: corrected p value below which a bucket is broken.
     """
-    known = [row for row in rows if row.bucket not in (UNKNOWN, NOT_OBSERVED) and row.reference_right]
+    known = [row for row in rows if row.known and row.reference_right]
     tested = [(row, others) for row in known if (others := [o for o in known if o.by == row.by and o != row])]
     if not tested:
         return None
@@ -138,12 +136,11 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
             key=lambda entry: (entry[0], -_share_lost(entry[1])),
         )
         worst = [row for _, row in broken]
-        intact = tuple(row for row in known if row.by == by and row not in worst and _share_lost(row) <= INTACT_SHARE)
+        intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= INTACT_SHARE]
         if worst and intact:
             title = worst[0].title
-            found.append(
-                Telling(by, title, tuple(worst), intact, broken[0][0], _summary(title, worst, intact, broken[0][0]))
-            )
+            p_value = broken[0][0]
+            found.append(Telling(by, title, tuple(worst), p_value, _summary(title, worst, intact, p_value)))
     # Of two equivalent splits, the one that comes first in `_SPLITS` is nearer to a cause.
     return min(found, key=lambda telling: telling.p_value, default=None)
 

@@ -32,16 +32,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairing:
-    """The pairs, and the ids of the items that could not be compared, by reason.
+    """The pairs of a suite, and the items that cannot be compared although they were answered.
 
     Attributes:
         pairs: in the order of the items.
-        unanswered: items that at least one role has not answered.
-        mismatched: items whose prompt is not the same in item, reference answer and candidate answer.
+        mismatched: ids of the items whose prompt is not the same in item, reference answer and candidate answer.
     """
 
     pairs: tuple[Pair, ...]
-    unanswered: tuple[str, ...]
     mismatched: tuple[str, ...]
 
 
@@ -60,7 +58,7 @@ def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "mmlu"
             if key in answered:
                 _refuse_second(f"two answers of the {answer.role} to {answer.item}")
             answered[key] = answer
-    pairs, unanswered, mismatched = [], [], []
+    pairs, mismatched = [], []
     seen = set()
     for item in items:
         if item.suite != suite:
@@ -70,12 +68,12 @@ def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "mmlu"
         seen.add(item.id)
         reference, candidate = answered.get(("reference", item.id)), answered.get(("candidate", item.id))
         if reference is None or candidate is None:
-            unanswered.append(item.id)
-        elif not item.prompt_hash == reference.prompt_hash == candidate.prompt_hash:
+            continue
+        if not item.prompt_hash == reference.prompt_hash == candidate.prompt_hash:
             mismatched.append(item.id)
         else:
             pairs.append(Pair(item, reference, candidate))
-    return Pairing(tuple(pairs), tuple(unanswered), tuple(mismatched))
+    return Pairing(tuple(pairs), tuple(mismatched))
 
 
 def _refuse_second(what: str) -> None:

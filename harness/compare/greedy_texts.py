@@ -26,7 +26,7 @@ class TextDivergence(Part):
         "among the other's best alternatives, the criterion of vLLM's check_logprobs_close; else \"apart\""
     )
     position: int = Field(
-        description="index of the first differing token; after the end where one generation ended earlier"
+        description="index of the first differing token; if one generation ended earlier, the index after its last token"
     )
     gap: float | None = Field(
         description="log-probability of the reference's token minus that of the candidate's, in the reference, in nats; null "

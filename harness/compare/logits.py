@@ -31,10 +31,8 @@ from assay.harness.stats.share import wilson
 
 Array = npt.NDArray[np.float64]
 
-LEAST_MASS = 2.0**-20
+MIN_MASS = 2.0**-20
 """Probability below which the bucket of all other tokens is rounding error: it is one minus a sum of k float32 numbers."""
-ALPHA = 0.05
-"""One minus the level of the interval of the same-top-1 share."""
 
 
 class LogitsRow(Part):
@@ -87,7 +85,7 @@ def merged_kl(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> Array:
     """KL_k at each position, in nats (see the module).
 
     Computed as the sum of p (e^d - 1 - d) with d = log q - log p, which is the same sum where both sides add up to 1; each term
-    is at least 0, so nothing cancels. A bucket of less than `LEAST_MASS` counts as that much, which can only lower the result.
+    is at least 0, so nothing cancels. A bucket of less than `MIN_MASS` counts as that much, which can only lower the result.
 
     Args:
         reference: log-probabilities of the reference's k most probable tokens, [..., k].
@@ -108,7 +106,7 @@ def _terms(log_p: Array, log_q: Array) -> Array:
 
 
 def _log_rest(logprobs: Array) -> Array:
-    return np.asarray(np.log(np.maximum(1.0 - np.exp(logprobs).sum(axis=-1), LEAST_MASS)))
+    return np.asarray(np.log(np.maximum(1.0 - np.exp(logprobs).sum(axis=-1), MIN_MASS)))
 
 
 def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | None:
@@ -133,8 +131,8 @@ def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | 
     return float(math.sqrt(groups / (groups - 1) * (sums @ sums)) / len(values))
 
 
-def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[float, float]:
-    """Wilson's interval of a share, of level ``1 - ALPHA``, for the effective number of independent items.
+def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float) -> tuple[float, float]:
+    """Wilson's interval of a share, of level ``1 - alpha``, for the effective number of independent items.
 
     The effective number is share (1 - share) / stderr^2, between the number of clusters and the number of values. Where all values
     are the same, their dependence is unknown, and it is the number of clusters.
@@ -145,6 +143,7 @@ def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[float,
     Args:
         same: booleans, [n], at least one.
         clusters: number of each value's cluster, [n].
+        alpha: error rate of the interval.
     """
     same = np.asarray(same, np.float64)
     share, groups = float(same.mean()), len(np.unique(clusters))
@@ -153,11 +152,13 @@ def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[float,
     if 0 < share < 1 and error is not None:
         effective = max(effective, share * (1 - share) / error**2 if error else math.inf)
     items = min(effective, len(same))
-    interval = wilson(share * items, items, ALPHA)
+    interval = wilson(share * items, items, alpha)
     return interval.low, interval.high
 
 
-def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = None) -> LogitsComparison:
+def compare_roles(
+    reference: Logits, candidate: Logits, again: Logits | None = None, *, alpha: float
+) -> LogitsComparison:
     """Compare the candidate's scoring with the reference's, condition by condition.
 
     Sequences for which a server did not cache what the condition requires are left out, and reported.
@@ -165,7 +166,8 @@ def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = N
     Args:
         reference: the reference's scoring.
         candidate: the candidate's, of the same sequences.
-        again: the reference's second scoring, for the floor.
+        again: the reference's second scoring, for the floor; None without one.
+        alpha: error rate of the interval of the same-top-1 share.
 
     Raises:
         EvidenceError: the scorings are not of the same tokens.
@@ -183,7 +185,7 @@ def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = N
             if again:
                 same = [i for i in held if _all_honour(scorings, i, condition)]
                 floor = _mean(_kl(reference, again, condition, same)) if same else None
-            rows.append(_row(condition, reference, candidate, held, floor))
+            rows.append(_row(condition, reference, candidate, held, floor, alpha))
     return LogitsComparison(tuple(rows), tuple(missing))
 
 
@@ -208,13 +210,13 @@ def _not_honoured(condition: Condition, reference: Logits, candidate: Logits, he
     everything = range(len(reference.header.sequences))
     out = [i for i in everything if i not in set(held)]
     said = " and ".join(
-        f"the {role.header.role} {min(counts)} to {max(counts)}"
+        f"the {role.header.role} had {min(counts)} to {max(counts)}"
         for role in (reference, candidate)
         for counts in [[role.header.sequences[i].cached[condition] for i in out]]
     )
     wanted = f"at most {COLD_MOST}" if condition == "cold" else f"at least {CACHED_PREFIX_TOKENS}"
     which = "logits" if not held else f"logits of {len(out)} of {len(everything)} sequences"
-    return f"{which}, {condition}: {wanted} cached tokens were required; {said} took from the cache"
+    return f"{which}, {condition}: {wanted} cached tokens were required; {said}"
 
 
 def _rows(logits: Logits, condition: Condition, indices: Sequence[int]) -> Positions:
@@ -235,7 +237,12 @@ def _mean(kl: Array) -> float | None:
 
 
 def _row(
-    condition: Condition, reference: Logits, candidate: Logits, indices: Sequence[int], floor: float | None
+    condition: Condition,
+    reference: Logits,
+    candidate: Logits,
+    indices: Sequence[int],
+    floor: float | None,
+    alpha: float,
 ) -> LogitsRow:
     sequences = [reference.header.sequences[i] for i in indices]
     clusters = np.repeat(np.arange(len(sequences)), [sequence.positions for sequence in sequences])
@@ -253,7 +260,7 @@ def _row(
         )  # fmt: skip
     at = int(np.nanargmax(np.where(finite, kl, math.nan)))
     same = (p.best == q.best)[finite]
-    low, high = share_interval(same, clusters[finite])
+    low, high = share_interval(same, clusters[finite], alpha)
     change = np.exp(q.token[finite], dtype=np.float64) - np.exp(p.token[finite], dtype=np.float64)
     median, p90, p99, p999 = (float(np.quantile(kl[finite], share)) for share in (0.5, 0.9, 0.99, 0.999))
     return LogitsRow(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from assay.harness.backend import Backend
 from assay.harness.baselines import calls_of, measured_roles, status_of
-from assay.harness.compare.answers import Pair, pair
+from assay.harness.compare.answers import Pair, Pairing, pair
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.evidence.records import ROLES, Answer, Item, Role, Suite
 from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
 from assay.harness.judge.call_counts import call_summaries
@@ -26,14 +24,16 @@ from assay.harness.judge.own_error import LayerDiff, layer_diff
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
 from assay.harness.verdict import Check, Finding
 
+ANSWERED: tuple[Suite, ...] = ("mmlu", "greedy")
+"""Suites that compare both servers' answers."""
+
 
 @dataclass(frozen=True)
 class _Evidence:
     """What a run's folder holds, read once.
 
     Attributes:
-        questions: pairs of answers to multiple-choice questions.
-        greedy: pairs of greedy texts.
+        pairings: pairs of answers to multiple-choice questions and of greedy texts, by suite.
         servers: by role; empty for a role whose server never started.
         counts: attention calls by role.
         argument_differences: server arguments that differ beyond the backend.
@@ -44,12 +44,16 @@ class _Evidence:
     spec: RunSpec
     items: Sequence[Item]
     answers: Sequence[Answer]
-    questions: Sequence[Pair]
-    greedy: Sequence[Pair]
+    pairings: Mapping[Suite, Pairing]
     servers: Mapping[Role, ServerManifest]
     counts: Mapping[Role, Sequence[CallCount]]
     argument_differences: dict[str, tuple[str, str]]
     layers: LayerDiff | None
+
+    @property
+    def questions(self) -> Sequence[Pair]:
+        """Pairs of answers to multiple-choice questions."""
+        return self.pairings["mmlu"].pairs
 
 
 def build(folder: RunFolder) -> Report:
@@ -63,7 +67,7 @@ def build(folder: RunFolder) -> Report:
     latency = latency_suite(folder, spec)
     evidence = _read(folder, spec, timed=latency.result is not None)
     suites = _suites(evidence)
-    latency = disbelieve(latency, spec, [suite.title for suite in suites if suite.verdict == "regression"])
+    latency = disbelieve(latency, spec, [suite for suite in suites if suite.verdict == "regression"])
     suites += [latency.suite] if latency.suite else []
     checks = _checks(evidence, suites, latency)
     judgement = decide(spec.candidate, suites, checks, progress.failure)
@@ -73,7 +77,7 @@ def build(folder: RunFolder) -> Report:
         headline=judgement.headline,
         reasons=judgement.reasons,
         run_id=manifest.run_id,
-        created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        created=manifest.created,
         seconds=progress.seconds,
         reference=_server(spec.reference, servers.get("reference"), counts["reference"]),
         candidate=_server(
@@ -113,8 +117,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
         spec=spec,
         items=items,
         answers=answers,
-        questions=pair(items, answers).pairs,
-        greedy=pair(items, answers, "greedy").pairs,
+        pairings={suite: pair(items, answers, suite) for suite in ANSWERED},
         servers=servers,
         counts=counts,
         argument_differences=differences(servers["reference"].arguments, servers["candidate"].arguments)
@@ -128,8 +131,8 @@ def _suites(evidence: _Evidence) -> list[SuiteResult]:
     """The suites that ran, except latency, which depends on their verdicts."""
     spec, status = evidence.spec, status_of(evidence.folder)
     suites = [accuracy_suite(spec, evidence.questions)] if evidence.questions else []
-    if evidence.greedy:
-        suites.append(greedy_suite(spec, evidence.greedy, evidence.answers))
+    if texts := evidence.pairings["greedy"].pairs:
+        suites.append(greedy_suite(spec, texts, evidence.answers))
     if evidence.layers:
         suites.append(evidence.layers.suite)
     if status is not None and (accepted := baseline_suite(evidence.folder, spec, status)):
@@ -139,7 +142,7 @@ def _suites(evidence: _Evidence) -> list[SuiteResult]:
 
 def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: LatencySuite) -> list[Check]:
     spec, layers = evidence.spec, evidence.layers
-    compared = {"mmlu", "greedy"} & set(spec.suites)
+    compared = [suite for suite in ANSWERED if suite in spec.suites]
     checks = _answer_checks(evidence, compared) if compared else []
     if "mmlu" in compared or layers is None:
         checks.append(rules.check_cached_prefix([one.candidate for one in evidence.questions]))
@@ -161,18 +164,18 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
     ]
 
 
-def _answer_checks(evidence: _Evidence, compared: set[str]) -> list[Check]:
+def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check]:
     """The checks of a run that compares answers of two servers."""
-    servers, counts, spec = evidence.servers, evidence.counts, evidence.spec
-    started = not (Backend.parse(spec.reference).is_url or Backend.parse(spec.candidate).is_url)
+    servers, counts = evidence.servers, evidence.counts
     stored = "reference" not in measured_roles(evidence.folder)
-    asked = [(item.suite, role, item.id) for item in evidence.items if item.suite in compared for role in ROLES]
-    answered = {(answer.suite, answer.role, answer.item) for answer in evidence.answers if answer.repeat == 0}
+    asked = [(i.suite, role, i.id, i.prompt_hash) for i in evidence.items if i.suite in compared for role in ROLES]
+    answered = {(a.suite, a.role, a.item, a.prompt_hash) for a in evidence.answers if a.repeat == 0}
+    mismatched = [item for suite in compared for item in evidence.pairings[suite].mismatched]
     return [
         *rules.check_kernel_ran(servers.get("candidate"), counts["candidate"], counts["reference"]),
         *rules.check_compiled(servers, counts),
-        rules.check_same_servers(servers, evidence.argument_differences, started, stored),
-        rules.check_all_answered(len(asked), sum(key in answered for key in asked)),
+        rules.check_same_servers(servers, evidence.argument_differences, stored),
+        rules.check_all_answered(len(asked), sum(key in answered for key in asked), mismatched),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The checks: conditions of a pass that no suite measures. Pure functions of the evidence."""
+"""The checks: requirements of a pass that no suite measures. Pure functions of the evidence."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS
+from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.decide import ACCURACY_TESTED
+from assay.harness.text import percent
 from assay.harness.verdict import Check
 
-CACHED_SHARE = 0.5
-"""Share of the questions that must have met a cached prefix."""
-COMPILED_SHARE = 0.5
-"""Share of each server's decode calls that must have been compiled: capturing graphs alone compiles some."""
+MIN_COMPILED_SHARE = 0.5
+"""More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some."""
 
 NOT_CHECKED = (
     Check(
@@ -36,14 +35,14 @@ def check_layers(
     """Whether the candidate's output was compared with the reference's, on the same inputs, in every layer.
 
     Args:
-        suites: suites that were asked for.
+        suites: suites that were requested.
         errors: the candidate's errors on the reference's inputs; None without a layer diff.
         claimed: phases that the candidate claims to compute.
         expected: layers that called attention.
     """
     id_, title = "layers-compared", "every layer's output was compared"
     if "layers" not in suites:
-        found = "the suite layers was not asked for"
+        found = "the suite layers was not requested"
         return Check(id=id_, title=title, status="not checked", found=found, settles="add layers to --suites")
     if errors is None:
         found, settles = "no server could be instrumented", "let assay start the reference, without a URL"
@@ -69,7 +68,7 @@ def _layers_of(errors: ShadowErrors, phase: str) -> set[int]:
 
 
 def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
-    """Whether logits were compared if they were asked for; empty where they were compared, or not asked for."""
+    """Whether logits were compared if they were requested; empty where they were compared, or not requested."""
     if scored or "logits" not in suites:
         return []
     return [
@@ -79,7 +78,7 @@ def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
             status="not checked",
             found="nothing was scored"
             if "layers" in suites
-            else "logits are compared with the suite layers, which was not asked for",
+            else "logits are scored only with the suite layers, which was not requested",
             settles="set --suites to logits and layers, with some greedy prompts, on servers that assay starts",
         )
     ]
@@ -94,7 +93,7 @@ def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
             id=ACCURACY_TESTED,
             title="accuracy was tested",
             status="not checked",
-            found="the suite mmlu was not asked for",
+            found="the suite mmlu was not requested",
             settles="assay run, or add mmlu to --suites",
         )
     ]
@@ -126,7 +125,7 @@ def check_kernel_ran(
     """
     if server is None:
         return [_kernel_unknown("its server never started", "start it; see candidate.log for why it did not")]
-    if not server.claimed_phases:
+    if not server.started:
         found = f"{server.backend} is a server that assay did not start and cannot instrument"
         return [_kernel_unknown(found, "let assay start the candidate, by its backend's name")]
     return [_check_phase(phase, server, counts, reference) for phase in server.claimed_phases]
@@ -188,13 +187,13 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
         decode = [count for count in counts[role] if count.phase == "decode"]
         compiled = total_calls(count for count in decode if count.compiled)
         shares.append(f"{compiled:,} of {total_calls(decode):,} decode calls of the {role}")
-        met = met and compiled > COMPILED_SHARE * total_calls(decode)
+        met = met and compiled > MIN_COMPILED_SHARE * total_calls(decode)
     return [
         Check(
             id="decode-compiled",
             title="decode ran compiled, as --enable-torch-compile asks",
             status="ok" if met else "missing",
-            found=", ".join(shares),
+            found=f"{', '.join(shares)}; more than {percent(MIN_COMPILED_SHARE)} of each are needed",
             settles=""
             if met
             else "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none",
@@ -205,7 +204,6 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
 def check_same_servers(
     servers: Mapping[Role, ServerManifest],
     differences: Mapping[str, tuple[str, str]],
-    started: bool,
     stored: bool = False,
 ) -> Check:
     """Whether both servers had the same weights, tokenizer and flags except for the backend.
@@ -213,47 +211,59 @@ def check_same_servers(
     Args:
         servers: by role.
         differences: arguments that differ beyond the backend.
-        started: whether assay started both, from one model folder; of other servers it knows nothing.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
     """
     id_, title = "same-servers", "both servers had the same model and flags except for the backend"
     if len(servers) < 2:
         found, settles = "not both servers started", "start both; see the servers' logs"
         return Check(id=id_, title=title, status="missing", found=found, settles=settles)
-    if not started:
+    if not all(server.started for server in servers.values()):  # of other servers, nothing is known
         found = "at least one server was not started by assay"
         return Check(id=id_, title=title, status="missing", found=found, settles="let assay start both servers")
     if differences:
         found = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
-        settles = "run with only the backend different"
+        settles = "run again so that only the backend differs"
         return Check(id=id_, title=title, status="failed", found=found, settles=settles)
     compared = len(servers["reference"].arguments)
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
     return Check(id=id_, title=title, status="ok", found=f"{same}; {compared} server arguments agree")
 
 
-def check_all_answered(asked: int, answered: int) -> Check:
-    """Whether both roles answered every question."""
+def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
+    """Whether both roles answered every question.
+
+    Args:
+        asked: questions, counted once for each role.
+        answered: answers to these questions, with the same prompt.
+        mismatched: items that a role answered with another prompt.
+    """
     complete = bool(asked) and answered == asked
+    found, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
+    if mismatched:
+        found += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
+        settles = "run again with a new --out: these answers are not of this run's questions"
     return Check(
         id="all-answered",
         title="both servers answered every question",
         status="ok" if complete else "missing",
-        found=f"{answered} of {asked}",
-        settles="" if complete else "repeat the command, which resumes where it stopped",
+        found=found,
+        settles="" if complete else settles,
     )
 
 
 def check_cached_prefix(answers: Sequence[Answer]) -> Check:
-    """Whether the candidate's questions met a cached prefix, as the server reports it."""
+    """Whether enough of the candidate's questions hit a cached prefix, according to the server."""
     known = [answer for answer in answers if answer.cached_tokens is not None]
     met = [answer for answer in known if (answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS]
-    found = f"{len(met)} of {len(answers)} questions had at least {CACHED_PREFIX_TOKENS} cached tokens"
+    found = (
+        f"{len(met)} of {len(answers)} questions had at least {CACHED_PREFIX_TOKENS} cached tokens; "
+        f"{percent(MIN_CACHED_SHARE)} of them are needed"
+    )
     if not known:
         found = "the server did not report how many tokens were cached"
         return _cached_prefix(False, found, "use a server that reports cached tokens (--enable-cache-report)")
     settles = "keep the prefix cache on (without --disable-radix-cache), and questions that share a header"
-    return _cached_prefix(len(met) >= CACHED_SHARE * len(answers), found, settles)
+    return _cached_prefix(len(met) >= MIN_CACHED_SHARE * len(answers), found, settles)
 
 
 def check_cached_prefix_of_layers(errors: ShadowErrors) -> Check:

@@ -11,9 +11,11 @@ from assay.harness.evidence.records import Answer
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.stats.decision import decide_share
 
+_APART = "texts-apart"
+
 
 def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]) -> SuiteResult:
-    """Whether few enough texts are apart, by the policy's greedy margin. Ties and near-equal tokens do not count.
+    """Whether few enough texts differ by more than noise, by the policy's greedy margin. Ties and near-equal tokens do not count.
 
     Args:
         spec: of the run.
@@ -25,8 +27,9 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
     floor = max(floors, default=0.0)
     differing = [(p, d) for p in pairs if (d := compare_text(p.reference.tokens, p.candidate.tokens, floor))]
     kinds = [divergence.kind for _, divergence in differing]
+    apart = kinds.count("apart")
     decision = decide_share(
-        kinds.count("apart"), len(pairs), spec.greedy_margin, spec.alpha, items="greedy texts", bad_are="are apart"
+        apart, len(pairs), spec.greedy_margin, spec.alpha, items="greedy texts", bad_clause="differ by more than noise"
     )
     first = min((divergence.position for _, divergence in differing), default=None)
     return SuiteResult(
@@ -37,8 +40,8 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
         why=f"{decision.why} Policy: {spec.policy_line('greedy_margin')}.",
         metrics=(
             Metric(
-                id="texts-apart",
-                title="texts apart",
+                id=_APART,
+                title="texts that differ by more than noise",
                 value=100 * decision.share,
                 text=f"{100 * decision.share:.1f} %",
                 low=100 * decision.interval.low,
@@ -46,7 +49,8 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
                 bound=100 * spec.greedy_margin,
                 bound_is="most",
                 policy=spec.policy_line("greedy_margin"),
-                explain=f"{kinds.count('apart')} of {len(pairs)} texts: a role's token is not among the other's best five",
+                explain=f"{apart} of {len(pairs)} texts: at the first difference, a role's token is not among the other's best "
+                "five",
             ),
             Metric(
                 id="texts-equal",
@@ -64,6 +68,7 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
                 explain=f"Largest log-probability change of the reference asked twice, over {len(floors)} prompts",
             ),
         ),
+        decided_by=_APART,
         divergences=tuple(_row(p, divergence) for p, divergence in differing),
     )
 

@@ -19,6 +19,7 @@ from assay.harness.compare.blocks import (
     side_by_side,
     throughputs,
 )
+from assay.harness.conditions import MIN_CACHED_SHARE
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
 from assay.harness.errors import EvidenceError
@@ -30,11 +31,7 @@ from assay.harness.judge.checks import check_compiled, check_kernel_ran, check_s
 from assay.harness.judge.decide import Outcome, decide
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
-from assay.harness.verdict import Check, Finding, Verdict
-
-CACHED_SHARE = 0.5
-"""Share of a shape's shared tokens that must have come from the cache."""
-_WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass")
+from assay.harness.verdict import WORST_FIRST, Check, Finding
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
@@ -180,7 +177,7 @@ def _cached(blocks: Sequence[Block]) -> float | None:
 
 def _outcome(rows: Sequence[LatencyRow]) -> Outcome:
     """The verdict of a load: the worst of its metrics', and the metrics that made it, or the one nearest to the bound."""
-    verdict = min((row.verdict for row in rows), key=_WORST_FIRST.index)
+    verdict = min((row.verdict for row in rows), key=WORST_FIRST.index)
     made = [row for row in rows if row.verdict == verdict]
     if verdict == "pass":
         made = [max(made, key=lambda row: row.high or 0.0)]
@@ -194,21 +191,20 @@ def _outcome(rows: Sequence[LatencyRow]) -> Outcome:
 
 def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
     servers = {server.role: server for server in manifest.servers}
-    started = all(server.launch_command for server in manifest.servers)
     found: dict[str, tuple[str, str]] = {}
     if len(servers) == 2:
         found = differences(servers["reference"].arguments, servers["candidate"].arguments)
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
-    checks.append(check_same_servers(servers, found, started))
-    interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if "interpreter" in count.kernel})
+    checks.append(check_same_servers(servers, found))
+    interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         checks.append(
             Check(
                 id="device-kernels",
                 title="kernels ran on the device, not interpreted",
                 status="failed",
-                found=f"{', '.join(interpreted)}: its time is the interpreter's, not the kernel's",
+                found=f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's",
                 settles="run with --device cuda",
             )
         )
@@ -234,7 +230,7 @@ def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
-    least = CACHED_SHARE * load.shared_tokens / load.prompt_tokens
+    least = MIN_CACHED_SHARE * load.shared_tokens / load.prompt_tokens
     shares: dict[Role, float | None] = {"reference": load.reference_cached, "candidate": load.candidate_cached}
     met = all(share is not None and share >= least for share in shares.values())
     reported = ", ".join(
@@ -250,7 +246,7 @@ def _check_shared_prefix(load: LoadRow) -> Check:
 
 
 def _check_lengths(lengths: AnswerLengths) -> Check:
-    id_, title = "answer-lengths", "answers of unforced length are as long as the reference's"
+    id_, title = "answer-lengths", "without a forced length, the candidate's answers are as long as the reference's"
     if not lengths.informative:
         return Check(
             id=id_,
@@ -300,9 +296,9 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
                 id="answer-lengths",
                 title="answers differ in length",
                 severity="warning",
-                where="answers of unforced length",
-                diagnosis=f"The candidate's answers are {'shorter' if shorter else 'longer'}: timing complete answers makes it "
-                f"look {'faster' if shorter else 'slower'} than it is. The ratios here are of answers of one forced length.",
+                where="answer lengths when not forced",
+                diagnosis=f"The candidate's answers are {'shorter' if shorter else 'longer'}: timed on complete answers, it would "
+                f"look {'faster' if shorter else 'slower'} than it is. These ratios were measured at one forced length.",
                 evidence=(_lengths_text(lengths),),
                 reproduce=manifest.command,
             )

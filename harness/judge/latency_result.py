@@ -15,14 +15,13 @@ from assay.harness.compare.blocks import TimeMetric
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement
 from assay.harness.schema import RULE, Part
-from assay.harness.verdict import Check, Finding, Verdict
+from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
 
 SCHEMA: Literal["assay.bench/2"] = "assay.bench/2"
-_SEVERITY: dict[Verdict, int] = {"pass": 0, "inconclusive": 1, "error": 2, "regression": 3}
 
 
 class LatencyRow(Part):
-    """One metric of one shape at one concurrency: the ratio candidate over reference, above 1 is slower."""
+    """One metric of one load: the ratio candidate over reference, above 1 is slower."""
 
     shape: str
     concurrency: int
@@ -51,7 +50,7 @@ class LatencyRow(Part):
 
 
 class LoadRow(Part):
-    """One shape at one concurrency: what was asked, and the throughputs."""
+    """One load: what was asked, and the throughputs."""
 
     shape: str
     prompt_tokens: int
@@ -120,7 +119,7 @@ def worst_ratio(latency: LatencyResult) -> LatencyRow | None:
     """The ratio that decided: of those with the worst verdict the one whose interval reaches furthest up."""
     return max(
         latency.rows,
-        key=lambda row: (_SEVERITY[row.verdict], math.inf if row.high is None else row.high, row.ratio or 0.0),
+        key=lambda row: (-WORST_FIRST.index(row.verdict), math.inf if row.high is None else row.high, row.ratio or 0.0),
         default=None,
     )
 

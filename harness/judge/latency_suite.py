@@ -17,6 +17,8 @@ from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.verdict import Check, CheckStatus
 
+_WORST = "worst-time-ratio"
+
 
 @dataclass(frozen=True)
 class LatencySuite:
@@ -48,13 +50,13 @@ def latency_suite(folder: RunFolder, spec: RunSpec) -> LatencySuite:
     return LatencySuite(result, _suite(spec, result), (_check("ok", found),))
 
 
-def disbelieve(latency: LatencySuite, spec: RunSpec, wrong: Sequence[str]) -> LatencySuite:
+def disbelieve(latency: LatencySuite, spec: RunSpec, wrong: Sequence[SuiteResult]) -> LatencySuite:
     """A pass of the latency suite proves nothing if the candidate computes something else.
 
     Args:
         latency: as judged without the other suites.
         spec: of the run.
-        wrong: titles of the suites that found the candidate's answers or outputs wrong.
+        wrong: the suites that found the candidate's answers or outputs wrong.
     """
     if not wrong or latency.result is None or latency.result.verdict != "pass":
         return latency
@@ -70,10 +72,10 @@ def servers_of(folder: RunFolder) -> tuple[dict[Role, ServerManifest], dict[Role
     return servers, {role: bench.counters(role) for role in servers}
 
 
-def _no_gain(result: LatencyResult, wrong: Sequence[str]) -> str:
+def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
     """Why the times of a candidate that computes something else are no gain."""
     faster = any(row.high is not None and row.high < 1 for row in result.rows)
-    suites = f"wrong answers ({', '.join(wrong)})"
+    suites = f"wrong answers ({', '.join(suite.title for suite in wrong)})"
     return f"No speed-up: {suites}." if faster else f"{suites[0].upper()}{suites[1:]}: the times prove nothing."
 
 
@@ -95,6 +97,7 @@ def _suite(spec: RunSpec, result: LatencyResult) -> SuiteResult:
         verdict=result.verdict,
         why=_why(result),
         metrics=_metrics(spec, result),
+        decided_by=_WORST if result.rows else "",
     )
 
 
@@ -115,7 +118,7 @@ def _metrics(spec: RunSpec, result: LatencyResult) -> tuple[Metric, ...]:
         return ()
     return (
         Metric(
-            id="worst-time-ratio",
+            id=_WORST,
             title="worst ratio of times",
             value=worst.ratio,
             text="not measured" if worst.ratio is None else f"{worst.ratio:.3f} times",

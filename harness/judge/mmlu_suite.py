@@ -13,6 +13,8 @@ from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.stats.decision import Decision, decide_accuracy
 from assay.harness.verdict import Finding
 
+_LOSS = "loss-of-accuracy"
+
 
 def accuracy_suite(spec: RunSpec, pairs: Sequence[Pair]) -> SuiteResult:
     """Whether the candidate's accuracy is non-inferior, within the policy's margin."""
@@ -34,6 +36,7 @@ def accuracy_suite(spec: RunSpec, pairs: Sequence[Pair]) -> SuiteResult:
         verdict=decision.verdict,
         why=f"{decision.why} Policy: {spec.policy_line('margin')}.",
         metrics=_metrics(spec, decision, tallies, flipped),
+        decided_by=_LOSS,
         tallies=tallies,
         conditions=tuple(by_condition(pairs)),
         flips=(*(_flip(one, "lost") for one in flipped.lost), *(_flip(one, "gained") for one in flipped.gained)),
@@ -54,7 +57,7 @@ def _metrics(spec: RunSpec, decision: Decision, tallies: tuple[Tally, Tally], fl
     ]
     return (
         *accuracies,
-        loss_metric(spec, decision, "loss-of-accuracy", "loss of accuracy", "Reference minus candidate"),
+        loss_metric(spec, decision, _LOSS, "loss of accuracy", "Reference minus candidate"),
         Metric(
             id="flips",
             title="flips",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from assay.harness.backend import Backend
 from assay.harness.compare.logits import LogitsComparison, LogitsRow, compare_roles
 from assay.harness.compare.traces import compare, joined, split
 from assay.harness.config import RunSpec
@@ -18,9 +18,11 @@ from assay.harness.evidence.records import FLOOR_REPEAT, ROLES
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import depth_rows, layers_result
-from assay.harness.judge.report import LayersResult, Metric, SuiteResult
+from assay.harness.judge.report import NOT_FINITE, LayersResult, Metric, SuiteResult, excess
 from assay.harness.text import one_line, two_digits
 from assay.harness.verdict import Finding, Verdict
+
+_WORST = "worst-own-error"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
         return None
     replay = read_cause(folder)
     scored = all(logits_path(folder.path, role, 0).exists() for role in ROLES)
-    logits = compare_logits(folder.path) if scored else None
+    logits = compare_logits(folder.path, spec.alpha) if scored else None
     bounds = {(one.layer, one.phase): one.bound for one in replay.bounds} if replay else {}
     pack = pack_of(folder)
     not_traced: tuple[str, ...] = ()
@@ -85,67 +87,106 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, fl
     return by_layer[0], by_layer[1]
 
 
-def compare_logits(folder: Path) -> LogitsComparison:
+def compare_logits(folder: Path, alpha: float) -> LogitsComparison:
     """Both roles' scorings in a run's folder, compared by condition, with the floor.
+
+    Args:
+        folder: the run's.
+        alpha: error rate of each interval.
 
     Raises:
         EvidenceError: a role was not scored, a file is damaged, or the roles were scored on different tokens.
     """
     reference, candidate = (read_logits(logits_path(folder, role, 0)) for role in ROLES)
     again = logits_path(folder, "reference", FLOOR_REPEAT)
-    return compare_roles(reference, candidate, read_logits(again) if again.exists() else None)
+    return compare_roles(reference, candidate, read_logits(again) if again.exists() else None, alpha=alpha)
 
 
 def _suite(spec: RunSpec, result: LayersResult, errors: ShadowErrors, replay: ReplayResult | None) -> SuiteResult:
-    verdict, why = judge_layers(spec, result, errors, replay)
-    metrics = [] if replay is None else [_worst_metric(replay)]
+    judged = judge_layers(spec, result, errors, replay)
+    metrics = [] if replay is None else [_worst_metric(replay), *_policy_metric(spec, result, replay)]
     return SuiteResult(
         id="layers",
         title="Own error",
         synthetic=spec.synthetic,
-        verdict=verdict,
-        why=why,
+        verdict=judged.verdict,
+        why=judged.why,
         metrics=(*metrics, *(_kl_metric(row) for row in result.logits)),
+        decided_by=judged.decided_by,
     )
+
+
+class LayersJudgement(NamedTuple):
+    """The verdict on own errors, why, and the id of the metric that decided: empty where a finding did."""
+
+    verdict: Verdict
+    why: str
+    decided_by: str
 
 
 def judge_layers(
     spec: RunSpec, result: LayersResult, errors: ShadowErrors, replay: ReplayResult | None
-) -> tuple[Verdict, str]:
-    """Whether the candidate's own error is within what noise explains, in every replayed call.
+) -> LayersJudgement:
+    """Whether the candidate's own error is no larger than noise explains, in every replayed call.
 
     - *regression*: a replayed call is out of bounds or behaves otherwise wrongly, or an own error is above the policy's bound of
       the kernel's family.
     - *inconclusive*: nothing was replayed, the candidate did not compute a call, or no call had a cached prefix.
     """
     if replay is None:
-        return "inconclusive", "No recorded call was replayed, so no own error was compared with a bound."
+        return LayersJudgement(
+            "inconclusive", "No recorded call was replayed, so no own error was compared with a bound.", ""
+        )
     serious = [finding for finding in replay.findings if finding.severity != "info"]
     if serious:
-        return "regression", f"{one_line(serious[0].where)}: {one_line(serious[0].diagnosis, 300)}."
-    # Only where the policy has a bound: a report can be made where the kernel cannot be imported.
-    family = _family(spec.candidate) if spec.bounds else ""
-    if family in spec.bounds:
-        largest = max((row.own for row in result.depth if isinstance(row.own, float)), default=0.0)
-        if not largest <= spec.bounds[family]:
-            return "regression", f"The largest own error is {largest:.3g}, above {spec.policy_line(family)}."
+        why = f"{one_line(serious[0].where)}: {one_line(serious[0].diagnosis, 300)}."
+        return LayersJudgement("regression", why, "" if replay.worst <= 1 else _WORST)
+    for metric in _policy_metric(spec, result, replay):
+        if metric.value is None or not metric.value <= spec.bounds[_family(replay)]:
+            return LayersJudgement(
+                "regression", f"The largest own error is {metric.text}, above {metric.policy}.", metric.id
+            )
     if errors.failed_calls:
-        return "inconclusive", f"The candidate did not compute a call: {one_line(errors.failed_calls[0].text)}."
+        why = f"The candidate did not compute a call: {one_line(errors.failed_calls[0].text)}."
+        return LayersJudgement("inconclusive", why, _WORST)
     calls = f"{replay.calls} of {replay.recorded} recorded calls"
     measured = f"the worst own error is {two_digits(replay.worst)} times what noise explains, in {calls}"
     if not replay.with_prefix:
-        return "inconclusive", f"No recorded call had a cached prefix; {measured}."
-    return "pass", f"{measured[0].upper()}{measured[1:]}, {replay.with_prefix} of them with a cached prefix."
+        return LayersJudgement("inconclusive", f"No recorded call had a cached prefix; {measured}.", _WORST)
+    why = f"{measured[0].upper()}{measured[1:]}, {replay.with_prefix} of them with a cached prefix."
+    return LayersJudgement("pass", why, _WORST)
 
 
-def _family(candidate: str) -> str:
+def _family(replay: ReplayResult) -> str:
     """The kernel family by which the policy's bounds know a candidate: the noise that it declares, or "exact"."""
-    return Backend.parse(candidate).noise or "exact"
+    return replay.noise or "exact"
+
+
+def _policy_metric(spec: RunSpec, result: LayersResult, replay: ReplayResult) -> list[Metric]:
+    """The largest own error, where the policy bounds that of the kernel's family."""
+    family = _family(replay)
+    if family not in spec.bounds:
+        return []
+    observed = [row.own for row in result.depth if row.own is not None]
+    largest = max(observed, key=lambda error: excess(error, None), default=0.0)
+    value = None if largest == NOT_FINITE else float(largest)
+    return [
+        Metric(
+            id="largest-own-error",
+            title="largest own error",
+            value=value,
+            text=NOT_FINITE if value is None else f"{value:.3g}",
+            bound=spec.bounds[family],
+            bound_is="most",
+            policy=spec.policy_line(family),
+            explain="Relative L1 of the worst cell of any layer, over all shadowed calls",
+        )
+    ]
 
 
 def _worst_metric(replay: ReplayResult) -> Metric:
     return Metric(
-        id="worst-own-error",
+        id=_WORST,
         title="worst own error",
         value=replay.worst,
         text=f"{two_digits(replay.worst)} times its bound",
@@ -161,6 +202,6 @@ def _kl_metric(row: LogitsRow) -> Metric:
         id=f"mean-kl-{row.condition}",
         title=f"mean KL of the logits, {row.condition}",
         value=row.mean_kl,
-        text="none" if row.mean_kl is None else f"{row.mean_kl:.2g} nats",
+        text="not measured" if row.mean_kl is None else f"{row.mean_kl:.2g} nats",
         explain=f"Over {row.positions} positions of {row.sequences} prompts; the reference against itself: {floor}",
     )

@@ -88,7 +88,7 @@ class Metric(Part):
     )
     policy: str = Field(
         "",
-        description='where the bound comes from: a line of policy such as "margin = 0.05 (default)"; empty for no bound',
+        description='the line of policy that sets the bound, such as "margin = 0.05 (default)"; empty where none does',
     )
     explain: str = ""
 
@@ -127,6 +127,17 @@ class SuiteResult(Outcome):
     conditions: tuple[ConditionRow, ...] = ()
     flips: tuple[Flip, ...] = ()
     divergences: tuple[DivergenceRow, ...] = ()
+    decided_by: str | None = Field(
+        None,
+        description="id of the metric that decided; empty where none did, but a finding; null in reports before it was added",
+    )
+
+    @property
+    def deciding_metric(self) -> Metric | None:
+        """The metric that decided; of a report that does not name one, the first with a bound."""
+        if self.decided_by is None:
+            return next((metric for metric in self.metrics if metric.bound is not None), None)
+        return next((metric for metric in self.metrics if metric.id == self.decided_by), None)
 
 
 class ErrorGrid(Part):

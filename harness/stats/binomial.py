@@ -23,7 +23,7 @@ def more_than(k: int, n: int, p: float) -> float:
 
 
 def _at_most(k: int, n: int, p: float, q: float) -> float:
-    """`at_most`, of p and q = 1 - p: the smaller of them is exact only if it is given."""
+    """`at_most` from p and q = 1 - p; both are given because the smaller one would lose digits if computed."""
     if k < 0:
         return 0.0
     if k >= n or p == 0:

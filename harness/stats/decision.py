@@ -77,7 +77,8 @@ def decide_accuracy(
     needed = None
     seen = f"{lost} lost and {gained} gained of {n} questions"
     ends = f"{_points(interval.low)} to {_points(interval.high)}"
-    measured = f"{_change(loss)} (loss of {ends} points with {_percent(interval.level, 0)} confidence; {seen})"
+    of = "" if loss > 0 else "loss of "
+    measured = f"{_change(loss)} ({of}{ends} points with {_percent(interval.level, 0)} confidence; {seen})"
     p = f"exact McNemar p = {tests.two_sided:.2g}"
     bound = f"the margin of {_points(margin)} points"
     verdict: Verdict = "inconclusive"
@@ -86,7 +87,7 @@ def decide_accuracy(
     elif p_guesses >= GUESSING_ALPHA:
         why = (
             f"The reference is right on {both_right + lost} of {n} questions, not clearly better than guessing "
-            f"({_percent(CHANCE, 0)}; p = {p_guesses:.2g}): a broken candidate would look no worse."
+            f"({_percent(CHANCE, 0)}; p = {p_guesses:.2g}, not below {GUESSING_ALPHA:g}): a broken candidate would look no worse."
         )
     elif interval.high < margin:
         verdict = "pass"
@@ -138,7 +139,7 @@ class ShareDecision:
 
 
 def decide_share(
-    bad: int, n: int, limit: float, alpha: float, items: str = "items", bad_are: str = "are bad"
+    bad: int, n: int, limit: float, alpha: float, items: str = "items", bad_clause: str = "are bad"
 ) -> ShareDecision:
     """Decide by the share of bad items.
 
@@ -151,7 +152,7 @@ def decide_share(
         limit: largest share of bad items that still passes.
         alpha: error rate of each bound.
         items: their name in the sentence, in the plural.
-        bad_are: what the sentence says of bad ones, with its verb.
+        bad_clause: what the sentence says of bad items, for example "are bad".
 
     Raises:
         ValueError: ``bad`` is negative or above ``n``.
@@ -161,7 +162,7 @@ def decide_share(
     needed = None
     ends = f"{_percent(interval.low)} to {_percent(interval.high)}"
     measured = (
-        f"{bad} of {n} {items} {bad_are} ({_percent(share)}; {ends} with {_percent(interval.level, 0)} confidence)"
+        f"{bad} of {n} {items} {bad_clause} ({_percent(share)}; {ends} with {_percent(interval.level, 0)} confidence)"
     )
     bound = f"the limit of {_percent(limit)}"
     verdict: Verdict = "inconclusive"

@@ -62,7 +62,7 @@ def test_verdict_table_reasons_and_command_are_there(any_report: Report) -> None
 def test_unmet_checks_say_what_resolves_them(examples: ModuleType) -> None:
     text = to_markdown(examples.inconclusive())
     assert "? missing: **cached prefix exercised**" in text
-    assert "leave out --disable-radix-cache" in text
+    assert "run without --disable-radix-cache" in text
     assert "candidate's kernel ran" not in text
 
 

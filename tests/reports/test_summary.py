@@ -4,7 +4,7 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.judge.report import Metric
+from assay.harness.judge.report import Metric, SuiteResult
 from assay.reports import summary
 
 
@@ -41,17 +41,17 @@ def test_number(value: float | None, shown: str) -> None:
     assert summary.number(value) == shown
 
 
-def test_the_deciding_metric_is_the_first_with_a_bound() -> None:
-    def metric(name: str, bound: float | None) -> Metric:
-        return Metric(id=name, title=name, value=1.0, text="1", bound=bound)
-
-    suite_metrics = (metric("accuracy", None), metric("loss", 5.0), metric("other", 1.0))
-
-    class Suite:
-        metrics = suite_metrics
-
-    found = summary.deciding_metric(Suite())  # type: ignore[arg-type]
-    assert found is suite_metrics[1]
+@pytest.mark.parametrize(
+    ("decided_by", "measured"), [("growth", "3 times"), ("loss", "1 point"), ("", "–"), (None, "1 point")]
+)
+def test_a_suite_is_shown_with_the_metric_that_decided(decided_by: str | None, measured: str) -> None:
+    loss = Metric(id="loss", title="loss", value=1.0, text="1 point", bound=5.0)
+    growth = Metric(id="growth", title="growth", value=3.0, text="3 times", bound=1.5)
+    accuracy = Metric(id="accuracy", title="accuracy", value=0.9, text="0.9")
+    suite = SuiteResult(
+        id="s", title="S", verdict="regression", why="w", synthetic=False, metrics=(accuracy, loss, growth), decided_by=decided_by
+    )  # fmt: skip
+    assert summary.suite_line(suite).measured == measured
 
 
 def test_unmet_puts_what_forbids_a_pass_first(examples: ModuleType) -> None:

@@ -120,7 +120,7 @@ def regression() -> Report:
         title="loss of accuracy",
         severity="serious",
         where="multiple choice, >= 16 cached tokens",
-        diagnosis="The candidate is right where nothing is cached and never right behind a cached prefix: "
+        diagnosis="The candidate is right where nothing is cached and never right with a cached prefix: "
         "its causal mask does not account for the prefix.",
         evidence=(
             "cached prefix 1: reference 31/32, candidate 31/32",
@@ -135,8 +135,8 @@ def regression() -> Report:
         (suite, _greedy("regression")),
         reasons=(
             "Multiple choice: the loss of accuracy is 85.5 points (95 % interval 80.7 to 89.4); the margin is 5 points.",
-            "Behind a cached prefix of 16 tokens and more the candidate is right in 0 of 224 and parses in none.",
-            "Greedy: 29 of 32 prompts come apart, 10 % may.",
+            "With a cached prefix of at least 16 tokens, the candidate is right in 0 of 224 and parses in none.",
+            "Greedy: 29 of 32 texts differ by more than noise; at most 10 % may.",
         ),
         findings=(finding,),
     )
@@ -150,7 +150,7 @@ def inconclusive() -> Report:
             title=check.title,
             status="missing",
             found="the most cached tokens of any question was 0",
-            settles="leave out --disable-radix-cache, or raise --questions so that the shared header is reused",
+            settles="run without --disable-radix-cache, or raise --questions so that the shared header is reused",
         )
         if check.id == "cached-prefix"
         else check
@@ -435,11 +435,11 @@ def _greedy(verdict: Verdict) -> SuiteResult:
         title="Greedy texts",
         synthetic=True,
         verdict=verdict,
-        why=f"{apart} of 32 prompts come apart; at most 10 % may.",
+        why=f"{apart} of 32 texts differ by more than noise; at most 10 % may.",
         metrics=(
             Metric(
                 id="texts-apart",
-                title="texts apart",
+                title="texts that differ by more than noise",
                 value=100 * apart / 32,
                 text=f"{100 * apart / 32:.1f} %",
                 low=75.9 if broken else 0.0,
@@ -479,7 +479,7 @@ def _checks() -> tuple[Check, ...]:
             title="sensitive workload",
             status="not checked",
             found="no fault was seeded",
-            settles="assay certify",
+            settles="seed a fault",
         ),
     )
 
@@ -546,8 +546,8 @@ def _report(
 
 
 if __name__ == "__main__":
-    from assay.reports.write import write_all
+    from assay.reports.write import write_reports
 
     everything = {**BY_VERDICT, "hostile": hostile, "many_flips": many_flips}
     for title, build in everything.items():
-        write_all(build(), Path(sys.argv[1]) / title)
+        write_reports(build(), Path(sys.argv[1]) / title)

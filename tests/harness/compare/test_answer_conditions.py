@@ -88,7 +88,6 @@ def test_the_seed_case_is_named_by_its_cached_prefix() -> None:
     assert telling is not None
     assert telling.by == "cached-prefix"
     assert [row.bucket for row in telling.broken] == [">= 16"]
-    assert [row.bucket for row in telling.intact] == ["1"]
     assert telling.p_value < 1e-10
     assert telling.summary.startswith(
         "Correct answers by cached prefix: 32/32 at 1 (reference 32/32), but 0/32 at >= 16 (reference 32/32); p ="
@@ -119,7 +118,9 @@ def test_a_cause_in_the_batch_is_named() -> None:
     assert telling is not None
     assert telling.by == "batch-size"
     assert {row.bucket for row in telling.broken} == {"9-16", ">= 17"}
-    assert {row.bucket for row in telling.intact} == {"1", "2-4"}
+    assert telling.summary.startswith(
+        "Correct answers by batch size: 16/16 at 1 (reference 16/16), 16/16 at 2-4 (reference 16/16), but 0/16 at "
+    )
 
 
 def test_a_candidate_that_is_right_or_wrong_everywhere_has_no_telling_condition() -> None:

@@ -25,6 +25,7 @@ logit = st.floats(-6, 6)
 logits = st.lists(logit, min_size=VOCABULARY, max_size=VOCABULARY).map(np.array)
 START, PROMPT, LENGTH = 20, 30, 41
 POSITIONS = LENGTH - START - 1
+ALPHA = 0.05
 
 
 def top(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
@@ -108,16 +109,26 @@ def test_one_sequence_has_no_error() -> None:
 def test_the_interval_counts_what_the_clusters_leave_independent() -> None:
     clusters = np.repeat(np.arange(20), 10)
     whole = np.repeat(np.arange(20) % 4 > 0, 10)  # all positions of a sequence agree: 20 items, not 200
-    low, high = share_interval(whole, clusters)
+    low, high = share_interval(whole, clusters, ALPHA)
     wilson = proportion_confint(15, 20, method="wilson")
     assert (low, high) == pytest.approx(wilson, abs=0.01)
     spread = np.tile(np.arange(10) > 2, 20)  # every sequence has the same share: no more certain than 200 items
-    assert share_interval(spread, clusters) == pytest.approx(proportion_confint(140, 200, method="wilson"))
-    halves = share_interval(np.tile([True, False], 100), np.repeat(np.arange(100), 2))  # an error of exactly 0
+    assert share_interval(spread, clusters, ALPHA) == pytest.approx(proportion_confint(140, 200, method="wilson"))
+    halves = share_interval(np.tile([True, False], 100), np.repeat(np.arange(100), 2), ALPHA)  # an error of exactly 0
     assert halves == pytest.approx(proportion_confint(100, 200, method="wilson"))
-    assert share_interval(np.ones(200), clusters) == pytest.approx(
+    assert share_interval(np.ones(200), clusters, ALPHA) == pytest.approx(
         (proportion_confint(20, 20, method="wilson")[0], 1.0)
     )
+
+
+def test_the_interval_has_the_error_rate_that_is_asked_for() -> None:
+    strict, loose = (
+        compare_roles(scored("reference", {}), scored("candidate", {3: -9.0}), alpha=alpha).rows[0]
+        for alpha in (0.01, 0.2)
+    )
+    assert strict.same_top_low is not None
+    assert loose.same_top_low is not None
+    assert strict.same_top_low < loose.same_top_low
 
 
 def scored(
@@ -147,7 +158,7 @@ def scored(
 def test_a_row_has_the_mean_the_worst_place_and_the_tops() -> None:
     at = 2 * POSITIONS + 15
     comparison = compare_roles(
-        scored("reference", {}), scored("candidate", {at: -2.0, 3: 0.1}), scored("reference", {}, 1)
+        scored("reference", {}), scored("candidate", {at: -2.0, 3: 0.1}), scored("reference", {}, 1), alpha=ALPHA
     )
     assert comparison.not_observed == ()
     assert [row.condition for row in comparison.rows] == ["cold", "cached"]
@@ -177,7 +188,7 @@ def test_a_row_has_the_mean_the_worst_place_and_the_tops() -> None:
 
 
 def test_a_place_in_the_prompt_is_called_a_prompt_token() -> None:
-    row = compare_roles(scored("reference", {}), scored("candidate", {POSITIONS + 2: 1.0})).rows[0]
+    row = compare_roles(scored("reference", {}), scored("candidate", {POSITIONS + 2: 1.0}), alpha=ALPHA).rows[0]
     assert row.max_at == "greedy-001, prompt token 24 of 30"
     assert row.floor_mean_kl is None
 
@@ -191,7 +202,9 @@ def with_nan(logits: Logits, where: slice) -> Logits:
 
 def test_what_is_not_finite_is_counted_and_in_no_mean() -> None:
     reference, candidate = scored("reference", {}), scored("candidate", {0: 1.0, 30: 0.5})
-    clean, broken = (compare_roles(reference, c).rows for c in (candidate, with_nan(candidate, slice(0, 5))))
+    clean, broken = (
+        compare_roles(reference, c, alpha=ALPHA).rows for c in (candidate, with_nan(candidate, slice(0, 5)))
+    )
     assert broken[0].nonfinite == 5
     assert broken[0].positions == clean[0].positions
     assert broken[0].mean_kl is not None
@@ -202,7 +215,7 @@ def test_what_is_not_finite_is_counted_and_in_no_mean() -> None:
 
 
 def test_with_nothing_finite_there_is_no_number() -> None:
-    row = compare_roles(scored("reference", {}), with_nan(scored("candidate", {}), slice(None))).rows[0]
+    row = compare_roles(scored("reference", {}), with_nan(scored("candidate", {}), slice(None)), alpha=ALPHA).rows[0]
     assert row.nonfinite == row.positions == 3 * POSITIONS
     assert (row.mean_kl, row.max, row.same_top, row.mass, row.max_at) == (None, None, None, None, "")
 
@@ -213,18 +226,18 @@ def test_a_token_that_is_not_finite_counts_too() -> None:
     token = positions.token.copy()
     token[7] = math.nan
     broken = replace(candidate, by_condition=dict.fromkeys(CONDITIONS, replace(positions, token=token)))
-    assert compare_roles(scored("reference", {}), broken).rows[0].nonfinite == 1
+    assert compare_roles(scored("reference", {}), broken, alpha=ALPHA).rows[0].nonfinite == 1
 
 
 @pytest.mark.parametrize(("condition", "cached", "wanted"), [("cached", 15, "at least 16"), ("cold", 2, "at most 1")])
 def test_a_condition_that_was_not_honoured_is_not_observed(condition: Condition, cached: int, wanted: str) -> None:
     candidate = scored("candidate", {3: 1.0}, cached={condition: cached})
-    comparison = compare_roles(scored("reference", {}), candidate)
+    comparison = compare_roles(scored("reference", {}), candidate, alpha=ALPHA)
     assert [row.condition for row in comparison.rows] == [c for c in CONDITIONS if c != condition]
     reference = {"cold": 0, "cached": START}[condition]
     assert comparison.not_observed == (
-        f"logits, {condition}: {wanted} cached tokens were required; the reference {reference} to {reference} and the candidate "
-        f"{cached} to {cached} took from the cache",
+        f"logits, {condition}: {wanted} cached tokens were required; the reference had {reference} to {reference} and the "
+        f"candidate had {cached} to {cached}",
     )
 
 
@@ -233,7 +246,7 @@ def test_sequences_that_were_not_honoured_are_left_out_and_reported() -> None:
     sequences = list(candidate.header.sequences)
     sequences[1] = sequences[1].model_copy(update={"cached": {"cold": 0, "cached": 3}})
     partly = replace(candidate, header=candidate.header.model_copy(update={"sequences": tuple(sequences)}))
-    comparison = compare_roles(scored("reference", {}), partly)
+    comparison = compare_roles(scored("reference", {}), partly, alpha=ALPHA)
     assert [row.sequences for row in comparison.rows] == [3, 2]
     assert [row.max == 0 for row in comparison.rows] == [False, True]
     assert len(comparison.not_observed) == 1
@@ -244,8 +257,10 @@ def test_scorings_of_other_tokens_are_refused() -> None:
     candidate = scored("candidate", {})
     other = replace(candidate, ids=candidate.ids[::-1])
     with pytest.raises(EvidenceError, match=r"candidate \(repeat 0\) was scored on other tokens"):
-        compare_roles(scored("reference", {}), other)
+        compare_roles(scored("reference", {}), other, alpha=ALPHA)
     positions = candidate.by_condition["cold"]
     followed = replace(positions, top_ids=positions.top_ids + 1)
     with pytest.raises(EvidenceError, match="other tokens"):
-        compare_roles(scored("reference", {}), replace(candidate, by_condition=dict.fromkeys(CONDITIONS, followed)))
+        compare_roles(
+            scored("reference", {}), replace(candidate, by_condition=dict.fromkeys(CONDITIONS, followed)), alpha=ALPHA
+        )

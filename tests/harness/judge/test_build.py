@@ -107,7 +107,9 @@ def test_the_seed_case_is_found_by_its_condition(plan: Plan, tmp_path: Path) -> 
 def test_no_cached_prefix_is_no_pass(plan: Plan, tmp_path: Path) -> None:
     report = build(evidence(plan, tmp_path / "run", cached=1))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
-    assert report.reasons[0].startswith("the cached-prefix condition was exercised: 0 of 160")
+    (check,) = [check for check in report.checks if check.id == "cached-prefix"]
+    assert check.found == "0 of 160 questions had at least 16 cached tokens; 50 % of them are needed"
+    assert check.found in report.reasons[0]
 
 
 def test_a_kernel_that_was_not_counted_is_no_pass(plan: Plan, tmp_path: Path) -> None:
@@ -121,6 +123,27 @@ def test_a_missing_answer_is_no_pass(plan: Plan, tmp_path: Path) -> None:
     lines = records.read_text().splitlines(keepends=True)
     records.write_text("".join(lines[:-1]))
     assert build(folder).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("suite", ["mmlu", "greedy"])
+def test_an_answer_to_another_prompt_does_not_count_as_answered(plan: Plan, tmp_path: Path, suite: str) -> None:
+    folder = evidence(plan, tmp_path / "run")
+    records = tmp_path / "run" / "records.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    number = next(n for n, line in enumerate(lines) if f'"suite":"{suite}"' in line)
+    changed = Answer.model_validate_json(lines[number]).model_copy(update={"prompt_hash": "another"})
+    records.write_text("".join([*lines[:number], changed.model_dump_json() + "\n", *lines[number + 1 :]]))
+    report = build(folder)
+    (check,) = [check for check in report.checks if check.id == "all-answered"]
+    assert (report.verdict, check.status) == ("inconclusive", "missing")
+    assert check.found.startswith("379 of 380; answers to another prompt: 1,")
+
+
+def test_a_report_of_the_same_evidence_is_the_same(plan: Plan, tmp_path: Path) -> None:
+    folder = evidence(plan, tmp_path / "run")
+    manifest = folder.manifest().model_copy(update={"created": "2026-01-01T00:00:00Z"})
+    (folder.path / "manifest.json").write_text(manifest.model_dump_json())
+    assert build(folder).created == "2026-01-01T00:00:00Z"
 
 
 def test_a_failure_is_an_error_with_its_message(plan: Plan, tmp_path: Path) -> None:

@@ -80,12 +80,12 @@ def test_a_server_that_assay_did_not_start_proves_nothing() -> None:
 
 
 def test_same_servers() -> None:
-    pair = {"reference": server("triton", role="reference"), "candidate": server()}
-    assert rules.check_same_servers(pair, {}, started=True).status == "ok"  # type: ignore[arg-type]
-    differing = rules.check_same_servers(pair, {"dtype": ("float32", "bfloat16")}, started=True)  # type: ignore[arg-type]
+    pair: dict[Role, ServerManifest] = {"reference": server("triton", role="reference"), "candidate": server()}
+    assert rules.check_same_servers(pair, {}).status == "ok"
+    differing = rules.check_same_servers(pair, {"dtype": ("float32", "bfloat16")})
     assert (differing.status, differing.found) == ("failed", "dtype: float32 against bfloat16")
-    assert rules.check_same_servers(pair, {}, started=False).status == "missing"  # type: ignore[arg-type]
-    assert rules.check_same_servers({}, {}, started=True).status == "missing"
+    assert rules.check_same_servers(pair | {"candidate": server("http://x", ())}, {}).status == "missing"
+    assert rules.check_same_servers({}, {}).status == "missing"
 
 
 def decode_calls(calls: int, compiled: bool) -> CallCount:
@@ -115,7 +115,8 @@ def test_compiled_only_where_it_was_asked_for() -> None:
     counts["candidate"].append(decode_calls(82, True))
     (check,) = rules.check_compiled(asked, counts)
     assert (check.status, check.found) == (
-        "ok", "10 of 19 decode calls of the reference, 91 of 100 decode calls of the candidate",
+        "ok",
+        "10 of 19 decode calls of the reference, 91 of 100 decode calls of the candidate; more than 50 % of each are needed",
     )  # fmt: skip
 
 
@@ -136,9 +137,12 @@ def test_cached_prefix(cached: list[int | None], status: str) -> None:
 
 
 def test_all_answered() -> None:
-    assert rules.check_all_answered(8, 8).status == "ok"
-    assert rules.check_all_answered(8, 7).status == "missing"
-    assert rules.check_all_answered(0, 0).status == "missing"
+    assert rules.check_all_answered(8, 8, ()).status == "ok"
+    assert rules.check_all_answered(8, 7, ()).status == "missing"
+    assert rules.check_all_answered(0, 0, ()).status == "missing"
+    other = rules.check_all_answered(8, 7, ("mmlu-3",))
+    assert (other.status, other.found) == ("missing", "7 of 8; answers to another prompt: 1, the first to mmlu-3")
+    assert "--out" in other.settles
 
 
 def verdict(suites: list[Verdict], *statuses: str, failure: Failure | None = None) -> tuple[str, int]:

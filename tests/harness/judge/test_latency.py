@@ -63,25 +63,27 @@ def test_a_reference_that_is_slower_than_itself_proves_nothing(make_bench: MakeB
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "unmet", "says"),
     [
-        ({"cached": False}, "the shared prefix came from the cache"),
-        ({"arguments": {"page_size": 16}}, "page_size: 1 against 16"),
-        ({"arguments": {"chunked_prefill_size": 8192}}, "prefilled in chunks"),
-        ({"kernel": "sageattention 1.0.6 (Triton interpreter)"}, "its time is the interpreter's"),
-        ({"counted": False}, "no extend call of torch_native was counted"),
-        ({"lengths": (12, 5)}, "5.0 tokens on average against 12.0"),
+        ({"cached": False}, {"shared-prefix-shared-1", "shared-prefix-shared-4"}, "reference 0 %, candidate 0 %"),
+        ({"arguments": {"page_size": 16}}, {"same-servers"}, "page_size: 1 against 16"),
+        ({"arguments": {"chunked_prefill_size": 8192}}, {"same-servers", "chunked-chunked"}, "8192 (candidate)"),
+        ({"interpreted": True}, {"device-kernels"}, "the time measured is the interpreter's"),
+        ({"counted": False}, {"kernel-ran-extend", "kernel-ran-decode"}, "no extend call of torch_native was counted"),
+        ({"lengths": (12, 5)}, {"answer-lengths"}, "5.0 tokens on average against 12.0"),
     ],
 )
-def test_a_condition_that_is_not_met_forbids_a_pass(make_bench: MakeBench, wrong: dict[str, Any], says: str) -> None:
+def test_a_check_that_is_not_met_forbids_a_pass(
+    make_bench: MakeBench, wrong: dict[str, Any], unmet: set[str], says: str
+) -> None:
     result = judge_bench(make_bench(**wrong))
     assert (result.verdict, result.exit_code) == ("inconclusive", 3)
+    assert {check.id for check in result.checks if check.status in ("failed", "missing")} == unmet
     assert any(says in reason for reason in result.reasons), result.reasons
 
 
 def test_the_interpreters_time_gives_no_regression(make_bench: MakeBench) -> None:
-    kernel = "sageattention 1.0.6 (Triton interpreter)"
-    result = judge_bench(make_bench(kernel=kernel, slow={"short": 50.0}))
+    result = judge_bench(make_bench(interpreted=True, slow={"short": 50.0}))
     assert result.verdict == "inconclusive"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
 from assay.harness.judge.own_error import judge_layers
+from assay.harness.judge.report import NOT_FINITE
 from assay.harness.verdict import Finding, Severity
 
 
@@ -22,7 +22,8 @@ def replay(*severities: Severity, with_prefix: int = 4) -> ReplayResult:
         for s in severities
     )
     return ReplayResult(
-        candidate="c", calls=8, recorded=9, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings, seconds=1.0
+        candidate="c", noise="int8_qk", calls=8, recorded=9, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
+        seconds=1.0,
     )  # fmt: skip
 
 
@@ -45,12 +46,30 @@ def cells(failed: bool = False) -> ShadowErrors:
     ],
 )
 def test_verdict(layer_diffs: ModuleType, made: ReplayResult | None, failed: bool, verdict: str) -> None:
-    assert judge_layers(make_spec({}), layer_diffs.sound(), cells(failed), made)[0] == verdict
+    assert judge_layers(make_spec({}), layer_diffs.sound(), cells(failed), made).verdict == verdict
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(1e-9, "regression"), (100.0, "pass")])
 def test_the_policys_bound_of_the_kernels_family(layer_diffs: ModuleType, bound: float, verdict: str) -> None:
-    bounds: dict[str, Any] = {"bounds": {"int8_qk": bound}, "candidate": "sage_attn"}
-    found, why = judge_layers(make_spec(bounds), layer_diffs.sound(), cells(), replay())
-    assert found == verdict
-    assert ("bounds.int8_qk" in why) is (verdict == "regression")
+    spec = make_spec({"bounds": {"int8_qk": bound}, "candidate": "no.such:kernel"})
+    judged = judge_layers(spec, layer_diffs.sound(), cells(), replay())
+    assert judged.verdict == verdict, "the family stands in the evidence: no kernel is imported"
+    assert ("bounds.int8_qk" in judged.why) is (verdict == "regression")
+    assert judged.decided_by == ("largest-own-error" if verdict == "regression" else "worst-own-error")
+
+
+def test_an_own_error_that_is_not_finite_is_above_the_policys_bound(layer_diffs: ModuleType) -> None:
+    sound = layer_diffs.sound()
+    broken = sound.model_copy(
+        update={"depth": (sound.depth[0].model_copy(update={"own": NOT_FINITE}), *sound.depth[1:])}
+    )
+    judged = judge_layers(make_spec({"bounds": {"int8_qk": 100.0}}), broken, cells(), replay())
+    assert (judged.verdict, "is not finite, above bounds.int8_qk" in judged.why) == ("regression", True)
+
+
+@pytest.mark.parametrize(("worst", "decided_by"), [(0.3, ""), (26.0, "worst-own-error")])
+def test_a_finding_within_bounds_is_decided_by_no_metric(
+    layer_diffs: ModuleType, worst: float, decided_by: str
+) -> None:
+    made = replay("serious").model_copy(update={"worst": worst})
+    assert judge_layers(make_spec({}), layer_diffs.sound(), cells(), made).decided_by == decided_by
