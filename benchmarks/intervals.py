@@ -3,7 +3,7 @@
     python benchmarks/intervals.py
 
 Simulates measurements with two ratios per round on machines with different kinds of noise, and shows each next to the result for
-ratios treated as independent. The gate's bound is 1, the strictest; a false alarm at 1.10 also needs an error of a tenth.
+ratios treated as independent. The gate's bound is 1, the strictest; a false alarm at 1.10 would also need an error of 10 %.
 """
 
 from __future__ import annotations

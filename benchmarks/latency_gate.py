@@ -72,7 +72,7 @@ def main() -> None:
         "--shape",
         action="append",
         default=[],
-        help="load with two requests in flight; by default short; may be repeated",
+        help="shape of a load with two requests in flight; by default short; may be repeated",
     )
     parser.add_argument(
         "--run-seconds", type=float, default=5.0, help="duration of each --runs or --fresh measurement, in seconds"

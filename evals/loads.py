@@ -1,4 +1,4 @@
-"""Loads of the latency suite: lengths of prompts and answers in tokens, and the prefix that prompts share.
+"""Shapes of the latency suite: lengths of prompts and answers in tokens, and the prefix that prompts share.
 
 Prompts are token ids, not text, so their length is exact with any tokenizer (as with ``random-ids`` in SGLang's own
 ``sglang.benchmark.serving``). The tokens are random: a dense model takes the same time for any of them.
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from assay.harness.errors import UsageError
 
-MARGIN = 10
-"""One part in `MARGIN` of the vocabulary is left out at each end, where special tokens lie."""
+EDGE_DIVISOR = 10
+"""One part in `EDGE_DIVISOR` of the vocabulary is left out at each end, where special tokens lie."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths of the requests of a load, in tokens.
+    """Lengths of requests, in tokens.
 
     Attributes:
         name: name in reports.
@@ -72,7 +72,7 @@ def shapes_of(names: Iterable[str], device: str) -> tuple[Shape, ...]:
     found = tuple(known[name] if name in known else _custom(name, known) for name in names)
     if not found or len({shape.name for shape in found}) < len(found):
         raise UsageError(
-            f"the shapes are {', '.join(names) or 'none'}.", "at least one, without repetition", "name other shapes"
+            f"The shapes are {', '.join(names) or 'none'}.", "at least one, without repetition", "name other shapes"
         )
     return found
 
@@ -113,7 +113,7 @@ def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[
 
 
 def _tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
-    ends = vocabulary // MARGIN
+    ends = vocabulary // EDGE_DIVISOR
     return tuple(rng.choices(range(ends, vocabulary - ends), k=count))
 
 
@@ -126,7 +126,7 @@ def check_fit(shapes: Sequence[Shape], context: int) -> None:
     for shape in shapes:
         if shape.prompt + shape.output > context:
             raise UsageError(
-                f"shape {shape.name} needs {shape.prompt} + {shape.output} tokens, and the model takes {context}.",
+                f"Shape {shape.name} needs {shape.prompt} + {shape.output} tokens, and the model takes {context}.",
                 "a shape that fits",
                 f"remove {shape.name}, or give lengths as PROMPT:OUTPUT",
             )

@@ -33,7 +33,7 @@ def render_latency(result: LatencyResult, console: Console) -> None:
             say(console, f"  {line}")
 
 
-_COLUMNS = ("load", "in flight", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
+_COLUMNS = ("shape", "in flight", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 
 
 def _cells(row: LatencyRow) -> tuple[str, ...]:

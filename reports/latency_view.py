@@ -23,7 +23,7 @@ class RatioView:
 
 @dataclass(frozen=True)
 class LoadView:
-    """One shape at one concurrency: its ratios, their chart, and throughputs in words."""
+    """One load: its ratios, their chart, and throughputs in words."""
 
     load: LoadRow
     more: str

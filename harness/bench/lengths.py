@@ -1,4 +1,4 @@
-"""Answers of unforced length. Timing forces the length of answers, so a candidate with longer answers shows only here."""
+"""Lengths of answers when they are not forced. Timing forces them, so a candidate with longer answers shows only here."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Timing(Record):
 
 
 class AnswerLength(Record):
-    """Length of a role's answer of unforced length to a prompt (``lengths.jsonl``).
+    """Length of a role's answer to a prompt when it is not forced (``lengths.jsonl``).
 
     Attributes:
         item: the prompt's id.

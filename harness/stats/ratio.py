@@ -8,12 +8,16 @@ ratio covered in 0.939 to 0.986, with a width of 20.2 % there; the percentile bo
 
 The test also assumes that the ratios are independent. On a busy machine they are not: it slows one server down for seconds at a
 time. (Of ten measurements of two equal servers on a GPU, 20 s each, five intervals missed 1.) The statistic's variance is therefore
-multiplied by the dependence that the ratios show; see `dependence`. In 400 simulated runs each of 6 to 120 rounds
-(``benchmarks/intervals.py``), independent ratios were covered in 0.95 to 0.99 (0.93 to 0.96 without), by intervals a tenth wider at
-30 rounds. Where one server is 15 % slower for 5 to 20 rounds now and then, coverage was 0.92 to 0.98 (0.32 to 0.90 without);
-under an autoregression of 0.8 from round to round, 0.76 to 0.92 (0.40 to 0.49 without). Of two servers that are equal over time,
-one was called slower, by a bound of 1, in at most 0.035 of these runs (up to 0.22 without). No interval can account for a
-disturbance that lasts as long as the measurement.
+multiplied by the dependence that the ratios show; see `dependence`. Coverage in 400 simulated runs each of 6 to 120 rounds
+(``benchmarks/intervals.py``), with this factor and without:
+
+    independent ratios                                      0.95 to 0.99    0.93 to 0.96
+    one server 15 % slower for 5 to 20 rounds at times      0.92 to 0.98    0.32 to 0.90
+    an autoregression of 0.8 from round to round            0.76 to 0.92    0.40 to 0.49
+
+For independent ratios, the intervals are a tenth wider at 30 rounds. Of two servers that are equal over time, one was called
+slower, by a bound of 1, in at most 0.035 of these runs (up to 0.22 without the factor). No interval can account for a disturbance
+that lasts as long as the measurement.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ WARM_FACTOR = 1.10
 _MAX_LAG_FRACTION = 3
 """Autocorrelations are computed up to a third of the length: at larger lags they are means of too few products."""
 _P_ALPHA = 0.05
-"""The interval of this error rate gives the standard error behind a p value."""
+"""Error rate of the interval from which the standard error of a p value is taken."""
 _EXACT_MAX_N = 50
 """Up to this many ratios the null distribution is exact, above it is normal, as in scipy.stats.wilcoxon."""
 
@@ -203,10 +207,10 @@ def decide_ratios(
 ) -> list[RatioDecision]:
     """Decide on all ratios of a run together.
 
-    - *regression*: the entire interval is above the bound; it is farther from 1 than either end of the interval of the reference
-      against itself (see `extent`), which is not above the bound too, so that a machine too busy to time anything causes no false
-      alarm; and the p value of "at most the bound" is below ``alpha`` after Holm's correction for the number of
-      ratios (one of many is always the largest).
+    - *regression*: the entire interval is above the bound and farther from 1 than both ends of the reference's own interval (see
+      `extent`); the reference against itself is not above the bound as well; and the p value of "at most the bound" is below
+      ``alpha`` after Holm's correction for the number of ratios (one of many is always the largest). So a machine too busy to time
+      anything raises no false alarm.
     - *pass*: the entire interval is below the bound. A run passes only if all its ratios do, which needs no correction.
     - *inconclusive*: neither, or fewer than `MIN_RATIOS` were measured, of the ratio or of the reference against itself.
 
