@@ -172,14 +172,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     _interpret_without_gpu()
     from assay.harness.attention.kernels import declaration
     from assay.harness.errors import UsageError
-    from assay.harness.offline.check import find, matrix
+    from assay.harness.offline.check import matrix, named
 
     option = metafunc.config.getoption
     given = dict(marker.kwargs)
     given["size"] = given.get("size") or option("assay_matrix_size") or "small"
     given["device"] = given.get("device") or option("assay_matrix_device")
     try:
-        kernel = find(marker.args[0])[1]
+        kernel = named(marker.args[0])[1]
         made = matrix(given.pop("phases", None) or declaration(kernel).phases, **given)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None

@@ -68,12 +68,19 @@ class AttentionCall:
         return replace(self, **{name: getattr(self, name).to(device) for name in INPUTS})
 
 
+def default_device() -> str:
+    """Where calls run unless a device is named: "cuda" if there is a GPU, else "cpu"."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 Kernel = Callable[[AttentionCall], "Tensor"]
 """Takes a call and returns [total_q, num_q_heads, head_dim_v] in the dtype of q. It must not write to its inputs."""
 
 
 class KernelRefused(RuntimeError):
-    """A kernel cannot serve this call. Nothing silently falls back to another kernel."""
+    """A kernel cannot serve this call. There is no silent fallback to another kernel."""
 
 
 def cumulative(lens: Iterable[int], device: torch.device | str = "cpu") -> Tensor:

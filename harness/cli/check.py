@@ -38,10 +38,10 @@ def check(
     from assay.harness.attention.kernels import declaration
     from assay.harness.attention.matrix import HEAD_DIMS
     from assay.harness.offline.check import check as run
-    from assay.harness.offline.check import find, matrix
+    from assay.harness.offline.check import matrix, named
     from assay.reports.check_text import render
 
-    name, loaded = find(kernel)
+    name, loaded = named(kernel)
     phases = phase or declaration(loaded).phases
     dims = head_dim or HEAD_DIMS
     # matrix() checks the size.

@@ -64,7 +64,6 @@ def replay(
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
-    from assay.harness.attention.call import KernelRefused
     from assay.harness.offline import replay as replaying
     from assay.reports.replay_terminal import render_replay
 
@@ -73,10 +72,7 @@ def replay(
     def show_first(found: Sequence[Finding]) -> None:
         console.print(f"First: {found[0].where}: {found[0].diagnosis}", markup=False, soft_wrap=True)
 
-    try:
-        result = replaying.replay(pack, candidate, on_first=show_first)
-    except KernelRefused as error:
-        raise UsageError(f"--candidate: {error}.", "a kernel", "see assay backends") from None
+    result = replaying.replay(pack, candidate, on_first=show_first)
     code = replaying.exit_code(result)
     render_replay(result, code, console)
     raise typer.Exit(code)

@@ -58,12 +58,7 @@ def checked_backend(flag: str, name: str) -> Backend:
         near = difflib.get_close_matches(name, known, n=1)
         do = f"did you mean {near[0]!r}?" if near else "name one of these, a kernel as module:function, or a URL"
         raise UsageError(f"{flag}: there is no attention backend {name!r}.", f"one of {', '.join(known)}", do)
-    from assay.harness.attention.call import KernelRefused
+    from assay.harness.attention import kernels
 
-    try:
-        backend.kernel()
-    except KernelRefused as error:
-        raise UsageError(
-            f"{flag}: {error}.", "a function that takes an AttentionCall", "check the path and PYTHONPATH"
-        ) from None
+    kernels.find(flag, name)
     return backend

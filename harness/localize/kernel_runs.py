@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.kernels import declaration, output_fault
+from assay.harness.attention.kernels import declaration, missing_package, output_fault
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize.bounds import bound_of, least_bound
@@ -131,7 +131,7 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
         AssayError: the output breaks the contract.
         ValueError: the call holds no query, or its oracle output is not finite.
     """
-    _refuse_fault(call, out)
+    _require_contract(call, out)
     if not out.numel():
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
     truth, cells = oracle(call), cells_of(call)
@@ -142,18 +142,32 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
     return CallResult(call, out, cells, deviation(out, truth, cells).relative_l1, noise)
 
 
-def _refuse_fault(call: AttentionCall, out: Tensor) -> Tensor:
-    """The output, if it keeps to the contract."""
+def _require_contract(call: AttentionCall, out: object) -> None:
     if fault := output_fault(call, out):
         raise AssayError(
             f"The kernel returned {fault}.",
             "[total_q, num_q_heads, head_dim_v] in the dtype and on the device of q",
             "fix the kernel's output",
         )
+
+
+def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
+    """A kernel's output on a call. The kernel may write to the call.
+
+    Raises:
+        AssayError: the output breaks the contract.
+        UsageError: a package that the kernel imports is not installed.
+        KernelRefused: the kernel refuses the call. Also whatever else it raises.
+    """
+    try:
+        out = kernel(call)
+    except ImportError as error:
+        raise missing_package(error) from error
+    _require_contract(call, out)
     return out
 
 
-def run_kernel(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
+def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
     """Run a kernel on each call once, and then on each call twice more in a row.
 
     Raises:
@@ -178,7 +192,7 @@ def run_once(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
     for call in (call for call in calls if call.phase in declared.phases):
         given = call.clone()
         try:
-            out = _refuse_fault(call, kernel(given))
+            out = compute(kernel, given)
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
@@ -205,8 +219,8 @@ def require_results(run: KernelRun) -> None:
 
 
 def repeat(kernel: Kernel, result: CallResult) -> CallResult:
-    """Run a call twice more in a row, best after all other calls: is the output the same as before, and the same twice?"""
-    late, again = (_refuse_fault(result.call, kernel(result.call.clone())).clone() for _ in range(2))
+    """Run a call twice more in a row, ideally after all other calls: does the output match the earlier one, and itself?"""
+    late, again = (compute(kernel, result.call.clone()).clone() for _ in range(2))
     late_error, late_differs = _difference(result, result.out, late)
     error, differs = _difference(result, late, again)
     return replace(

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
 from assay.harness.attention.kernels import declaration, declares
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import measure, run_kernel
+from assay.harness.localize.kernel_runs import compute, measure, run_and_repeat
 from assay.harness.offline.roofline import limit_s, work_of
 from assay.harness.offline.timing_result import KernelTiming, ShapeTiming
 from assay.harness.stats.ratio import MIN_RATIOS, RatioDecision, decide_ratios
@@ -95,7 +95,8 @@ def time_kernels(
         names: of candidate and reference.
 
     Raises:
-        UsageError: there is no call of a phase that the candidate declares, or every one was refused.
+        UsageError: there is no call of a phase that the candidate declares, or every one was refused; or a package that a
+            kernel imports is not installed.
     """
     phases = declaration(candidate).phases
     groups = _by_shape([call for call in calls if call.phase in phases])
@@ -150,7 +151,7 @@ def calls_of(pack: Path) -> list[AttentionCall]:
         UsageError: `pack` is no pack.
         EvidenceError: it is damaged.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = default_device()
     return [one.call.to(device) for one in read_pack(pack)]
 
 
@@ -172,7 +173,7 @@ def _by_shape(calls: Sequence[AttentionCall]) -> list[list[AttentionCall]]:
 
 
 def _own_error(kernel: Kernel, call: AttentionCall) -> float:
-    return measure(call, kernel(call.clone()), declaration(kernel).noise).worst
+    return measure(call, compute(kernel, call.clone()), declaration(kernel).noise).worst
 
 
 Times = tuple[float, float, float, float]
@@ -306,7 +307,7 @@ def _findings(
     faster = [shape for shape, _ in wrong if shape.high < 1]
     # The two cheapest shapes are enough to name a bug.
     cheap = sorted((group for _, group in wrong), key=lambda group: work_of(group[0]).flops)[:2]
-    named = diagnose(run_kernel(candidate, [group[0] for group in cheap]), reproduce)
+    named = diagnose(run_and_repeat(candidate, [group[0] for group in cheap]), reproduce)
     best = min((shape.ratio for shape in faster), default=1.0)
     speed = (
         f"On {len(faster)} of these shapes it takes less time, down to {best:.2f} of the reference's: not a speed-up, since "

@@ -27,14 +27,14 @@ import numpy as np
 import torch
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import KernelRefused
+from assay.harness.attention.call import KernelRefused, default_device
 from assay.harness.bisect.commits.probe_calls import ProbeCall, read_calls
 from assay.harness.bisect.commits.state import CallErrors, Measurement
 from assay.harness.errors import AssayError
 from assay.harness.files import write_whole
 from assay.harness.localize.bounds import bound_of
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import KernelRun, run_kernel
+from assay.harness.localize.kernel_runs import KernelRun, run_and_repeat
 
 _OWN = {"torch", "numpy", *sys.stdlib_module_names}
 """Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice."""
@@ -105,9 +105,9 @@ def measure(task: Task) -> Measurement:
     origin = _origin(task.tree, sys.modules[task.kernel.partition(":")[0]])
     if task.calls is None:
         return Measurement(status="measured", origin=origin)
-    calls = read_calls(task.calls, "cuda" if torch.cuda.is_available() else "cpu")
+    calls = read_calls(task.calls, default_device())
     try:
-        run = run_kernel(kernel, [one.call for one in calls])
+        run = run_and_repeat(kernel, [one.call for one in calls])
     except BaseException as error:
         traceback.print_exc()
         return Measurement(status="raised", reason=_describe(error), origin=origin)

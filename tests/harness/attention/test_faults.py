@@ -15,7 +15,7 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.causes import causes
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import run_kernel
+from assay.harness.localize.kernel_runs import run_and_repeat
 
 LAYERS = range(4)
 LAYER, HEAD = 2, 1
@@ -67,7 +67,7 @@ def calls_for(name: str, dtype: torch.dtype = torch.float32) -> list[AttentionCa
 @pytest.mark.parametrize("hypothesis", FAMILY, ids=lambda h: h.id)
 def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Hypothesis) -> None:
     name = hypothesis.id
-    seen = run_kernel(fault(name, layers=[LAYER], heads=[HEAD]), calls_for(name))
+    seen = run_and_repeat(fault(name, layers=[LAYER], heads=[HEAD]), calls_for(name))
     [cause] = causes(seen)
     assert {h.id for h in cause.hypotheses} == {name} | ALSO.get(name, set())
     assert (cause.layers, cause.heads, cause.only_there) == ((LAYER,), (HEAD,), False)
@@ -79,13 +79,13 @@ def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Hypothesi
 
 @pytest.mark.parametrize("name", sorted(ALSO))
 def test_in_all_heads_the_kv_head_bugs_are_distinguished(name: str) -> None:
-    [cause] = causes(run_kernel(fault(name), calls_for(name)))
+    [cause] = causes(run_and_repeat(fault(name), calls_for(name)))
     assert [h.id for h in cause.hypotheses] == [name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_without_a_fault_nothing_is_found(dtype: torch.dtype) -> None:
-    assert diagnose(run_kernel(rounded_oracle, calls_for("", dtype))) == []
+    assert diagnose(run_and_repeat(rounded_oracle, calls_for("", dtype))) == []
 
 
 def test_a_fault_stays_where_it_was_put() -> None:

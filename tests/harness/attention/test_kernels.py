@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.errors import AssayError
+from assay.harness.errors import AssayError, UsageError
 from assay.harness.localize.kernel_runs import run_once
-from assay.harness.offline.check import assert_correct
+from assay.harness.localize.staged import diagnose_kernel
+from assay.harness.offline.check import assert_correct, check
 from assay.harness.offline.timing import time_kernels
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
@@ -80,6 +82,45 @@ def test_an_output_that_breaks_the_contract_is_refused_everywhere(
         run_once(breaks, [CALL])
     with pytest.raises(AssayError, match=says):
         time_kernels(breaks, rounded_oracle, [CALL], 1.1, 0.05, 0.1, "again", ("mine", "theirs"))
+
+
+@pytest.mark.parametrize(
+    ("name", "do"),
+    [
+        ("no_such_kernel", "see assay backends"),
+        ("mine:forward", "run in the folder that contains mine,"),
+        ("no.such.module:kernel", "add that folder to PYTHONPATH"),
+        ("needs_more:forward", "install a_package_of_its_own"),
+        ("assay.harness.attention.oracle:no_such_function", "see assay backends"),
+    ],
+)
+def test_who_names_a_kernel_that_cannot_be_loaded_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, do: str
+) -> None:
+    (tmp_path / "needs_more.py").write_text("import a_package_of_its_own.core\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError) as error:
+        kernels.find("--candidate", name)
+    assert error.value.found.startswith("--candidate: ")
+    assert do in error.value.do
+
+
+def test_a_missing_package_is_neither_a_breach_nor_a_regression() -> None:
+    def lazy(call: AttentionCall) -> Tensor:
+        from a_package_of_its_own import core  # type: ignore[import-not-found]
+
+        return core.attend(call)  # type: ignore[no-any-return]
+
+    runs: list[Callable[[], object]] = [
+        lambda: check(lazy),
+        lambda: assert_correct(lazy, CALL),
+        lambda: diagnose_kernel(lazy, [CALL]),
+        lambda: time_kernels(lazy, rounded_oracle, [CALL], 1.1, 0.05, 0.1, "again", ("mine", "theirs")),
+    ]
+    for run in runs:
+        with pytest.raises(UsageError, match="No module named 'a_package_of_its_own'") as error:
+            run()
+        assert error.value.do == "install a_package_of_its_own"
 
 
 def test_titles_name_the_package_and_the_interpreter() -> None:

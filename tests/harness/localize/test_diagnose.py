@@ -16,7 +16,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.bounds import SCHEMES
 from assay.harness.localize.causes import causes
 from assay.harness.localize.diagnose import UNEXPLAINED, diagnose
-from assay.harness.localize.kernel_runs import run_kernel
+from assay.harness.localize.kernel_runs import run_and_repeat
 from assay.harness.text import percent, some
 from assay.harness.verdict import Finding
 
@@ -43,7 +43,7 @@ def shared(*kernels: Kernel) -> Kernel:
 
 @pytest.mark.interpreter
 def test_the_seed_case_is_named() -> None:
-    [finding] = diagnose(run_kernel(sage_attn_as_shipped, calls(1, 64, matrix=FEW)), "assay replay pack")
+    [finding] = diagnose(run_and_repeat(sage_attn_as_shipped, calls(1, 64, matrix=FEW)), "assay replay pack")
     assert (finding.id, finding.severity) == ("mask-top-left", "serious")
     assert finding.where == "extend, cached prefix > 0, layer 0, all 4 heads"
     assert finding.diagnosis.startswith('matches "causal mask top-left" to within 0.')
@@ -53,7 +53,7 @@ def test_the_seed_case_is_named() -> None:
 
 @pytest.mark.interpreter
 def test_the_repaired_kernel_has_no_finding() -> None:
-    assert diagnose(run_kernel(sage_attn, calls(1, 64, matrix=FEW))) == []
+    assert diagnose(run_and_repeat(sage_attn, calls(1, 64, matrix=FEW))) == []
 
 
 def test_a_fault_in_int8_noise_is_still_named() -> None:
@@ -61,7 +61,7 @@ def test_a_fault_in_int8_noise_is_still_named() -> None:
         return SCHEMES["int8_qk"](call, torch.ones(1, dtype=torch.float64))[:, 0]
 
     noisy = declares(noise="int8_qk")(fault("prefix-dropped", int8, layers=[1], heads=[2]))
-    [cause] = causes(run_kernel(noisy, calls(2, 64)))
+    [cause] = causes(run_and_repeat(noisy, calls(2, 64)))
     assert [h.id for h in cause.hypotheses] == ["prefix-dropped"]
     assert (cause.layers, cause.heads) == ((1,), (2,))
 
@@ -75,14 +75,14 @@ def test_a_fault_in_int8_noise_is_still_named() -> None:
     ],
 )
 def test_a_bug_under_a_condition_only(when: Callable[[int, int], bool], words: str) -> None:
-    [finding] = diagnose(run_kernel(fault("scale-missing", when=when), calls(2)))
+    [finding] = diagnose(run_and_repeat(fault("scale-missing", when=when), calls(2)))
     assert finding.id == "scale-missing"
     assert finding.where == f"extend, {words}, all 2 layers, all 4 heads"
 
 
 def test_two_bugs_in_two_layers_are_two_findings_and_the_leak_is_first() -> None:
     kernel = shared(fault("mask-missing"), rounded_oracle, fault("leak-keys-values-previous"))
-    first, second = diagnose(run_kernel(kernel, calls(3)))
+    first, second = diagnose(run_and_repeat(kernel, calls(3)))
     assert first.id == "leak-keys-values-previous"
     assert "(leak across requests)" in first.diagnosis
     assert first.severity == "serious"
@@ -94,11 +94,18 @@ def test_two_bugs_in_two_layers_are_two_findings_and_the_leak_is_first() -> None
 def test_layers_need_not_have_the_same_number_of_heads() -> None:
     fewer = calls(1, dtype=torch.float32)
     more = [replace(call_of(lens, (8, 2), 32, torch.float32, "cpu", seed=i), layer=1) for i, lens in enumerate(MATRIX)]
-    [finding] = diagnose(run_kernel(fault("mask-top-left"), fewer + more))
+    [finding] = diagnose(run_and_repeat(fault("mask-top-left"), fewer + more))
     assert finding.id == "mask-top-left"
     assert finding.where == "extend, cached prefix > 0, all 2 layers, all 8 heads"
-    [finding] = diagnose(run_kernel(fault("mask-top-left", heads=[6]), fewer + more))
+    [finding] = diagnose(run_and_repeat(fault("mask-top-left", heads=[6]), fewer + more))
     assert finding.where == "extend, cached prefix > 0, layer 1 of 2, head 6 of 8"
+def test_of_equivalent_conditions_the_simplest_is_named_and_the_others_are_counted() -> None:
+    [finding] = diagnose(run_and_repeat(fault("mask-top-left"), calls(1, matrix=[[(24, 0)], [(20, 77)]])))
+    assert finding.where == "extend, cached prefix > 0, layer 0, all 4 heads"
+    [line] = [line for line in finding.evidence if "equivalent" in line]
+    assert re.fullmatch(
+        r"on these calls, cached prefix > 0 is equivalent to cached prefix >= 16 \(\d+ more fit as well\)", line
+    )
 
 
 def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
@@ -107,7 +114,7 @@ def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
         out[:, 1] = out[:, 1].flip(-1)
         return out
 
-    [finding] = diagnose(run_kernel(odd, calls(2)))
+    [finding] = diagnose(run_and_repeat(odd, calls(2)))
     assert finding.id == UNEXPLAINED
     assert finding.diagnosis.startswith("no known bug explains the error: the output is off by 1")
     assert finding.where == "extend, all 2 layers, head 1 of 4"
@@ -120,7 +127,7 @@ def test_what_is_not_a_number_is_out_of_bounds_and_reported() -> None:
         out[-1, 3] = float("nan")
         return out
 
-    [finding] = diagnose(run_kernel(lost, calls(1)))
+    [finding] = diagnose(run_and_repeat(lost, calls(1)))
     assert finding.id == UNEXPLAINED
     assert "head 3 of 4" in finding.where
     assert any("not finite" in e for e in finding.evidence)
@@ -129,7 +136,7 @@ def test_what_is_not_a_number_is_out_of_bounds_and_reported() -> None:
 def test_indistinguishable_hypotheses_are_listed() -> None:
     def lost(lens: list[tuple[int, int]]) -> Finding:
         call = call_of(lens, (4, 2), 32, torch.float32, "cpu")
-        [finding] = diagnose(run_kernel(fault("last-block-lost-16"), [call]))
+        [finding] = diagnose(run_and_repeat(fault("last-block-lost-16"), [call]))
         return finding
 
     # Of 39 tokens a block of 16 loses 7, and so does one of 32; of 55 they lose 7 and 23.
@@ -146,7 +153,7 @@ def test_positions_are_reported_where_no_cause_is_known() -> None:
         out[16:] = -out[16:]
         return out
 
-    [finding] = diagnose(run_kernel(late, [call_of([(40, 3)], (4, 2), 32, torch.float32, "cpu")]))
+    [finding] = diagnose(run_and_repeat(late, [call_of([(40, 3)], (4, 2), 32, torch.float32, "cpu")]))
     assert finding.where == "extend, layer 0, all 4 heads, query positions 16-63"
 
 
@@ -156,7 +163,7 @@ def test_of_two_that_fit_the_leak_is_named_even_if_the_other_is_nearer() -> None
     v[:2] = v[3]  # the previous request's values are the own newest one, which a shifted prefix would read as well,
     v[0, :, 0] *= 0.99  # up to less than noise
     shifted = fault("prefix-values-shifted")
-    [cause] = causes(run_kernel(lambda call: shifted(call) * 1.008, [replace(call, v=v)]))
+    [cause] = causes(run_and_repeat(lambda call: shifted(call) * 1.008, [replace(call, v=v)]))
     kinds = [h.kind for h in cause.hypotheses]
     assert kinds[0] == LEAK
     assert "cached-prefix" in kinds

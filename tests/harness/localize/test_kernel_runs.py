@@ -12,7 +12,7 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
-from assay.harness.localize.kernel_runs import measure, run_kernel
+from assay.harness.localize.kernel_runs import measure, run_and_repeat
 from assay.harness.verdict import Finding
 
 CALLS = [
@@ -26,7 +26,7 @@ def only(findings: list[Finding]) -> Finding:
 
 
 def test_a_right_kernel_has_no_message() -> None:
-    seen = run_kernel(rounded_oracle, CALLS)
+    seen = run_and_repeat(rounded_oracle, CALLS)
     assert [o.call for o in seen.results] == CALLS
     assert all(float(o.own.max()) <= o.bound for o in seen.results)
     assert diagnose(seen) == []
@@ -48,7 +48,7 @@ def test_the_same_call_twice() -> None:
         out = rounded_oracle(call)
         return out + torch.randn(out.shape, generator=generator).to(out.dtype)
 
-    kinds = {f.id: f for f in diagnose(run_kernel(shaky, CALLS))}
+    kinds = {f.id: f for f in diagnose(run_and_repeat(shaky, CALLS))}
     assert kinds[NONDETERMINISM].severity == "serious"
     assert STATE_KEPT not in kinds
 
@@ -61,7 +61,7 @@ def test_nondeterminism_below_noise_is_information() -> None:
         runs += 1
         return rounded_oracle(call) * (1 + 2**-7 * (runs % 2))
 
-    finding = only(diagnose(run_kernel(rounding, CALLS)))
+    finding = only(diagnose(run_and_repeat(rounding, CALLS)))
     assert (finding.id, finding.severity) == (NONDETERMINISM, "info")
 
 
@@ -73,7 +73,7 @@ def test_the_same_call_early_and_late() -> None:
         runs += 1
         return rounded_oracle(call) * (1 if runs <= len(CALLS) else 2)
 
-    finding = only(diagnose(run_kernel(tired, CALLS)))
+    finding = only(diagnose(run_and_repeat(tired, CALLS)))
     assert (finding.id, finding.severity) == (STATE_KEPT, "serious")
     assert "3 calls" in finding.where
 
@@ -84,7 +84,7 @@ def test_a_written_input_is_found_and_spoils_nothing_else() -> None:
         call.k.sub_(call.k.mean(0, keepdim=True))
         return out
 
-    finding = only(diagnose(run_kernel(writes, CALLS)))
+    finding = only(diagnose(run_and_repeat(writes, CALLS)))
     assert (finding.id, finding.severity) == (INPUT_WRITTEN, "serious")
     assert finding.diagnosis.endswith("input k")
 
@@ -101,7 +101,7 @@ def test_an_output_in_a_buffer_that_the_next_call_overwrites_is_kept(grows: floa
         runs += 1
         return out
 
-    assert [f.id for f in diagnose(run_kernel(reuses, CALLS))] == kinds
+    assert [f.id for f in diagnose(run_and_repeat(reuses, CALLS))] == kinds
 
 
 def test_refused_and_delegated_calls_are_reported() -> None:
@@ -112,14 +112,14 @@ def test_refused_and_delegated_calls_are_reported() -> None:
         return rounded_oracle(call)
 
     decode = replace(CALLS[0], phase="decode")
-    seen = run_kernel(picky, [*CALLS, decode])
+    seen = run_and_repeat(picky, [*CALLS, decode])
     assert seen.delegated == (decode,)
     finding = only(diagnose(seen))
     assert (finding.id, finding.diagnosis) == (CALL_REFUSED, "a prefix is needed")
     with pytest.raises(AssayError, match="none of 1 calls"):
-        run_kernel(picky, [decode])
+        run_and_repeat(picky, [decode])
     with pytest.raises(AssayError, match="none of 0 calls"):
-        run_kernel(picky, [])
+        run_and_repeat(picky, [])
 
 
 def test_an_output_of_a_wrong_shape_is_refused() -> None:

@@ -17,7 +17,7 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import run_kernel
+from assay.harness.localize.kernel_runs import run_and_repeat
 from assay.harness.localize.shrink import as_pytest, out_of_bounds, shrink
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
@@ -110,7 +110,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(tmp_path: Path, module: str) -> None:
     kernel = fault("mask-top-left")
     small = shrink(kernel, call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3))
-    [finding] = diagnose(run_kernel(kernel, [small]))
+    [finding] = diagnose(run_and_repeat(kernel, [small]))
     source = as_pytest(small, f"{module}:top_left", finding)
     assert "call_of([(" in source
     assert "noise" not in source
@@ -141,7 +141,7 @@ def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(tmp
 def test_data_that_is_needed_is_written_into_the_test(module: str) -> None:
     kernel = fault("values-saturate-fp8-e4m3")
     loud = replace(CALL, v=(CALL.v * 500).bfloat16(), q=CALL.q.bfloat16(), k=CALL.k.bfloat16())
-    [finding] = diagnose(run_kernel(kernel, [loud]))
+    [finding] = diagnose(run_and_repeat(kernel, [loud]))
     with pytest.raises(AssayError, match="shrink the call first"):
         as_pytest(loud, f"{module}:saturating", finding)
     source = as_pytest(shrink(kernel, loud), f"{module}:saturating", finding)
@@ -154,7 +154,7 @@ def test_data_that_is_needed_is_written_into_the_test(module: str) -> None:
 def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
     kernel = declares(noise="int8_qk")(lambda call: 1.02 * fault("mask-top-left")(call))
     small = shrink(kernel, CALL)
-    [finding] = diagnose(run_kernel(kernel, [small]))
+    [finding] = diagnose(run_and_repeat(kernel, [small]))
     source = as_pytest(small, f"{module}:coarse", finding, noise="int8_qk")
     assert "assert_correct(KERNEL, CALL, noise='int8_qk')" in source
     with pytest.raises(AssertionError, match="causal mask top-left"):

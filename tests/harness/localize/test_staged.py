@@ -12,7 +12,7 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import GRID, call_of, grid_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
-from assay.harness.localize.kernel_runs import run_kernel
+from assay.harness.localize.kernel_runs import run_and_repeat
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.verdict import Finding
 
@@ -52,7 +52,7 @@ def test_the_smallest_calls_give_the_name_before_any_other_is_run() -> None:
 def test_the_findings_are_those_of_running_all_calls(name: str) -> None:
     kernel = fault(name, layers=[1], heads=[2])
     found = diagnose_kernel(kernel, CALLS, "assay replay pack")
-    assert set(found.findings) == set(diagnose(run_kernel(kernel, CALLS), "assay replay pack"))
+    assert set(found.findings) == set(diagnose(run_and_repeat(kernel, CALLS), "assay replay pack"))
     [finding] = found.findings
     assert finding.id == name
     assert "layer 1 of 3, head 2 of 4" in finding.where
