@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,6 +95,18 @@ def say(text: str) -> None:
 def report_error(error: Exception) -> None:
     """Print the message of an error, without a traceback."""
     errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
+
+
+def as_given() -> str:
+    """The command as given, without --out, whose folder would no longer be new."""
+    given = iter(sys.argv[1:])
+    kept: list[str] = []
+    for word in given:
+        if word == "--out":
+            next(given, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return shlex.join(["assay", *kept])
 
 
 def load_command(name: str) -> Any:

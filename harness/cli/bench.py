@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, console, say
+from assay.harness.cli.app import app, as_given, console, say
 from assay.harness.cli.flags import Config, spec_flags
 from assay.harness.config import BENCH_FLAGS, flag, make_spec
 from assay.harness.errors import UsageError
@@ -92,20 +90,8 @@ def kernel(
     reference, bound = reference or TORCH_SDPA, policy.latency_bound
     loaded = [kernels.find("--candidate", candidate), kernels.find("--reference", reference)]
     names = (candidate, reference)
-    result = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds, again(), names)
+    result = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds, as_given(), names)
     if out:
         write_timing(result, out)
     render_timing(result, console)
     raise typer.Exit(result.exit_code)
-
-
-def again() -> str:
-    """The command as given, without --out, whose folder would no longer be new."""
-    given = iter(sys.argv[1:])
-    kept: list[str] = []
-    for word in given:
-        if word == "--out":
-            next(given, None)
-        elif not word.startswith("--out="):
-            kept.append(word)
-    return shlex.join(["assay", *kept])

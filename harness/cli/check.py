@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, console
+from assay.harness.cli.app import app, as_given, console
 from assay.harness.errors import UsageError
 
 
@@ -51,7 +49,6 @@ def check(
         raise UsageError(
             f"No case's name contains {case!r}.", f"part of a name, for example of {cases[0].name}", "try another"
         )
-    again = shlex.join(["assay", *sys.argv[1:]])
-    result = run(name, phases=phases, noise=noise, cases=chosen, again=again)
+    result = run(name, phases=phases, noise=noise, cases=chosen, again=as_given())
     render(result, console)
     raise typer.Exit(result.exit_code)

@@ -11,7 +11,7 @@ import pytest
 
 from assay.harness import cli, run
 from assay.harness.bench.bench_plan import plan_bench, timed_spec
-from assay.harness.cli.bench import again
+from assay.harness.cli.app import as_given
 from assay.harness.collect.plan import prepare
 from assay.harness.config import BENCH_FLAGS, RunSpec, make_spec
 from assay.harness.judge.latency_result import LatencyResult
@@ -82,4 +82,4 @@ def test_the_command_that_repeats_a_timing_of_kernels_names_no_file(monkeypatch:
         "argv",
         ["assay", "bench", "kernel", "PACK", "--out", "a b", "--candidate", "x:y", "--out=c", "--seconds", "5"],
     )
-    assert again() == "assay bench kernel PACK --candidate x:y --seconds 5"
+    assert as_given() == "assay bench kernel PACK --candidate x:y --seconds 5"
