@@ -26,7 +26,7 @@ def write_bench(
     rounds: int = 10,
     floor: float = 1.0,
     cached: bool = True,
-    kernel: str = "torch_native",
+    interpreted: bool = False,
     arguments: dict[str, Any] | None = None,
     lengths: tuple[int, int] = (12, 12),
     cut: bool = False,
@@ -86,7 +86,9 @@ def write_bench(
     for role in ROLES if counted else ():
         counters = CounterFile(folder.servers.server_folder(role) / "counters", "1")
         for phase in ("extend", "decode"):
-            row = CounterRow(backend="torch_native", kernel=kernel, phase=phase, cached_prefix=True)
+            row = CounterRow(
+                backend="torch_native", kernel="torch_native", phase=phase, cached_prefix=True, interpreted=interpreted
+            )
             for layer in range(LAYERS):
                 counters.add(counters.row(row), layer)
     folder.servers.write_counters()
