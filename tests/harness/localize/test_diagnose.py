@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -99,6 +100,8 @@ def test_layers_need_not_have_the_same_number_of_heads() -> None:
     assert finding.where == "extend, cached prefix > 0, all 2 layers, all 8 heads"
     [finding] = diagnose(run_and_repeat(fault("mask-top-left", heads=[6]), fewer + more))
     assert finding.where == "extend, cached prefix > 0, layer 1 of 2, head 6 of 8"
+
+
 def test_of_equivalent_conditions_the_simplest_is_named_and_the_others_are_counted() -> None:
     [finding] = diagnose(run_and_repeat(fault("mask-top-left"), calls(1, matrix=[[(24, 0)], [(20, 77)]])))
     assert finding.where == "extend, cached prefix > 0, layer 0, all 4 heads"
