@@ -32,8 +32,10 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_kernel_repository_passes_its_tests(tmp_path: Path) -> None:
     folder = shutil.copytree(KERNELS, tmp_path / "repository")
-    done = run(folder, "pytest", "-q", "-p", "no:cacheprovider", "-k", "correct or 64+0- or 64+16-")
+    done = run(folder, "pytest", "-v", "-p", "no:cacheprovider", "-k", "correct or 64+0- or 64+16-")
     assert done.returncode == 0, done.stdout + done.stderr
+    ran = re.findall(r"::(test_\w+)\S* PASSED", done.stdout)
+    assert set(ran) == set(re.findall(r"def (test_\w+)", (folder / "tests" / "test_attention.py").read_text()))
     assert re.search(r"^assay: 1 kernel, \d+ calls, worst 0\.\d+ of its bound", done.stdout, re.MULTILINE)
 
 
