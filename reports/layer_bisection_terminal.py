@@ -8,6 +8,7 @@ from rich.text import Text
 
 from assay.harness.bisect.layer_task import LayerBisection
 from assay.harness.text import one_line, ranges
+from assay.reports.terminal import finding_lines, say
 
 
 def render_layers(result: LayerBisection, console: Console) -> None:
@@ -54,15 +55,8 @@ def render_layers(result: LayerBisection, console: Console) -> None:
     heading = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
     lines.append(f"{heading[result.outcome]}: {result.why}")
     for line in lines:
-        _print(console, line)
+        say(console, one_line(line, 600))
     for finding in result.findings:
-        _print(console, f"{finding.severity}: {finding.where}: {finding.diagnosis}")
-        for line in finding.evidence:
-            _print(console, f"  - {one_line(line, 300)}")
-    console.print(f"  $ {result.reproduce}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _print(console: Console, line: str) -> None:
-    console.print(
-        one_line(line, 600) if not line.startswith(" ") else line, markup=False, highlight=False, soft_wrap=True
-    )
+        for line in finding_lines(finding):
+            say(console, line)
+    say(console, f"  $ {result.reproduce}")

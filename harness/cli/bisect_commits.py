@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +13,12 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import console, errors, report_error, say
 from assay.harness.cli.bisect import bisect_app
-from assay.harness.errors import AssayError, ExitCode, UsageError
+from assay.harness.errors import AssayError, ExitCode
 
-GOOD, BAD, SKIP, ABORT = 0, 1, 125, 128
-"""Exit codes of ``git bisect run``."""
-RUNS = Path("runs")
+GIT_CODES, ABORT = {"good": 0, "bad": 1, "skip": 125}, 128
+"""Exit codes of ``git bisect run``, by outcome, and the one that stops it."""
 
 Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]
 Build = Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")]
@@ -54,7 +50,7 @@ def commits(
     condition: Condition = None,
     calls: Calls = 0,
     source: Source = None,
-    judge: Annotated[
+    measure_with: Annotated[
         Literal["replay", "accuracy"],
         typer.Option("--with", help="Classify commits by own error on calls, or by an assay run per commit."),
     ] = "replay",
@@ -98,89 +94,30 @@ def commits(
     Exit codes: 0 a commit is named, 2 usage error (also if a stated end turns out otherwise), 3 no commit could be named.
 
     """
-    from assay.harness.bisect.commits import session, ui
-    from assay.harness.bisect.commits.repo import Repository
-    from assay.harness.bisect.commits.state import BisectFolder, BisectSpec
+    from assay.harness.bisect.commits.bisection import bisect_commits, bisection_spec, default_folder, latest_folder
+    from assay.harness.bisect.commits.state import BisectFolder
+    from assay.reports.commit_bisection_page import write_reports
+    from assay.reports.commit_bisection_terminal import ProgressView, render
 
     if status and (out or not kernel):
-        ui.render(BisectFolder(out or _latest()).read(), console)
+        render((BisectFolder(out) if out else latest_folder()).read(), console)
         return
-    for name, value in (("--good", good), ("--bad", bad), ("--kernel", kernel)):
-        if not value:
-            raise UsageError(f"{name} is missing.", "--good, --bad and --kernel", "see assay bisect commits --help")
-    _check_kernel(kernel)
-    if judge == "accuracy" and (pack or condition or calls or against == "good"):
-        raise UsageError(
-            "--with accuracy was given with --pack, --condition, --calls or --against.",
-            "an accuracy run per commit, or a replay of calls",
-            "remove one of them",
-        )
-    repository = Repository(repo)
-    spec = BisectSpec(
-        repo=str(repository.path), good=repository.resolve(good), bad=repository.resolve(bad), kernel=kernel, build=build,
-        sources=tuple(source) if source else BisectSpec.model_fields["sources"].default, first_parent=first_parent,
-        judge=judge, against=against, times=times, pack=str(pack.resolve()) if pack else "",
-        conditions=tuple(condition or ()), calls=calls, seed=seed, raises=raises, repeats=repeats, confidence=confidence,
-        scan=scan if scan is not None else 0 if judge == "accuracy" else 8, keep_build=keep_build,
-        timeout=timeout or (7200.0 if judge == "accuracy" else 300.0), build_timeout=build_timeout,
-        run_args=tuple(run_arg or ()),
-    )  # fmt: skip
-    folder = BisectFolder(out or RUNS / f"bisect-{spec.digest}")
+    spec = bisection_spec(repo, {
+        "good": good, "bad": bad, "kernel": kernel, "build": build, "sources": source, "first_parent": first_parent,
+        "measure_with": measure_with, "against": against, "times": times, "pack": pack, "conditions": condition, "calls": calls,
+        "seed": seed, "raises": raises, "repeats": repeats, "confidence": confidence, "scan": scan, "keep_build": keep_build,
+        "timeout": timeout, "build_timeout": build_timeout, "run_args": run_arg,
+    })  # fmt: skip
+    folder = BisectFolder(out) if out else default_folder(spec)
     if status:
-        ui.render(folder.read(), console)
+        render(folder.read(), console)
         return
-    with folder.locked():
-        if folder.state_file.exists():
-            state = folder.read()
-            if state.spec != spec:
-                raise UsageError(f"{folder.path} holds another bisection.", "the same one", "use another --out")
-        else:
-            state = session.new_state(spec, repository, shlex.join(["assay", *sys.argv[1:]]))
-            folder.write(state)
-        if state.result is None:
-            state = _bisect(folder, state, repository)
-        _report(folder, state)
+    with _stoppable(), ProgressView(console, folder.path) as view:
+        state = bisect_commits(spec, folder, view)
     assert state.result is not None
-    raise typer.Exit(session.exit_code(state.result))
-
-
-def _bisect(folder: Any, state: Any, repository: Any) -> Any:
-    from assay.harness.bisect.commits import session, ui
-    from assay.harness.bisect.commits.executor import AccuracyProber, Builder, Forks, ReplayProber
-
-    spec = state.spec
-    interpret_without_gpu()  # before the process that probes are forked from imports Triton
-    calls = None if spec.judge == "accuracy" else _calls(folder.path, spec)
-    say(f"Bisecting {len(state.history)} commits in {folder.path}; {len(state.probes)} probes are already done.")
-    with _stoppable(), repository.worktree() as tree, ui.ProgressView(console) as view:
-        replay = ReplayProber(spec, Builder(spec, tree), tree.path, calls, Forks())
-        prober = replay if spec.judge == "replay" else AccuracyProber(spec, replay, tree.path)
-        return session.Session(folder, state, prober, repository, view).run()
-
-
-def _calls(folder: Path, spec: Any) -> Path:
-    """The file of the calls, written once so that every commit computes the same ones."""
-    from assay.harness.bisect.commits import probe_calls
-    from assay.harness.evidence.pack import read_pack
-    from assay.harness.offline.replay import choose
-
-    file = (folder / probe_calls.FILE).resolve()
-    if not file.exists():
-        if spec.pack:
-            found = probe_calls.recorded_calls([one.call for one in choose(read_pack(Path(spec.pack)))])
-        else:
-            found = probe_calls.matrix_calls(spec.seed)
-        probe_calls.write_calls(file, probe_calls.choose_calls(found, spec.conditions, spec.calls))
-    return file
-
-
-def _report(folder: Any, state: Any) -> None:
-    from assay.harness.bisect.commits import ui
-    from assay.reports.commit_bisect_page import write_reports
-
-    ui.render(state, console)
-    written = write_reports(state, folder)
-    say(f"Report: {written}")
+    render(state, console)
+    say(f"Report: {write_reports(state, folder)}")
+    raise typer.Exit(state.result.exit_code)
 
 
 @contextmanager
@@ -197,24 +134,6 @@ def _stoppable() -> Iterator[None]:
         raise AssayError("The bisection was stopped.", do="run the same command again to resume it") from None
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _latest() -> Path:
-    found = sorted(RUNS.glob("bisect-*/state.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UsageError("There is no bisection in runs/.", "at least one", "give its folder with --out")
-    return found[-1].parent
-
-
-def _check_kernel(kernel: str) -> None:
-    from assay.harness.attention.kernels import is_path
-
-    if not is_path(kernel):
-        raise UsageError(
-            f"--kernel {kernel} is not of the form module:function.",
-            "a function of the repository",
-            "name it as module:function",
-        )
 
 
 class _ForGit(TyperCommand):
@@ -251,7 +170,16 @@ def probe(
 
     """
     try:
-        code = _probe_here(kernel, repo, build, pack, condition, calls, source, raises, timeout, build_timeout, seed)
+        from assay.harness.bisect.commits.bisection import probe_checkout, probe_spec
+        from assay.reports.commit_bisection_terminal import probe_line
+
+        spec = probe_spec(repo, {
+            "kernel": kernel, "build": build, "pack": pack, "conditions": condition, "calls": calls, "sources": source,
+            "raises": raises, "timeout": timeout, "build_timeout": build_timeout, "seed": seed,
+        })  # fmt: skip
+        outcome, measured = probe_checkout(spec)
+        say(probe_line(outcome, measured))
+        code = GIT_CODES[outcome.outcome]
     except AssayError as error:
         report_error(error)
         code = ABORT
@@ -259,36 +187,3 @@ def probe(
         errors.print_exception()
         code = ABORT
     raise typer.Exit(code)
-
-
-def _probe_here(
-    kernel: str, repo: Path, build: str, pack: Path | None, condition: list[str] | None, calls: int,
-    source: list[str] | None, raises: Literal["skip", "bad"], timeout: float, build_timeout: float, seed: int,
-) -> int:  # fmt: skip
-    from assay.harness.bisect.commits import probe as process
-    from assay.harness.bisect.commits.executor import Forks, run_build
-    from assay.harness.bisect.commits.outcome import outcome_of
-    from assay.harness.bisect.commits.repo import Repository
-    from assay.harness.bisect.commits.state import BisectSpec
-
-    _check_kernel(kernel)
-    interpret_without_gpu()
-    top = Repository(repo).path
-    sources = tuple(source) if source else BisectSpec.model_fields["sources"].default
-    spec = BisectSpec(
-        repo=str(top), good="", bad="", kernel=kernel, sources=sources, raises=raises, pack=str(pack) if pack else "",
-        conditions=tuple(condition or ()), calls=calls, seed=seed,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="assay-probe-") as made:
-        scratch = Path(made)
-        why, _ = run_build(build, top, build_timeout, scratch / "log")
-        if why:
-            say(f"skip: {why}")
-            return SKIP
-        task = process.Task(top, sources, kernel, _calls(scratch, spec), scratch / "result.json", scratch / "log")
-        measured = Forks().run(task, timeout)
-    outcome = outcome_of(measured, spec, [])
-    worst = f"worst own error {outcome.worst:.3g} times its bound, {outcome.where}" if outcome.worst is not None else ""
-    text = f"{outcome.outcome}: {worst or outcome.reason} ({measured.origin or 'not imported'})"
-    say(text)
-    return {"good": GOOD, "bad": BAD, "skip": SKIP}[outcome.outcome]

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from assay.harness.bisect.commits import probe
 from assay.harness.bisect.commits.repo import Worktree
-from assay.harness.bisect.commits.state import BisectSpec, Measurement
+from assay.harness.bisect.commits.state import ACCURACY_DEFAULTS, BisectSpec, Measurement
 from assay.harness.errors import AssayError, EvidenceError, ExitCode, UsageError
 from assay.harness.judge.report_file import read_report
 
@@ -31,6 +31,8 @@ COMMAND_NOT_FOUND = (126, 127)
 ABORT = 128
 """Exit codes from here on blame the environment, as for ``git bisect run``."""
 GRACE_S = 30.0
+_FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
+"""Flags of ``assay bisect commits`` that are not named as their field of `BisectSpec`."""
 
 
 class BrokenEnvironment(AssayError):
@@ -166,7 +168,7 @@ class Forks:
             code = process.exitcode or 0
         if code < 0:
             name = signal.Signals(-code).name
-            return Measurement(status="died", reason=f"the process died of {name}: {tail(task.log)}")
+            return Measurement(status="died", reason=f"the process was killed by {name}: {tail(task.log)}")
         raise BrokenEnvironment(
             f"a probe ended with exit code {code} and without a result: {tail(task.log)}",
             f"its result in {task.result}",
@@ -278,26 +280,15 @@ def _reason(code: int | None, folder: Path, log: Path) -> str:
     return f"assay run exited with {code}: {tail(log)}"
 
 
-def reproduce(spec: BisectSpec, commit: str) -> str:
-    """The command that probes a commit again, against the good revision."""
-    return shlex.join(["assay", "bisect", "commits", *flags(spec, commit)])
-
-
-def flags(spec: BisectSpec, bad: str) -> list[str]:
-    """Flags of ``assay bisect commits`` for the same question with another bad revision."""
-    given = ["--repo", spec.repo, "--good", spec.good[:12], "--bad", bad[:12], "--kernel", spec.kernel]
-    fields = BisectSpec.model_fields
-    for name, value in (("--build", spec.build), ("--pack", spec.pack)):
-        given += [name, value] if value else []
-    for name, values, field in (("--condition", spec.conditions, "conditions"), ("--source", spec.sources, "sources")):
-        if values != fields[field].default:
-            given += [part for value in values for part in (name, value)]
-    if spec.calls:
-        given += ["--calls", str(spec.calls)]
-    if spec.against != "bound":
-        given += ["--against", spec.against, "--times", f"{spec.times:g}"]
-    if spec.judge == "accuracy":
-        given += ["--with", "accuracy", *(f"--run-arg={arg}" for arg in spec.run_args)]
-    if spec.first_parent:
-        given.append("--first-parent")
-    return given
+def reproduce(spec: BisectSpec, bad: str) -> str:
+    """The command that asks the same question with another bad revision."""
+    given = {"good": spec.good[:12], "bad": bad[:12]}
+    defaults = ACCURACY_DEFAULTS if spec.measure_with == "accuracy" else {}
+    flags: list[str] = []
+    for name, field in BisectSpec.model_fields.items():
+        value = given.get(name, getattr(spec, name))
+        if value == defaults.get(name, field.default):
+            continue
+        flag = f"--{_FLAGS.get(name, name.replace('_', '-'))}"
+        flags += [flag if one is True else f"{flag}={one}" for one in (value if isinstance(value, tuple) else (value,))]
+    return shlex.join(["assay", "bisect", "commits", *flags])

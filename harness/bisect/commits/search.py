@@ -2,11 +2,11 @@
 
 The culprit is one commit of the range; a commit is bad if it is the culprit or descends from it. A probe may misclassify: good
 commits come out bad with one unknown probability, bad ones good with another. Both have Jeffreys' prior, Beta(1/2, 1/2), and are
-integrated out, so the probability of each candidate given all outcomes has a closed form (Beta-Bernoulli). Probing where an
+integrated out, so the probability of each suspect given all outcomes has a closed form (Beta-Bernoulli). Probing where an
 outcome carries the most information about the culprit is Horstein's scheme (Sequential transmission using noiseless feedback,
 IEEE Transactions on Information Theory 9, 136-143 (1963); Burnashev & Zigangirov 1974; convergence: Waeber, Frazier & Henderson,
 Bisection search with noisy responses, SIAM Journal on Control and Optimization 51, 2261-2279 (2013)). As long as no two outcomes
-contradict each other, candidates that an outcome excludes are treated as excluded: plain bisection, at log2(n) probes. The
+contradict each other, suspects that an outcome excludes are treated as excluded: plain bisection, at log2(n) probes. The
 confidence stated at the end always allows for misclassification.
 
 Pure: no git, no clock. The next step follows from the outcomes alone, so a bisection can be resumed from a list of them.
@@ -26,7 +26,7 @@ from scipy.special import betainc, betaln, xlogy
 JEFFREYS = 0.5
 """Both parameters of Jeffreys' prior for a probability: Beta(1/2, 1/2)."""
 END_CONFIDENCE = 0.95
-"""An end whose outcomes differ is established once its misclassification rate is below one half with this probability."""
+"""An end whose outcomes differ is proven once its misclassification rate is below one half with this probability."""
 MAX_END_PROBES = 25
 """Probes of an end after which it counts as too flaky."""
 MIN_CONTRADICTIONS = 2
@@ -51,7 +51,7 @@ class OutcomeCounts:
         return self.good + self.bad
 
     @property
-    def flipped(self) -> bool:
+    def mixed(self) -> bool:
         """Whether it came out both ways."""
         return bool(self.good and self.bad)
 
@@ -127,7 +127,7 @@ class History:
 
 @dataclass(frozen=True)
 class NextProbe:
-    """Probe this commit: to search, to confirm the last remaining candidate, or to verify what was only inferred."""
+    """Probe this commit: to search, to confirm the last remaining suspect, or to verify what was only inferred."""
 
     commit: str
     purpose: Literal["search", "confirm", "verify"]
@@ -151,7 +151,7 @@ class Ambiguous:
 
 @dataclass(frozen=True)
 class TooFlaky:
-    """Too many probes without a result: the outcomes are too flaky. The likeliest candidates, and the first one's probability."""
+    """Too many probes without a result: the outcomes are too flaky. The likeliest suspects, and the first one's probability."""
 
     commits: tuple[str, ...]
     confidence: float
@@ -165,31 +165,31 @@ class Belief:
     """The state of knowledge after some outcomes.
 
     Attributes:
-        weights: probability of each candidate, float64 [n].
-        consistent: candidates that no outcome contradicts, bool [n].
-        good_flips: expected probability that a good commit comes out bad.
-        bad_flips: expected probability that a bad commit comes out good.
+        weights: probability of each suspect, float64 [n].
+        consistent: suspects that no outcome contradicts, bool [n].
+        good_as_bad: expected probability that a good commit comes out bad.
+        bad_as_good: expected probability that a bad commit comes out good.
     """
 
     weights: Floats
     consistent: Booleans
-    good_flips: float
-    bad_flips: float
+    good_as_bad: float
+    bad_as_good: float
 
 
 def believe(history: History, counts: Mapping[str, OutcomeCounts], good: OutcomeCounts) -> Belief:
-    """Probability of each candidate given all outcomes.
+    """Probability of each suspect given all outcomes.
 
     Args:
-        history: the candidates, equally likely a priori.
+        history: the suspects, equally likely a priori.
         counts: outcomes by commit; commits outside `history` are ignored.
-        good: outcomes of the good revision, which precedes every candidate.
+        good: outcomes of the good revision, which precedes every suspect.
     """
     right_bad, wrong_good = np.zeros(len(history)), np.zeros(len(history))
     total = OutcomeCounts()
     for commit, count in counts.items():
         if commit in history.index:
-            # If the candidate is an ancestor, this commit is bad.
+            # If the suspect is an ancestor, this commit is bad.
             above = history.ancestors(history.index[commit])
             right_bad[above] += count.bad
             wrong_good[above] += count.good
@@ -210,7 +210,7 @@ def believe(history: History, counts: Mapping[str, OutcomeCounts], good: Outcome
 def proof(
     count: OutcomeCounts, expected: Literal["good", "bad"], repeats: int
 ) -> Literal["more", "proven", "refuted", "flaky"]:
-    """Whether the outcomes at an end of the range establish that it is what the user stated.
+    """Whether the outcomes at an end of the range prove that it is what the user stated.
 
     Args:
         count: the outcomes so far.
@@ -220,7 +220,7 @@ def proof(
     right, wrong = (count.good, count.bad) if expected == "good" else (count.bad, count.good)
     if right + wrong < repeats:
         return "more"
-    if not count.flipped:
+    if not count.mixed:
         return "proven" if right else "refuted"
     below_half = float(betainc(JEFFREYS + wrong, JEFFREYS + right, 0.5))
     if below_half >= END_CONFIDENCE:
@@ -246,11 +246,11 @@ def next_step(
         good: outcomes of the good revision.
         confidence: probability at which a commit is named.
     """
-    flipped = good.flipped or any(count.flipped for count in counts.values())
+    mixed = good.mixed or any(count.mixed for count in counts.values())
     while True:
         known = {commit: count for commit, count in counts.items() if commit in history.index}
         belief = believe(history, known, good)
-        if not belief.consistent.any() and not flipped:
+        if not belief.consistent.any() and not mixed:
             # Each commit agrees with itself, but no single culprit explains them all: the history is not monotone. The bad
             # commit with the shortest history has a culprit of its own.
             first = min(
@@ -291,7 +291,7 @@ def _search(
         gain = _entropy(np.clip(share, 0, 1)) * builds
         if gain.max() > NEGLIGIBLE_BITS:
             return NextProbe(history.commits[int(gain.argmax())], "search")
-    gain = information(np.clip(history.mass(belief.weights), 0, 1), belief.good_flips, belief.bad_flips) * builds
+    gain = information(np.clip(history.mass(belief.weights), 0, 1), belief.good_as_bad, belief.bad_as_good) * builds
     if gain.max() <= NEGLIGIBLE_BITS:
         return flaky
     chosen = history.commits[int(gain.argmax())]
@@ -324,10 +324,10 @@ def buildable(history: History, known: Mapping[str, OutcomeCounts], skipped: Col
     return builds
 
 
-def information(share: Any, good_flips: float, bad_flips: float) -> Floats:
+def information(share: Any, good_as_bad: float, bad_as_good: float) -> Floats:
     """Bits that an outcome carries about whether a commit is bad, which it is with probability `share`."""
-    seen_bad = share * (1 - bad_flips) + (1 - share) * good_flips
-    noise = share * _entropy(np.array(bad_flips)) + (1 - share) * _entropy(np.array(good_flips))
+    seen_bad = share * (1 - bad_as_good) + (1 - share) * good_as_bad
+    noise = share * _entropy(np.array(bad_as_good)) + (1 - share) * _entropy(np.array(good_as_bad))
     return np.asarray(np.maximum(_entropy(seen_bad) - noise, 0.0), dtype=np.float64)
 
 

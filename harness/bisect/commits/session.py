@@ -1,4 +1,4 @@
-"""A bisection from its first probe to its result: establish the ends, search, scan the history, diagnose the bug. Resumable."""
+"""A bisection from its first probe to its result: check the ends, search, scan the history, diagnose the bug. Resumable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from assay.harness.bisect.commits.executor import BrokenEnvironment, Prober
+from assay.harness.bisect.commits.executor import BrokenEnvironment, Prober, reproduce
 from assay.harness.bisect.commits.outcome import changes, outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.search import (
@@ -22,6 +22,7 @@ from assay.harness.bisect.commits.search import (
     proof,
 )
 from assay.harness.bisect.commits.state import (
+    PURPOSES,
     BisectFolder,
     BisectResult,
     BisectSpec,
@@ -31,20 +32,18 @@ from assay.harness.bisect.commits.state import (
     ProbeOutcome,
     Purpose,
 )
-from assay.harness.errors import ExitCode, UsageError
+from assay.harness.errors import UsageError
 
 SKIPS_BEFORE_CANARY = 5
 """Skipped commits in a row after which the good revision is probed again: if that fails too, the machine is at fault."""
-SEARCH_PURPOSES: tuple[Purpose, ...] = ("good end", "bad end", "search", "confirm", "verify", "environment")
+SEARCH_PURPOSES: tuple[Purpose, ...] = ("good-end", "bad-end", "search", "confirm", "verify", "environment")
 """Probes whose outcomes the search uses; the others only describe the history."""
+
+ENDS: dict[Purpose, Literal["good", "bad"]] = {"good-end": "good", "bad-end": "bad"}
+"""Probes of the revisions that the user stated, and what they were stated to be."""
 
 Show = Callable[[BisectState, str], None]
 """Receives the state and a description of the next action."""
-
-
-def exit_code(result: BisectResult) -> ExitCode:
-    """0 if a commit was named with the required confidence, else 3."""
-    return ExitCode.PASS if result.outcome == "found" else ExitCode.NO_VERDICT
 
 
 def history_of(state: BisectState) -> History:
@@ -92,8 +91,8 @@ class Session:
             BrokenEnvironment: commits cannot be probed through no fault of their own. The session can be resumed later.
         """
         if self.state.result is None:
-            self._prove("good")
-            self._prove("bad")
+            for purpose in ENDS:
+                self._prove(purpose)
             while isinstance(step := self._next(), NextProbe):
                 self._probe(step.commit, step.purpose)
             if isinstance(step, Found):
@@ -106,12 +105,11 @@ class Session:
         counted, good, skipped = count_outcomes(self.state)
         return next_step(self._history, counted, skipped, good, self.state.spec.confidence)
 
-    def _prove(self, end: Literal["good", "bad"]) -> None:
-        spec = self.state.spec
+    def _prove(self, purpose: Purpose) -> None:
+        spec, end = self.state.spec, ENDS[purpose]
         commit = spec.good if end == "good" else spec.bad
-        purpose: Purpose = "good end" if end == "good" else "bad end"
         while True:
-            # Only this end's own probes: an end that was established stays so when a bisection is resumed.
+            # Only this end's own probes: an end that was proven stays so when a bisection is resumed.
             outcomes = [probe.outcome for probe in self.state.probes if probe.purpose == purpose]
             count = OutcomeCounts(outcomes.count("good"), outcomes.count("bad"))
             proven = proof(count, end, spec.repeats)
@@ -141,13 +139,13 @@ class Session:
     def _probe(self, commit: str, purpose: Purpose, name_bug: bool = False) -> CommitProbe:
         self._check_environment(purpose)
         number = len(self.state.probes) + 1
-        self._show(self.state, f"{purpose}: {commit[:12]}")
+        self._show(self.state, f"{PURPOSES[purpose]}: {commit[:12]}")
         self._folder.log(number).unlink(missing_ok=True)
         measured = self._prober.probe(commit, self._folder.log(number), name_bug)
         outcome = outcome_of(measured, self.state.spec, self._good_measurements() or [measured])
-        if outcome.outcome == "skip" and purpose in ("good end", "bad end"):
+        if outcome.outcome == "skip" and purpose in ENDS:
             raise UsageError(
-                f"the {purpose.removesuffix(' end')} revision {commit[:12]} cannot be probed: {outcome.reason}",
+                f"the {ENDS[purpose]} revision {commit[:12]} cannot be probed: {outcome.reason}",
                 "both ends of the range build, import and can be classified",
                 f"check --build, --kernel and --source, or --run-arg; see {self._folder.log(number)}",
             )
@@ -188,7 +186,7 @@ class Session:
         return probe
 
     def _good_measurements(self) -> list[Measurement]:
-        return self._measurements(self.state.spec.good, purposes=("good end",))
+        return self._measurements(self.state.spec.good, purposes=("good-end",))
 
     def _measurements(self, commit: str, purposes: Sequence[Purpose] | None = None) -> list[Measurement]:
         numbers = [
@@ -211,17 +209,17 @@ class Session:
         counted, good, skipped = count_outcomes(self.state)
         belief = believe(self._history, counted, good)
         repeated = [count for count in counted.values() if count.total > 1]
-        candidates = (step.commit,) if isinstance(step, Found) else step.commits
+        suspects = (step.commit,) if isinstance(step, Found) else step.commits
         result = BisectResult(
             outcome="found" if isinstance(step, Found) else "ambiguous" if isinstance(step, Ambiguous) else "flaky",
-            candidates=candidates, confidence=step.confidence, flips=(belief.good_flips, belief.bad_flips),
-            repeated=sum(count.total for count in repeated), flipped=sum(min(count.good, count.bad) for count in repeated),
+            suspects=suspects, confidence=step.confidence, misclassification=(belief.good_as_bad, belief.bad_as_good),
+            repeated=sum(count.total for count in repeated), outvoted=sum(min(count.good, count.bad) for count in repeated),
             notes=self._notes(counted, skipped),
         )  # fmt: skip
         return result if not isinstance(step, Found) else self._named(result, counted)
 
     def _named(self, result: BisectResult, counted: dict[str, OutcomeCounts]) -> BisectResult:
-        spec, commit = self.state.spec, result.candidates[0]
+        spec, commit = self.state.spec, result.suspects[0]
         info = self._repository.describe(commit)
         good = self._good_measurements()
         parent = next((m for p in info.parents for m in self._measurements(p) if m.status == "measured"), None)
@@ -294,10 +292,11 @@ def _describe(probe: CommitProbe) -> str:
     return f"{probe.where}, {worst}"
 
 
-def new_state(spec: BisectSpec, repository: Repository, command: str) -> BisectState:
+def new_state(spec: BisectSpec, repository: Repository) -> BisectState:
     """The state of a new bisection.
 
     Raises:
         UsageError: the revisions span no range.
     """
-    return BisectState(spec=spec, command=command, history=repository.between(spec.good, spec.bad, spec.first_parent))
+    history = repository.between(spec.good, spec.bad, spec.first_parent)
+    return BisectState(spec=spec, command=reproduce(spec, spec.bad), history=history)

@@ -11,19 +11,26 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.errors import EvidenceError, ExitCode, UsageError
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Finding
 
-SCHEMA: Literal["assay.bisect-commits/2"] = "assay.bisect-commits/2"
+SCHEMA: Literal["assay.bisect-commits/3"] = "assay.bisect-commits/3"
 STATE = "state.json"
 Outcome = Literal["good", "bad", "skip"]
-Purpose = Literal["good end", "bad end", "search", "confirm", "verify", "environment", "scan", "name"]
+Purpose = Literal["good-end", "bad-end", "search", "confirm", "verify", "environment", "scan", "name"]
+PURPOSES: dict[Purpose, str] = {
+    "good-end": "good end", "bad-end": "bad end", "search": "search", "confirm": "confirm", "verify": "verify",
+    "environment": "environment", "scan": "scan", "name": "name",
+}  # fmt: skip
+"""What a probe is for, in words."""
+ACCURACY_DEFAULTS: dict[str, Any] = {"scan": 0, "timeout": 7200.0}
+"""Defaults of `BisectSpec` for accuracy runs, which take minutes."""
 _DAMAGED = "start again with another --out"
 
 
@@ -38,7 +45,7 @@ class BisectSpec(Record):
         build: shell command that builds a commit, run at the top of its worktree; empty if there is nothing to build.
         sources: folders of the worktree that modules are imported from.
         first_parent: follow first parents only; the culprit is then a commit or a complete merge.
-        judge: "replay" for layer error on calls, "accuracy" for an ``assay run`` per commit.
+        measure_with: "replay" for layer error on calls, "accuracy" for an ``assay run`` per commit.
         against: what a layer error is compared with: the bound of its call, or the good revision's own error.
         times: with "good", the largest acceptable multiple of the good revision's error.
         pack: folder of a replay pack; empty for the op-level matrix.
@@ -62,7 +69,7 @@ class BisectSpec(Record):
     build: str = ""
     sources: tuple[str, ...] = (".", "src")
     first_parent: bool = False
-    judge: Literal["replay", "accuracy"] = "replay"
+    measure_with: Literal["replay", "accuracy"] = "replay"
     against: Literal["bound", "good"] = "bound"
     times: float = Field(2.0, ge=1)
     pack: str = ""
@@ -192,14 +199,14 @@ class BisectResult(Record):
     """The result of a bisection.
 
     Attributes:
-        outcome: "found"; "ambiguous" if skipped commits make the candidates indistinguishable; "flaky" if the outcomes of the
+        outcome: "found"; "ambiguous" if skipped commits make the suspects indistinguishable; "flaky" if the outcomes of the
             probes contradict each other too often.
-        candidates: the culprit, or the commits it is one of.
-        confidence: probability that the culprit is among the candidates (for "flaky": that it is the first), given that the good
-            revision is good and the bad one bad, which is established first.
-        flips: estimated probabilities that a good and that a bad commit is misclassified.
+        suspects: the culprit, or the commits it is one of.
+        confidence: probability that the culprit is among the suspects (for "flaky": that it is the first), given that the good
+            revision is good and the bad one bad, which is checked first.
+        misclassification: estimated probabilities that a good and that a bad commit is misclassified.
         repeated: outcomes of commits that were probed more than once.
-        flipped: how many of those were outvoted.
+        outvoted: how many of those were outvoted.
         commit: the culprit as git describes it.
         checked: how the commit and its parents were classified.
         changes: which layers, heads and conditions fail at the commit.
@@ -208,16 +215,21 @@ class BisectResult(Record):
     """
 
     outcome: Literal["found", "ambiguous", "flaky"]
-    candidates: tuple[str, ...]
+    suspects: tuple[str, ...]
     confidence: float
-    flips: tuple[float, float]
+    misclassification: tuple[float, float]
     repeated: int
-    flipped: int
+    outvoted: int
     commit: CommitInfo | None = None
     checked: str = ""
     changes: tuple[Change, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 if a commit was named with the required confidence, else 3."""
+        return ExitCode.PASS if self.outcome == "found" else ExitCode.NO_VERDICT
 
 
 class RangeCommit(Record):
@@ -233,7 +245,7 @@ class BisectState(Record):
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
-    schema_id: Literal["assay.bisect-commits/2"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bisect-commits/3"] = Field(SCHEMA, alias="schema")
     spec: BisectSpec
     command: str
     history: tuple[RangeCommit, ...]

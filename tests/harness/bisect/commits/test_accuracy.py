@@ -31,7 +31,9 @@ def probed(
 
     monkeypatch.setattr(executor, "run_command", run)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    spec = BisectSpec(repo="r", good="g", bad="b", kernel="attn:forward", judge="accuracy", run_args=("--questions=8",))
+    spec = BisectSpec(
+        repo="r", good="g", bad="b", kernel="attn:forward", measure_with="accuracy", run_args=("--questions=8",)
+    )
     imports = SimpleNamespace(probe=lambda *_: Measurement.model_validate({"status": imported, "origin": "attn.py"}))
     (tmp_path / "logs").mkdir()
     found = AccuracyProber(spec, imports, tmp_path).probe("c", tmp_path / "logs" / "0001.log")  # type: ignore[arg-type]

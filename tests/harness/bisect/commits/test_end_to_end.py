@@ -69,8 +69,10 @@ def test_a_history_with_unbuildable_commits_killed_in_the_middle(
     assert here(monkeypatch, tmp_path, *command) == 0
     said = capsys.readouterr().out
     assert f"{made.commits[culprit][:12]} is the culprit among 31 commits" in said
-    assert 'matches "causal mask top-left"' in said
     state = BisectFolder(out).read()
+    assert state.result is not None
+    assert [finding.id for finding in state.result.findings] == ["mask-top-left"]
+    assert f"serious: {state.result.findings[0].where}" in said
     assert state.probes[:8] == before.probes, "no probe is repeated"
     assert sum(p.purpose == "search" and p.outcome != "skip" for p in state.probes) <= 6
     assert any(p.outcome == "skip" for p in state.probes)
@@ -108,6 +110,6 @@ def test_git_bisect_run(histories: ModuleType, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("flags", [["--no-such-flag"], ["--kernel", "attn"], [], ["--kernel", "a:b", "--calls", "x"]])
-def test_wrong_use_stops_git_bisect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
+def test_a_usage_error_stops_git_bisect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     assert here(monkeypatch, tmp_path, "probe", *flags) == 128, "2 would be a bad commit"
     assert here(monkeypatch, tmp_path, "commits", "--no-such-flag") == 2

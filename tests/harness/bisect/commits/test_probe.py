@@ -113,7 +113,7 @@ def test_a_package_under_src_and_its_late_imports(forks: Forks, tree: Path, call
         ("raise SystemExit(0)\n", "import", "SystemExit"),
         ("forward = 3\n", "import", "expected a function"),
         ("def forward(call):\n    raise RuntimeError('no such tile')\n", "raised", "no such tile"),
-        ("def forward(call):\n    return call.q[:1]\n", "raised", "shape"),
+        ("def forward(call):\n    return call.q[:1]\n", "raised", "expected torch.float32 [9, 4, 16]"),
         ("import os, signal\n\ndef forward(call):\n    os.kill(os.getpid(), signal.SIGSEGV)\n", "died", "SIGSEGV"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from assay.harness.bisect.commits.executor import BrokenEnvironment
 from assay.harness.bisect.commits.repo import Repository
-from assay.harness.bisect.commits.session import SKIPS_BEFORE_CANARY, Session, exit_code, new_state
+from assay.harness.bisect.commits.session import SKIPS_BEFORE_CANARY, Session, new_state
 from assay.harness.bisect.commits.state import BisectFolder, BisectSpec, BisectState, CallErrors, Measurement
 from assay.harness.errors import UsageError
 
@@ -63,7 +63,7 @@ class Bench:
         given = Given(self.commits, answer, stop_after)
         with self.folder.locked():
             there = self.folder.state_file.exists()
-            state = self.folder.read() if there else new_state(self.spec, self.repository, "assay")
+            state = self.folder.read() if there else new_state(self.spec, self.repository)
             return Session(self.folder, state, given, self.repository, lambda state, doing: None).run(), given
 
 
@@ -80,8 +80,8 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench) -> None:
     state, given = bench.run(planted(17))
     result = state.result
     assert result is not None
-    assert result.candidates == (bench.commits[17],)
-    assert (result.outcome, exit_code(result)) == ("found", 0)
+    assert result.suspects == (bench.commits[17],)
+    assert (result.outcome, result.exit_code) == ("found", 0)
     assert result.confidence >= 0.99
     assert given.asked[:6] == [0, 0, 0, 39, 39, 39]
     assert result.commit is not None
@@ -103,7 +103,7 @@ def test_wrong_ends_stop_a_bisection_before_the_search(bench: Bench) -> None:
         bench.run(lambda i: Measurement(status="build", reason="no compiler"))
     state, _ = bench.run(planted(3))
     assert state.result is not None, "once it is fixed, the same command resumes"
-    assert state.result.candidates == (bench.commits[3],)
+    assert state.result.suspects == (bench.commits[3],)
 
 
 @pytest.mark.parametrize("stop_after", [0, 2, 6, 9, 14])
@@ -114,7 +114,7 @@ def test_a_stopped_bisection_is_resumed(bench: Bench, stop_after: int) -> None:
     assert kept == stop_after
     state, given = bench.run(planted(29))
     assert state.result is not None
-    assert state.result.candidates == (bench.commits[29],)
+    assert state.result.suspects == (bench.commits[29],)
     assert len(state.probes) == kept + len(given.asked), "no probe is repeated"
     again, given = bench.run(planted(29))
     assert (again, given.asked) == (state, [])
@@ -126,8 +126,8 @@ def test_skips_around_the_culprit_leave_a_range(bench: Bench) -> None:
 
     state, _ = bench.run(answer)
     assert state.result is not None
-    assert (state.result.outcome, exit_code(state.result)) == ("ambiguous", 3)
-    assert state.result.candidates == bench.commits[20:23]
+    assert (state.result.outcome, state.result.exit_code) == ("ambiguous", 3)
+    assert state.result.suspects == bench.commits[20:23]
     assert "2 commits could not be probed" in state.result.notes
 
 
@@ -144,14 +144,14 @@ def test_a_broken_environment_is_no_commits_fault(bench: Bench) -> None:
     assert len(bench.folder.read().probes) == 8, "later failures are forgotten"
     state, _ = bench.run(planted(29))
     assert state.result is not None
-    assert state.result.candidates == (bench.commits[29],)
+    assert state.result.suspects == (bench.commits[29],)
 
 
 def test_many_broken_commits_are_not_a_broken_environment(bench: Bench) -> None:
     broken = set(range(5, 35)) - {9, 10}
     state, _ = bench.run(lambda i: Measurement(status="build", reason="x") if i in broken else planted(10)(i))
     assert state.result is not None
-    assert bench.commits[10] in state.result.candidates
+    assert bench.commits[10] in state.result.suspects
     assert sum(p.outcome == "skip" for p in state.probes) >= SKIPS_BEFORE_CANARY
     assert any(p.purpose == "environment" and p.outcome == "good" for p in state.probes)
 
@@ -168,7 +168,7 @@ def test_commits_that_build_only_once_do_not_loop_forever(bench: Bench) -> None:
 
     state, _ = bench.run(answer)
     assert state.result is not None
-    assert bench.commits[17] in state.result.candidates
+    assert bench.commits[17] in state.result.suspects
     assert all(seen.count(i) <= 4 for i in set(seen) - {0, 39})
 
 
@@ -176,7 +176,7 @@ def test_two_regressions_and_a_fix_are_reported(histories: ModuleType, tmp_path:
     bench = Bench(histories, tmp_path, scan=8)
     state, _ = bench.run(lambda i: measured(5.0 if 6 <= i < 14 else 0.1, 5.0 if i >= 30 else 0.1))
     assert state.result is not None
-    assert state.result.candidates in ((bench.commits[6],), (bench.commits[30],))
+    assert state.result.suspects in ((bench.commits[6],), (bench.commits[30],))
     assert any("not monotone" in note for note in state.result.notes)
     assert sum(p.purpose == "scan" for p in state.probes) == 8
 
@@ -184,7 +184,7 @@ def test_two_regressions_and_a_fix_are_reported(histories: ModuleType, tmp_path:
 def test_a_second_regression_after_the_named_one_is_reported(bench: Bench) -> None:
     state, _ = bench.run(lambda i: measured(5.0 if i >= 9 else 0.1, 5.0 if i >= 33 else 0.1))
     assert state.result is not None
-    assert state.result.candidates == (bench.commits[9],)
+    assert state.result.suspects == (bench.commits[9],)
     assert any("layer 1" in note and "there is another regression after it" in note for note in state.result.notes)
 
 
@@ -203,7 +203,7 @@ def test_a_damaged_state_is_reported(bench: Bench) -> None:
     bench.folder.state_file.write_text(text[: len(text) // 2])
     with pytest.raises(Exception, match="damaged"):
         bench.folder.read()
-    bench.folder.state_file.write_text(text.replace("assay.bisect-commits/2", "assay.bisect-commits/0"))
+    bench.folder.state_file.write_text(text.replace("assay.bisect-commits/3", "assay.bisect-commits/0"))
     with pytest.raises(UsageError, match="schema"):
         bench.folder.read()
     with pytest.raises(UsageError, match="no bisection"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,20 +16,21 @@ from rich.text import Text
 
 from assay.harness.bisect.commits.search import believe
 from assay.harness.bisect.commits.session import SEARCH_PURPOSES, count_outcomes, history_of
-from assay.harness.bisect.commits.state import BisectResult, BisectState, CommitProbe
+from assay.harness.bisect.commits.state import PURPOSES, BisectResult, BisectState, Measurement, ProbeOutcome
 from assay.harness.text import some
+from assay.reports.terminal import finding_lines, say
 
 _SHOWN = 12
 _COLOURS = {"good": "green", "bad": "red", "skip": "yellow"}
 
 
 class ProgressView(AbstractContextManager["ProgressView"]):
-    """Shows the progress of a bisection: called with the state and the next action, as `session.Show`."""
+    """Shows the progress of a bisection in a folder: called with the state and the next action, as `session.Show`."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, folder: Path) -> None:
+        self._console, self._folder = console, folder
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
-        self._printed = 0
+        self._printed = -1  # probes that were shown; none yet, not even the beginning
         self._begun = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -44,6 +46,10 @@ class ProgressView(AbstractContextManager["ProgressView"]):
 
     def __call__(self, state: BisectState, doing: str) -> None:
         """Show a state; `doing` describes the next action, empty for none."""
+        if self._printed < 0:
+            self._printed = len(state.probes)
+            begun = f"{len(state.history)} commits in {self._folder}; {len(state.probes)} probes are already done."
+            say(self._console, f"Bisecting {begun}")
         if self._live:
             self._live.update(Group(table(state, _SHOWN), Text(progress(state)), Text(doing, style="dim")))
         elif len(state.probes) > self._printed:
@@ -52,11 +58,11 @@ class ProgressView(AbstractContextManager["ProgressView"]):
 
     def _print_last(self, state: BisectState) -> None:
         probe = state.probes[-1]
-        text = " ".join(filter(None, [probe.purpose, probe.commit[:12], probe.outcome, error_of(probe), probe.reason]))
-        self._console.print(
-            f"[{time.monotonic() - self._begun:5.1f} s] {probe.number}: {text} ({probe.seconds:.1f} s)",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        text = " ".join(
+            filter(None, [PURPOSES[probe.purpose], probe.commit[:12], probe.outcome, error_of(probe), probe.reason])
+        )
+        begun = f"[{time.monotonic() - self._begun:5.1f} s]"
+        say(self._console, f"{begun} {probe.number}: {text} ({probe.seconds:.1f} s)")
 
 
 def table(state: BisectState, most: int) -> Table:
@@ -65,7 +71,7 @@ def table(state: BisectState, most: int) -> Table:
     made = Table("probe", "for", "commit", "subject", "outcome", "worst own error / limit", "seconds", expand=True)
     for probe in state.probes[-most:]:
         made.add_row(
-            str(probe.number), probe.purpose, probe.commit[:12], Text(subjects.get(probe.commit, "")[:60]),
+            str(probe.number), PURPOSES[probe.purpose], probe.commit[:12], Text(subjects.get(probe.commit, "")[:60]),
             Text(probe.outcome, style=_COLOURS[probe.outcome]), Text(error_of(probe) or probe.reason[:60]),
             f"{probe.seconds:.1f}",
         )  # fmt: skip
@@ -79,22 +85,22 @@ def progress(state: BisectState) -> str:
     searched = sum(p.purpose in SEARCH_PURPOSES for p in state.probes)
     text = f"{searched} probes, {len(skipped)} commits skipped; "
     if state.spec.bad not in counted:
-        return text + f"establishing the ends of a range of {len(history)} commits"
+        return text + f"checking the ends of a range of {len(history)} commits"
     belief = believe(history, counted, good)
     left = int(belief.consistent.sum())
     best = int(belief.weights.argmax())
-    candidates = f"{left} of {len(history)} commits left" if left else "outcomes contradict each other"
-    return text + f"{candidates}; likeliest {history.commits[best][:12]} with probability {belief.weights[best]:.3f}"
+    suspects = f"{left} of {len(history)} commits left" if left else "outcomes contradict each other"
+    return text + f"{suspects}; likeliest {history.commits[best][:12]} with probability {belief.weights[best]:.3f}"
 
 
 def render(state: BisectState, console: Console) -> None:
     """Print the result of a bisection, or its progress."""
     if state.result is None:
         console.print(table(state, _SHOWN))
-        console.print(progress(state), markup=False, highlight=False, soft_wrap=True)
+        say(console, progress(state))
         return
     for line in to_lines(state, state.result):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def to_lines(state: BisectState, result: BisectResult) -> list[str]:
@@ -114,12 +120,10 @@ def to_lines(state: BisectState, result: BisectResult) -> list[str]:
         lines += ["", note.diffstat, "", f"Checked: {result.checked}."]
     else:
         subjects = {one.commit: one.subject for one in state.history}
-        lines += [f"  {commit[:12]} {subjects[commit]}" for commit in result.candidates]
+        lines += [f"  {commit[:12]} {subjects[commit]}" for commit in result.suspects]
     lines += newly(result)
     for finding in result.findings:
-        lines.append(f"{finding.severity}: {finding.where}: {finding.diagnosis}")
-        lines += [f"  - {line}" for line in finding.evidence]
-        lines.append(f"  $ {finding.reproduce}")
+        lines += [*finding_lines(finding), f"  $ {finding.reproduce}"]
     lines += [f"Note: {note}." for note in result.notes]
     lines.append(effort(state, result))
     return lines
@@ -129,10 +133,12 @@ def headline(state: BisectState, result: BisectResult) -> str:
     """The result in one sentence."""
     many = len(state.history)
     if result.outcome == "found":
-        return f"{result.candidates[0][:12]} is the culprit among {many} commits, with probability {result.confidence:.4f}."
+        return (
+            f"{result.suspects[0][:12]} is the culprit among {many} commits, with probability {result.confidence:.4f}."
+        )
     if result.outcome == "ambiguous":
         return (
-            f"The culprit is one of {len(result.candidates)} commits, with probability {result.confidence:.4f}: the commits "
+            f"The culprit is one of {len(result.suspects)} commits, with probability {result.confidence:.4f}: the commits "
             "between them cannot be probed, so they are indistinguishable."
         )
     return f"No commit could be named: outcomes are too flaky. The likeliest of {many} has probability {result.confidence:.4f}."
@@ -153,7 +159,7 @@ def newly(result: BisectResult) -> list[str]:
         else:
             rest = [v for v in change.values if v not in change.failing]
             right = f"; never at {', '.join(rest)}" if rest else ""
-            lines.append(f"Newly out of bounds by {change.axis}: {', '.join(change.new)}{right}.")
+            lines.append(f"Newly out of bounds at {change.axis} {', '.join(change.new)}{right}.")
     return [*lines, *([f"Newly out of bounds at every value of: {', '.join(complete)}."] if complete else [])]
 
 
@@ -164,15 +170,24 @@ def effort(state: BisectState, result: BisectResult) -> str:
     }
     skips = sum(p.outcome == "skip" for p in state.probes)
     seconds = sorted(p.seconds for p in state.probes)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    kinds = ", ".join(f"{count} {PURPOSES[kind]}" for kind, count in counts.items())
     return (
         f"{len(state.probes)} probes ({kinds}; {skips} of them skipped), {seconds[len(seconds) // 2]:.2f} s each (median). "
-        f"Repeated probes of a commit: {result.repeated}, {result.flipped} of them outvoted; estimated misclassification: "
-        f"{100 * result.flips[0]:.1f} % of good commits, {100 * result.flips[1]:.1f} % of bad ones."
+        f"Repeated probes of a commit: {result.repeated}, {result.outvoted} of them outvoted; estimated misclassification: "
+        f"{100 * result.misclassification[0]:.1f} % of good commits, {100 * result.misclassification[1]:.1f} % of bad ones."
     )
 
 
-def error_of(probe: CommitProbe) -> str:
+def probe_line(outcome: ProbeOutcome, measured: Measurement) -> str:
+    """The outcome of a single probe, in one line."""
+    found = outcome.reason
+    if outcome.worst is not None:
+        worst = error_of(outcome) + (" times its bound" if math.isfinite(outcome.worst) else "")
+        found = f"worst own error {worst}, {outcome.where}"
+    return f"{outcome.outcome}: {found} ({measured.origin or 'not imported'})"
+
+
+def error_of(probe: ProbeOutcome) -> str:
     """A probe's worst error as a multiple of its limit; empty if it has none."""
     if probe.worst is None:
         return ""

@@ -1,6 +1,6 @@
 """Probes and correctness of `assay bisect commits` on synthetic kernel repositories, as tables.
 
-    python benchmarks/bisect_commits.py
+    python benchmarks/commit_bisection.py
 
 - real: 1,000 commits, one in ten unbuildable, a regression planted at random (three seeds), one history full of merges, one
   bisection killed and resumed, and two regressions with a fix between them: real git, real kernel processes;
@@ -80,9 +80,9 @@ def real(folder: Path, count: int, seeds: Sequence[int]) -> None:
             state, code, seconds = bisect(made, folder / f"out-{kind}-{seed}", kill_after=killed)
             assert state.result is not None
             skips = sum(p.outcome == "skip" and p.purpose == "search" for p in state.probes)
-            others = sum(p.purpose in ("good end", "bad end", "confirm") for p in state.probes)
+            others = sum(p.purpose in ("good-end", "bad-end", "confirm") for p in state.probes)
             goal = math.log2(len(state.history)) + skips
-            right = "right" if state.result.candidates == (made.commits[culprit],) else "WRONG"
+            right = "right" if state.result.suspects == (made.commits[culprit],) else "WRONG"
             table.add_row(
                 kind + (", killed once" if killed else ""), str(seed), str(culprit), right, f"{state.result.confidence:.4f}",
                 str(len(state.history)), f"{searched(state)} ({skips})", f"{goal:.2f}", str(others),
@@ -98,7 +98,7 @@ def two_regressions(folder: Path) -> None:
     )
     state, code, _ = bisect(made, folder / "out-two")
     assert state.result is not None
-    numbers = [made.commits.index(commit) for commit in state.result.candidates]
+    numbers = [made.commits.index(commit) for commit in state.result.suspects]
     console.print(f"Two regressions (20, 75) and a fix (45), of 100 commits: named {numbers}, exit {code}:")
     for line in (*(f.diagnosis for f in state.result.findings), *state.result.notes):
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
@@ -171,11 +171,11 @@ def flaky_kernel(folder: Path, count: int, chance: float) -> None:
     made = kernel_histories.make(folder / "dice", kernel_histories.straight(count), text)
     state, code, seconds = bisect(made, folder / "out-dice", "--calls", "12", "--scan", "0")
     assert state.result is not None
-    named = [made.commits.index(commit) for commit in state.result.candidates]
+    named = [made.commits.index(commit) for commit in state.result.suspects]
     console.print(
         f"A real kernel that is wrong in {chance:.0%} of its processes from commit {culprit} of {count} on: named {named[:3]}, "
         f"confidence {state.result.confidence:.4f}, {len(state.probes)} probes, {seconds:.0f} s, exit {code}; estimated "
-        f"misclassification of bad commits {state.result.flips[1]:.0%}."
+        f"misclassification of bad commits {state.result.misclassification[1]:.0%}."
     )
 
 

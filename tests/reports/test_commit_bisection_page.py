@@ -21,7 +21,7 @@ from assay.harness.bisect.commits.state import (
     RangeCommit,
 )
 from assay.harness.verdict import Finding
-from assay.reports.commit_bisect_page import error_chart, to_html, write_reports
+from assay.reports.commit_bisection_page import error_chart, to_html, write_reports
 from assay.reports.svg import PALETTE
 
 HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
@@ -29,9 +29,9 @@ HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
 
 def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
     probes = (
-        CommitProbe(number=1, commit=HASHES[0], purpose="good end", outcome="good", worst=0.4, where="call 0, head 1", seconds=0.4),
+        CommitProbe(number=1, commit=HASHES[0], purpose="good-end", outcome="good", worst=0.4, where="call 0, head 1", seconds=0.4),
         CommitProbe(
-            number=2, commit=HASHES[20], purpose="bad end", outcome="bad", worst=math.inf, where="call 1, head 0", seconds=0.5
+            number=2, commit=HASHES[20], purpose="bad-end", outcome="bad", worst=math.inf, where="call 1, head 0", seconds=0.5
         ),
         CommitProbe(number=3, commit=HASHES[10], purpose="search", outcome="skip", reason=f"build: {text}", seconds=0.1),
         CommitProbe(number=4, commit=HASHES[11], purpose="search", outcome="bad", worst=1.5e6, where="call 1, head 0", seconds=0.4),
@@ -52,8 +52,8 @@ def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
     )
     result = BisectResult.model_validate(
         {
-            "outcome": outcome, "candidates": (HASHES[11],) if found else (HASHES[10], HASHES[11]), "confidence": 0.9931,
-            "flips": (0.04, 0.05), "repeated": 9, "flipped": 1, "commit": note if found else None, "checked": "it was",
+            "outcome": outcome, "suspects": (HASHES[11],) if found else (HASHES[10], HASHES[11]), "confidence": 0.9931,
+            "misclassification": (0.04, 0.05), "repeated": 9, "outvoted": 1, "commit": note if found else None, "checked": "it was",
             "changes": (Change(axis="prefix", failing=("1",), values=("0", "1"), new=("1",)),) if found else (),
             "findings": (finding,) if found else (), "notes": ("the history is monotone",),
         }
@@ -68,18 +68,19 @@ def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
 def test_the_page_names_the_commit_and_shows_every_probe() -> None:
     page = to_html(state())
     assert f"{HASHES[11][:12]} is the culprit among 20 commits, with probability 0.9931." in page
-    assert "Newly out of bounds by prefix: 1; never at 0." in page
+    assert "Newly out of bounds at prefix 1; never at 0." in page
     assert "attn.py | 2 +-" in page
     assert page.count('<td class="n">not finite</td>') == 1
     assert page.count("<tr>") == 1 + 4
+    assert "<td>good end</td>" in page
 
 
 @pytest.mark.parametrize(("outcome", "heading"), [("ambiguous", "Ambiguous"), ("flaky", "Too flaky")])
-def test_a_page_without_a_commit_lists_the_candidates(outcome: str, heading: str) -> None:
+def test_a_page_without_a_commit_lists_the_suspects(outcome: str, heading: str) -> None:
     page = to_html(state(outcome))
     assert f'<h1 id="verdict">{heading}</h1>' in page
     assert page.count(f"<code>{HASHES[10][:12]}</code> Tile by 64") == 2, (
-        "once among the candidates, once among the probes"
+        "once among the suspects, once among the probes"
     )
 
 
@@ -118,6 +119,6 @@ def test_both_files_are_written(tmp_path: Path) -> None:
     page = write_reports(made, BisectFolder(tmp_path))
     assert page == tmp_path / "report.html"
     assert BisectState.model_validate_json((tmp_path / "report.json").read_text()) == made
-    assert json.loads((tmp_path / "report.json").read_text())["schema"] == "assay.bisect-commits/2"
+    assert json.loads((tmp_path / "report.json").read_text())["schema"] == "assay.bisect-commits/3"
     with pytest.raises(ValueError, match="no result"):
         to_html(made.model_copy(update={"result": None}))

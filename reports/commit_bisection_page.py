@@ -7,11 +7,11 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from assay.harness.bisect.commits import ui
-from assay.harness.bisect.commits.state import BisectFolder, BisectResult, BisectState, CommitProbe
+from assay.harness.bisect.commits.state import PURPOSES, BisectFolder, BisectResult, BisectState, CommitProbe
 from assay.harness.files import write_whole
 from assay.harness.verdict import Verdict
 from assay.reports import charts
+from assay.reports.commit_bisection_terminal import effort, error_of, headline, newly
 from assay.reports.page import to_page
 from assay.reports.svg import (
     AXIS_HEIGHT,
@@ -65,17 +65,18 @@ def to_html(state: BisectState) -> str:
     if result is None:
         raise ValueError("the bisection has no result yet; expected one that has ended")
     return to_page(
-        "bisect_commits.html.jinja",
+        "commit_bisection.html.jinja",
         CLASSES[result.outcome],
         state=state,
         spec=state.spec,
         result=result,
         heading=HEADINGS[result.outcome],
-        headline=ui.headline(state, result),
-        newly=ui.newly(result),
-        effort=ui.effort(state, result),
+        headline=headline(state, result),
+        newly=newly(result),
+        effort=effort(state, result),
+        purposes=PURPOSES,
         subjects={one.commit: one.subject for one in state.history},
-        errors={probe.number: ui.error_of(probe) for probe in state.probes},
+        errors={probe.number: error_of(probe) for probe in state.probes},
         chart=Markup(error_chart(state, result)),
     )
 
@@ -109,7 +110,7 @@ def error_chart(state: BisectState, result: BisectResult) -> str:
     parts += [line(x.start, y(1.0), x.stop, y(1.0), FORBIDDEN, 1.5, stroke_dasharray="4 3")]
     parts += [text("error / limit", x.stop, y.stop - 14, "end")]
     if result.outcome != "flaky":
-        spots = [x(place[commit]) for commit in result.candidates]
+        spots = [x(place[commit]) for commit in result.suspects]
         parts += [line(at, y.start, at, y.stop, PALETTE["chart-candidate"], 2, stroke_opacity=0.6) for at in spots]
     parts += [
         mark(SHAPES[p.outcome], x(place[p.commit]), y(height(p)), 4.7, PALETTE[COLOURS[p.outcome]], p.outcome)

@@ -2,17 +2,25 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from assay.harness.bisect.commits.state import BisectResult, BisectSpec, BisectState, CommitProbe, RangeCommit
-from assay.harness.bisect.commits.ui import ProgressView, progress, render, to_lines
+from assay.harness.bisect.commits.state import (
+    BisectResult,
+    BisectSpec,
+    BisectState,
+    CommitProbe,
+    Measurement,
+    RangeCommit,
+)
+from assay.reports.commit_bisection_terminal import ProgressView, probe_line, progress, render, to_lines
 
 HASHES = [f"{i:02x}" * 20 for i in range(9)]
 PROBES = (
-    CommitProbe(number=1, commit=HASHES[0], purpose="good end", outcome="good", worst=0.25, seconds=0.5),
-    CommitProbe(number=2, commit=HASHES[8], purpose="bad end", outcome="bad", worst=math.inf, seconds=0.5),
+    CommitProbe(number=1, commit=HASHES[0], purpose="good-end", outcome="good", worst=0.25, seconds=0.5),
+    CommitProbe(number=2, commit=HASHES[8], purpose="bad-end", outcome="bad", worst=math.inf, seconds=0.5),
     CommitProbe(
         number=3, commit=HASHES[4], purpose="search", outcome="skip", reason="build: [red]no tile[/]", seconds=0.1
     ),
@@ -39,18 +47,29 @@ def written(made: Console) -> str:
 
 def test_without_a_terminal_each_probe_is_a_line() -> None:
     made = console(terminal=False)
-    with ProgressView(made) as board:
+    with ProgressView(made, Path("runs/b")) as board:
         for count in (0, 1, 1, 2, 3, 4):
             board(state(count), "search: next")
     lines = written(made).splitlines()
-    assert len(lines) == 4
-    assert f"2: bad end {HASHES[8][:12]} bad not finite (0.5 s)" in lines[1]
-    assert "skip build: [red]no tile[/]" in lines[2], "the output of a build is not markup"
+    assert lines[0] == "Bisecting 8 commits in runs/b; 0 probes are already done."
+    assert len(lines) == 1 + 4
+    assert f"2: bad end {HASHES[8][:12]} bad not finite (0.5 s)" in lines[2]
+    assert "skip build: [red]no tile[/]" in lines[3], "the output of a build is not markup"
+
+
+def test_a_resumed_bisection_does_not_repeat_its_last_probe() -> None:
+    made = console(terminal=False)
+    with ProgressView(made, Path("runs/b")) as board:
+        for count in (2, 3):
+            board(state(count), "search: next")
+    lines = written(made).splitlines()
+    assert lines[0] == "Bisecting 8 commits in runs/b; 2 probes are already done."
+    assert [line.split("] ")[1].split()[0] for line in lines[1:]] == ["3:"]
 
 
 def test_on_a_terminal_the_table_is_live() -> None:
     made = console(terminal=True)
-    with ProgressView(made) as board:
+    with ProgressView(made, Path("runs/b")) as board:
         board(state(4), "search: next")
     text = written(made)
     assert "Change [5]" not in text.replace("Change [4]", ""), "the subject of the probed commit, and of no other"
@@ -59,7 +78,7 @@ def test_on_a_terminal_the_table_is_live() -> None:
 
 
 def test_progress_says_how_many_commits_are_left() -> None:
-    assert "establishing the ends of a range of 8 commits" in progress(state(1))
+    assert "checking the ends of a range of 8 commits" in progress(state(1))
     assert "2 probes, 0 commits skipped; 8 of 8 commits left" in progress(state(2))
     assert "4 probes, 1 commits skipped; 5 of 8 commits left" in progress(state(4))
     made = console(terminal=False)
@@ -71,15 +90,15 @@ def test_progress_says_how_many_commits_are_left() -> None:
     ("outcome", "says"),
     [("ambiguous", "The culprit is one of 2 commits"), ("flaky", "No commit could be named: outcomes are too flaky")],
 )
-def test_without_a_culprit_the_candidates_are_listed(outcome: str, says: str) -> None:
+def test_without_a_culprit_the_suspects_are_listed(outcome: str, says: str) -> None:
     result = BisectResult.model_validate(
         {
             "outcome": outcome,
-            "candidates": HASHES[4:6],
+            "suspects": HASHES[4:6],
             "confidence": 0.99,
-            "flips": (0.1, 0.2),
+            "misclassification": (0.1, 0.2),
             "repeated": 4,
-            "flipped": 1,
+            "outvoted": 1,
         }
     )
     lines = to_lines(state(4, result), result)
@@ -87,3 +106,15 @@ def test_without_a_culprit_the_candidates_are_listed(outcome: str, says: str) ->
     assert lines[1] == f"  {HASHES[4][:12]} Change [3]"
     assert "4 probes (1 good end, 1 bad end, 2 search; 1 of them skipped)" in lines[-1]
     assert "4, 1 of them outvoted; estimated misclassification: 10.0 % of good commits, 20.0 % of bad ones" in lines[-1]
+
+
+def test_the_outcome_of_a_single_probe_is_a_line() -> None:
+    measured, broken = Measurement(status="measured", origin="attn.py"), Measurement(status="build")
+    [good, bad, skip, _] = PROBES
+    assert probe_line(good.model_copy(update={"where": "call 0"}), measured) == (
+        "good: worst own error 0.25 times its bound, call 0 (attn.py)"
+    )
+    assert probe_line(bad.model_copy(update={"where": "call 0"}), measured) == (
+        "bad: worst own error not finite, call 0 (attn.py)"
+    )
+    assert probe_line(skip, broken) == "skip: build: [red]no tile[/] (not imported)"

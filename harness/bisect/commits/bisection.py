@@ -1,0 +1,160 @@
+"""Finding the commit that broke a kernel, and probing one checkout: one library call each."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.attention.published import is_path
+from assay.harness.bisect.commits import probe, probe_calls
+from assay.harness.bisect.commits.executor import AccuracyProber, Builder, Forks, ReplayProber, run_build
+from assay.harness.bisect.commits.outcome import outcome_of
+from assay.harness.bisect.commits.repo import Repository
+from assay.harness.bisect.commits.session import Session, Show, new_state
+from assay.harness.bisect.commits.state import (
+    ACCURACY_DEFAULTS,
+    BisectFolder,
+    BisectSpec,
+    BisectState,
+    Measurement,
+    ProbeOutcome,
+)
+from assay.harness.errors import UsageError
+from assay.harness.evidence.pack import read_pack
+from assay.harness.offline.replay import choose
+
+RUNS = Path("runs")
+
+
+def bisection_spec(repo: Path, settings: Mapping[str, Any]) -> BisectSpec:
+    """Validate the settings of a bisection.
+
+    Args:
+        repo: a folder of the repository.
+        settings: fields of `BisectSpec`, with any revisions as `good` and `bad`; those that are None or empty get their default.
+
+    Raises:
+        UsageError: a setting is missing, contradicts another or names nothing that exists.
+    """
+    given = {name: value for name, value in settings.items() if value not in (None, "", [])}
+    for name in ("good", "bad", "kernel"):
+        if name not in given:
+            raise UsageError(f"--{name} is missing.", "--good, --bad and --kernel", "see assay bisect commits --help")
+    accuracy = given.get("measure_with") == "accuracy"
+    if accuracy and (
+        given.get("against") == "good" or any(given.get(name) for name in ("pack", "conditions", "calls"))
+    ):
+        raise UsageError(
+            "--with accuracy was given with --pack, --condition, --calls or --against.",
+            "an accuracy run per commit, or a replay of calls",
+            "remove one of them",
+        )
+    repository = Repository(repo)
+    ends = {end: repository.resolve(given[end]) for end in ("good", "bad")}
+    defaults = ACCURACY_DEFAULTS if accuracy else {}
+    return _spec(repository, {**defaults, **given, **ends})
+
+
+def probe_spec(repo: Path, settings: Mapping[str, Any]) -> BisectSpec:
+    """Validate the settings of a probe of a checkout, which has no good or bad revision; see `bisection_spec`."""
+    given = {name: value for name, value in settings.items() if value not in (None, "", [])}
+    return _spec(Repository(repo), {**given, "good": "", "bad": ""})
+
+
+def _spec(repository: Repository, given: dict[str, Any]) -> BisectSpec:
+    kernel = given.get("kernel", "")
+    if not is_path(kernel):
+        raise UsageError(
+            f"--kernel {kernel} is not of the form module:function.",
+            "a function of the repository",
+            "name it as module:function",
+        )
+    if "pack" in given:
+        given["pack"] = str(Path(given["pack"]).resolve())
+    return BisectSpec(repo=str(repository.path), **given)
+
+
+def default_folder(spec: BisectSpec) -> BisectFolder:
+    """The folder of a bisection without ``--out``, named after its settings."""
+    return BisectFolder(RUNS / f"bisect-{spec.digest}")
+
+
+def latest_folder() -> BisectFolder:
+    """The folder in ``runs/`` whose bisection wrote its state last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = sorted(RUNS.glob("bisect-*/state.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UsageError("There is no bisection in runs/.", "at least one", "give its folder with --out")
+    return BisectFolder(found[-1].parent)
+
+
+def bisect_commits(spec: BisectSpec, folder: BisectFolder, show: Show) -> BisectState:
+    """Find the commit that made a kernel worse, or resume the bisection in `folder`.
+
+    Args:
+        spec: the question.
+        folder: where the state, the measurements and the logs are kept.
+        show: receives the state and the next action, before and after each probe.
+
+    Returns:
+        The state with its result.
+
+    Raises:
+        UsageError: the folder holds another bisection, another process works in it, or an end is not what the user stated.
+        AssayError: commits cannot be probed through no fault of their own. The bisection can be resumed later.
+    """
+    repository = Repository(Path(spec.repo))
+    with folder.locked():
+        if folder.state_file.exists():
+            state = folder.read()
+            if state.spec != spec:
+                raise UsageError(f"{folder.path} holds another bisection.", "the same one", "use another --out")
+        else:
+            state = new_state(spec, repository)
+            folder.write(state)
+        if state.result is not None:
+            return state
+        interpret_without_gpu()  # before the process that probes are forked from imports Triton
+        calls = None if spec.measure_with == "accuracy" else _calls(folder.path, spec)
+        with repository.worktree() as tree:
+            replay = ReplayProber(spec, Builder(spec, tree), tree.path, calls, Forks())
+            prober = replay if spec.measure_with == "replay" else AccuracyProber(spec, replay, tree.path)
+            return Session(folder, state, prober, repository, show).run()
+
+
+def probe_checkout(spec: BisectSpec) -> tuple[ProbeOutcome, Measurement]:
+    """Build and measure the kernel of a checkout as it is.
+
+    Raises:
+        AssayError: the environment is broken.
+    """
+    interpret_without_gpu()
+    top = Path(spec.repo)
+    with tempfile.TemporaryDirectory(prefix="assay-probe-") as made:
+        scratch = Path(made)
+        why, _ = run_build(spec.build, top, spec.build_timeout, scratch / "log")
+        if why:
+            measured = Measurement(status="build", reason=why)
+        else:
+            calls, result = _calls(scratch, spec), scratch / "result.json"
+            task = probe.Task(top, spec.sources, spec.kernel, calls, result, scratch / "log")
+            measured = Forks().run(task, spec.timeout)
+    return outcome_of(measured, spec, []), measured
+
+
+def _calls(folder: Path, spec: BisectSpec) -> Path:
+    """The file of the calls, written once so that every commit computes the same ones."""
+    file = (folder / probe_calls.FILE).resolve()
+    if not file.exists():
+        if spec.pack:
+            found = probe_calls.recorded_calls([one.call for one in choose(read_pack(Path(spec.pack)))])
+        else:
+            found = probe_calls.matrix_calls(spec.seed)
+        probe_calls.write_calls(file, probe_calls.choose_calls(found, spec.conditions, spec.calls))
+    return file
