@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, console
+from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
 from assay.harness.config import SERVER_FLAGS
 from assay.harness.errors import UsageError
@@ -48,7 +48,7 @@ def record(
 ) -> None:
     """Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."""
     from assay.harness.collect.plan import prepare
-    from assay.harness.collect.record import record_pack
+    from assay.harness.collect.record_pack import record_pack
     from assay.harness.progress import ProgressDisplay
     from assay.reports.replay_terminal import render_pack
 
@@ -70,7 +70,7 @@ def replay(
     interpret_without_gpu()
 
     def show_first(found: Sequence[Finding]) -> None:
-        console.print(f"First: {found[0].where}: {found[0].diagnosis}", markup=False, soft_wrap=True)
+        say(f"First: {found[0].where}: {found[0].diagnosis}")
 
     result = replaying.replay(pack, candidate, on_first=show_first)
     code = replaying.exit_code(result)

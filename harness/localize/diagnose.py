@@ -48,8 +48,8 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
 def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
     evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
     if len(cause.conditions) > 1:
-        first, second, *others = cause.conditions
-        more = f" ({len(others)} more fit as well)" if others else ""
+        first, second, *further = cause.conditions
+        more = f" ({len(further)} more fit as well)" if further else ""
         evidence.append(f"on these calls, {first.words} is equivalent to {second.words}{more}")
     nonfinite = max(result.nonfinite_share for result in cause.failing)
     if nonfinite:
