@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from assay.harness.files import timestamp, write_whole
 from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Verdict
 
-LEAST_GROWTH = 1.01
-"""Growth of an own error below this factor is rounding: another machine computes the last digits differently."""
+MIN_GROWTH = 1.01
+"""An own error that grew by less than this factor did not grow: another machine computes the last digits differently."""
+MIN_OWN_ERROR = 1e-5
+"""Relative L1 of rounding in float32 over a head's dimension: a smaller own error counts as this much."""
 
 
 class Status(Record):
@@ -176,7 +178,79 @@ def differences(before: Baseline | None, now: Baseline) -> list[Difference]:
 def _worse(name: str, before: float, now: float) -> bool:
     if name == "accuracy":
         return now < before
-    return not now <= max(LEAST_GROWTH * before, before + 1e-12)
+    return not growth(before, now) <= MIN_GROWTH
+
+
+def growth(before: float, now: float) -> float:
+    """The factor by which an own error grew."""
+    return now / max(before, MIN_OWN_ERROR)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A baseline to accept.
+
+    Attributes:
+        role: whose results it holds.
+        now: the baseline.
+        before: the accepted one with the same key; None if there is none.
+    """
+
+    role: Role
+    now: Baseline
+    before: Baseline | None
+
+    @property
+    def changes(self) -> list[Difference]:
+        """What accepting it would change."""
+        return differences(self.before, self.now)
+
+
+def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -> list[Proposal]:
+    """The baselines of all roles that a run measured.
+
+    Args:
+        folder: the run's.
+        verdict: of the run.
+        root: folder of the accepted baselines.
+        reason: why worse numbers are accepted; empty to refuse them.
+
+    Raises:
+        UsageError: see `make`.
+        EvidenceError: an accepted baseline is damaged.
+    """
+    known = stored.read_all(root)
+    made = {role: make(folder, role, verdict, reason) for role in measured_roles(folder)}
+    return [Proposal(role, now, known.get(now.key.name)) for role, now in made.items()]
+
+
+def refuse_worse(proposals: Sequence[Proposal]) -> None:
+    """Refuse numbers that are worse than the accepted ones, unless there is a reason.
+
+    Raises:
+        UsageError: a number is worse, and there is no reason to accept it.
+    """
+    if any(change.worse for one in proposals if not one.now.reason for change in one.changes):
+        raise UsageError(
+            "Some numbers are worse than the accepted ones.",
+            "numbers at least as good, or a reason",
+            "fix the candidate, or accept with --widen REASON",
+        )
+
+
+def accept(folder: RunFolder, proposals: Sequence[Proposal], root: Path) -> list[Path]:
+    """Write the baselines of a run, and return their folders.
+
+    Raises:
+        UsageError: see `refuse_worse`.
+        EvidenceError: `root` cannot be written.
+    """
+    refuse_worse(proposals)
+    answers = folder.answers()
+    return [
+        stored.write_baseline(root, one.now, [answer for answer in answers if answer.role == one.role])
+        for one in proposals
+    ]
 
 
 def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:

@@ -137,7 +137,7 @@ def test_a_stale_baseline_and_a_required_suite_that_did_not_run_are_no_verdict(a
     assert "not used: " in stale["found"]
     reference = check(made, "reference-baseline")
     assert "is stale: engine was 'SGLang 0.5.17 on cpu'" in reference["found"]
-    assert reference["found"].endswith("its server was asked")
+    assert reference["found"].endswith("the reference server was queried instead")
     assert check(made, "required-layers")["status"] == "missing"
     assert "assay.toml, [policy]" in check(made, "required-layers")["found"]
     assert {suite["verdict"] for suite in made["suites"]} == {"pass"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Column, Table
@@ -12,7 +12,10 @@ from rich.table import Column, Table
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, spec_flags
 from assay.harness.config import FLAGS, make_spec
-from assay.harness.errors import ExitCode, UsageError
+from assay.harness.errors import ExitCode
+
+if TYPE_CHECKING:
+    from assay.harness.baselines import Proposal
 
 baseline_app = typer.Typer(no_args_is_help=True, help="Manage accepted results, kept in files that a team commits.")
 app.add_typer(baseline_app, name="baseline")
@@ -50,32 +53,18 @@ def accept(
 ) -> None:
     """Show how a run differs from the accepted baselines, and accept its results."""
     from assay.harness import baselines as accepted
-    from assay.harness.evidence.baseline import read_all, write_baseline
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.build import build
 
     folder = RunFolder(run)
-    report = build(folder)
     root = baselines or Path(make_spec({}, config).baselines)
-    known = read_all(root)
-    worse = False
-    fresh = {role: accepted.make(folder, role, report.verdict, widen) for role in accepted.measured_roles(folder)}
-    for role, now in fresh.items():
-        before = known.get(now.key.name)
-        changes = accepted.differences(before, now)
-        worse = worse or any(change.worse for change in changes)
-        console.print(_table(f"{role}: {now.key.backend} as {now.key.name}", changes, before is not None))
-    if worse and not widen:
-        raise UsageError(
-            "Some numbers are worse than the accepted ones.",
-            "numbers at least as good, or a reason",
-            "fix the candidate, or accept with --widen REASON",
-        )
+    proposals = accepted.propose(folder, build(folder).verdict, root, widen)
+    for one in proposals:
+        console.print(_table(one))
+    accepted.refuse_worse(proposals)
     if not (yes or typer.confirm(f"Write to {root}?", default=False)):
         raise typer.Exit(ExitCode.NO_VERDICT)
-    answers = folder.answers()
-    for role, now in fresh.items():
-        written = write_baseline(root, now, [answer for answer in answers if answer.role == role])
+    for written in accepted.accept(folder, proposals, root):
         say(f"Accepted: {written}")
 
 
@@ -96,9 +85,12 @@ def list_(
     console.print(table if table.row_count else f"No baseline in {root}.")
 
 
-def _table(title: str, changes: Any, known: bool) -> Table:
-    table = Table("number", "accepted", "now", "", title=title if known else f"{title} (new)", title_justify="left")
-    for change in changes:
+def _table(proposal: Proposal) -> Table:
+    title = (
+        f"{proposal.role}: {proposal.now.key.backend} as {proposal.now.key.name}{'' if proposal.before else ' (new)'}"
+    )
+    table = Table("number", "accepted", "now", "", title=title, title_justify="left")
+    for change in proposal.changes:
         before, now = ("" if number is None else f"{number:.4g}" for number in (change.before, change.now))
         if before != now:
             table.add_row(change.name, before, now, "worse" if change.worse else "")

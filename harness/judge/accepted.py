@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from assay.harness.baselines import Status, own_errors_of
+from assay.harness.baselines import Status, growth, own_errors_of
 from assay.harness.compare.answers import flips, pair
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
@@ -17,8 +17,7 @@ from assay.harness.stats.decision import Decision, decide_accuracy
 from assay.harness.text import two_digits
 from assay.harness.verdict import Check, Verdict
 
-LEAST_OWN_ERROR = 1e-5
-"""Relative L1 of rounding in float32 over a head's dimension: growth below it does not count."""
+_LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,14 @@ class Comparison:
         why: the sentence that says so.
         decision: on the questions that both answered; None where there were none.
         growth: largest factor by which an own error grew; None where none was measured both times.
+        decided_by: id of the metric that decided; empty where nothing was measured both times.
     """
 
     verdict: Verdict
     why: str
     decision: Decision | None
     growth: float | None
+    decided_by: str
 
 
 def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status) -> SuiteResult | None:
@@ -62,27 +63,24 @@ def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status) -> SuiteRes
 def compare_accepted(
     decision: Decision | None, before: Mapping[str, float], now: Mapping[str, float], spec: RunSpec
 ) -> Comparison:
-    """The comparison from its two parts: paired answers, and own errors by layer and condition.
-
-    An own error below `LEAST_OWN_ERROR` is rounding, whose growth means nothing.
-    """
-    both = {name: now[name] / max(before[name], LEAST_OWN_ERROR) for name in before if name in now}
+    """The comparison from its two parts: paired answers, and own errors by layer and condition."""
+    both = {name: growth(before[name], now[name]) for name in before if name in now}
     worst = max(both, key=lambda name: both[name], default=None)
-    growth = both[worst] if worst is not None else None
+    most = both[worst] if worst is not None else None
     parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
-    grown = growth is not None and not growth <= spec.growth
+    grown = most is not None and not most <= spec.growth
     if worst is not None:
         parts.append(
             f"Own error grew most at {worst}: {before[worst]:.2g} accepted, {now[worst]:.2g} now, "
-            f"{'beyond' if grown else 'within'} {spec.policy_line('growth')}."
+            f"a factor {'above' if grown else 'within'} the policy's {spec.policy_line('growth')}."
         )
-    if grown or (decision is not None and decision.verdict == "regression"):
-        verdict: Verdict = "regression"
-    elif decision is None and growth is None:
-        return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None)
-    else:
-        verdict = "pass" if decision is None or decision.verdict == "pass" else "inconclusive"
-    return Comparison(verdict, " ".join(parts), decision, growth)
+    if decision is None and most is None:
+        return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
+    verdict: Verdict = "pass" if decision is None else decision.verdict
+    by_growth = decision is None or (grown and verdict != "regression")
+    return Comparison(
+        "regression" if grown else verdict, " ".join(parts), decision, most, _GROWTH if by_growth else _LOSS
+    )
 
 
 def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
@@ -94,7 +92,7 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
             loss_metric(
                 spec,
                 compared.decision,
-                "loss-since-accepted",
+                _LOSS,
                 "loss of accuracy since it was accepted",
                 "Accepted minus now",
             )
@@ -103,7 +101,7 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
         lines.append(spec.policy_line("growth"))
         metrics.append(
             Metric(
-                id="own-error-growth",
+                id=_GROWTH,
                 title="growth of own error",
                 value=compared.growth,
                 text=f"{two_digits(compared.growth)} times",
@@ -120,6 +118,7 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
         verdict=compared.verdict,
         why=" ".join([compared.why, *([f"Policy: {' and '.join(lines)}."] if lines else [])]),
         metrics=tuple(metrics),
+        decided_by=compared.decided_by,
     )
 
 
@@ -132,10 +131,14 @@ def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
 
 
 def _check_reference(spec: RunSpec, status: Status) -> Check:
-    """Whether the reference's answers are stored. If not, its server was asked, which is reported but forbids nothing."""
+    """Whether the reference's answers are stored. If not, its server was queried, which is reported but forbids nothing."""
     id_, title = "reference-baseline", "an accepted baseline of the reference matches"
     if used := status.used.get("reference"):
-        how = "its answers serve as the reference's; no server was asked" if status.stored_reference else "not needed"
+        how = (
+            "its answers serve as the reference's; no reference server was started"
+            if status.stored_reference
+            else "not needed"
+        )
         return Check(id=id_, title=title, status="ok", found=f"{used}: {how}")
     why = status.stale.get("reference")
     found = f"the baseline of {spec.reference} is stale: {why}" if why else f"none was accepted for {spec.reference}"
@@ -143,7 +146,7 @@ def _check_reference(spec: RunSpec, status: Status) -> Check:
         id=id_,
         title=title,
         status="not checked",
-        found=f"{found}; its server was asked",
+        found=f"{found}; the reference server was queried instead",
         settles=_accept_again(spec.baselines),
     )
 

@@ -13,19 +13,21 @@ import torch
 
 from assay.harness.baselines import (
     Status,
+    accept,
     attach,
     differences,
     find,
     key_of,
     make,
     own_errors_by_condition,
+    propose,
     status_of,
 )
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import asked_roles, open_folder
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, write_baseline
+from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, write_baseline
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
@@ -142,6 +144,11 @@ def test_worse_means_less_accurate_more_error_or_no_longer_measured() -> None:
     assert not any(change.worse for change in differences(None, now))
 
 
+def test_growth_of_rounding_is_not_worse() -> None:
+    changes = differences(baseline(key(), own={"l": 1e-8}), baseline(key(), own={"l": 9e-6}))
+    assert not any(change.worse for change in changes)
+
+
 def test_an_own_error_that_is_no_longer_finite_is_worse() -> None:
     changes = differences(baseline(key(), own={"l": 0.1}), baseline(key(), own={"l": float("nan")}))
     assert {change.name for change in changes if change.worse} == {"l"}
@@ -163,6 +170,19 @@ def test_growth_of_own_error_is_compared_with_the_policy() -> None:
 def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str) -> None:
     decision = decide_accuracy(200, 200 - lost, lost, 0, 0, 0.05, 0.05)
     assert compare_accepted(decision, {}, {}, SPEC).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("lost", "own_error", "decided_by"),
+    [
+        (0, 0.01, "loss-since-accepted"), (0, 0.5, "own-error-growth"), (60, 0.01, "loss-since-accepted"),
+        (60, 0.5, "loss-since-accepted"), (None, 0.01, "own-error-growth"), (None, 0.5, "own-error-growth"),
+    ],
+)  # fmt: skip
+def test_the_metric_that_decided_is_named(lost: int | None, own_error: float, decided_by: str) -> None:
+    decision = None if lost is None else decide_accuracy(200, 200 - lost, lost, 0, 0, 0.05, 0.05)
+    compared = compare_accepted(decision, {"a": 0.01}, {"a": own_error}, SPEC)
+    assert (compared.decided_by, compared.verdict == "regression") == (decided_by, lost == 60 or own_error == 0.5)
 
 
 def run_of(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder:
@@ -226,6 +246,21 @@ def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path) -
         make(open_folder(plan, tmp_path / "second"), "candidate", "pass")
 
 
+def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path) -> None:
+    run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
+    first = propose(run, "pass", root)
+    assert [(one.role, one.before) for one in first] == [("reference", None), ("candidate", None)]
+    assert sorted(path.name for path in accept(run, first, root)) == sorted(read_all(root))
+    (of,) = [one.now for one in first if one.role == "candidate"]
+    write_baseline(root, of.model_copy(update={"own_errors": {"layer-0": 0.01}}), [])
+    with pytest.raises(UsageError, match="--widen"):
+        accept(run, propose(run, "regression", root), root)
+    accept(run, propose(run, "regression", root, "no layer diff any more"), root)
+    accepted = read_all(root)[of.key.name]
+    assert (accepted.own_errors, accepted.reason) == ({}, "no layer diff any more")
+    assert len(read_answers(root / of.key.name)) == 8
+
+
 def counted(folder: RunFolder, role: Role, backend: str, layers: int = 4) -> None:
     file = CounterFile(folder.server_folder(role) / "counters", "1")
     row = file.row(CounterRow(backend=backend, kernel=backend, phase="extend", cached_prefix=True))
@@ -253,7 +288,7 @@ def test_a_report_says_that_its_reference_is_stored(plan: Plan, tmp_path: Path) 
     assert re.fullmatch(r"e, stored: baseline torch_native-\w{8}, accepted 20\S+Z", report.reference.engine)
     assert [(call.kernel, call.layers) for call in report.reference.calls] == [("torch_native", 4)]
     by_id = {check.id: check for check in report.checks}
-    assert "no server was asked" in by_id["reference-baseline"].found
+    assert "no reference server was started" in by_id["reference-baseline"].found
     assert "stored reference" in by_id["same-servers"].found
     assert report.reproduce.startswith("assay gate ")
     assert "--reference-from=baseline" in report.reproduce
