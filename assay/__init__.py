@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from assay.harness.verdict import Check as Check
     from assay.harness.verdict import Finding as Finding
     from assay.harness.verdict import Verdict as Verdict
+    from assay.reports.write import write_reports as write_reports
 
 # In the order of docs/api.md.
 _HOME = {
@@ -62,6 +63,7 @@ _HOME = {
     "run": "assay.harness.run",
     "RunSpec": "assay.harness.config",
     "Report": "assay.harness.judge.report",
+    "write_reports": "assay.reports.write",
     "Verdict": "assay.harness.verdict",
     "Check": "assay.harness.verdict",
     "Finding": "assay.harness.verdict",
@@ -72,7 +74,7 @@ _HOME = {
     "EvidenceError": "assay.harness.errors",
 }
 
-_EXTRA: dict[str, Extra] = {"run": "serve", "Report": "reports"}
+_EXTRA: dict[str, Extra] = {"run": "serve", "write_reports": "reports"}
 
 __all__ = ["__version__", *_HOME]
 
@@ -83,9 +85,11 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name in _EXTRA:
-            from assay.harness.extras import require
+            from assay.harness.extras import missing_packages, require
 
-            require(_EXTRA[name], f"assay.{name}")
+            if missing_packages(_EXTRA[name]):
+                # Calling it is the error, not the name, which `hasattr`, `inspect` and `import *` meet too.
+                return lambda *_, **__: require(_EXTRA[name], f"assay.{name}")
         found = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = found
         return found

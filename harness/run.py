@@ -34,8 +34,17 @@ def run(
 ) -> Report:
     """Start the servers of both roles, ask both the same questions, and judge the evidence.
 
-    Nothing is rendered: see `assay.reports.write.write_all` for report files. An interrupted or failed run has a report too, whose
-    verdict is "error"; repeated with the same `out`, it resumes where it stopped.
+    An interrupted or failed run has a report too, whose verdict is "error"; repeated with the same `out`, it resumes where it
+    stopped. Nothing is rendered; `assay.write_reports` writes report files::
+
+        from pathlib import Path
+
+        from assay import RunSpec, run, write_reports
+
+        out = Path("runs/mine")
+        report = run(RunSpec(reference="torch_native", candidate="mine:forward", questions=512), out)
+        write_reports(report, out)
+        assert report.verdict == "pass", report.headline
 
     Args:
         spec: what to run.

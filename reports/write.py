@@ -21,7 +21,7 @@ RENDERERS: dict[str, Callable[[Report], str]] = {
 }
 
 
-def write_all(report: Report, folder: Path) -> list[Path]:
+def write_reports(report: Report, folder: Path) -> list[Path]:
     """Write ``report.json``, ``report.html``, ``report.junit.xml`` and ``report.md`` into `folder`, created if needed.
 
     Each file is replaced atomically; if writing fails, the old one stays.

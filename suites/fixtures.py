@@ -100,10 +100,10 @@ def report(opened_run: OpenRun, servers: Mapping[Role, Engine], request: pytest.
 
 
 def _write_report(opened: OpenRun, config: pytest.Config) -> Report:
-    from assay.reports.write import write_all
+    from assay.reports.write import write_reports
 
     made = opened.report()
-    write_all(made, opened.folder.path)
+    write_reports(made, opened.folder.path)
     config.stash[_REPORT] = made
     return made
 

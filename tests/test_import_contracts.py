@@ -39,7 +39,7 @@ BREACHES = [
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.offline.check"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.server.shadow"),
     ("one-room-knows-sglang", "harness/engines/launch.py", "sglang"),
-    ("one-room-knows-sglang", "harness/server/control.py", "sglang"),
+    ("one-room-knows-sglang", "harness/server/meter.py", "sglang"),
     ("base-install", "harness/localize/bounds.py", "scipy.stats"),
 ]
 """For each contract a module, and an import in it that the contract forbids."""

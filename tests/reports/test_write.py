@@ -16,7 +16,7 @@ NAMES = ["report.json", "report.html", "report.junit.xml", "report.md"]
 
 
 def test_writes_the_four_reports(any_report: Report, tmp_path: Path) -> None:
-    paths = write.write_all(any_report, tmp_path / "runs" / "1")
+    paths = write.write_reports(any_report, tmp_path / "runs" / "1")
     assert [path.name for path in paths] == NAMES
     assert sorted(path.name for path in (tmp_path / "runs" / "1").iterdir()) == sorted(NAMES)
     assert read_report(paths[0]) == any_report
@@ -25,21 +25,21 @@ def test_writes_the_four_reports(any_report: Report, tmp_path: Path) -> None:
 
 def test_hostile_and_large_reports_are_written(examples: ModuleType, tmp_path: Path) -> None:
     for name in ("hostile", "many_flips"):
-        paths = write.write_all(getattr(examples, name)(), tmp_path / name)
+        paths = write.write_reports(getattr(examples, name)(), tmp_path / name)
         assert all(path.stat().st_size > 0 for path in paths)
 
 
 def test_a_full_disk_leaves_the_old_file_intact_and_no_partial_one(
     examples: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write.write_all(examples.passing(), tmp_path)
+    write.write_reports(examples.passing(), tmp_path)
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(EvidenceError, match=r"report\.json cannot be written: No space left"):
-        write.write_all(examples.regression(), tmp_path)
+        write.write_reports(examples.regression(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(NAMES)
     assert read_report(tmp_path / "report.json").verdict == "pass"
 
@@ -49,13 +49,13 @@ def test_a_real_full_device_is_an_error_that_says_so(examples: ModuleType, tmp_p
         pytest.skip("this system has no /dev/full")
     (tmp_path / f".report.json.{os.getpid()}.part").symlink_to("/dev/full")
     with pytest.raises(EvidenceError, match="No space left"):
-        write.write_all(examples.passing(), tmp_path)
+        write.write_reports(examples.passing(), tmp_path)
 
 
 def test_a_folder_that_is_a_file_is_an_error(examples: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EvidenceError, match="cannot be written"):
-        write.write_all(examples.passing(), tmp_path / "file")
+        write.write_reports(examples.passing(), tmp_path / "file")
 
 
 def test_a_renderer_that_fails_does_not_cost_the_json(
@@ -66,5 +66,5 @@ def test_a_renderer_that_fails_does_not_cost_the_json(
 
     monkeypatch.setitem(write.RENDERERS, "report.html", broken)
     with pytest.raises(RuntimeError):
-        write.write_all(examples.passing(), tmp_path)
+        write.write_reports(examples.passing(), tmp_path)
     assert read_report(tmp_path / "report.json").verdict == "pass"

@@ -161,7 +161,7 @@ def logits_row(condition: str, kl: float, same: float) -> LogitsRow:
 
 if __name__ == "__main__":
     import examples
-    from assay.reports.write import write_all
+    from assay.reports.write import write_reports
 
     for title, layers in (("4", seed_case()), ("32", one_head()), ("128", one_head(128, 128))):
-        write_all(examples.regression().model_copy(update={"layers": layers}), Path(sys.argv[1]) / title)
+        write_reports(examples.regression().model_copy(update={"layers": layers}), Path(sys.argv[1]) / title)
