@@ -36,10 +36,11 @@ def bench(
 ) -> None:
     """Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels."""
     if context.invoked_subcommand:
-        given = [_short(name) for name, value in context.params.items() if value]
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = [_short(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
         if given:
             raise UsageError(
-                f"{', '.join(given)} stands before {context.invoked_subcommand}; it is a flag of assay bench for two servers.",
+                f"Before {context.invoked_subcommand}, {', '.join(given)} would apply to a bench of two servers.",
                 f"the flags of {context.invoked_subcommand}, after the word {context.invoked_subcommand}",
                 f"see assay bench {context.invoked_subcommand} --help",
             )

@@ -35,7 +35,8 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["--seconds", "0"], "--latency-seconds"),
         (["--engine-arg=--port=1"], "assay sets itself"),
         (["--out", "full"], "full is not empty"),
-        (["--bound", "2", "kernel", "full", "--candidate", "sage_attn"], "--bound stands before kernel"),
+        (["--bound", "2", "kernel", "full", "--candidate", "sage_attn"], "Before kernel, --bound would"),
+        (["--no-cuda-graphs", "kernel", "full", "--candidate", "sage_attn"], "Before kernel, --cuda-graphs would"),
         (["kernel", "full", "--candidate", "sage_attn"], "full is not a replay pack"),
     ],
 )
