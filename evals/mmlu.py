@@ -1,7 +1,7 @@
-"""MMLU questions from a local CSV or parquet file, a Hugging Face set, or the built-in synthetic set.
+"""MMLU questions from a local CSV or parquet file, a Hugging Face dataset, or the built-in synthetic questions.
 
-From a real set, the questions are those that SGLang's own runner and simple-evals draw for the same count:
-``random.Random(0).sample`` over the set in its own order.
+From a real dataset, the questions are those that SGLang's own runner and simple-evals draw for the same count:
+``random.Random(0).sample`` over the dataset in its own order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SUBJECT_TO_GROUP = {subject: group for group, subjects in _SUBJECTS.items() for 
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WHAT_TO_GIVE = (
-    f"give {BUILTIN!r}, a .csv or .parquet file with the columns {', '.join(FILE_COLUMNS)}, or a Hugging Face set that "
+    f"give {BUILTIN!r}, a .csv or .parquet file with the columns {', '.join(FILE_COLUMNS)}, or a Hugging Face dataset that "
     "is on this machine or can be downloaded"
 )
 
@@ -69,17 +69,17 @@ def load_questions(data: str, count: int, seed: int = 0) -> list[Question]:
     """Load ``count`` questions.
 
     Args:
-        data: ``"builtin"``; a ``.csv`` or ``.parquet`` file with simple-evals' columns; or a Hugging Face set with the
+        data: ``"builtin"``; a ``.csv`` or ``.parquet`` file with simple-evals' columns; or a Hugging Face dataset with the
             columns of ``cais/mmlu``, by hub name or as a local folder (configuration ``all``, split ``test``).
-        count: how many. The built-in set is endless; from a larger real set, a sample is drawn.
+        count: how many. The built-in questions are endless; from a larger dataset, a sample is drawn.
         seed: seed of that sample; 0 draws the questions that SGLang's runner and simple-evals draw.
 
     Returns:
-        The questions. Ids of a real set are ``mmlu-<index in the set>``, so they do not depend on the sample.
+        The questions. Ids of a dataset are ``mmlu-<index in the dataset>``, so they do not depend on the sample.
 
     Raises:
-        UsageError: the file or set does not exist, a file cannot be read (with the line), a row is not a question (with its
-            line or row), or ``count`` is below 1 or above the size of the set.
+        UsageError: the file or dataset does not exist, a file cannot be read (with the line), a row is not a question (with its
+            line or row), or ``count`` is below 1 or above the size of the dataset.
     """
     if count < 1:
         raise UsageError(f"{count} questions were asked for.", "1 or more", "give a larger --questions")
@@ -92,7 +92,7 @@ def load_questions(data: str, count: int, seed: int = 0) -> list[Question]:
         raise UsageError(
             f"{count} questions were asked for, but {data} has {len(questions)}.",
             f"1 to {len(questions)}",
-            f"give --questions {len(questions)}, or a larger set",
+            f"give --questions {len(questions)}, or a larger dataset",
         )
     if count == len(questions):
         return questions
@@ -111,7 +111,7 @@ def _rows(data: str) -> Iterable[_Row]:
     if path.exists():
         raise UsageError(f"{data} has an unsupported file type.", ".csv or .parquet", _WHAT_TO_GIVE)
     if not _HUB_NAME.fullmatch(data):
-        raise UsageError(f"{data} does not exist.", "a file, a folder, or the name of a data set", _WHAT_TO_GIVE)
+        raise UsageError(f"{data} does not exist.", "a file, a folder, or the name of a dataset", _WHAT_TO_GIVE)
     return _hub_rows(data)
 
 
@@ -193,8 +193,8 @@ def _hub_rows(name: str) -> Iterator[_Row]:
         loaded = datasets.load_dataset(name, "all", split="test")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UsageError(
-            f"The data set {name!r} cannot be loaded: {error}.",
-            "a Hugging Face set laid out like cais/mmlu, with a configuration 'all' and a split 'test'",
+            f"The dataset {name!r} cannot be loaded: {error}.",
+            "a Hugging Face dataset laid out like cais/mmlu, with a configuration 'all' and a split 'test'",
             _WHAT_TO_GIVE,
         ) from None
     _require_columns(loaded.column_names, HUB_COLUMNS, name)

@@ -73,6 +73,5 @@ def replay(
         say(f"First: {found[0].where}: {found[0].diagnosis}")
 
     result = replaying.replay(pack, candidate, on_first=show_first)
-    code = replaying.exit_code(result)
-    render_replay(result, code, console)
-    raise typer.Exit(code)
+    render_replay(result, console)
+    raise typer.Exit(result.exit_code)

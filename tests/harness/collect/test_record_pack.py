@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness.collect.plan import prepare
-from assay.harness.collect.record import record_pack
+from assay.harness.collect.record_pack import record_pack
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.offline.replay import replay
