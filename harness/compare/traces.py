@@ -20,14 +20,10 @@ class FreeRunningError:
     Attributes:
         layers: layers that were compared, in order.
         sums: float64 [layers, heads, 9], the columns of `assay.harness.evidence.error_sums.SUMS`.
-        matched: rows that were compared.
-        unmatched: rows of either trace that the other does not have, or that come after the tokens first differ.
     """
 
     layers: tuple[int, ...]
     sums: Floats
-    matched: int
-    unmatched: int
 
     @property
     def relative_l1(self) -> Floats:
@@ -37,16 +33,6 @@ class FreeRunningError:
         row matched.
         """
         return error_sums.relative_l1(self.sums.sum(1))
-
-    @property
-    def cosine(self) -> Floats:
-        """Cosine similarity of each layer, [layers]: 1 if both are zero everywhere, 0 if only one is or nothing is finite."""
-        return error_sums.cosine(self.sums.sum(1))
-
-    @property
-    def nonfinite_share(self) -> Floats:
-        """Share of the candidate's elements that are not finite where the reference's are, [layers]."""
-        return error_sums.nonfinite_share(self.sums.sum(1))
 
 
 def compare(reference: Trace, candidate: Trace) -> FreeRunningError:
@@ -70,8 +56,7 @@ def compare(reference: Trace, candidate: Trace) -> FreeRunningError:
     sums = [
         sums_of(candidate.outputs[layer][theirs], out[ours], (0, 2)) for layer, out in sorted(reference.outputs.items())
     ]
-    rows = len(reference.positions) + len(candidate.positions)
-    return FreeRunningError(tuple(sorted(reference.outputs)), np.stack(sums), len(pairs), rows - 2 * len(pairs))
+    return FreeRunningError(tuple(sorted(reference.outputs)), np.stack(sums))
 
 
 def joined(parts: Sequence[FreeRunningError]) -> FreeRunningError:
@@ -84,10 +69,7 @@ def joined(parts: Sequence[FreeRunningError]) -> FreeRunningError:
         raise ValueError(
             f"{len(parts)} comparisons of different layers or heads cannot be joined; expected at least one"
         )
-    sums = np.sum([part.sums for part in parts], axis=0)
-    return FreeRunningError(
-        parts[0].layers, sums, sum(part.matched for part in parts), sum(part.unmatched for part in parts)
-    )
+    return FreeRunningError(parts[0].layers, np.sum([part.sums for part in parts], axis=0))
 
 
 @dataclass(frozen=True)
