@@ -24,13 +24,17 @@ def require(extra: Extra, command: str) -> None:
     Raises:
         UsageError: one of them is missing.
     """
-    missing = [name for name in sorted(_packages(extra)) if not _installed(name)]
-    if missing:
+    if missing := missing_packages(extra):
         raise UsageError(
             f"{command} needs packages that are not installed: {', '.join(missing)}.",
             f"the packages of assay[{extra}]",
             f'pip install "assay[{extra}]"',
         )
+
+
+def missing_packages(extra: Extra) -> list[str]:
+    """Packages of an extra that are not installed, sorted."""
+    return [name for name in sorted(_packages(extra)) if not _installed(name)]
 
 
 def _packages(extra: str) -> set[str]:

@@ -255,6 +255,27 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
     assert "mine:forward is correct on all" in done.stdout
 
 
+def test_every_public_name_is_there_without_an_extra(base_only: dict[str, str]) -> None:
+    code = """
+from assay import *
+import inspect, assay
+assert all(hasattr(assay, name) for name in assay.__all__)
+assert len(inspect.getmembers(assay)) >= len(assay.__all__)
+Report, RunSpec
+try:
+    run(RunSpec(reference="a", candidate="b"))
+except UsageError as error:
+    print(error)
+"""
+    # The distributions are installed here, only their modules are out of reach.
+    hidden = (
+        "from assay.harness import extras; extras._installed = lambda name: name not in ('aiohttp', 'scipy', 'jinja2')"
+    )
+    done = python("-c", hidden + code, **base_only)
+    assert done.returncode == 0, done.stderr
+    assert 'pip install "assay[serve]"' in done.stdout
+
+
 IMPORTABLE = {
     (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.diff"),
     ("reports",): (
