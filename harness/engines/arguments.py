@@ -10,7 +10,7 @@ from typing import Any
 # the other server; the flag behind it, max_total_tokens, is compared.
 VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
 # What identifies a server: its backend, its address and the name that it answers to.
-MUST_DIFFER = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
+IDENTITY_KEYS = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
 ABSENT = "absent"
 
 
@@ -36,7 +36,7 @@ def differences(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> d
 def _flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in arguments.items():
-        if not prefix and key in VOLATILE | MUST_DIFFER:
+        if not prefix and key in VOLATILE | IDENTITY_KEYS:
             continue
         if isinstance(value, Mapping) and value:
             flat |= _flat(value, f"{prefix}{key}.")

@@ -25,8 +25,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # The helpers of a killed main process have this long to exit: Python's resource tracker uses it to remove shared memory that would
 # otherwise be left behind.
-HELPERS_S = 1.0
-UNKILLABLE_S = 30.0
+HELPER_GRACE_S = 1.0
+UNKILLABLE_TIMEOUT_S = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -61,9 +61,9 @@ class Family:
             return
         if self.status is None:
             os.kill(self.main, signal.SIGKILL)
-        if self.gone_within(HELPERS_S):
+        if self.gone_within(HELPER_GRACE_S):
             return
-        deadline = time.monotonic() + UNKILLABLE_S
+        deadline = time.monotonic() + UNKILLABLE_TIMEOUT_S
         while time.monotonic() < deadline:
             for pid in descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):

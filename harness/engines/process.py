@@ -97,7 +97,7 @@ class ServerProcess:
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         try:
-            self._guardian.wait(GRACE_S + guardian.HELPERS_S + guardian.UNKILLABLE_S)
+            self._guardian.wait(GRACE_S + guardian.HELPER_GRACE_S + guardian.UNKILLABLE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._guardian.kill()  # the parent-death signal then ends the server too
             self._guardian.wait()

@@ -32,11 +32,11 @@ from assay.harness.server.kv_pool import Pages, refuse_unsupported
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.reduction import LayerSums
 
-WRITE_EVERY_S = 0.5
-WRITE_SHARE = 0.05
+WRITE_INTERVAL_S = 0.5
+MAX_WRITE_SHARE = 0.05
 """Largest share of wall-clock time spent on writing."""
-_LONGEST_TEXT = 1000
-_MOST_PASSES = 256  # kept in memory until the worst cases among them are resolved
+_MAX_TEXT = 1000
+_MAX_PASSES = 256  # kept in memory until the worst cases among them are resolved
 
 
 class Shadow:
@@ -114,7 +114,7 @@ class Shadow:
     def note_failure(self, layer: int, phase: Phase, error: Exception) -> None:
         """Count a call that the candidate did not compute, with the first error of its layer and phase."""
         known = self._failed.get((layer, phase))
-        text = known.text if known else f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
+        text = known.text if known else f"{type(error).__name__}: {error}"[:_MAX_TEXT]
         calls = known.calls + 1 if known else 1
         self._failed[layer, phase] = FailedCalls(layer=layer, phase=phase, calls=calls, text=text)
 
@@ -122,7 +122,7 @@ class Shadow:
         """Take note of the call's pass if it is a new one."""
         if call.forward_pass is self._pass:
             return
-        if len(self._passes) == _MOST_PASSES:
+        if len(self._passes) == _MAX_PASSES:
             self._resolve_worst()
         self._pass = self._passes[call.forward_pass.number] = call.forward_pass
         numbers = condition_numbers(call.phase, call.forward_pass.new, call.forward_pass.prefix)
@@ -166,7 +166,7 @@ class Shadow:
             return
         self.write()
         finished = self._clock()
-        self._next_write = finished + max(WRITE_EVERY_S, (finished - started) / WRITE_SHARE)
+        self._next_write = finished + max(WRITE_INTERVAL_S, (finished - started) / MAX_WRITE_SHARE)
 
     def write(self) -> None:
         """Write the errors and the pack, which serves the latest write request."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.harness.evidence.trace import TraceHeader, write_pass, write_refusal
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 
-MOST_ROWS = 32
+MAX_ROWS = 32
 """Most rows kept per extend call: the last row, and others evenly spaced."""
 
 
@@ -102,5 +102,5 @@ class Tracer:
 
 
 def rows_of(new: int) -> np.ndarray:
-    """Which of a sequence's new tokens are kept: at most `MOST_ROWS`, evenly spaced, always including the last; int64."""
-    return np.unique(np.linspace(new - 1, 0, min(new, MOST_ROWS)).round().astype(np.int64))
+    """Which of a sequence's new tokens are kept: at most `MAX_ROWS`, evenly spaced, always including the last; int64."""
+    return np.unique(np.linspace(new - 1, 0, min(new, MAX_ROWS)).round().astype(np.int64))

@@ -29,7 +29,7 @@ from assay.harness.server.candidates import BackendCandidate, Candidate, KernelC
 from assay.harness.server.kv_pool import Pages
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
-from assay.harness.server.tracer import MOST_ROWS, rows_of
+from assay.harness.server.tracer import MAX_ROWS, rows_of
 
 HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
 TOP_LEFT = fault("mask-top-left")
@@ -344,10 +344,10 @@ def test_the_first_pass_of_a_process_is_written_when_the_next_starts(attached: A
     assert read_trace(tmp_path, "one").positions.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("new", [1, 2, MOST_ROWS, MOST_ROWS + 1, 100, 4095])
+@pytest.mark.parametrize("new", [1, 2, MAX_ROWS, MAX_ROWS + 1, 100, 4095])
 def test_rows_are_evenly_spaced_and_include_the_last(new: int) -> None:
     rows = rows_of(new)
-    assert len(rows) == min(new, MOST_ROWS)
+    assert len(rows) == min(new, MAX_ROWS)
     assert rows[-1] == new - 1
     gaps = np.diff(rows).tolist() or [1]
     assert min(gaps) >= 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from assay.harness.evidence.counters import CounterFile, CounterRow, read_counters
-from assay.harness.server.graph_counts import EVERY_S, GraphCounts
+from assay.harness.server.graph_counts import READ_INTERVAL_S, GraphCounts
 from assay.harness.server.meter import meter
 
 LAYERS = 3
@@ -64,7 +64,7 @@ def replayed(run: Any, backend: Any, folder: Path) -> dict[tuple[bool, bool], in
         for _ in range(times):
             graph.replay()
     torch.cuda.synchronize()
-    time.sleep(5 * EVERY_S)
+    time.sleep(5 * READ_INTERVAL_S)
     return by_kind(folder)
 
 
