@@ -114,8 +114,9 @@ def real_server() -> Iterator[str]:
 
     with tempfile.TemporaryDirectory() as folder:
         launch = Launch(
-            role="reference", backend="torch_native", model=str(TINY_MODEL), device="cpu",
+            role="reference", backend="torch_native", model=TINY_MODEL, device="cpu",
             evidence=Path(folder) / "evidence", log=Path(folder) / "server.log", decode_backend="torch_native",
+            startup_timeout=900, request_timeout=300,
         )  # fmt: skip
         with SGLangServer(launch) as server:
             yield server.url
@@ -179,7 +180,7 @@ def assay_client(url: str, bodies: list[dict[str, Any]]) -> None:
     from assay.harness.engines.remote import RemoteServer
 
     asks = [ChatRequest(body["messages"][0]["content"], body["max_tokens"]) for body in bodies]
-    RemoteServer("reference", url).ask(asks, CONCURRENCY, lambda index, reply: None)
+    RemoteServer("reference", url, 300.0).ask(asks, CONCURRENCY, lambda index, reply: None)
 
 
 def interview_seconds(url: str, questions: int) -> float:
@@ -194,7 +195,7 @@ def interview_seconds(url: str, questions: int) -> float:
     plan = prepare(RunSpec(reference=url, candidate=url, questions=questions, suites=("mmlu",)))
     with tempfile.TemporaryDirectory() as path, ProgressDisplay(Console(file=io.StringIO())) as display:
         folder = open_folder(plan, Path(path) / "run")
-        engines = [RemoteServer("reference", url), RemoteServer("candidate", url)]
+        engines = [RemoteServer("reference", url, 300.0), RemoteServer("candidate", url, 300.0)]
         seconds = cpu_seconds(lambda: collect(plan, folder, display, ready=engines))
         found = len(folder.answers())
     if found != ROLES * questions:

@@ -141,8 +141,8 @@ def run(folder: Path, names: Sequence[str], rng: random.Random) -> list[Result]:
     evidence = folder / "evidence"
     evidence.mkdir()
     launch = Launch(
-        role="reference", backend="torch_native", model=str(TINY_MODEL), device="cpu", evidence=evidence,
-        log=folder / "server.log", decode_backend="torch_native", cpu_core=core_of("cpu"),
+        role="reference", backend="torch_native", model=TINY_MODEL, device="cpu", evidence=evidence,
+        log=folder / "server.log", decode_backend="torch_native", cpu_core=core_of("cpu"), startup_timeout=900, request_timeout=300,
         extra={SHADOW: CANDIDATE, RECORD: str(BUDGET), SEEDED: os.environ[SEEDED]},
     )  # fmt: skip
     results = []

@@ -51,9 +51,9 @@ def server(
     folder.mkdir(parents=True)
     return SGLangServer(
         Launch(
-            role="reference", backend=REFERENCE[device], model=str(model), device=device, evidence=folder,
+            role="reference", backend=REFERENCE[device], model=Path(model), device=device, evidence=folder,
             log=folder / "server.log", decode_backend=REFERENCE[device], engine_args=flags, cpu_core=core_of(device),
-            eager=eager, extra=extra,
+            eager=eager, extra=extra, startup_timeout=900, request_timeout=300,
         )
     )  # fmt: skip
 

@@ -92,7 +92,7 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, d
         EvidenceError: the folder cannot be written, or answers are not streamed token by token.
     """
     seconds = plan.run.spec.latency_seconds
-    streamers = {role: Streamer(engine, plan.run.spec.request_timeout) for role, engine in engines.items()}
+    streamers = {role: Streamer(engine) for role, engine in engines.items()}
     timings: list[Timing] = []
     started, played, rounds, missing = time.monotonic(), 0, 0, MIN_RATIOS
     for together in turns(plan):

@@ -13,7 +13,6 @@ from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.collect.servers import make_run_engine, manifest_of, running, together
 from assay.harness.engines.base import Engine
-from assay.harness.engines.sglang import SGLangServer
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import read_record
 from assay.harness.evidence.logit_files import logits_path
@@ -101,14 +100,16 @@ def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
 
 def _score(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
     """Score the reference's tokens. This comes after the interviews: the candidate is asked about the reference's answers."""
+    scorer = engine.scorer
+    if scorer is None:
+        return  # the logits are then not compared
     for role in _unscored(plan, folder, engine.role):
-        assert isinstance(engine, SGLangServer)
         items, answers = plan.of("greedy")[:SCORED_PROMPTS], folder.answers()
         if role == engine.role:
-            score_role(engine, items, answers, folder.path, display)
+            score_role(scorer, items, answers, folder.path, display)
         else:
             with layer_diff.substituted_everywhere(folder.server_folder(engine.role)):
-                score_role(engine, items, answers, folder.path, display, role)
+                score_role(scorer, items, answers, folder.path, display, role)
 
 
 def _in_parallel(engines: Sequence[Engine], do: Callable[[Engine], None]) -> None:

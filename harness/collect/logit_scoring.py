@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
-from assay.harness.engines.score import Generation, Score, Scorer, generate, score
+from assay.harness.engines.base import Scorer
+from assay.harness.engines.score import Generation, Score, generate, score
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import (
     CONDITIONS,
@@ -43,16 +43,8 @@ MAX_TOKENS = 48
 """Token limit of an answer that has to be generated."""
 
 
-class ScoringServer(Scorer, Protocol):
-    """A running `assay.harness.engines.sglang.SGLangServer`."""
-
-    role: Role
-    backend: str
-    label: str
-
-
 def score_role(
-    server: ScoringServer,
+    server: Scorer,
     items: Sequence[Item],
     answers: Sequence[Answer],
     folder: Path,
@@ -65,7 +57,7 @@ def score_role(
     second time, in the opposite order, for the floor.
 
     Args:
-        server: a running SGLang server; its cache is flushed.
+        server: a running server; its cache is flushed.
         items: the prompts.
         answers: recorded answers; the reference's greedy ones (repeat 0) are compared, token by token, with its answers now.
         folder: the run's folder.
@@ -123,7 +115,7 @@ def _recorded_sequences(reference: Logits) -> list[_Sequence]:
     return [(sequence, reference.ids_of(index)) for index, sequence in enumerate(reference.header.sequences)]
 
 
-def _generate_answers(server: ScoringServer, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
+def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
     """The sequences: each prompt with the reference's greedy answer.
 
     A record has texts but no ids, so the answer is generated again. It is cut where it differs from the recorded one, as it may
@@ -158,7 +150,7 @@ def _shared(answer: Answer | None, generated: Generation) -> int:
 
 
 def _score_all(
-    server: ScoringServer,
+    server: Scorer,
     sequences: Sequence[_Sequence],
     reference: Logits | None,
     backwards: bool,

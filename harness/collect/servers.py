@@ -1,4 +1,4 @@
-"""Plan -> engines: the one place where a server under test is constructed, for a run, a bench, a recording and a bisect."""
+"""Plan -> engines: the one place where a server under test is constructed, for a run, a bench, a recording and a bisection."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_engine(
         Launch(
             role=role,
             backend=backend.name,
-            model=str(plan.model),
+            model=plan.model,
             device=spec.device,
             engine_args=spec.engine_arg,
             evidence=evidence,
@@ -99,7 +99,7 @@ def together(plan: Plan) -> bool:
         return spec.servers == "together"
     if plan.has_url:
         return True
-    size, free = memory.model_bytes(str(plan.model)), memory.available_bytes(spec.device)
+    size, free = memory.model_bytes(plan.model), memory.available_bytes(spec.device)
     return memory.hold_both(spec.device, size, free, memory.mem_fraction(spec.engine_arg))
 
 

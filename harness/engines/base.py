@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.evidence.records import Role, Token
 
-_STOP_EVERY_S = 0.2
+if TYPE_CHECKING:
+    from assay.harness.engines.client import Client
+
+_STOP_INTERVAL_S = 0.2
+_Kind = TypeVar("_Kind", bound="Client")
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,26 @@ class Reply:
     tokens: tuple[Token, ...] = ()
 
 
+class Scorer(Protocol):
+    """An engine that computes the log-probabilities of given tokens (`assay.harness.engines.score`).
+
+    Attributes:
+        role, backend, label: see `Engine`.
+        who: what error messages call it, for example "the candidate server (sage_attn)".
+    """
+
+    role: Role
+    backend: str
+    label: str
+    who: str
+
+    def send(self, path: str, body: Mapping[str, Any]) -> Any:
+        """POST a JSON body and return the JSON response. Raises EngineError if there is none."""
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache."""
+
+
 class Engine(Protocol):
     """A serving engine in one role. A context manager: it starts on entry and stops on exit.
 
@@ -66,6 +90,7 @@ class Engine(Protocol):
         startup_s: seconds from launch to ready; None if assay did not start it.
         launch_command: the command line, fit for a shell; empty if assay did not start it.
         evidence: folder to which the server's process writes ``counters/`` and ``admissions.jsonl``; None for a URL.
+        scorer: the same server, if it scores given tokens; None if it cannot, and its logits are then not compared.
     """
 
     role: Role
@@ -75,6 +100,7 @@ class Engine(Protocol):
     startup_s: float | None
     launch_command: str
     evidence: Path | None
+    scorer: Scorer | None = None
 
     def start(self) -> None:
         """Return when the server is ready. Raises EngineError if it does not become ready."""
@@ -102,6 +128,10 @@ class Engine(Protocol):
         Raises:
             EngineError: on the first failure; replies that arrived before it were passed on.
         """
+
+    def client(self, kind: type[_Kind]) -> _Kind:
+        """A client of this kind that talks to the running server."""
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         self.start()
@@ -145,7 +175,7 @@ def start_together(engines: Sequence[Engine], at_once: bool = True) -> None:
             while pending:
                 for engine in engines:
                     engine.stop()
-                _, pending = wait(pending, timeout=_STOP_EVERY_S)
+                _, pending = wait(pending, timeout=_STOP_INTERVAL_S)
             for engine in engines:
                 engine.stop()
             raise

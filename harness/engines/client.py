@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NotRequired
 
 import aiohttp
@@ -24,14 +24,14 @@ from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 
-WATCH_EVERY_S = 0.25
+WATCH_INTERVAL_S = 0.25
 DEATH_WAIT_S = 3.0
-"""A dying server breaks its connections before its exit can be seen, so a failure waits this long for that explanation."""
+"""A dying server drops its connections before its exit is visible; a failed request waits this long to be explained by it."""
 RETRY_PAUSES_S = (0.5, 1.0)
 """Pauses before a request is sent again, as in the openai client with its two retries."""
 RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
 """Statuses of temporary failures, as in the openai client."""
-MOST_RETRY_AFTER_S = 60.0
+MAX_RETRY_AFTER_S = 60.0
 """The longest ``Retry-After`` that is followed, as in the openai client."""
 EXCERPT = 300
 BROKEN = (aiohttp.ClientError, OSError)
@@ -154,6 +154,7 @@ class Client:
         proxies: whether the proxy settings of the environment apply; they should not for a server on this machine.
         check: raises EngineError if the server's process is gone, which explains any other failure.
         log_tail: returns the last lines of the server's log, with which every error ends; empty if there is none.
+        unreported_cache: what a reply without a count of cached tokens means; None for unknown.
     """
 
     def __init__(
@@ -165,8 +166,10 @@ class Client:
         proxies: bool,
         check: Callable[[], None],
         log_tail: Callable[[], str],
+        unreported_cache: int | None = None,
     ) -> None:
         self.url, self.who, self.timeout_s = url, who, timeout_s
+        self._unreported_cache = unreported_cache
         self._proxies, self._check, self._log_tail = proxies, check, log_tail
         self._headers = {"Authorization": f"Bearer {api_key}"}
 
@@ -239,7 +242,10 @@ class Client:
 
             async def work() -> None:
                 for index, ask in waiting:
-                    on_reply(index, await self._reply(session, model, ask))
+                    reply = await self._reply(session, model, ask)
+                    if reply.cached_tokens is None and self._unreported_cache is not None:
+                        reply = replace(reply, cached_tokens=self._unreported_cache)
+                    on_reply(index, reply)
 
             work_all = asyncio.gather(*(work() for _ in range(min(concurrency, len(asks)))))
             watch = asyncio.create_task(self._watch())
@@ -266,20 +272,20 @@ class Client:
     async def _watch(self) -> None:
         while True:
             self._check()
-            await asyncio.sleep(WATCH_EVERY_S)
+            await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def _wait_for_death(self) -> None:
         """Raise EngineError if the server's process is seen to be gone within `DEATH_WAIT_S`."""
         deadline = time.monotonic() + DEATH_WAIT_S
         while time.monotonic() < deadline:
             self._check()
-            await asyncio.sleep(WATCH_EVERY_S)
+            await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def _reply(self, session: aiohttp.ClientSession, model: str, ask: ChatRequest) -> Reply:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self.timeout_s):
-                response = await self._send(session, "/v1/chat/completions", _chat_body(model, ask))
+                response = await self._send(session, "/v1/chat/completions", {"model": model, **chat_body(ask)})
         except TimeoutError:
             self._check()
             raise self.error(
@@ -337,9 +343,9 @@ async def read_response(response: aiohttp.ClientResponse) -> Response:
     return Response(response.status, text, response.headers.get("Retry-After", ""))
 
 
-def _chat_body(model: str, ask: ChatRequest) -> dict[str, Any]:
+def chat_body(ask: ChatRequest) -> dict[str, Any]:
+    """The body of a chat completion, without the model."""
     body = {
-        "model": model,
         "messages": [{"role": "user", "content": ask.prompt}],
         "temperature": 0,
         "max_tokens": ask.max_tokens,
@@ -353,7 +359,7 @@ def _retry_after_s(response: Response) -> float:
         seconds = float(response.retry_after)
     except ValueError:
         return 0.0
-    return seconds if 0 < seconds <= MOST_RETRY_AFTER_S else 0.0
+    return seconds if 0 < seconds <= MAX_RETRY_AFTER_S else 0.0
 
 
 def excerpt(body: str) -> str:

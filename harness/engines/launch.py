@@ -1,4 +1,4 @@
-"""Launching an SGLang server: its command line and environment, as pure functions of a `Launch`."""
+"""How an SGLang server is launched: `Launch` -> its command line and environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN_FLAGS = (
 _CPU_FLAGS = ("--dtype", "float32", "--mem-fraction-static", "0.2", "--max-total-tokens", "32768", "--sleep-on-idle")
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LOOPBACK = "127.0.0.1"
-# With these dumps, a server whose scheduler died stays up for 5 s (65 s with a GPU), and assay notices its death that much later.
+# These dumps keep a server up for 5 s (65 s with a GPU) after its scheduler has died, so assay would notice that much later.
 # Set a variable to get its dump.
 _CRASH_DUMPS = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
 
@@ -40,34 +40,34 @@ class Launch:
     Attributes:
         role: which side of the comparison it is.
         backend: name of an attention backend that SGLang knows, or a kernel as ``module:function``.
-        model: model folder or hub name.
+        model: folder of the model.
         device: "cpu" or "cuda".
         evidence: folder for what the server's process writes; also its working directory.
         log: file that the server's output is appended to.
         decode_backend: the native backend to which a kernel without a decode phase delegates decode calls.
+        startup_timeout: seconds until it must be ready.
+        request_timeout: seconds until an answer must be complete.
         engine_args: the user's flags; they come last, so they override assay's.
         cpu_core: the core that a CPU server computes on; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
         prefill_graphs: whether prefill may be captured too, if not eager. SGLang then runs it on batches that do not name their
             requests, so extend is neither shadowed nor traced.
-        startup_timeout: seconds until it must be ready.
-        request_timeout: seconds until an answer must be complete.
         extra: further environment variables: ASSAY_SHADOW, ASSAY_RECORD, ... (see `assay.harness.evidence.control`).
     """
 
     role: Role
     backend: str
-    model: str
+    model: Path
     device: Device
     evidence: Path
     log: Path
     decode_backend: str
+    startup_timeout: float
+    request_timeout: float
     engine_args: tuple[str, ...] = ()
     cpu_core: int | None = None
     eager: bool = True
     prefill_graphs: bool = False
-    startup_timeout: float = 900.0
-    request_timeout: float = 300.0
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
         profile += ["--cuda-graph-backend-prefill", "disabled"]
     return [
         sys.executable, "-m", "sglang.launch_server",
-        "--model-path", _absolute(launch.model),
+        "--model-path", str(launch.model.resolve()),
         "--device", launch.device,
         "--attention-backend", launch.backend,
         "--host", _LOOPBACK,
@@ -125,6 +125,7 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
         "PYTHONPATH": ":".join(path),
         EVIDENCE: str(launch.evidence.resolve()),
         DELEGATE: launch.decode_backend,
+        "HF_HUB_OFFLINE": "1",
         # /health answers 200 only after SGLang's own warm-up request. Without this, every query of /health would generate a token,
         # which takes a second and would be counted as an attention call.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
@@ -138,8 +139,6 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     ours |= {dump: "false" for dump in _CRASH_DUMPS if dump not in inherited}
     if is_path(launch.backend):
         ours[KERNEL] = launch.backend
-    if Path(launch.model).is_dir():
-        ours["HF_HUB_OFFLINE"] = "1"
     if launch.device == "cpu":
         # One thread per server: the tiny model gains nothing from more, and the threads of two servers would compete for cores.
         ours |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", **dict.fromkeys(_THREAD_COUNTS, "1")}
@@ -151,7 +150,3 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
 def shell_line(settings: Mapping[str, str], command: Sequence[str]) -> str:
     """The launch as a line for a shell."""
     return shlex.join(["env", *(f"{key}={value}" for key, value in settings.items()), *command])
-
-
-def _absolute(model: str) -> str:
-    return str(Path(model).resolve()) if Path(model).is_dir() else model

@@ -65,16 +65,8 @@ def mem_fraction(engine_args: Sequence[str]) -> float:
         ) from None
 
 
-def model_bytes(model: str) -> int | None:
-    """Bytes of a model's weights: of its folder, or of its snapshot in the hub's cache; None if there is neither."""
-    folder = Path(model)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        try:
-            folder = Path(snapshot_download(model, local_files_only=True))
-        except (OSError, ValueError):  # not in the cache, or not the name of a hub model
-            return None
+def model_bytes(folder: Path) -> int | None:
+    """Bytes of a model's weights; None if its folder has none."""
     return sum(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)) or None
 
 

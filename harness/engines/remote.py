@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply
@@ -13,7 +13,8 @@ from assay.harness.engines.client import Client
 from assay.harness.engines.sglang import INFO_TIMEOUT_S, served_models
 from assay.harness.evidence.records import Role
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_Kind = TypeVar("_Kind", bound=Client)
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class RemoteServer(Engine):
@@ -22,11 +23,10 @@ class RemoteServer(Engine):
     Args:
         role: which side of the comparison it is.
         url: its address; a final ``/v1`` is optional.
-        model: the model to ask for; None for the only one that the server lists.
         request_timeout: seconds until an answer must be complete.
     """
 
-    def __init__(self, role: Role, url: str, model: str | None = None, request_timeout: float = 300.0) -> None:
+    def __init__(self, role: Role, url: str, request_timeout: float) -> None:
         self.role = role
         self.url = url.rstrip("/").removesuffix("/v1")
         self.backend = self.url
@@ -34,13 +34,17 @@ class RemoteServer(Engine):
         self.startup_s: float | None = None
         self.launch_command = ""
         self.evidence: Path | None = None
-        self._model = model
-        self._client = Client(
+        self._model = ""
+        self._timeout_s = request_timeout
+        self._client = self.client(Client)
+
+    def client(self, kind: type[_Kind]) -> _Kind:
+        return kind(
             self.url,
-            f"the {role} server ({self.url})",
+            f"the {self.role} server ({self.url})",
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
-            timeout_s=request_timeout,
-            proxies=urlsplit(self.url).hostname not in LOOPBACK,
+            timeout_s=self._timeout_s,
+            proxies=urlsplit(self.url).hostname not in _LOOPBACK,
             check=self.check,
             log_tail=str,
         )
@@ -48,15 +52,11 @@ class RemoteServer(Engine):
     def start(self) -> None:
         """Check that the server answers, and find the model that it serves. Raises EngineError otherwise."""
         names = served_models(self._client)
-        if self._model is None and len(names) == 1:
-            self._model = names[0]
-        if self._model not in names:
-            wanted = self._model or "a model"
+        if len(names) != 1:
             raise self._client.error(
-                f"serves {', '.join(names) or 'no model'}; {wanted} was requested.",
-                "one model, or one that is named",
-                "give --model one of the names listed",
+                f"serves {', '.join(names) or 'no model'}.", "one model", "serve a single model under this URL"
             )
+        self._model = names[0]
 
     def stop(self) -> None:
         pass
@@ -72,7 +72,6 @@ class RemoteServer(Engine):
         self._client.status("/flush_cache", INFO_TIMEOUT_S, method="POST")
 
     def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
-        if self._model is None:
+        if not self._model:
             self.start()
-        assert self._model is not None
         self._client.ask(self._model, asks, concurrency, on_reply)

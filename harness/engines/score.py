@@ -9,32 +9,21 @@ come from the cache; ``meta_info.cached_tokens`` is the part that did.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
+from assay.harness.engines.base import ChatRequest, Scorer
+from assay.harness.engines.client import chat_body
 from assay.harness.errors import EngineError
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 _Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
-
-
-class Scorer(Protocol):
-    """The part of `assay.harness.engines.sglang.SGLangServer` that scoring needs."""
-
-    who: str
-
-    def send(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST a JSON body and return the JSON response. Raises EngineError if there is none."""
-
-    def flush_cache(self) -> None:
-        """Empty the prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +97,7 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
         EngineError: the server failed, or returns no token ids.
     """
     path = "/v1/chat/completions"
-    body = {
-        "messages": [{"role": "user", "content": prompt}],
-        "temperature": 0,
-        "max_tokens": max_tokens,
-        "logprobs": True,
-        "return_token_ids": True,
-    }
+    body = {**chat_body(ChatRequest(prompt, max_tokens)), "logprobs": True, "return_token_ids": True}
     reply = server.send(path, body)
     try:
         choice = _Completion.model_validate(reply).choices[0]
@@ -199,7 +182,7 @@ def _first(error: ValidationError) -> str:
 
 def _bad(server: Scorer, path: str, found: str, expected: str) -> EngineError:
     return EngineError(
-        f"{server.who} answered {path} with something that cannot be compared: {found}.",
+        f"{server.who} answered {path} with an unusable reply: {found}.",
         expected,
         "use SGLang 0.5.17 or later",
     )

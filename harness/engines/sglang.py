@@ -8,21 +8,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.harness.engines import arguments, launch
-from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.base import ChatRequest, Engine, Reply, Scorer
 from assay.harness.engines.client import Client
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import EngineError, EvidenceError
 
 PORT_ATTEMPTS = 3
-POLL_EVERY_S, PROBE_TIMEOUT_S = 0.25, 5.0
+POLL_INTERVAL_S, PROBE_TIMEOUT_S = 0.25, 5.0
 INFO_TIMEOUT_S = 60.0
-FLUSH_S = 10
+FLUSH_TIMEOUT_S = 10
+_Kind = TypeVar("_Kind", bound=Client)
 
 
 class _PortTaken(Exception):
@@ -36,6 +36,7 @@ class SGLangServer(Engine):
         self.launch = launch
         self.role, self.backend = launch.role, launch.backend
         self.evidence: Path | None = launch.evidence
+        self.scorer: Scorer | None = self
         self.url, self.launch_command = "", ""
         self.label = f"SGLang on {launch.device}"
         self.startup_s: float | None = None
@@ -75,15 +76,7 @@ class SGLangServer(Engine):
         argv = launch.command(self.launch, port, self._name)
         ours = launch.settings(self.launch, os.environ)
         self.url, self.launch_command = f"http://127.0.0.1:{port}", launch.shell_line(ours, argv)
-        self._client = Client(
-            self.url,
-            self.who,
-            api_key="EMPTY",
-            timeout_s=self.launch.request_timeout,
-            proxies=False,
-            check=self.check,
-            log_tail=self._log_tail,
-        )
+        self._client = self.client(Client)
         self.startup_s, started = None, time.monotonic()
         with self._lock:
             try:
@@ -110,10 +103,22 @@ class SGLangServer(Engine):
                     "/health to answer 200",
                     "read the log, or raise --startup-timeout",
                 )
-            time.sleep(POLL_EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
         names = served_models(client)
         if names != [self._name]:
             raise _PortTaken(f"{self.url} belongs to another server, which serves {names}")
+
+    def client(self, kind: type[_Kind]) -> _Kind:
+        return kind(
+            self.url,
+            self.who,
+            api_key="EMPTY",
+            timeout_s=self.launch.request_timeout,
+            proxies=False,
+            check=self.check,
+            log_tail=self._log_tail,
+            unreported_cache=0,  # launched to report cached tokens; up to 0.5.17 it omits the field if there are none
+        )
 
     def stop(self) -> None:
         with self._lock:
@@ -123,7 +128,7 @@ class SGLangServer(Engine):
     def check(self) -> None:
         process = self._process
         if process is None:
-            raise EngineError(f"{self.who} was not started.")
+            raise EngineError(f"{self.who} was not started.", "a running server", "start it first")
         if process.exit_status is not None:
             raise self._dead(process)
 
@@ -140,15 +145,11 @@ class SGLangServer(Engine):
         return arguments.settled(self._arguments)
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache, waiting up to `FLUSH_S` seconds until the last requests have left the scheduler."""
-        self._ready_client().post(f"/flush_cache?timeout={FLUSH_S}", FLUSH_S + PROBE_TIMEOUT_S)
+        """Empty the prefix cache, waiting up to `FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""
+        self._ready_client().post(f"/flush_cache?timeout={FLUSH_TIMEOUT_S}", FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S)
 
     def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
-        def on_sglang_reply(index: int, reply: Reply) -> None:
-            # It was launched to report cached tokens. Up to 0.5.17 it omits the field if there are none.
-            on_reply(index, replace(reply, cached_tokens=reply.cached_tokens or 0))
-
-        self._ready_client().ask(self._name, asks, concurrency, on_sglang_reply)
+        self._ready_client().ask(self._name, asks, concurrency, on_reply)
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
         """The server's answer to a POST of ``body`` as JSON: for SGLang's own interface, for example ``/generate``.
@@ -173,6 +174,7 @@ def served_models(client: Client) -> list[str]:
         raise EngineError(
             f"{client.who} answered /v1/models with {str(listed)[:300]}.",
             "a list of models in OpenAI's format",
+            "name the URL of an OpenAI-compatible server",
         ) from None
 
 

@@ -7,19 +7,16 @@ with the last line. Lines are parsed only once their answer is complete, so that
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.engines.client import BROKEN, BadReply, Client, Usage, excerpt, read_response, reason
-from assay.harness.engines.remote import LOOPBACK
 from assay.harness.engines.sglang import served_models
 
 _DATA, _DONE = "data: ", "[DONE]"
@@ -181,24 +178,14 @@ class Streamer:
     """Streams from one running engine.
 
     Args:
-        engine: a running engine.
-        timeout_s: seconds without a token after which a stream fails.
+        engine: a running engine. A stream fails after its request time-out without a token.
 
     Raises:
         EngineError: the server does not say which model it serves.
     """
 
-    def __init__(self, engine: Engine, timeout_s: float) -> None:
-        self._started_here = started_here = bool(engine.launch_command)
-        self._client = StreamClient(
-            engine.url,
-            f"the {engine.role} server ({engine.backend})",
-            api_key="EMPTY" if started_here else os.environ.get("OPENAI_API_KEY") or "EMPTY",
-            timeout_s=timeout_s,
-            proxies=urlsplit(engine.url).hostname not in LOOPBACK,
-            check=engine.check,
-            log_tail=str,
-        )
+    def __init__(self, engine: Engine) -> None:
+        self._client = engine.client(StreamClient)
         self._model = served_models(self._client)[0]
 
     def stream(self, prompts: Sequence[tuple[int, ...]], output: int, concurrency: int) -> list[StreamReply]:
@@ -215,6 +202,4 @@ class Streamer:
         replies: dict[int, Reply] = {}
         asks = [TokenRequest("", output, tokens=tokens) for tokens in prompts]
         self._client.ask(self._model, asks, concurrency, replies.__setitem__)
-        found = [reply for _, reply in sorted(replies.items()) if isinstance(reply, StreamReply)]
-        # SGLang up to 0.5.17 omits the count of cached tokens if it is 0.
-        return [replace(one, cached_tokens=one.cached_tokens or 0) for one in found] if self._started_here else found
+        return [reply for _, reply in sorted(replies.items()) if isinstance(reply, StreamReply)]

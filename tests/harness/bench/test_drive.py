@@ -36,7 +36,7 @@ def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[in
         ]  # fmt: skip
 
     monkeypatch.setattr(drive, "_play", block)
-    monkeypatch.setattr(drive, "Streamer", lambda engine, timeout: None)
+    monkeypatch.setattr(drive, "Streamer", lambda engine: None)
     flags = {"latency_shapes": "short,long", "latency_concurrency": "1", "latency_seconds": 1e-9, "servers": "together"}
     spec = timed_spec(make_spec(flags | {"candidate": "torch_native"}))
     bench = BenchFolder.new(folder)

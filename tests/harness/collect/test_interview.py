@@ -19,6 +19,7 @@ from assay.harness.config import RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.records import Role
 from assay.harness.progress import ProgressDisplay
 
@@ -102,6 +103,15 @@ def test_one_engines_failure_stops_both(plan: Plan, tmp_path: Path) -> None:
     engines = [FakeEngine("reference"), FakeEngine("candidate", dies_after=0)]
     asked(plan, open_folder(plan, tmp_path / "run"), engines)
     assert all(engine.stopped for engine in engines)
+
+
+def test_without_a_way_to_score_tokens_logits_are_not_compared(plan: Plan, tmp_path: Path) -> None:
+    scored = prepare(plan.spec.model_copy(update={"suites": ("mmlu", "greedy", "logits")}))
+    folder = open_folder(scored, tmp_path / "run")
+    asked(scored, folder, [FakeEngine("reference"), FakeEngine("candidate")])
+    assert folder.progress().failure is None
+    assert len(folder.answers()) == 2 * 16 + 3 * 3
+    assert not logits_path(folder.path, "reference", 0).exists()
 
 
 def test_the_command_in_the_manifest_repeats_the_run(plan: Plan, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def serve(folder: Path, role: Role, backend: str) -> SGLangServer:
     launch = Launch(
         role=role,
         backend=backend,
-        model=str(TINY_MODEL),
+        model=TINY_MODEL,
         device="cpu",
         evidence=folder / "evidence",
         log=folder / "server.log",

@@ -470,7 +470,7 @@ def test_bytes_that_are_not_text_are_an_engine_error(mock: MockServer) -> None:
 
 
 def test_a_remote_server_is_asked_for_its_only_model(mock: MockServer) -> None:
-    with RemoteServer("reference", f"{mock.url}/v1/") as server:
+    with RemoteServer("reference", f"{mock.url}/v1/", 10.0) as server:
         replies: dict[int, Reply] = {}
         server.ask([ChatRequest("p", 8)], 1, replies.__setitem__)
         server.flush_cache()  # it has none, and that is fine
@@ -480,19 +480,17 @@ def test_a_remote_server_is_asked_for_its_only_model(mock: MockServer) -> None:
     assert (server.evidence, server.arguments(), server.startup_s) == (None, {}, None)
 
 
-@pytest.mark.parametrize(("models", "wanted"), [(["a", "b"], None), (["a"], "b"), ([], None)])
-def test_a_remote_server_without_the_model_is_an_engine_error(
-    mock: MockServer, models: list[str], wanted: str | None
-) -> None:
+@pytest.mark.parametrize(("models", "found"), [(["a", "b"], "serves a, b"), ([], "serves no model")])
+def test_a_remote_server_must_serve_one_model(mock: MockServer, models: list[str], found: str) -> None:
     mock.models = models
-    with pytest.raises(EngineError, match="serves"):
-        RemoteServer("candidate", mock.url, model=wanted).start()
+    with pytest.raises(EngineError, match=f"{found}.\nExpected: one model\nWhat to do: serve a single model"):
+        RemoteServer("candidate", mock.url, 10.0).start()
 
 
 def test_the_api_key_comes_from_the_environment(mock: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     mock.behaviours = [lambda handler: (seen.append(handler.headers["Authorization"]), good(handler))[1]]
     monkeypatch.setenv("OPENAI_API_KEY", "the-key")
-    server = RemoteServer("reference", mock.url, model="mock-model")
+    server = RemoteServer("reference", mock.url, 10.0)
     server.ask([ChatRequest("p", 8)], 1, lambda index, reply: None)
     assert seen == ["Bearer the-key"]

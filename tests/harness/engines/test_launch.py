@@ -14,11 +14,13 @@ def make(**changes: Any) -> Launch:
     fields: dict[str, Any] = {
         "role": "candidate",
         "backend": "triton",
-        "model": "some/model",
+        "model": Path("model"),
         "device": "cpu",
         "evidence": Path("evidence"),
         "log": Path("server.log"),
         "decode_backend": "torch_native",
+        "startup_timeout": 900.0,
+        "request_timeout": 300.0,
     }
     return Launch(**fields | changes)
 
@@ -91,15 +93,10 @@ def test_evidence_folder_and_decode_backend_are_passed_on() -> None:
     assert ours["ASSAY_DELEGATE"] == "triton"
 
 
-def test_a_model_folder_is_absolute_and_offline_and_a_hub_name_is_neither(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_models_folder_is_absolute_and_no_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    assert str(tmp_path / "model") in command(make(model="model"), 1, "n")
-    assert settings(make(model="model"), {})["HF_HUB_OFFLINE"] == "1"
-    assert "some/model" in command(make(), 1, "n")
-    assert "HF_HUB_OFFLINE" not in settings(make(), {})
+    assert str(tmp_path / "model") in command(make(), 1, "n")
+    assert settings(make(), {})["HF_HUB_OFFLINE"] == "1"
 
 
 def test_the_core_is_bound_only_where_one_is_given() -> None:

@@ -37,7 +37,7 @@ def make(folder: Path, **changes: Any) -> SGLangServer:
     fields: dict[str, Any] = {
         "role": "candidate",
         "backend": "torch_native",
-        "model": str(TINY_MODEL),
+        "model": TINY_MODEL,
         "device": "cpu",
         "evidence": folder / "evidence",
         "log": folder / "server.log",

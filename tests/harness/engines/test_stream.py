@@ -7,12 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from assay.harness.engines.client import BadReply
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.remote import RemoteServer
+from assay.harness.engines.sglang import SGLangServer
 from assay.harness.engines.stream import Streamer, TokenRequest, read_stream
 from assay.harness.errors import EngineError
 
@@ -148,7 +152,7 @@ def mock() -> Iterator[Mock]:
 
 
 def streamer(mock: Mock, timeout_s: float = 5.0) -> Streamer:
-    return Streamer(RemoteServer("candidate", f"http://127.0.0.1:{mock.server_port}"), timeout_s)
+    return Streamer(RemoteServer("candidate", f"http://127.0.0.1:{mock.server_port}", timeout_s))
 
 
 def test_times_are_those_at_which_chunks_arrived(mock: Mock) -> None:
@@ -184,3 +188,16 @@ def test_failures_are_engine_errors_and_nothing_is_sent_twice(
         streamer(mock, timeout_s=0.5).stream([(1, 2)], 3, 1)
     assert str(caught.value).startswith("the candidate server")
     assert len(mock.bodies) == 1
+
+
+def test_a_failure_of_a_server_that_assay_started_ends_with_its_log(mock: Mock, tmp_path: Path) -> None:
+    launch = Launch(
+        role="candidate", backend="triton", model=tmp_path, device="cpu", evidence=tmp_path, log=tmp_path / "log",
+        decode_backend="triton", startup_timeout=5.0, request_timeout=5.0,
+    )  # fmt: skip
+    server = SGLangServer(launch)
+    server.url = f"http://127.0.0.1:{mock.server_port}"
+    server._process = SimpleNamespace(exit_status=None, log_tail=lambda: "Its log ends:\n  out of memory")  # type: ignore[assignment]
+    mock.behaviour = lambda handler: send(handler, GOOD[:1], 0.0)
+    with pytest.raises(EngineError, match=r"the stream ended without .*\n.*\n  out of memory"):
+        Streamer(server).stream([(1, 2)], 3, 1)
