@@ -170,8 +170,8 @@ RUN_FLAGS = tuple(name for name in FLAGS if name not in GATE_FLAGS)
 SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")
 """Flags of every command that starts servers."""
 BENCH_FLAGS = (
-    *SERVER_FLAGS, "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "alpha", "servers",
-    "startup_timeout", "request_timeout",
+    *SERVER_FLAGS, "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "alpha", "data", "max_tokens",
+    "servers", "startup_timeout", "request_timeout",
 )  # fmt: skip
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
 BISECT_FLAGS = (*SERVER_FLAGS, "data", "alpha", "concurrency", "max_tokens", "startup_timeout", "request_timeout")

@@ -55,12 +55,14 @@ def test_a_usage_error(
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
 
 
-def test_the_command_that_a_bench_cites_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_that_a_bench_cites_repeats_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = tmp_path / "questions.csv"
+    data.write_text("Question,A,B,C,D,Answer,Subject\nWhy?,1,2,3,4,A,logic\n")
     flags: dict[str, Any] = {
         "device": "cpu", "reference": "torch_native", "candidate": "torch_native", "model": "tiny",
         "engine_arg": ("--page-size=16", "--chunked-prefill-size=64"), "latency_shapes": "short,64:8:16",
-        "latency_concurrency": "2,8", "latency_seconds": 5.0, "latency_bound": 1.5, "alpha": 0.01, "servers": "together",
-        "startup_timeout": 60.0, "request_timeout": 30.0,
+        "latency_concurrency": "2,8", "latency_seconds": 5.0, "latency_bound": 1.5, "alpha": 0.01, "data": str(data),
+        "max_tokens": 64, "servers": "together", "startup_timeout": 60.0, "request_timeout": 30.0,
     }  # fmt: skip
     assert set(flags) == set(BENCH_FLAGS)
     plan = plan_bench(prepare(timed_spec(make_spec(flags))), seed=7, cuda_graphs=False)
