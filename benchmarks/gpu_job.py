@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_job.py            # --only STEP for one of them
 
-Accuracy, greedy texts, logits and layers with the tiny model, which can answer; layers, layer bisection and latency with the shape of
-an 8B model and random weights, since own error and time do not depend on what the weights say.
+Accuracy, greedy texts, logits and layers with the tiny model, which can answer; layers, layer bisection and latency with the shape
+of an 8B model and random weights, since own error and time do not depend on what the weights say.
 """
 
 from __future__ import annotations

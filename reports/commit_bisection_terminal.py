@@ -20,7 +20,7 @@ from assay.harness.bisect.commits.state import PURPOSES, BisectResult, BisectSta
 from assay.harness.text import some
 from assay.reports.terminal import finding_lines, say
 
-_SHOWN = 12
+_MAX_ROWS = 12
 _COLOURS = {"good": "green", "bad": "red", "skip": "yellow"}
 
 
@@ -51,7 +51,7 @@ class ProgressView(AbstractContextManager["ProgressView"]):
             begun = f"{len(state.history)} commits in {self._folder}; {len(state.probes)} probes are already done."
             say(self._console, f"Bisecting {begun}")
         if self._live:
-            self._live.update(Group(table(state, _SHOWN), Text(progress(state)), Text(doing, style="dim")))
+            self._live.update(Group(table(state, _MAX_ROWS), Text(progress(state)), Text(doing, style="dim")))
         elif len(state.probes) > self._printed:
             self._print_last(state)
         self._printed = len(state.probes)
@@ -96,7 +96,7 @@ def progress(state: BisectState) -> str:
 def render(state: BisectState, console: Console) -> None:
     """Print the result of a bisection, or its progress."""
     if state.result is None:
-        console.print(table(state, _SHOWN))
+        console.print(table(state, _MAX_ROWS))
         say(console, progress(state))
         return
     for line in to_lines(state, state.result):

@@ -22,8 +22,7 @@ class Pair:
 
     def right(self, role: Role) -> bool:
         """Whether the role's answer was parsed and is the expected one."""
-        parsed = self.of(role).parsed
-        return parsed is not None and parsed == self.item.expected
+        return self.item.is_right(self.of(role).parsed)
 
     def of(self, role: Role) -> Answer:
         """The role's answer."""

@@ -32,6 +32,10 @@ class Item(Record):
     subject: str = ""
     expected: str | None = None
 
+    def is_right(self, parsed: str | None) -> bool:
+        """Whether an answer was parsed and is the expected one."""
+        return parsed is not None and parsed == self.expected
+
 
 class Answer(Record):
     """One server's answer to an item.
