@@ -5,6 +5,7 @@ An `id` is kebab-case and stable; a title is prose and may change, so nothing co
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 from pydantic import Field, computed_field, model_validator
@@ -22,6 +23,25 @@ WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass
 def exit_code_of(verdict: Verdict) -> ExitCode:
     """The exit code of a command that ends with a verdict."""
     return {"pass": ExitCode.PASS, "regression": ExitCode.REGRESSION}.get(verdict, ExitCode.NO_VERDICT)
+
+
+def serious(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that forbid a pass: those more severe than "info"."""
+    return [finding for finding in findings if finding.severity != "info"]
+
+
+def kernel_verdict(findings: Iterable[Finding], missing: Collection[str], compared: Iterable[Verdict] = ()) -> Verdict:
+    """The verdict on a kernel that was run without a server.
+
+    Args:
+        findings: what is wrong with it.
+        missing: requirements of a pass that were not tested.
+        compared: verdicts of comparisons that a pass also needs, such as of its times.
+    """
+    verdicts = set(compared)
+    if serious(findings) or "regression" in verdicts:
+        return "regression"
+    return "inconclusive" if missing or verdicts - {"pass"} else "pass"
 
 
 class Decided(Part):

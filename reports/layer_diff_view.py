@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
+from assay.harness.evidence.pack import replay_command
 from assay.harness.judge.report import ErrorGrid, LayersResult, LogitsRow, WorstCall, excess, out_of_bounds
 from assay.harness.text import one_line
 from assay.reports import charts
@@ -71,7 +71,7 @@ def layer_diff_view(layers: LayersResult) -> LayerDiffView:
         calls=layers.worst[:CALLS_SHOWN],
         judged=any(row.bound is not None for row in layers.depth),
         masses=_masses(layers.logits),
-        replay=f"assay replay {shlex.quote(layers.pack)} --candidate module:function" if layers.pack else "",
+        replay=replay_command(layers.pack) if layers.pack else "",
     )
 
 

@@ -9,15 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.harness.conditions import has_cached_prefix
-from assay.harness.errors import ExitCode
 from assay.harness.evidence.cause import ReplayResult
-from assay.harness.evidence.pack import PackManifest
+from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.text import two_digits
 from assay.reports.terminal import finding_lines, say
 
 
-def render_replay(replay: ReplayResult, exit_code: ExitCode, console: Console) -> None:
-    """Print the result of a replay, and why there is no verdict if `exit_code` says so."""
+def render_replay(replay: ReplayResult, console: Console) -> None:
+    """Print the result of a replay, and why there is no verdict if there is none."""
     say(
         console,
         f"Replayed {replay.calls} of {replay.recorded} recorded calls, {replay.with_prefix} with a cached prefix, in "
@@ -35,8 +34,8 @@ def render_replay(replay: ReplayResult, exit_code: ExitCode, console: Console) -
         say(console, replay.test)
     if not replay.findings:
         say(console, "No findings: every own error is within its bound.")
-    if exit_code == ExitCode.NO_VERDICT:
-        say(console, "No verdict: no call had a cached prefix. Record a pack with the prefix cache on.")
+    if replay.verdict == "inconclusive":
+        say(console, f"No verdict: {'; '.join(replay.missing)}.")
 
 
 def render_pack(manifest: PackManifest, pack: Path, console: Console) -> None:
@@ -53,6 +52,6 @@ def render_pack(manifest: PackManifest, pack: Path, console: Console) -> None:
     too_large = f"; {manifest.too_large} were too large" if manifest.too_large else ""
     for line in (
         f"Recorded {len(manifest.calls)} of {manifest.seen:,} calls{too_large}: {pack}",
-        f"Replay: assay replay {pack} --candidate module:function",
+        f"Replay: {replay_command(pack)}",
     ):
         say(console, line)

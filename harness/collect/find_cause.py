@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from assay.harness.collect.layer_diff import replay_command
 from assay.harness.collect.plan import Plan
 from assay.harness.evidence.cause import read_cause, write_cause
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import pack_of
+from assay.harness.evidence.pack import replay_command
 from assay.harness.progress import ProgressDisplay
 
 
@@ -22,7 +22,7 @@ def find_cause(folder: RunFolder, plan: Plan, display: ProgressDisplay) -> None:
     served = pack.is_relative_to(folder.server_folder("candidate"))
     from assay.harness.offline.replay import replay_recorded  # torch, which only a layer diff needs
 
-    result = replay_recorded(pack, plan.candidate, replay_command(pack, plan.candidate), served)
+    result = replay_recorded(pack, plan.candidate, replay_command(pack, plan.candidate.name), served)
     write_cause(folder, result)
     named = "; ".join(finding.title for finding in result.findings) or "nothing"
     display.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")

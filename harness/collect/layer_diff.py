@@ -8,7 +8,6 @@ After the servers have stopped, all recorded calls are examined.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.backend import Backend
 from assay.harness.collect.machine import hash_model
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
@@ -24,6 +22,7 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER, LayerDiffRecord, layers_seen, write_record
+from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
@@ -84,7 +83,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
     def diagnose() -> None:
         nonlocal first_finding_s
         pack = place / PACK_FOLDER
-        again = replay_command(pack, plan.candidate)
+        again = replay_command(pack, plan.candidate.name)
         try:
             findings = diagnose_recorded(pack, plan.candidate, again, served=engine.role == "candidate")
         except UsageError:  # the candidate computed nothing: the final examination reports that
@@ -131,11 +130,6 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
 def prompts_of(plan: Plan) -> list[str]:
     """The short workload: `COLD_QUESTIONS`, then `WARM_QUESTIONS`."""
     return [item.prompt for item in plan.of("layers")]
-
-
-def replay_command(pack: Path, candidate: Backend) -> str:
-    """The command that examines a pack again."""
-    return shlex.join(["assay", "replay", str(pack), "--candidate", candidate.name])
 
 
 def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | None = None) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from assay.harness.errors import ExitCode
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
-from assay.harness.verdict import Finding
+from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
 
 _FILE = "cause.json"
 
@@ -50,6 +51,21 @@ class ReplayResult(Record):
     seconds: float
     smallest: str = ""
     test: str = ""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Requirements of a pass that were not tested."""
+        return () if self.with_prefix else ("no call had a cached prefix: record a pack with the prefix cache on",)
+
+    @property
+    def verdict(self) -> Verdict:
+        """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
+        return kernel_verdict(self.findings, self.missing)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of ``assay replay``: it follows from the verdict."""
+        return exit_code_of(self.verdict)
 
 
 def write_cause(folder: RunFolder, result: ReplayResult) -> None:

@@ -6,6 +6,7 @@ A pack is a folder with ``manifest.json`` and one safetensors file per call. `as
 from __future__ import annotations
 
 import hashlib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -29,6 +30,11 @@ CANDIDATE = "candidate"
 
 Stratum = tuple[int, str, str, str]
 """Layer, phase, prefix bucket, length bucket."""
+
+
+def replay_command(pack: Path | str, candidate: str = "module:function") -> str:
+    """The command that runs a kernel on a pack's calls."""
+    return shlex.join(["assay", "replay", str(pack), "--candidate", candidate])
 
 
 class Source(Record):

@@ -20,7 +20,7 @@ from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import depth_rows, layers_result
 from assay.harness.judge.report import NOT_FINITE, LayersResult, Metric, SuiteResult, excess
 from assay.harness.text import one_line, two_digits
-from assay.harness.verdict import Finding, Verdict
+from assay.harness.verdict import Finding, Verdict, serious
 
 _WORST = "worst-own-error"
 
@@ -137,9 +137,8 @@ def judge_layers(
         return LayersJudgement(
             "inconclusive", "No recorded call was replayed, so no own error was compared with a bound.", ""
         )
-    serious = [finding for finding in replay.findings if finding.severity != "info"]
-    if serious:
-        why = f"{one_line(serious[0].where)}: {one_line(serious[0].diagnosis, 300)}."
+    if wrong := serious(replay.findings):
+        why = f"{one_line(wrong[0].where)}: {one_line(wrong[0].diagnosis, 300)}."
         return LayersJudgement("regression", why, "" if replay.worst <= 1 else _WORST)
     for metric in _policy_metric(spec, result, replay):
         if metric.value is None or not metric.value <= spec.bounds[_family(replay)]:

@@ -26,7 +26,7 @@ from assay.harness.localize.kernel_runs import KernelRun, compute, measure, wors
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent
-from assay.harness.verdict import Finding
+from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
 
 CONTRACT_BROKEN = "contract-broken"
 _NARROWING_AXES = ("cached", "heads", "head_dim", "dtype", "data", "page")
@@ -117,11 +117,13 @@ class CheckResult:
         return axes.words(axes.confining(_conditions(self.failing), _conditions(self.right)))
 
     @property
+    def verdict(self) -> Verdict:
+        """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
+        return kernel_verdict(self.findings, self.missing)
+    @property
     def exit_code(self) -> ExitCode:
-        """REGRESSION if a finding is more severe than "info", else NO_VERDICT if something is missing, else PASS."""
-        if any(finding.severity != "info" for finding in self.findings):
-            return ExitCode.REGRESSION
-        return ExitCode.NO_VERDICT if self.missing else ExitCode.PASS
+        """The exit code of ``assay check``: it follows from the verdict."""
+        return exit_code_of(self.verdict)
 
 
 def check(

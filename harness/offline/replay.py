@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, default_device
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
-from assay.harness.errors import ExitCode, UsageError
+from assay.harness.errors import UsageError
 from assay.harness.evidence.cause import LayerBound, ReplayResult
-from assay.harness.evidence.pack import RecordedCall, read_pack
+from assay.harness.evidence.pack import RecordedCall, read_pack, replay_command
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, repeat, run_once
@@ -41,7 +40,7 @@ def replay(
         UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is no pack, or holds no call
             of a phase that the kernel computes.
     """
-    reproduce = reproduce or f"assay replay {shlex.quote(str(pack))} --candidate {shlex.quote(candidate)}"
+    reproduce = reproduce or replay_command(pack, candidate)
     kernel = kernels.find("candidate", candidate)
     phases = kernels.declaration(kernel).phases
     recorded = [one for one in read_pack(pack) if one.phase in phases]
@@ -128,13 +127,6 @@ def _result(
         first_finding_s=first_finding_s,
         seconds=seconds,
     )
-
-
-def exit_code(result: ReplayResult) -> ExitCode:
-    """REGRESSION if a finding is more than information; otherwise NO_VERDICT if no call had a cached prefix; otherwise PASS."""
-    if any(finding.severity != "info" for finding in result.findings):
-        return ExitCode.REGRESSION
-    return ExitCode.PASS if result.with_prefix else ExitCode.NO_VERDICT
 
 
 def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:

@@ -27,7 +27,7 @@ from assay.harness.localize.kernel_runs import compute, measure, run_and_repeat
 from assay.harness.offline.roofline import limit_s, work_of
 from assay.harness.offline.timing_result import KernelTiming, ShapeTiming
 from assay.harness.stats.ratio import MIN_RATIOS, RatioDecision, decide_ratios
-from assay.harness.verdict import Finding, Verdict
+from assay.harness.verdict import Finding, kernel_verdict
 
 WARM_UP = 3
 """Untimed runs of each kernel on each shape, in which Triton compiles and tunes."""
@@ -128,12 +128,8 @@ def time_kernels(
         for (group, times, worst), decision in zip(timed, decisions, strict=True)
     )
     findings = _findings(candidate, shapes, [group for group, _, _ in timed], reproduce)
-    verdicts = {shape.verdict for shape in shapes}
-    verdict: Verdict = "pass" if verdicts == {"pass"} and not refused else "inconclusive"
-    if findings or "regression" in verdicts:
-        verdict = "regression"
     return KernelTiming(
-        verdict=verdict,
+        verdict=kernel_verdict(findings, refused, [shape.verdict for shape in shapes]),
         candidate=names[0],
         reference=names[1],
         device=name,

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.cause import ReplayResult
-from assay.harness.offline.replay import exit_code
+from assay.harness.evidence.pack import PackManifest, Source
 from assay.harness.verdict import Finding, Severity
-from assay.reports.replay_terminal import render_replay
+from assay.reports.replay_terminal import render_pack, render_replay
 
 
 def finding(severity: Severity) -> Finding:
@@ -36,7 +37,15 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(
         candidate="mine", noise="", calls=8, recorded=8, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
         seconds=1.0,
     )  # fmt: skip
-    assert exit_code(replay) == code
-    render_replay(replay, code, Console(file=out))
+    assert replay.exit_code == code
+    render_replay(replay, Console(file=out))
     assert ("No verdict" in out.getvalue()) == (code == ExitCode.NO_VERDICT)
     assert f"{with_prefix} with a cached prefix" in out.getvalue()
+
+
+def test_the_command_that_replays_a_pack_can_be_pasted() -> None:
+    out = StringIO()
+    source = Source(engine="e", model="m", model_hash="h", reference="r")
+    manifest = PackManifest(source=source, budget_bytes=1, seen=0, too_large=0, calls=())
+    render_pack(manifest, Path("my packs/one"), Console(file=out))
+    assert "assay replay 'my packs/one' --candidate module:function" in out.getvalue()

@@ -16,7 +16,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
-from assay.harness.offline.replay import choose, diagnose_recorded, exit_code, replay, replay_recorded
+from assay.harness.offline.replay import choose, diagnose_recorded, replay, replay_recorded
 from assay.harness.server.pack_writer import PackWriter
 
 
@@ -81,7 +81,7 @@ def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Pa
 def test_a_verdict_needs_a_cached_prefix_of_16_tokens(tmp_path: Path, prefix: int, calls: int, code: ExitCode) -> None:
     recorded = pack(tmp_path / "pack", sdpa, lens_of=[[(3, 0)], [(9, prefix)]])
     result = replay_recorded(recorded, Backend.parse("triton"), "again")
-    assert (result.calls, result.with_prefix, exit_code(result)) == (4, calls, code)
+    assert (result.calls, result.with_prefix, result.exit_code) == (4, calls, code)
 
 
 @pytest.mark.parametrize(("candidate", "noise"), [("triton", ""), ("sage_attn", "int8_qk")])
