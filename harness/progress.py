@@ -11,7 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-_LINE_EVERY_S = 10.0
+_LINE_INTERVAL_S = 10.0
 
 
 class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
@@ -48,6 +48,6 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
                 if what not in self._tasks:
                     self._tasks[what] = self._bars.add_task(what, total=total)
                 self._bars.update(self._tasks[what], completed=done)
-            elif done == total or time.monotonic() - self._said.setdefault(what, time.monotonic()) > _LINE_EVERY_S:
+            elif done == total or time.monotonic() - self._said.setdefault(what, time.monotonic()) > _LINE_INTERVAL_S:
                 self._said[what] = time.monotonic()
                 self.say(f"{what}: {done} of {total}")

@@ -12,7 +12,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item, Role
 from assay.harness.progress import ProgressDisplay
 
-COLD_SHARE, COLD_LIMIT = 8, 16
+COLD_DIVISOR, MAX_COLD = 8, 16
 """One question in eight, at most sixteen, is asked with an empty cache, so that both conditions occur in every run."""
 TOP_LOGPROBS = 5
 """Alternatives recorded at each greedy position, as many as vLLM's ``check_logprobs_close`` compares."""
@@ -37,7 +37,7 @@ def _stages(plan: Plan, role: Role, answered: set[AnswerKey]) -> tuple[list[_Sta
     questions = plan.of("mmlu")
     # Without the suite greedy, its prompts are only for scoring logits.
     greedy = plan.of("greedy") if "greedy" in plan.spec.suites else []
-    cold = min(len(questions) // COLD_SHARE, COLD_LIMIT)
+    cold = min(len(questions) // COLD_DIVISOR, MAX_COLD)
     limit = plan.spec.token_limit
     # The floor's prompts are sent in another order, so that the run-to-run difference includes the effect of batching.
     floor = [("greedy again", greedy[::-1], FLOOR_REPEAT)] if role == "reference" else []

@@ -39,7 +39,7 @@ PROMPT_TAIL = 16
 """Tokens at the end of a prompt that are scored too, since answers may have only a few tokens."""
 TOP_K = 20
 """Tokens of the reference's distribution that are distinguished: the most that OpenAI-compatible servers return."""
-MAX_TOKENS = 48
+MAX_ANSWER_TOKENS = 48
 """Token limit of an answer that has to be generated."""
 
 
@@ -125,7 +125,7 @@ def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[A
     sequences = []
     for item in items:
         answer = recorded.get(item.id)
-        generated = generate(server, item.prompt, answer.completion_tokens if answer else MAX_TOKENS)
+        generated = generate(server, item.prompt, answer.completion_tokens if answer else MAX_ANSWER_TOKENS)
         prompt = len(generated.prompt_ids)
         if answer and answer.prompt_tokens != prompt:
             raise EvidenceError(

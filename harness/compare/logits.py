@@ -25,7 +25,7 @@ from pydantic import Field
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.logit_files import COLD_MOST, CONDITIONS, Condition, Logits, Positions, ScoredSequence
+from assay.harness.evidence.logit_files import CONDITIONS, MAX_COLD_TOKENS, Condition, Logits, Positions, ScoredSequence
 from assay.harness.schema import Part
 from assay.harness.stats.share import wilson
 
@@ -214,7 +214,7 @@ def _not_honoured(condition: Condition, reference: Logits, candidate: Logits, he
         for role in (reference, candidate)
         for counts in [[role.header.sequences[i].cached[condition] for i in out]]
     )
-    wanted = f"at most {COLD_MOST}" if condition == "cold" else f"at least {CACHED_PREFIX_TOKENS}"
+    wanted = f"at most {MAX_COLD_TOKENS}" if condition == "cold" else f"at least {CACHED_PREFIX_TOKENS}"
     which = "logits" if not held else f"logits of {len(out)} of {len(everything)} sequences"
     return f"{which}, {condition}: {wanted} cached tokens were required; {said}"
 

@@ -20,7 +20,7 @@ FOLDER = "counters"
 """Folder of the counter files, in a server's folder."""
 ADMISSIONS = "admissions.jsonl"
 """File of the prefill batches that the meter noted, in a server's folder."""
-MOST_ROWS, MOST_LAYERS = 64, 512
+TABLE_ROWS, TABLE_LAYERS = 64, 512
 
 
 class CounterRow(Record):
@@ -66,19 +66,19 @@ class CounterFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._rows: dict[CounterRow, int] = {}
         self._legend = folder / f"{name}.rows.json"
-        self._table = np.memmap(folder / f"{name}.calls.i64", np.int64, "w+", shape=(MOST_ROWS, MOST_LAYERS))
+        self._table = np.memmap(folder / f"{name}.calls.i64", np.int64, "w+", shape=(TABLE_ROWS, TABLE_LAYERS))
 
     def row(self, row: CounterRow) -> int:
-        """Index of the row that counts `row`, created at its first use. Raises ValueError beyond `MOST_ROWS`."""
+        """Index of the row that counts `row`, created at its first use. Raises ValueError beyond `TABLE_ROWS`."""
         if row not in self._rows:
-            if len(self._rows) == MOST_ROWS:
-                raise ValueError(f"more than {MOST_ROWS} kinds of attention call: {row}")
+            if len(self._rows) == TABLE_ROWS:
+                raise ValueError(f"more than {TABLE_ROWS} kinds of attention call: {row}")
             self._rows[row] = len(self._rows)
             write_whole(self._legend, json.dumps([r.model_dump() for r in self._rows]), durable=False)
         return self._rows[row]
 
     def add(self, row: int, layer: int, calls: int = 1) -> None:
-        """Count calls. Raises IndexError for a layer beyond `MOST_LAYERS`."""
+        """Count calls. Raises IndexError for a layer beyond `TABLE_LAYERS`."""
         self._table[row, layer] += calls
 
 
@@ -87,10 +87,10 @@ def read_counters(folder: Path) -> list[CallCount]:
     totals: dict[CounterRow, np.ndarray] = {}
     for legend in sorted(folder.glob("*.rows.json")):
         counts = legend.with_name(legend.name.replace(".rows.json", ".calls.i64"))
-        table = np.fromfile(counts, np.int64).reshape(MOST_ROWS, MOST_LAYERS)
+        table = np.fromfile(counts, np.int64).reshape(TABLE_ROWS, TABLE_LAYERS)
         for index, fields in enumerate(json.loads(legend.read_text())):
             row = CounterRow(**fields)
-            totals[row] = totals.get(row, np.zeros(MOST_LAYERS, np.int64)) + table[index]
+            totals[row] = totals.get(row, np.zeros(TABLE_LAYERS, np.int64)) + table[index]
     return [_count(row, calls) for row, calls in totals.items()]
 
 

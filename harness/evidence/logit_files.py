@@ -27,7 +27,7 @@ FOLDER = "logits"
 Condition = Literal["cold", "cached"]
 CONDITIONS: tuple[Condition, Condition] = ("cold", "cached")
 """Scored with an empty prefix cache, and with the start of the sequence cached."""
-COLD_MOST = 1
+MAX_COLD_TOKENS = 1
 """Most cached tokens that still count as none: the beginning-of-sequence token."""
 _KEY = "assay"
 _TENSORS = ("token", "best", "top_ids", "logprobs")
@@ -61,7 +61,7 @@ class ScoredSequence(Record):
     def honoured(self, condition: Condition) -> bool:
         """Whether the server's cache was in the state that the condition names."""
         cached = self.cached[condition]
-        return cached <= COLD_MOST if condition == "cold" else cached >= CACHED_PREFIX_TOKENS
+        return cached <= MAX_COLD_TOKENS if condition == "cold" else cached >= CACHED_PREFIX_TOKENS
 
 
 class LogitsHeader(Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -12,7 +13,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from assay.harness.attention.matrix import cases
+from assay.harness.attention.matrix import HEAD_DIMS, cases
+from assay.suites.plugin import Assay
 
 DOCS = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
 
@@ -144,6 +146,10 @@ def test_each_case_is_a_test(
     assert set(wrong.values()) == {"passed", "failure"}
     refused = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_refused_call[")]
     assert set(refused) == {"skipped"}
+
+
+def test_head_dims_are_by_default_those_of_the_matrix() -> None:
+    assert inspect.signature(Assay.check).parameters["head_dims"].default == HEAD_DIMS
 
 
 def test_wrong_use_of_the_marker_is_said(tmp_path: Path) -> None:

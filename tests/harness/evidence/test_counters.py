@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.evidence.counters import MOST_LAYERS, CounterFile, CounterRow, read_counters, total_calls
+from assay.harness.evidence.counters import TABLE_LAYERS, CounterFile, CounterRow, read_counters, total_calls
 
 
 def row(phase: str = "extend", cached: bool = False) -> CounterRow:
@@ -36,7 +36,7 @@ def test_without_a_folder_nothing_was_counted(tmp_path: Path) -> None:
 def test_a_layer_beyond_the_table_is_an_error(tmp_path: Path) -> None:
     file = CounterFile(tmp_path, "1")
     with pytest.raises(IndexError):
-        file.add(file.row(row()), MOST_LAYERS)
+        file.add(file.row(row()), TABLE_LAYERS)
 
 
 def test_counts_survive_sigkill(tmp_path: Path) -> None:
