@@ -130,15 +130,19 @@ def _advice(error: ImportError, module: str = "") -> str:
 
 def output_fault(call: AttentionCall, out: object) -> str:
     """How an output breaks the contract, "found, expected ..."; empty if it has the shape, the dtype and the device to return."""
+    return tensor_fault(out, call.q, (*call.q.shape[:2], call.v.shape[2]))
+
+
+def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...]) -> str:
+    """How an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not."""
     import torch
 
-    shape, q = (*call.q.shape[:2], call.v.shape[2]), call.q
     found = type(out).__name__
     if isinstance(out, torch.Tensor):
-        if (out.shape, out.dtype, out.device) == (shape, q.dtype, q.device):
+        if (out.shape, out.dtype, out.device) == (shape, like.dtype, like.device):
             return ""
         found = f"{out.dtype} {list(out.shape)} on {out.device}"
-    return f"{found}, expected {q.dtype} {list(shape)} on {q.device}"
+    return f"{found}, expected {like.dtype} {list(shape)} on {like.device}"
 
 
 def run_kernel(name: str, kernel: Kernel, call: AttentionCall) -> Tensor:

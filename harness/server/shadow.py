@@ -26,7 +26,7 @@ from assay.harness.evidence.shadow_errors import (
     write_shadow_errors,
 )
 from assay.harness.evidence.write_request import latest_write_request
-from assay.harness.server.candidates import Candidate, packed_call
+from assay.harness.server.candidates import Candidate, output_of, packed_call
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.kv_pool import Pages, refuse_unsupported
 from assay.harness.server.pack_writer import PackWriter
@@ -86,7 +86,7 @@ class Shadow:
             self._enter(call, out)
             metadata = _metadata(call)
             reference = out.view(out.shape[0], call.layer.tp_q_head_num, -1)
-            got = self._run(call, reference)
+            got = self._run(call, out)
             if self._writer is not None and self._writer.wants(metadata):
                 self._record(metadata, call, reference, got)
             if got is not None:
@@ -94,19 +94,15 @@ class Shadow:
         except Exception as error:  # the model has its output already
             self.note_failure(call.layer.layer_id, call.phase, error)
 
-    def _run(self, call: EngineCall, reference: Tensor) -> Tensor | None:
-        """The candidate's output in the shape of the reference's; None if it raised or does not compute the phase."""
+    def _run(self, call: EngineCall, out: Tensor) -> Tensor | None:
+        """The candidate's output, [tokens, heads, head_dim_v]; None if it raised or does not compute the phase."""
         if self._candidate is None:
             return None
         try:
             self._phases = self._candidate.phases
             if call.phase not in self._phases:
                 return None
-            got = self._candidate.run(call)
-            if got.shape[0] != reference.shape[0] or got.numel() != reference.numel():
-                expected = [len(reference), reference[0].numel()]
-                raise KernelRefused(f"{self._candidate.name} returned {list(got.shape)}; expected {expected}")
-            return got.view(reference.shape)
+            return output_of(self._candidate, call, out).view(len(out), call.layer.tp_q_head_num, -1)
         except Exception as error:  # a candidate may raise anything; the call is recorded all the same
             self.note_failure(call.layer.layer_id, call.phase, error)
             return None

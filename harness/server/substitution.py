@@ -15,7 +15,7 @@ from assay.harness.attention.call import KernelRefused
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.control import Setting, substitution_folder
 from assay.harness.evidence.counters import CounterFile, CounterRow
-from assay.harness.server.candidates import Candidate
+from assay.harness.server.candidates import Candidate, output_of
 from assay.harness.server.forward_pass import EngineCall
 
 
@@ -50,14 +50,9 @@ class Substitution:
             )
         if call.phase not in self._candidate.phases:
             return out
-        got = self._candidate.run(call)
-        if (got.shape[0], got.numel(), got.dtype) != (out.shape[0], out.numel(), out.dtype):
-            raise KernelRefused(
-                f"{self._candidate.name} returned {got.dtype} {list(got.shape)} in layer {call.layer.layer_id}; "
-                f"expected {out.dtype} {list(out.shape)}"
-            )
+        got = output_of(self._candidate, call, out)
         self._count(call, reference, setting.token)
-        return got.reshape(out.shape).contiguous()
+        return got.contiguous()
 
     def _count(self, call: EngineCall, reference: str, token: str) -> None:
         assert self._candidate is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -289,8 +290,8 @@ def test_nothing_falls_back_silently(attached: Attached, tmp_path: Path, kernel:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda out: out[:, :DIM], r"other returned torch.float32 \[4, 8\] in layer 2"),
-        (lambda out: out.half(), r"other returned torch.float16 \[4, 32\] in layer 2"),
+        (lambda out: out[:, :DIM], r"other returned torch.float32 \[4, 8\] on cpu, expected .*, in layer 2"),
+        (lambda out: out.half(), r"other returned torch.float16 \[4, 32\] on cpu, expected .*, in layer 2"),
     ],
 )
 def test_a_backend_that_returns_another_size_or_dtype_is_refused(
@@ -302,6 +303,11 @@ def test_a_backend_that_returns_another_size_or_dtype_is_refused(
 
     server = stand_in.Server()
     stand_in.attach(server, tmp_path, BackendCandidate("other", Changed(server.runner)))
+    set_control(tmp_path, Control(shadow=True))
+    for _ in range(2):
+        server.step("extend", [(4, 0)])
+    noted = {error.layer: error.text for error in read_shadow_errors(tmp_path).failed_calls}
+    assert re.search(words, noted[2])
     set_control(tmp_path, Control(substitute=(2,)))
     with pytest.raises(KernelRefused, match=words):
         server.step("extend", [(4, 0)])
