@@ -276,6 +276,14 @@ except UsageError as error:
     assert 'pip install "assay[serve]"' in done.stdout
 
 
+def test_a_kernel_whose_package_is_missing_is_refused_before_it_is_called(base_only: dict[str, str]) -> None:
+    """`assay run` refuses its default candidate in the same way, before it starts a server."""
+    code = "from assay.harness.engines import catalog\ncatalog.sglang_backends = lambda: ()\n"
+    done = python("-c", f"{code}catalog.checked_backend('--candidate', 'sage_attn')", **base_only)
+    assert "UsageError: --candidate: " in done.stderr
+    assert "sageattention is not installed; the extra assay[sage] brings it" in done.stderr
+
+
 IMPORTABLE = {
     (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.diff"),
     ("reports",): (

@@ -16,6 +16,7 @@ package's own Triton kernels under ``TRITON_INTERPRET=1`` and one more scale.
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ from assay.harness.attention.kernels import declares
 
 HEAD_DIMS = (64, 128)
 _PACKAGE = "sageattention"
+for _name in (_PACKAGE, "triton"):
+    if find_spec(_name) is None:  # both take long to import; a server should not be the first to notice
+        raise ModuleNotFoundError(f"{_name} is not installed; the extra assay[sage] brings it", name=_name)
 _ABOUT = "SageAttention 1.0.6, int8 QK, fp16 PV (Triton); decode is delegated"
 
 
