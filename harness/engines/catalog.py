@@ -12,6 +12,8 @@ from assay.harness.attention.published import published
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
 
+MIN_SGLANG = "0.5.17"
+"""The oldest version of SGLang that assay is tested with."""
 # Where SGLang keeps its list: from 0.5.18 on, and before.
 _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
 
@@ -26,7 +28,9 @@ def sglang_backends() -> tuple[str, ...]:
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(
-            "SGLang is not installed.", "the package sglang", "nox -s accuracy installs it, see the README"
+            "SGLang is not installed.",
+            f"the package sglang, {MIN_SGLANG} or newer",
+            "pip install sglang, or see the README",
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     for source in _SOURCES:
@@ -36,7 +40,9 @@ def sglang_backends() -> tuple[str, ...]:
             ):
                 return tuple(ast.literal_eval(node.value))
     raise UsageError(
-        f"no list of attention backends in {root}.", "SGLang 0.5.12 or newer", "install a known version of SGLang"
+        f"No list of attention backends was found in {root}.",
+        f"SGLang {MIN_SGLANG} or newer",
+        "install a version that the README names",
     )
 
 
