@@ -37,7 +37,7 @@ from assay.harness.verdict import Verdict
 
 MIN_RATIOS = 6
 """Fewer ratios give no verdict: an interval of level 0.95 would then be unbounded."""
-MAX_NEEDED = 10_000
+MAX_RATIOS = 10_000
 """A larger number of ratios is not useful advice, and is not given."""
 WARM_FACTOR = 1.10
 """A round is warm once neither role's blocks take more than this multiple of their later time."""
@@ -275,14 +275,14 @@ def ratios_needed(ratio: Ratio, bound: float) -> int | None:
     """Number of ratios with which the interval would clear the bound, if it shrinks with the square root of their number.
 
     Returns:
-        None where more than `MAX_NEEDED` would be needed; at least one more than were measured otherwise.
+        None where more than `MAX_RATIOS` would be needed; at least one more than were measured otherwise.
     """
     distance = abs(math.log(ratio.value / bound))
     end = ratio.interval.high if ratio.value < bound else ratio.interval.low
     if not (distance and end and math.isfinite(end)):
         return None
     needed = ratio.n * (abs(math.log(end / ratio.value)) / distance) ** 2
-    return max(ratio.n + 1, math.ceil(needed)) if needed <= MAX_NEEDED else None
+    return max(ratio.n + 1, math.ceil(needed)) if needed <= MAX_RATIOS else None
 
 
 def warm_up(series: Sequence[Sequence[Sequence[float]]]) -> int:
