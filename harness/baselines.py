@@ -18,7 +18,7 @@ from assay.harness.evidence.baseline import Baseline, Key
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
-from assay.harness.evidence.manifest import Manifest
+from assay.harness.evidence.manifest import Manifest, engine_label
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.files import timestamp, write_whole
@@ -51,7 +51,7 @@ def key_of(manifest: Manifest, role: Role) -> Key:
     """The key of a role's results in a run."""
     spec = RunSpec(**manifest.spec)
     return Key(
-        engine=f"SGLang {manifest.packages.get('sglang', 'not installed')} on {spec.device}",
+        engine=engine_label(manifest.packages.get("sglang", "not installed"), spec.device),
         backend=spec.reference if role == "reference" else spec.candidate,
         model_hash=manifest.model_hash,
         hardware=manifest.hardware,

@@ -9,20 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from assay.harness.engines import arguments, launch
 from assay.harness.engines.base import ChatRequest, Engine, Reply, Scorer
-from assay.harness.engines.client import Client
+from assay.harness.engines.client import AnyClient, Client
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import EngineError, EvidenceError
+from assay.harness.evidence.manifest import engine_label
 
 PORT_ATTEMPTS = 3
 POLL_INTERVAL_S, PROBE_TIMEOUT_S = 0.25, 5.0
 INFO_TIMEOUT_S = 60.0
 FLUSH_TIMEOUT_S = 10
-_Kind = TypeVar("_Kind", bound=Client)
 
 
 class _PortTaken(Exception):
@@ -88,7 +88,7 @@ class SGLangServer(Engine):
         self._wait_until_ready(self._client, self._process, started)
         self.startup_s = time.monotonic() - started
         self._arguments = self._client.get("/server_info", INFO_TIMEOUT_S)
-        self.label = f"SGLang {self._arguments.get('version', '')} on {self.launch.device}"
+        self.label = engine_label(self._arguments.get("version", ""), self.launch.device)
 
     def _wait_until_ready(self, client: Client, process: ServerProcess, started: float) -> None:
         while client.status("/health", PROBE_TIMEOUT_S) != 200:
@@ -108,7 +108,7 @@ class SGLangServer(Engine):
         if names != [self._name]:
             raise _PortTaken(f"{self.url} belongs to another server, which serves {names}")
 
-    def client(self, kind: type[_Kind]) -> _Kind:
+    def client(self, kind: type[AnyClient]) -> AnyClient:
         return kind(
             self.url,
             self.who,

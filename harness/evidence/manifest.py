@@ -13,6 +13,11 @@ from assay.harness.evidence.records import Item, Role
 from assay.harness.schema import Record
 
 
+def engine_label(version: str, device: str) -> str:
+    """How an engine is named in evidence and reports: "SGLang 0.5.23 on cpu"."""
+    return f"SGLang {version} on {device}"
+
+
 class ServerManifest(Record):
     """A role's server, as it reports itself."""
 

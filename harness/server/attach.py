@@ -17,6 +17,7 @@ from torch import Tensor
 from assay.harness.attention.call import KernelRefused
 from assay.harness.evidence.control import CONTROL, Control, Setting, read_setting
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
+from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.pack import Source
 from assay.harness.server.candidates import make_candidate
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
@@ -160,7 +161,7 @@ def _attachment(
     pages, rank, new_writer = Pages(runner), int(get_tensor_model_parallel_rank()), None
     if record_bytes and rank == 0:
         source = Source(
-            engine=f"SGLang {sglang.__version__} on {runner.device}",
+            engine=engine_label(sglang.__version__, runner.device),
             model=str(runner.server_args.model_path),
             model_hash=model_hash,
             reference=str(runner.server_args.attention_backend),
