@@ -21,6 +21,8 @@ from assay.harness.errors import UsageError
 BUILTIN_MODEL = "tiny"
 BUILTIN_DATA = "builtin"
 FILE = "assay.toml"
+SCORED_PROMPTS = 8
+"""Most greedy prompts whose logits are scored: some 200 positions under each of two conditions."""
 
 Device = Literal["cpu", "cuda"]
 SuiteName = Literal["mmlu", "greedy", "logits", "layers", "latency"]

@@ -11,7 +11,7 @@ import typer
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
-from assay.harness.config import SERVER_FLAGS
+from assay.harness.config import SCORED_PROMPTS, SERVER_FLAGS
 from assay.harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ def diff(
     flags: dict[str, Any],
     suites: Annotated[str, typer.Option(help="layers, or layers,logits.")] = "layers,logits",
     greedy_prompts: Annotated[
-        int | None, typer.Option(help="Number of prompts whose logits are compared; at most 8.", show_default=False)
+        int | None,
+        typer.Option(
+            help=f"Number of prompts whose logits are compared; at most {SCORED_PROMPTS}.", show_default=False
+        ),
     ] = None,
     out: Out = None,
     config: Config = None,

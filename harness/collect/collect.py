@@ -12,15 +12,13 @@ from assay.harness.collect.logit_scoring import score_role
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.collect.servers import make_run_engine, manifest_of, running, together
+from assay.harness.config import SCORED_PROMPTS
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import read_record
 from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.progress import ProgressDisplay
-
-SCORED_PROMPTS = 8
-"""Greedy prompts whose logits are scored: some 200 positions under each of two conditions."""
 
 
 def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
