@@ -7,16 +7,15 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.evidence.records import Role, Token
 
 if TYPE_CHECKING:
-    from assay.harness.engines.client import Client
+    from assay.harness.engines.client import AnyClient
 
 _STOP_INTERVAL_S = 0.2
-_Kind = TypeVar("_Kind", bound="Client")
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class Engine(Protocol):
             EngineError: on the first failure; replies that arrived before it were passed on.
         """
 
-    def client(self, kind: type[_Kind]) -> _Kind:
+    def client(self, kind: type[AnyClient]) -> AnyClient:
         """A client of this kind that talks to the running server."""
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NotRequired
+from typing import Any, NotRequired, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, Field, ValidationError
@@ -329,6 +329,9 @@ class Client:
         if response.status >= 500:
             await self._wait_for_death()
         return self.error(f"answered HTTP {response.status}: {excerpt(response.text)}.", "HTTP 200")
+
+
+AnyClient = TypeVar("AnyClient", bound=Client)
 
 
 async def _exchange(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Response:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply
-from assay.harness.engines.client import Client
+from assay.harness.engines.client import AnyClient, Client
 from assay.harness.engines.sglang import INFO_TIMEOUT_S, served_models
 from assay.harness.evidence.records import Role
 
-_Kind = TypeVar("_Kind", bound=Client)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -38,7 +37,7 @@ class RemoteServer(Engine):
         self._timeout_s = request_timeout
         self._client = self.client(Client)
 
-    def client(self, kind: type[_Kind]) -> _Kind:
+    def client(self, kind: type[AnyClient]) -> AnyClient:
         return kind(
             self.url,
             f"the {self.role} server ({self.url})",

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Scorer
+from assay.harness.engines.catalog import MIN_SGLANG
 from assay.harness.engines.client import chat_body
 from assay.harness.errors import EngineError
 
@@ -184,5 +185,5 @@ def _bad(server: Scorer, path: str, found: str, expected: str) -> EngineError:
     return EngineError(
         f"{server.who} answered {path} with an unusable reply: {found}.",
         expected,
-        "use SGLang 0.5.17 or later",
+        f"use SGLang {MIN_SGLANG} or newer",
     )

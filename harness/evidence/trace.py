@@ -111,7 +111,7 @@ def read_trace(folder: Path, label: str) -> Trace:
     place = folder / FOLDER / label
     for note in sorted(place.glob(f"*{_REFUSED}")):
         raise EvidenceError(
-            f"the trace {label!r} is incomplete: {note.read_text()}.",
+            f"The trace {label!r} is incomplete: {note.read_text()}.",
             "one request under each label, within the byte budget",
             "trace a shorter request under a new label, or raise ASSAY_TRACE",
         )
@@ -128,7 +128,7 @@ def read_trace(folder: Path, label: str) -> Trace:
         )
     if len({part.header.request for parts in passes.values() for part in parts}) > 1:
         raise EvidenceError(
-            f"the trace {label!r} has more than one request.", "one request under each label", "use a new label"
+            f"The trace {label!r} has more than one request.", "one request under each label", "use a new label"
         )
     if sorted(passes) != list(range(len(passes))):
         raise _damaged(place, f"there are {len(passes)} passes, but their numbers go up to {max(passes)}")

@@ -62,7 +62,7 @@ def write_now(folder: Path, poke: Callable[[], None], timeout_s: float = 30.0) -
                 return
             time.sleep(_POLL_INTERVAL_S)
     raise EvidenceError(
-        f"the server's shadow wrote nothing to {folder / FOLDER} in {timeout_s:g} s.",
+        f"The server's shadow wrote nothing to {folder / FOLDER} in {timeout_s:g} s.",
         "one file per process, written at the end of a forward pass",
         "see the server's log; the shadow cannot see passes that are replayed CUDA graphs: start the server without them",
     )

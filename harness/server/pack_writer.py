@@ -69,7 +69,7 @@ class PackWriter:
         """
         if budget_bytes <= 0:
             raise UsageError(
-                f"the budget of the replay pack is {budget_bytes} bytes.", "a positive number", "give a larger budget"
+                f"The budget of the replay pack is {budget_bytes} bytes.", "a positive number", "give a larger budget"
             )
         if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
             raise UsageError(
