@@ -84,8 +84,8 @@ class Case:
 
     Attributes:
         name: unique in its matrix, without spaces; used as a test id.
-        condition: axis -> value, in words. In addition to the axes of the design, "cached" says how many of the call's sequences
-            have a cached prefix ("none", "some", "all").
+        condition: axis -> value, in words. In addition to the axes of the design, "cached prefix" says how many of the
+            call's sequences have one ("none", "some", "all").
         make: makes the call, the same each time.
     """
 
@@ -185,7 +185,7 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
         "prefix": str(values.prefix),
         "new": str(values.new),
         "batch": values.batch,
-        "cached": "none" if not cached else "all" if cached == len(lens) else "some",
+        "cached prefix": "none" if not cached else "all" if cached == len(lens) else "some",
         "heads": f"{kind} {q_heads}/{kv_heads}",
         "head_dim": str(values.head_dim),
         "dtype": str(values.dtype).removeprefix("torch."),

@@ -73,10 +73,10 @@ def holds(axes: Collection[Axis], one: Conditions) -> bool:
 
 
 def words(axes: Collection[Axis]) -> str:
-    """Axes in words: "head_dim 128 and dtype not float32"; lists failing or correct values, whichever are fewer."""
+    """Axes in words: "head_dim is 128 and dtype is not float32"; lists failing or correct values, whichever are fewer."""
     return " and ".join(
-        f"{axis.name} not {' or '.join(axis.right)}"
+        f"{axis.name} is not {' or '.join(axis.right)}"
         if len(axis.right) < len(axis.failing)
-        else f"{axis.name} {' or '.join(axis.failing)}"
+        else f"{axis.name} is {' or '.join(axis.failing)}"
         for axis in axes
     )

@@ -13,16 +13,16 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle, requests
 from assay.harness.localize.cells import cells_of, deviation
 
-SAFETY = 3.0
+SAFETY_FACTOR = 3.0
 """A bound is this multiple of the noise. Measured over 120 calls of 1 to 101 tokens in fp16, bf16 and fp32, on normal data, on
 peaky data (q and k doubled and tripled) and with a constant added to K: the worst cell of SageAttention 1.0.6 was at most 2.1
 times the noise simulated here, that of PyTorch's scaled_dot_product_attention at most 2.0 times the rounding."""
 DRAWS = (1.0, 1.02, 1.05, 1.09, 1.14, 1.19)
 """Factors on the quantisation scales under which the noise is simulated. The error of a cell with one query and few keys depends
 on a few rounding errors, which differ in another correct kernel (other block boundaries, another mean)."""
-_AT_ONCE = 2**24
+_MAX_WEIGHTS = 2**24
 """Most attention weights that are simulated at once: 128 MiB of float64."""
-FLOORS = {"int8_qk": 0.0156}
+MIN_NOISE = {"int8_qk": 0.0156}
 """Least noise of a quantisation, by id: on calls of a few tokens the simulation can be exact by chance (a saturated softmax over
 two keys has no noise). For int8 QK it is the published average over layers (arXiv 2410.02367, table 4); three times that is
 0.047, next to 0.0511 in the worst published layer (table 5)."""
@@ -61,7 +61,7 @@ def quantised_noise(call: AttentionCall, scheme: str = "int8_qk") -> Tensor:
         raise ValueError(f"no quantisation is called {scheme!r}; expected one of {', '.join(SCHEMES)}")
     truth, cells = oracle(call), cells_of(call)
     weights = call.q.shape[1] * max(q * k for q, k in zip(call.lens_q, call.lens_k, strict=True))
-    at_once = max(1, min(len(DRAWS), _AT_ONCE // weights))
+    at_once = max(1, min(len(DRAWS), _MAX_WEIGHTS // weights))
     worst: list[Tensor] = []
     for start in range(0, len(DRAWS), at_once):
         stretches = torch.tensor(DRAWS[start : start + at_once], dtype=torch.float64, device=call.q.device)
@@ -78,16 +78,16 @@ def least_bound(call: AttentionCall, scheme: str = "") -> float:
     Raises:
         ValueError: no such scheme.
     """
-    if scheme and scheme not in FLOORS:
-        raise ValueError(f"no quantisation is called {scheme!r}; expected one of {', '.join(FLOORS)}")
-    return SAFETY * max(torch.finfo(call.q.dtype).eps, FLOORS[scheme] if scheme else 0.0)
+    if scheme and scheme not in MIN_NOISE:
+        raise ValueError(f"no quantisation is called {scheme!r}; expected one of {', '.join(MIN_NOISE)}")
+    return SAFETY_FACTOR * max(torch.finfo(call.q.dtype).eps, MIN_NOISE[scheme] if scheme else 0.0)
 
 
 def bound_of(call: AttentionCall, scheme: str = "") -> float:
     """Largest relative L1 that a correct kernel may have in any cell and head of this call.
 
-    `SAFETY` times the larger of the rounding of the call's dtype and the noise of the declared quantisation, each in its worst
-    cell and head; at least `least_bound`.
+    `SAFETY_FACTOR` times the larger of the rounding of the call's dtype and the noise of the declared quantisation, each in its
+    worst cell and head; at least `least_bound`.
 
     Args:
         call: the call.
@@ -96,7 +96,7 @@ def bound_of(call: AttentionCall, scheme: str = "") -> float:
     worst = _worst(noise_of(call, call.q.dtype))
     if scheme:
         worst = max(worst, _worst(quantised_noise(call, scheme)))
-    return max(SAFETY * worst, least_bound(call, scheme))
+    return max(SAFETY_FACTOR * worst, least_bound(call, scheme))
 
 
 def _worst(noise: Tensor) -> float:

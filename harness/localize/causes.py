@@ -18,8 +18,8 @@ FIT_SHARE = 0.5
 """A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
 oracle."""
 TIE_FACTOR = 1.5
-"""Hypotheses whose error is at most this multiple of the best one's are indistinguishable: next to noise n, an error of 1.5 n is
-that of a hypothesis which is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the right one."""
+"""Hypotheses whose error is at most this multiple of the best one's are indistinguishable: at noise n, an error of 1.5 n
+means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def _where(cause: Cause, layers: Sequence[int]) -> str:
 
 
 def _correct(cause: Cause) -> str:
-    """Where the kernel is right."""
+    """Where the kernel is correct."""
     return f"; correct at {cause.conditions[0].otherwise or 'all other calls'}" if cause.conditions else ""
 
 
@@ -99,7 +99,7 @@ def _extent(cause: Cause) -> str:
     more = ", ..." if len(cause.prefixes) > MAX_PREFIXES else ""
     return (
         f"{len(cause.failing)} of {len(cause.failing) + cause.passing} calls of these layers are out of bounds; worst own error "
-        f"{percent(float(worst.own.max()))}, where noise explains {percent(worst.bound)}: {describe(worst.call)}; "
+        f"{percent(float(worst.own.max()))} (noise explains {percent(worst.bound)}): {describe(worst.call)}; "
         f"failing cached prefixes: {', '.join(map(str, cause.prefixes[:MAX_PREFIXES]))}{more}"
     )
 
@@ -124,12 +124,12 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
         found.append(finding(INPUT_WRITTEN, written, f"the kernel overwrites its input {names}", None))
     if random := [result for result in run.results if result.repeats_differ]:
         worst = percent(max(result.repeat for result in random))
-        text = f"the same call, run twice in a row, gives outputs up to {worst} apart"
+        text = f"the same call, run twice in a row, gives outputs that differ by up to {worst}"
         found.append(finding(NONDETERMINISM, random, text, lambda result: result.repeat))
     # A kernel whose runs differ anyway counts as stateful only if the late run, and not the repeat, differs by more than noise.
     if late := [r for r in run.results if r.late_differs and (not r.repeats_differ or r.repeat <= r.bound < r.late)]:
         worst = percent(max(result.late for result in late))
-        text = f"the same call gives a different output after other calls, up to {worst} apart"
+        text = f"the same call gives a different output after other calls, by up to {worst}"
         found.append(finding(STATE_KEPT, late, text, lambda result: result.late))
     if run.refused:
         call, why = run.refused[0]
@@ -144,8 +144,10 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
 
 def describe(call: AttentionCall) -> str:
     """A call in words: "layer 2 extend, new+prefix 20+77 3+0, 4 q heads on 2 kv heads, head_dim 64, bfloat16"."""
+    counts = (("q head", call.q.shape[1]), ("kv head", call.k.shape[1]))
+    heads = [f"{count} {what}{'s' * (count != 1)}" for what, count in counts]
     lens = " ".join(f"{new}+{prefix}" for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
     return (
-        f"layer {call.layer} {call.phase}, new+prefix {lens}, {call.q.shape[1]} q heads on {call.k.shape[1]} kv heads, "
+        f"layer {call.layer} {call.phase}, new+prefix {lens}, {heads[0]} on {heads[1]}, "
         f"head_dim {call.q.shape[2]}, {str(call.q.dtype).removeprefix('torch.')}"
     )

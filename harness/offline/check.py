@@ -29,7 +29,7 @@ from assay.harness.text import percent
 from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
 
 CONTRACT_BROKEN = "contract-broken"
-_NARROWING_AXES = ("cached", "heads", "head_dim", "dtype", "data", "page")
+_NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
 """Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
 
 
@@ -47,7 +47,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class WorstCase:
+class WorstOfMatrix:
     """The case with the largest own error relative to its bound.
 
     Attributes:
@@ -86,7 +86,7 @@ class CheckResult:
 
     kernel: str
     computed: tuple[Computed, ...]
-    worst: WorstCase | None
+    worst: WorstOfMatrix | None
     refused: tuple[tuple[Case, str], ...]
     broken: tuple[tuple[Case, str], ...]
     missing: tuple[str, ...]
@@ -120,6 +120,7 @@ class CheckResult:
     def verdict(self) -> Verdict:
         """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
         return kernel_verdict(self.findings, self.missing)
+
     @property
     def exit_code(self) -> ExitCode:
         """The exit code of ``assay check``: it follows from the verdict."""
@@ -193,7 +194,7 @@ def check(
     return CheckResult(
         kernel=name,
         computed=computed,
-        worst=None if worst is None else WorstCase(case_of[id(worst.call)], float(worst.own.max()), worst.bound),
+        worst=None if worst is None else WorstOfMatrix(case_of[id(worst.call)], float(worst.own.max()), worst.bound),
         refused=tuple((case, why) for case, why in refused if why not in guard.breaches),
         broken=broken,
         missing=tuple(_missing(asked, declared.phases, run)),
@@ -226,7 +227,7 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
         raise AssertionError(
-            f"{name} on {describe(call)}: own error {percent(float(result.own.max()))} where noise explains "
+            f"{name} on {describe(call)}: own error {percent(float(result.own.max()))}; noise explains at most "
             f"{percent(result.bound)}; {bug.diagnosis}"
         )
 

@@ -31,7 +31,7 @@ from assay.harness.verdict import Finding, kernel_verdict
 
 WARM_UP = 3
 """Untimed runs of each kernel on each shape, in which Triton compiles and tunes."""
-MOST_REPEATS = 200
+MAX_REPEATS = 200
 _L2_BYTES = 256 * 2**20
 
 
@@ -213,7 +213,7 @@ def _time(
             run(turn)
     found: list[Times] = []
     begun = time.monotonic()
-    while len(found) < MIN_RATIOS or (len(found) < MOST_REPEATS and time.monotonic() - begun < seconds):
+    while len(found) < MIN_RATIOS or (len(found) < MAX_REPEATS and time.monotonic() - begun < seconds):
         taken = [0.0, 0.0, 0.0, 0.0]
         for at in rng.sample(range(4), 4):
             taken[at] = run(turns[at % 2])
@@ -309,7 +309,7 @@ def _findings(
         f"On {len(faster)} of these shapes it takes less time, down to {best:.2f} of the reference's: not a speed-up, since "
         "it does different work."
         if faster
-        else "Its times are those of different work."
+        else "Its times are for different work."
     )
     errors = [shape.own_error for shape, _ in wrong]
     finite = [error for error in errors if error is not None]

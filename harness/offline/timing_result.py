@@ -32,7 +32,7 @@ class ShapeTiming(Part):
     high: float
     floor: float = Field(description="the reference over itself")
     verdict: Verdict
-    reference_tflops: float = Field(description="of the work that the right mask needs, 1e12 operations a second")
+    reference_tflops: float = Field(description="of the work that the correct mask needs, 1e12 operations a second")
     candidate_tflops: float
     reference_share: float | None = Field(description="of the device's limit; null where none is known")
     candidate_share: float | None

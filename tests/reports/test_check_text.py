@@ -36,8 +36,8 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     result = check(wrong_at_128, phases=["decode"])
     for text in (message(result), printed(result)):
         for part in (
-            f"wrong on {len(result.failing)} of 45 calls", f'matches "{BY_ID["mask-top-left"].title}"', "head_dim 128",
-            "fails for every value of", "1+1, 1 q heads on 1 kv heads, head_dim 128",
+            f"wrong on {len(result.failing)} of 45 calls", f'matches "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
+            "fails for every value of", "1+1, 1 q head on 1 kv head, head_dim 128",
             "as a test:" if text == message(result) else "A test",
             "replace(call_of([(1, 1)]",
         ):  # fmt: skip

@@ -138,7 +138,7 @@ def test_each_case_is_a_test(
 ) -> None:
     wrong = {name: outcome(case) for name, case in failing[1].items() if name.startswith("test_each_wrong_call[")}
     expected = {
-        f"test_each_wrong_call[{case.name}]": "passed" if case.condition["cached"] == "none" else "failure"
+        f"test_each_wrong_call[{case.name}]": "passed" if case.condition["cached prefix"] == "none" else "failure"
         for case in cases(("extend",), dtypes=[torch.float16])
         if any(some in case.name for some in ("64+0-", "64+16-", "1+16-"))
     }

@@ -56,7 +56,7 @@ def test_calls_match_their_conditions() -> None:
         lens = list(zip(call.lens_q, call.prefixes, strict=True))
         assert (int(said["new"]), int(said["prefix"])) in lens
         cached = [prefix > 0 for _, prefix in lens]
-        assert said["cached"] == ("all" if all(cached) else "some" if any(cached) else "none")
+        assert said["cached prefix"] == ("all" if all(cached) else "some" if any(cached) else "none")
         assert all(bool(t.isfinite().all()) for t in (call.q, call.k, call.v))
         if call.phase == "decode":
             assert set(call.lens_q) == {1}

@@ -16,14 +16,14 @@ def split(fails: object) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 
 def test_one_axis_is_described_by_its_shorter_list() -> None:
-    assert words(confining(*split(lambda c: c["head_dim"] == "128"))) == "head_dim 128"
-    assert words(confining(*split(lambda c: c["prefix"] != "0"))) == "prefix not 0"
+    assert words(confining(*split(lambda c: c["head_dim"] == "128"))) == "head_dim is 128"
+    assert words(confining(*split(lambda c: c["prefix"] != "0"))) == "prefix is not 0"
 
 
 def test_two_axes_are_named_where_one_is_not_enough() -> None:
     failing, right = split(lambda c: c["head_dim"] == "128" and c["prefix"] == "16")
     found = confining(failing, right)
-    assert words(found) == "prefix 16 and head_dim 128"
+    assert words(found) == "prefix is 16 and head_dim is 128"
     assert [holds(found, c) for c in CALLS] == [c in failing for c in CALLS]
 
 
@@ -35,7 +35,7 @@ def test_no_condition_is_named_that_does_not_hold() -> None:
 
 def test_an_axis_may_be_necessary_and_not_enough() -> None:
     failing, right = split(lambda c: c == CALLS[-1] or c == CALLS[5])  # both peaky, and more than that
-    assert words(narrowing(failing, right, ["data"])) == "data peaky"
+    assert words(narrowing(failing, right, ["data"])) == "data is peaky"
     assert narrowing(failing, right, ["weather"]) == []
 
 

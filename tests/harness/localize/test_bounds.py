@@ -12,7 +12,7 @@ from assay.harness.attention.oracle import oracle, right_aligned, sequences
 from assay.harness.attention.sage import sage_attn
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize import bounds
-from assay.harness.localize.bounds import FLOORS, SAFETY, bound_of, least_bound, noise_of, quantised_noise
+from assay.harness.localize.bounds import MIN_NOISE, SAFETY_FACTOR, bound_of, least_bound, noise_of, quantised_noise
 from assay.harness.localize.cells import cells_of, deviation
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
@@ -40,7 +40,7 @@ def worst(out: Tensor, call: AttentionCall) -> float:
 @pytest.mark.parametrize("times", [1.0, 3.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lens", LENS)
-def test_a_right_kernel_of_the_same_dtype_is_within_bounds(
+def test_a_correct_kernel_of_the_same_dtype_is_within_bounds(
     lens: list[tuple[int, int]], dtype: torch.dtype, times: float
 ) -> None:
     call = peaky(call_of(lens, (4, 2), 64, dtype, "cpu"), times)
@@ -70,7 +70,11 @@ def test_a_bound_is_taken_at_the_worst_cell() -> None:
     peak = replace(calm, q=one_head)
     noise = quantised_noise(peak)
     assert int(noise.amax(0).argmax()) == 3
-    assert bound_of(peak, "int8_qk") >= SAFETY * float(noise[:, 3].max()) > SAFETY * 1.5 * float(noise.median())
+    assert (
+        bound_of(peak, "int8_qk")
+        >= SAFETY_FACTOR * float(noise[:, 3].max())
+        > SAFETY_FACTOR * 1.5 * float(noise.median())
+    )
 
 
 def test_noise_follows_the_dtype() -> None:
@@ -80,7 +84,9 @@ def test_noise_follows_the_dtype() -> None:
 
 
 def test_few_tokens_keep_the_published_noise() -> None:
-    assert bound_of(call_of([(1, 0)], (4, 2), 64, torch.float16, "cpu"), "int8_qk") == SAFETY * FLOORS["int8_qk"]
+    assert (
+        bound_of(call_of([(1, 0)], (4, 2), 64, torch.float16, "cpu"), "int8_qk") == SAFETY_FACTOR * MIN_NOISE["int8_qk"]
+    )
 
 
 def test_a_simulation_that_overflows_excuses_nothing() -> None:
@@ -96,7 +102,7 @@ def test_unknown_schemes_are_refused() -> None:
         least_bound(call_of([(1, 0)], (4, 2), 64, torch.float16, "cpu"), "int4")
 
 
-@pytest.mark.parametrize("scheme", ["", *FLOORS])
+@pytest.mark.parametrize("scheme", ["", *MIN_NOISE])
 @pytest.mark.parametrize("times", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lens", LENS)
@@ -110,7 +116,7 @@ def test_no_bound_is_below_the_least(
 def test_draws_at_once_are_the_draws_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     call = call_of([(60, 76), (10, 119)], (4, 2), 64, torch.bfloat16, "cpu")
     together = quantised_noise(call)
-    monkeypatch.setattr(bounds, "_AT_ONCE", 1)
+    monkeypatch.setattr(bounds, "_MAX_WEIGHTS", 1)
     torch.testing.assert_close(quantised_noise(call), together, rtol=1e-6, atol=0)
     monkeypatch.setattr(bounds, "DRAWS", bounds.DRAWS[:1])
     alone = quantised_noise(call)

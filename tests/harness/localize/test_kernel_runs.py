@@ -25,7 +25,7 @@ def only(findings: list[Finding]) -> Finding:
     return finding
 
 
-def test_a_right_kernel_has_no_message() -> None:
+def test_a_correct_kernel_has_no_message() -> None:
     seen = run_and_repeat(rounded_oracle, CALLS)
     assert [o.call for o in seen.results] == CALLS
     assert all(float(o.own.max()) <= o.bound for o in seen.results)

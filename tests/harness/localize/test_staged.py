@@ -66,7 +66,7 @@ def test_a_bug_that_only_larger_calls_show_is_found_after_them() -> None:
     assert "(leak across requests)" in found.findings[0].diagnosis
 
 
-def test_a_right_kernel_has_no_finding() -> None:
+def test_a_correct_kernel_has_no_finding() -> None:
     early: list[Sequence[Finding]] = []
     found = diagnose_kernel(rounded_oracle, CALLS, on_first=early.append)
     assert (found.findings, found.first_finding_s, early) == ((), None, [])

@@ -31,7 +31,7 @@ def kinds(result: CheckResult) -> list[str]:
     return [finding.id for finding in result.findings]
 
 
-def test_a_right_kernel_passes() -> None:
+def test_a_correct_kernel_passes() -> None:
     result = check(ORACLE)
     assert (result.exit_code, result.missing, result.failing, result.findings) == (ExitCode.PASS, (), [], ())
     assert len(result.computed) == len(cases())
@@ -40,7 +40,7 @@ def test_a_right_kernel_passes() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_right_kernel_passes_on_other_data(seed: int) -> None:
+def test_a_correct_kernel_passes_on_other_data(seed: int) -> None:
     assert check(ORACLE, seed=seed).exit_code == ExitCode.PASS
 
 
@@ -48,9 +48,9 @@ def test_as_shipped_is_named_top_left() -> None:
     result = check(TOP_LEFT)
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left"]
-    assert result.where == "cached not none"
+    assert result.where == "cached prefix is not none"
     assert "correct at prefix 0" in result.findings[0].diagnosis
-    assert "new+prefix 1+1, 1 q heads on 1 kv heads, head_dim 8" in result.smallest
+    assert "new+prefix 1+1, 1 q head on 1 kv head, head_dim 8" in result.smallest
 
 
 @pytest.mark.interpreter
@@ -62,17 +62,17 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     few = [alone[1], next(c for c in alone if c.condition["prefix"] == "0" and c.condition["new"] in ("1", "7", "64"))]
     result = check(sage_attn_as_shipped, cases=few)
     assert kinds(result) == ["mask-top-left"]
-    assert result.where == "prefix 157"
+    assert result.where == "prefix is 157"
     assert check(sage_attn, cases=few).exit_code == ExitCode.PASS
 
 
 @pytest.mark.parametrize(
     ("holds", "where"),
     [
-        (lambda call: call.q.shape[2] == 128, "head_dim 128"),
-        (lambda call: call.q.dtype == torch.bfloat16, "dtype bfloat16"),
-        (lambda call: any(call.prefixes) and not all(call.prefixes), "cached some"),
-        (lambda call: call.k.shape[1] == 1, "heads MQA 4/1"),
+        (lambda call: call.q.shape[2] == 128, "head_dim is 128"),
+        (lambda call: call.q.dtype == torch.bfloat16, "dtype is bfloat16"),
+        (lambda call: any(call.prefixes) and not all(call.prefixes), "cached prefix is some"),
+        (lambda call: call.k.shape[1] == 1, "heads is MQA 4/1"),
     ],
     ids=["head_dim", "dtype", "mixed batches", "heads"],
 )
@@ -110,7 +110,7 @@ def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left", CONTRACT_BROKEN]
     assert "IndexError: block 3 out of range" in message(result)
-    assert "only where head_dim 128" in message(result)
+    assert "only where head_dim is 128" in message(result)
     assert {case.condition["head_dim"] for case, _ in result.broken} == {"128"}
 
 
@@ -219,6 +219,6 @@ def test_the_command_and_the_test_are_those_of_the_kernel() -> None:
         ({"cases": []}, "no case"),
     ],
 )
-def test_wrong_use_is_an_error(given: dict[str, object], found: str) -> None:
+def test_a_usage_error_says_what_is_wrong(given: dict[str, object], found: str) -> None:
     with pytest.raises(UsageError, match=found):
         check(**{"kernel": ORACLE, **given})  # type: ignore[arg-type]

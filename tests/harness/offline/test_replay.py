@@ -21,7 +21,7 @@ from assay.harness.server.pack_writer import PackWriter
 
 
 def sdpa(call: AttentionCall) -> torch.Tensor:
-    """A right kernel."""
+    """A correct kernel."""
     return oracle(call).to(call.q.dtype)
 
 
@@ -108,7 +108,7 @@ def test_in_the_candidates_own_server_its_outputs_are_the_served_ones(tmp_path: 
     )
 
 
-def test_a_right_backend_has_no_finding(tmp_path: Path) -> None:
+def test_a_correct_backend_has_no_finding(tmp_path: Path) -> None:
     result = replay_recorded(pack(tmp_path / "pack", sdpa), Backend.parse("triton"), "again")
     assert (result.findings, result.worst < 1, result.first_finding_s) == ((), True, None)
 
@@ -151,7 +151,7 @@ def test_a_kernel_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
         replay(pack(tmp_path / "pack", sdpa), "mine:forward")
 
 
-def test_a_pack_without_the_candidates_outputs_is_wrong_use(tmp_path: Path) -> None:
+def test_a_pack_without_the_candidates_outputs_is_a_usage_error(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack", Source(engine="e", model="m", model_hash="h", reference="r"), 10**7)
     call = call_of([(3, 0)], (2, 1), 64, torch.float32, "cpu")
     writer.add(CallMetadata(0, "extend", (3,), (0,), ("a",)), call, sdpa(call))
@@ -160,7 +160,7 @@ def test_a_pack_without_the_candidates_outputs_is_wrong_use(tmp_path: Path) -> N
         replay_recorded(tmp_path / "pack", Backend.parse("triton"), "again")
 
 
-def test_a_folder_that_is_no_pack_is_wrong_use(
+def test_a_folder_that_is_no_pack_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["assay", "replay", str(tmp_path), "--candidate", "sage_attn"])

@@ -9,7 +9,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.offline.roofline import limit_s, work_of
 
 
-def test_the_work_of_a_call_is_that_of_the_right_mask() -> None:
+def test_the_work_of_a_call_is_that_of_the_correct_mask() -> None:
     call = call_of([(3, 2)], (4, 2), 16, torch.bfloat16, "cpu")
     pairs = 3 + 4 + 5
     work = work_of(call)

@@ -39,7 +39,7 @@ def timed(candidate: object, given: list[AttentionCall] | None = None, bound: fl
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_reference_kernel_is_right(dtype: torch.dtype) -> None:
+def test_the_reference_kernel_is_correct(dtype: torch.dtype) -> None:
     for lens in [*LENS, [(5, 0), (1, 0), (7, 3)]]:
         call = call_of(lens, (4, 2), 16, dtype, "cpu")
         close = 1e-5 if dtype == torch.float32 else 2e-2
@@ -59,7 +59,7 @@ def test_shapes_are_timed_once_and_checked_in_every_layer() -> None:
     assert result.findings == ()
 
 
-def test_a_kernel_that_waits_is_a_regression_though_it_is_right() -> None:
+def test_a_kernel_that_waits_is_a_regression_though_it_is_correct() -> None:
     def slow(call: AttentionCall) -> Tensor:
         time.sleep(0.005)
         return torch_sdpa(call)
@@ -159,7 +159,7 @@ def test_the_command_times_a_pack(
     assert '"schema":"assay.kernel-timing/2"' in out.read_text().replace(" ", "").replace("\n", "")
 
 
-def test_a_kernel_that_does_not_exist_is_wrong_use(
+def test_a_kernel_that_does_not_exist_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pack: Path
 ) -> None:
     assert run(monkeypatch, str(pack), "--candidate", "no.such:kernel") == 2
