@@ -36,6 +36,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.faults import fault
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, LEAK
 from assay.harness.attention.oracle import oracle, requests
+from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.backend import Backend
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.control import RECORD, SHADOW
@@ -45,7 +46,6 @@ from assay.harness.evidence.shadow_errors import CONDITIONS, read_shadow_errors
 from assay.harness.localize.bounds import bound_of
 from assay.harness.localize.cells import cells_of, deviation
 from assay.harness.offline.replay import replay_recorded
-from assay.harness.offline.timing import torch_sdpa
 from assay.harness.text import some
 
 SEEDED = "ASSAY_BENCHMARK_FAULT"

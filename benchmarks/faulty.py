@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.offline.timing import torch_sdpa
+from assay.harness.attention.sdpa import torch_sdpa
 
 LAYER = 13
 

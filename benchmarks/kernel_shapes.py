@@ -15,7 +15,8 @@ from rich.console import Console
 
 from assay.harness.attention import kernels
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.offline.timing import time_kernels, torch_sdpa
+from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.offline.timing import time_kernels
 from assay.reports.kernel_timing_terminal import render_timing
 
 SHAPES = {

@@ -41,7 +41,7 @@ KERNEL = f'''
 import os, time
 from pathlib import Path
 import numpy as np
-from assay.harness.offline.timing import torch_sdpa
+from assay.harness.attention.sdpa import torch_sdpa
 
 WAIT = np.memmap(os.environ["{WAIT}"], np.float64, "r", shape=(2,))
 SLOW = Path(os.environ.get("ASSAY_EVIDENCE", "")).name == "candidate"

@@ -85,7 +85,8 @@ def kernel(
     policy = make_spec(flags, config)
     interpret_without_gpu()
     from assay.harness.attention import kernels
-    from assay.harness.offline.timing import TORCH_SDPA, calls_of, time_kernels
+    from assay.harness.attention.sdpa import TORCH_SDPA
+    from assay.harness.offline.timing import calls_of, time_kernels
     from assay.reports.kernel_timing_terminal import render_timing, write_timing
 
     reference, bound = reference or TORCH_SDPA, policy.latency_bound

@@ -57,8 +57,8 @@ def test_a_chunked_load_sets_the_chunk_length_unless_the_user_does() -> None:
 def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode() -> None:
     assert not planned().eager
     assert not planned(candidate="sage_attn").eager, "its decode is delegated"
-    assert planned(candidate="assay.harness.offline.timing:torch_sdpa").eager
-    assert not planned(graphs=True, candidate="assay.harness.offline.timing:torch_sdpa").eager
+    assert planned(candidate="assay.harness.attention.sdpa:torch_sdpa").eager
+    assert not planned(graphs=True, candidate="assay.harness.attention.sdpa:torch_sdpa").eager
     assert planned(graphs=False).eager
 
 

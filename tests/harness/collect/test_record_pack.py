@@ -35,5 +35,5 @@ def test_a_recorded_pack_can_be_replayed(tmp_path: Path) -> None:
     assert strata == {
         (layer, *kind) for layer in range(4) for kind in (("extend", False), ("extend", True), ("decode", True))
     }
-    result = replay(pack, "assay.harness.offline.timing:torch_sdpa")
+    result = replay(pack, "assay.harness.attention.sdpa:torch_sdpa")
     assert (result.findings, result.worst < 1, result.with_prefix > 0) == ((), True, True)

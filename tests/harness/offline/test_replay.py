@@ -143,7 +143,7 @@ def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
     assert result.smallest.startswith("layer 1 extend, new+prefix ")
     assert "def test_" in result.test
     compile(result.test, "test_it.py", "exec")
-    assert not replay(tmp_path / "pack", "assay.harness.offline.timing:torch_sdpa").test
+    assert not replay(tmp_path / "pack", "assay.harness.attention.sdpa:torch_sdpa").test
 
 
 def test_a_kernel_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CallMetadata, Source
-from assay.harness.offline.timing import time_kernels, torch_sdpa
+from assay.harness.offline.timing import time_kernels
 from assay.harness.offline.timing_result import KernelTiming
 from assay.harness.server.pack_writer import PackWriter
 
@@ -146,7 +147,7 @@ def test_the_command_times_a_pack(
     out = tmp_path / "timing.json"
     flags = [
         "--candidate",
-        "assay.harness.offline.timing:torch_sdpa",
+        "assay.harness.attention.sdpa:torch_sdpa",
         "--bound",
         "20",
         "--seconds",
