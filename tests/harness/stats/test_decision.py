@@ -27,7 +27,7 @@ def test_the_seed_case_is_a_regression() -> None:
     assert decision.p_two_sided == pytest.approx(2 * 0.5**32)
     assert decision.questions_needed is None
     assert decision.why == (
-        "A loss of 50.0 points (loss of 38.1 to 61.9 points with 95 % confidence; 32 lost and 0 gained of 64 questions): "
+        "A loss of 50.0 points (38.1 to 61.9 points with 95 % confidence; 32 lost and 0 gained of 64 questions): "
         "significant (exact McNemar p = 4.7e-10) and beyond the margin of 5.0 points."
     )
 
