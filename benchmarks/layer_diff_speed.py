@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -27,7 +28,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.oracle import right_aligned, sequences
-from assay.harness.attention.sample_calls import GRID, grid_of
+from assay.harness.attention.sample_calls import call_of
 from assay.harness.evidence.shadow_errors import condition_numbers
 from assay.harness.localize.staged import diagnose_kernel
 from assay.harness.server.reduction import LayerSums, row_errors
@@ -36,6 +37,8 @@ from assay.harness.server.reduction_kernel import TILE, WARPS, reduce, unpack
 SHAPES = ((4096, 32, 128), (16384, 32, 128))
 TILES = ((1024, 1), (2048, 1), (2048, 2), (2048, 4), (4096, 2), (4096, 4), (8192, 4), (8192, 8), (16384, 8))
 """(elements of each output that a program reads at once, warps)."""
+CONDITIONS = ((24, 0), (190, 0), (512, 0), (9, 64), (49, 46), (128, 512), (300, 1000), (1, 90))
+"""(new tokens, cached prefix) of a call's one sequence."""
 CONSOLE = Console(width=150)
 
 
@@ -141,16 +144,21 @@ def attention(top_left: bool, call: AttentionCall) -> Tensor:
 
 def naming(device: str, layers: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
     """Print the time it takes to name the cause from synthetic calls, and the name."""
-    calls = grid_of(layers, GRID, heads, head_dim, dtype, device)
-    what = f"{layers} layers x {len(GRID)} conditions, {heads[0]} heads on {heads[1]}, head_dim {head_dim}, {dtype}, {device}"
+    calls = [
+        replace(call_of([lens], heads, head_dim, dtype, device, seed=layer * len(CONDITIONS) + i), layer=layer)
+        for layer in range(layers)
+        for i, lens in enumerate(CONDITIONS)
+    ]
+    what = f"{layers} layers x {len(CONDITIONS)} conditions, {heads[0]} heads on {heads[1]}, head_dim {head_dim}, {dtype}, {device}"
     table = Table("kernel", "time", "named after s", "all after s", "worst / bound", "findings", title=what)
     kernels: dict[str, Kernel] = {"top-left": partial(attention, True), "correct": partial(attention, False)}
     for name, kernel in kernels.items():
         for turn in ("first", "second"):
             found = diagnose_kernel(kernel, calls)
+            worst = max(result.worst for result in found.run.results)
             named = "-" if found.first_finding_s is None else f"{found.first_finding_s:.2f}"
             said = "; ".join(f"{f.where}: {f.diagnosis}" for f in found.findings) or "none"
-            table.add_row(name, turn, named, f"{found.seconds:.2f}", f"{found.worst:.2g}", said)
+            table.add_row(name, turn, named, f"{found.seconds:.2f}", f"{worst:.2g}", said)
     CONSOLE.print(table)
 
 

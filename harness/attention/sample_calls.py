@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, cumulative
-
-GRID = ((24, 0), (190, 0), (512, 0), (9, 64), (49, 46), (128, 512), (300, 1000), (1, 90))
-"""Eight conditions, as (new tokens, cached prefix) of one sequence."""
 
 
 def call_of(
@@ -33,19 +27,3 @@ def call_of(
         scale=head_dim**-0.5,
         causal=True,
     )
-
-
-def grid_of(
-    layers: int,
-    conditions: Sequence[tuple[int, int]],
-    heads: tuple[int, int],
-    head_dim: int,
-    dtype: torch.dtype,
-    device: str,
-) -> list[AttentionCall]:
-    """A call of one sequence for each layer and condition, made by `call_of`, each with different data."""
-    return [
-        replace(call_of([lens], heads, head_dim, dtype, device, seed=layer * len(conditions) + i), layer=layer)
-        for layer in range(layers)
-        for i, lens in enumerate(conditions)
-    ]

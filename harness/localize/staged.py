@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import KernelRun, repeat, require_results, run_once, worst_of
+from assay.harness.localize.kernel_runs import KernelRun, repeat, require_results, run_once
 from assay.harness.verdict import Finding
 
 
@@ -27,12 +27,6 @@ class StagedDiagnosis:
     run: KernelRun
     first_finding_s: float | None
     seconds: float
-
-    @property
-    def worst(self) -> float:
-        """Largest own error over calls, cells and heads, as a multiple of its bound."""
-        worst = worst_of(self.run.results)
-        return worst.worst if worst else 0.0
 
 
 def diagnose_kernel(
