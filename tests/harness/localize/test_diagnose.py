@@ -47,7 +47,7 @@ def test_the_seed_case_is_named() -> None:
     [finding] = diagnose(run_and_repeat(sage_attn_as_shipped, calls(1, 64, matrix=FEW)), "assay replay pack")
     assert (finding.id, finding.severity) == ("mask-top-left", "serious")
     assert finding.where == "extend, cached prefix > 0, layer 0, all 4 heads"
-    assert finding.diagnosis.startswith('matches "causal mask top-left" to within 0.')
+    assert finding.diagnosis.startswith(f'matches "{BY_ID["mask-top-left"].title}" to within 0.')
     assert finding.diagnosis.endswith("% away; correct at prefix 0")
     assert finding.reproduce == "assay replay pack"
 

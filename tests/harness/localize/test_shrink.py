@@ -13,6 +13,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
@@ -22,6 +23,7 @@ from assay.harness.localize.shrink import as_pytest, out_of_bounds, shrink
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
+TOP_LEFT = BY_ID["mask-top-left"].title
 
 
 def test_the_smallest_call_that_still_fails() -> None:
@@ -134,7 +136,7 @@ def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(tmp
     failing = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert failing.returncode == 1, failing.stdout
     assert "1 failed" in failing.stdout
-    assert 'matches "causal mask top-left"' in failing.stdout
+    assert f'matches "{TOP_LEFT}"' in failing.stdout
     run_test(source.replace(f"{module}:top_left", ORACLE))
 
 
@@ -146,7 +148,7 @@ def test_data_that_is_needed_is_written_into_the_test(module: str) -> None:
         as_pytest(loud, f"{module}:saturating", finding)
     source = as_pytest(shrink(kernel, loud), f"{module}:saturating", finding)
     assert "AttentionCall(" in source
-    with pytest.raises(AssertionError, match="values saturate at fp8 e4m3"):
+    with pytest.raises(AssertionError, match=BY_ID["values-saturate-fp8-e4m3"].title):
         run_test(source)
     run_test(source.replace(f"{module}:saturating", ORACLE))
 
@@ -157,6 +159,6 @@ def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
     [finding] = diagnose(run_and_repeat(kernel, [small]))
     source = as_pytest(small, f"{module}:coarse", finding, noise="int8_qk")
     assert "assert_correct(KERNEL, CALL, noise='int8_qk')" in source
-    with pytest.raises(AssertionError, match="causal mask top-left"):
+    with pytest.raises(AssertionError, match=TOP_LEFT):
         run_test(source)
     run_test(source.replace(f"{module}:coarse", ORACLE))
