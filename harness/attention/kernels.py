@@ -81,17 +81,16 @@ def load(name: str) -> Kernel:
     if path is None:
         raise KernelRefused(f"no kernel is named {name!r}; published are {', '.join(sorted(published()))}")
     module, _, attribute = path.partition(":")
+    what = f"kernel {name!r}" if path == name else f"kernel {name!r} ({path})"
     interpret_without_gpu()
     try:
         found: object = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise KernelRefused(f"kernel {name!r} ({path}) cannot be imported: {error}") from error
+        raise KernelRefused(f"{what} cannot be imported: {error}") from error
     if not callable(found):
-        raise KernelRefused(
-            f"kernel {name!r} ({path}) is {type(found).__name__}, expected a function of an AttentionCall"
-        )
+        raise KernelRefused(f"{what} is {type(found).__name__}, expected a function of an AttentionCall")
     return found
 
 
@@ -99,7 +98,7 @@ def find(flag: str, name: str) -> Kernel:
     """The kernel of this name, as `load` does, for a user who named it.
 
     Args:
-        flag: the flag or argument that named it, for the error.
+        flag: the flag that named it, for the error; empty for an argument.
         name: the name.
 
     Raises:
@@ -112,7 +111,10 @@ def find(flag: str, name: str) -> Kernel:
         if isinstance(error.__cause__, ImportError):
             module = name.partition(":")[0] if is_path(name) else ""
             do = _advice(error.__cause__, module)
-        raise UsageError(f"{flag}: {error}.", expected, do) from None
+        elif is_path(name):
+            do = "check the name of the function"
+        found = f"{flag}: {error}." if flag else f"{str(error)[0].upper()}{str(error)[1:]}."
+        raise UsageError(found, expected, do) from None
 
 
 def missing_package(error: ImportError) -> UsageError:

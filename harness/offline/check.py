@@ -239,7 +239,7 @@ def named(kernel: str | Kernel) -> tuple[str, Kernel]:
         UsageError: no such kernel.
     """
     if isinstance(kernel, str):
-        return kernel, kernels.find("kernel", kernel)
+        return kernel, kernels.find("", kernel)
     module, name = getattr(kernel, "__module__", ""), getattr(kernel, "__qualname__", type(kernel).__name__)
     path = f"{module}:{name}"
     try:

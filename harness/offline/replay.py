@@ -41,7 +41,7 @@ def replay(
             of a phase that the kernel computes.
     """
     reproduce = reproduce or replay_command(pack, candidate)
-    kernel = kernels.find("candidate", candidate)
+    kernel = kernels.find("", candidate)
     phases = kernels.declaration(kernel).phases
     recorded = [one for one in read_pack(pack) if one.phase in phases]
     if not recorded:

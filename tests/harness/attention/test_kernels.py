@@ -91,7 +91,7 @@ def test_an_output_that_breaks_the_contract_is_refused_everywhere(
         ("mine:forward", "run in the folder that contains mine,"),
         ("no.such.module:kernel", "add that folder to PYTHONPATH"),
         ("needs_more:forward", "install a_package_of_its_own"),
-        ("assay.harness.attention.oracle:no_such_function", "see assay backends"),
+        ("assay.harness.attention.oracle:no_such_function", "check the name of the function"),
     ],
 )
 def test_who_names_a_kernel_that_cannot_be_loaded_is_told_what_to_do(
