@@ -15,7 +15,7 @@ from assay.harness.progress import ProgressDisplay
 pytestmark = pytest.mark.server
 
 
-def test_a_right_kernel_passes_every_suite_on_servers_that_are_already_running(pair_run: Any) -> None:
+def test_a_correct_kernel_passes_every_suite_on_servers_that_are_already_running(pair_run: Any) -> None:
     with ProgressDisplay(Console(file=StringIO())) as display:
         collect(pair_run.plan, pair_run.folder, display, ready=pair_run.servers)
     report = build(pair_run.folder)

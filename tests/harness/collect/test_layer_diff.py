@@ -135,7 +135,7 @@ def test_every_question_finds_the_cache_state_it_is_for(
     assert cached == {prompt: number >= COLD_QUESTIONS for number, prompt in enumerate(PROMPTS)}
 
 
-def test_a_right_kernel_has_no_early_finding(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correct_kernel_has_no_early_finding(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = layers_compared(server, tmp_path, monkeypatch, [])
     done = read_record(RunFolder(tmp_path), "reference")
     assert done is not None
