@@ -40,7 +40,7 @@ def main() -> None:
         "what", "ms", "lowest", "highest", title=f"CPU time beyond that of the process without it, {turns} turns"
     )
     for name, (with_it, without) in WAYS.items():
-        cpu_seconds(with_it)  # compiles and reads what later turns find in a cache
+        cpu_seconds(with_it)  # fills the caches that later turns use
         times = sorted((cpu_seconds(with_it) - cpu_seconds(without)) * 1000 for _ in range(turns))
         table.add_row(name, *(f"{time:.0f}" for time in (statistics.median(times), times[0], times[-1])))
     Console(width=100).print(table)

@@ -26,7 +26,7 @@ from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Verdict
 
 MIN_GROWTH = 1.01
-"""An own error that grew by less than this factor did not grow: another machine computes the last digits differently."""
+"""An own error that grew by less than this factor counts as unchanged: another machine computes the last digits differently."""
 MIN_OWN_ERROR = 1e-5
 """Relative L1 of rounding in float32 over a head's dimension: a smaller own error counts as this much."""
 

@@ -65,7 +65,7 @@ def has_cached_prefix(prefixes: Sequence[int]) -> bool:
 
 
 def has_any_prefix(prefixes: Sequence[int]) -> bool:
-    """Whether a sequence of a call has a prefix at all, be it one token: enough for a mask to be misaligned."""
+    """Whether a sequence of a call has a prefix at all; one token is enough for a mask to be misaligned."""
     return any(prefixes)
 
 

@@ -12,9 +12,9 @@ from assay.harness.errors import EvidenceError
 Document = TypeVar("Document", bound=BaseModel)
 
 RULE = (
-    "A schema's name ends in its version. Within one, fields with a default and ids may be added, and titles and other prose may "
-    "change; no field is removed, renamed or given another meaning, and no id changes. Anything else raises the version. A later "
-    "assay reads all documents of a version; an earlier one may refuse fields that it does not know."
+    "A schema's name ends in its version. Within one version, ids and fields with a default may be added, and titles and other "
+    "prose may change; no field is removed, renamed or given another meaning, and no id changes. Anything else raises the "
+    "version. A later assay reads all documents of a version; an earlier one may refuse fields that it does not know."
 )
 """What may change in a document without a new version of its schema: of every ``SCHEMA`` in this package, from packs to reports."""
 

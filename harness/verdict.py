@@ -17,7 +17,7 @@ Verdict = Literal["pass", "regression", "inconclusive", "error"]
 CheckStatus = Literal["ok", "failed", "missing", "not checked"]
 Severity = Literal["info", "warning", "serious"]
 WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass")
-"""The order of verdicts, by which one stands for several."""
+"""Verdicts in the order in which one of them stands for several."""
 
 
 def exit_code_of(verdict: Verdict) -> ExitCode:

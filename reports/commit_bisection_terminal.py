@@ -30,7 +30,7 @@ class ProgressView(AbstractContextManager["ProgressView"]):
     def __init__(self, console: Console, folder: Path) -> None:
         self._console, self._folder = console, folder
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
-        self._printed = -1  # probes that were shown; none yet, not even the beginning
+        self._printed = -1  # probes shown so far; -1 before the opening line
         self._begun = time.monotonic()
 
     def __enter__(self) -> Self:

@@ -69,7 +69,7 @@ def test_the_page_of_the_public_api_is_up_to_date() -> None:
 
 
 def assert_light(code: str, heavy: set[str]) -> subprocess.CompletedProcess[str]:
-    """Run Python and make sure that it imported none of some modules; benchmarks/startup.py has the times."""
+    """Run Python code and assert that it imported none of the heavy modules; benchmarks/startup.py has the times."""
     done = python("-c", f"{code}\nimport sys\nfound = {heavy!r} & set(sys.modules)\nassert not found, found")
     assert done.returncode == 0, done.stderr
     return done
@@ -80,7 +80,7 @@ def test_the_package_is_imported_without_torch() -> None:
 
 
 def test_the_plugin_is_imported_without_torch() -> None:
-    """Every pytest run of an environment with assay imports it."""
+    """Every pytest run in an environment with assay imports it."""
     assert_light("import assay.suites.plugin", {"torch", "numpy", "pydantic", "rich", "typer"})
 
 
@@ -267,7 +267,7 @@ try:
 except UsageError as error:
     print(error)
 """
-    # The distributions are installed here, only their modules are out of reach.
+    # The distributions are installed here; only their modules cannot be imported.
     hidden = (
         "from assay.harness import extras; extras._installed = lambda name: name not in ('aiohttp', 'scipy', 'jinja2')"
     )

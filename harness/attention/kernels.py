@@ -95,7 +95,7 @@ def load(name: str) -> Kernel:
 
 
 def find(flag: str, name: str) -> Kernel:
-    """The kernel of this name, as `load` does, for a user who named it.
+    """Load the kernel that a user named: `load`, with a usage error that says what to do.
 
     Args:
         flag: the flag that named it, for the error; empty for an argument.
@@ -118,12 +118,12 @@ def find(flag: str, name: str) -> Kernel:
 
 
 def missing_package(error: ImportError) -> UsageError:
-    """The error for a kernel that raised an ImportError when it was called: an incomplete installation is no bug of the kernel."""
+    """The error for a kernel that raised an ImportError when it was called: an incomplete installation is not a bug in it."""
     return UsageError(f"The kernel cannot run here: {error}.", "every package that it imports", _advice(error))
 
 
 def _advice(error: ImportError, module: str = "") -> str:
-    """What to do about an ImportError. `module` is the kernel's own."""
+    """What to do about an ImportError. `module` is the kernel's own; empty if it was not named by its module."""
     missing = error.name or "the missing package"
     if module and f"{module}.".startswith(f"{missing}."):
         return f"run in the folder that contains {missing.partition('.')[0]}, or add that folder to PYTHONPATH"
@@ -131,7 +131,7 @@ def _advice(error: ImportError, module: str = "") -> str:
 
 
 def output_fault(call: AttentionCall, out: object) -> str:
-    """How an output breaks the contract, "found, expected ..."; empty if it has the shape, the dtype and the device to return."""
+    """How an output breaks the contract, "found, expected ..."; empty if its shape, dtype and device are right."""
     return tensor_fault(out, call.q, (*call.q.shape[:2], call.v.shape[2]))
 
 

@@ -155,7 +155,7 @@ class _Reference:
     Attributes:
         texts: its first answers.
         right: for each prompt, whether it is right.
-        floors: what must be right, and its own floor; nothing yet of the candidate's.
+        floors: what must be right, and the reference's own floor; the candidate's is not measured yet.
     """
 
     texts: tuple[str, ...]

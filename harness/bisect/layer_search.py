@@ -188,7 +188,7 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
         layers: all layers, in the order of the model.
         probe: receives the layers that run the candidate.
         noise: probability that one answer of the probe is wrong; 0 if the floor was measured to be identical.
-        alpha: probability with which any set's outcome may be wrong, over the complete search.
+        alpha: probability with which any set's outcome may be wrong, over the whole search.
 
     Returns:
         The layers, each needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work

@@ -68,7 +68,7 @@ class LayerSetup(Record):
         phases: phases that the candidate computes; the others run the reference in every layer.
         layers: attention layers of the model, in order.
         prompts: number of prompts in each probe.
-        alpha: level of the test, and probability with which any set's outcome may be wrong, over the complete search.
+        alpha: level of the test, and probability with which any set's outcome may be wrong, over the whole search.
         reproduce: the command that repeats the bisection.
     """
 
@@ -210,7 +210,7 @@ def conclude(
 ) -> LayerBisection:
     """The result of a bisection.
 
-    Finding nothing is inconclusive if too few prompts had a cached prefix: extend over a prefix was not tested then.
+    Finding nothing is inconclusive if too few prompts had a cached prefix: extend over a cached prefix was then not tested.
 
     Args:
         setup: what was bisected.
@@ -288,7 +288,5 @@ def _alone(one: RestoredLayer) -> str:
     if one.alone:
         return "wrong alone"
     if one.partners:
-        return (
-            f"right alone, wrong together with {ranges(one.partners)}: running one of these in the reference is enough"
-        )
+        return f"right alone, wrong together with {ranges(one.partners)}: it is enough that one of these runs the reference"
     return "right alone, wrong only together with several others: small errors add up"

@@ -108,7 +108,7 @@ def check_together(plan: Plan, reason: str) -> None:
 
     Args:
         plan: the checked run.
-        reason: what they must do so for, for the message.
+        reason: why they must, for the message.
 
     Raises:
         UsageError: they do not.
@@ -116,7 +116,7 @@ def check_together(plan: Plan, reason: str) -> None:
     if not together(plan):
         asked = plan.spec.servers == "in-turn"
         raise UsageError(
-            f"Both servers {'are to run in turn' if asked else 'do not fit into memory'}, not at the same time.",
+            "The servers are set to run in turn." if asked else "The two servers do not fit into memory together.",
             f"both at the same time: {reason}",
             "leave out --servers"
             if asked

@@ -25,7 +25,7 @@ class _Split:
     Attributes:
         id: stable name.
         title: in prose.
-        place: of a pair: a key that sorts buckets, which is infinite for an unknown one, and its bucket.
+        place: maps a pair to its bucket's sort key (infinite if the bucket is unknown) and the bucket's label.
     """
 
     id: str

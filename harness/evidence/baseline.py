@@ -128,7 +128,7 @@ def read_all(folder: Path) -> dict[str, Baseline]:
 def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer]) -> Path:
     """Replace the baseline with the same key, if any, and return the folder.
 
-    ``baseline.json`` makes the folder a baseline and comes last; until then the one accepted before stays in place.
+    ``baseline.json`` makes the folder a baseline and is written last; until then, the one accepted before stays in place.
 
     Raises:
         EvidenceError: the disk is full or not writable.

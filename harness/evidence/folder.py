@@ -18,7 +18,7 @@ from assay.harness.schema import read_json
 # What may change when a run is resumed: how fast and how patiently it asks.
 _RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_timeout"}
 REPEAT_RUN = "remove it and repeat the run's command with --out set to this folder"
-"""What to do if a part of a run's folder is damaged that the run can make again."""
+"""What to do about a damaged part of a run's folder that the run can make again."""
 _DAMAGED = "check that the path is the folder of a run, or run again"
 
 

@@ -241,7 +241,7 @@ def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> 
     found, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
     if mismatched:
         found += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
-        settles = "run again with a new --out: these answers are not of this run's questions"
+        settles = "run again with a new --out: these answers do not belong to this run's questions"
     return Check(
         id="all-answered",
         title="both servers answered every question",

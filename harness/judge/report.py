@@ -84,7 +84,7 @@ class Metric(Part):
     high: float | None = None
     bound: float | None = None
     bound_is: Literal["least", "most"] | None = Field(
-        None, description="whether the bound is the least or the most that the complete interval may reach"
+        None, description="whether the bound is the least or the most that the entire interval may reach"
     )
     policy: str = Field(
         "",
@@ -129,7 +129,7 @@ class SuiteResult(Outcome):
     divergences: tuple[DivergenceRow, ...] = ()
     decided_by: str | None = Field(
         None,
-        description="id of the metric that decided; empty where none did, but a finding; null in reports before it was added",
+        description="id of the metric that decided; empty if none did, for example because a finding did; null in older reports",
     )
 
     @property
@@ -143,9 +143,7 @@ class SuiteResult(Outcome):
 class ErrorGrid(Part):
     """Own errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
 
-    id: str = Field(
-        "", description='stable, such as "extend-cached-prefix-by-head"; empty in reports before it was added'
-    )
+    id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"; empty in older reports')
     title: str = Field(description='such as "layer × head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
     rows: Literal["layer"] = "layer"

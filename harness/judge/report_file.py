@@ -18,7 +18,7 @@ def read_report(path: Path) -> Report:
     """Read a ``report.json`` of this version or of version 1, which is upgraded.
 
     Raises:
-        EvidenceError: the file is missing, is no JSON, or is no report of a known schema.
+        EvidenceError: the file is missing, is not JSON, or is not a report of a known schema.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ class Guard:
         try:
             out = self._kernel(call)
         except (KernelRefused, ImportError):
-            raise  # the contract allows a refusal, and a package that is not installed is no breach of it
+            raise  # the contract allows a refusal, and a missing package is not a breach of it
         except Exception as error:  # a kernel may raise anything, and the other calls still have to run
             first = next(iter(str(error).splitlines()), "")
             raise self._breach(f"raised {type(error).__name__}: {first[:200]}") from error

@@ -37,7 +37,7 @@ def replay(
         on_first: receives the first findings at once, if there are any; they may still change.
 
     Raises:
-        UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is no pack, or holds no call
+        UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
             of a phase that the kernel computes.
     """
     reproduce = reproduce or replay_command(pack, candidate)
@@ -69,7 +69,7 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
         served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
 
     Raises:
-        UsageError: `pack` is no pack, or holds no output of the candidate.
+        UsageError: `pack` is not a pack, or holds no output of the candidate.
         KernelRefused: there is no such kernel.
     """
     start = time.monotonic()

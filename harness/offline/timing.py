@@ -115,7 +115,7 @@ def calls_of(pack: Path) -> list[AttentionCall]:
     """The calls of a replay pack, on the GPU if there is one.
 
     Raises:
-        UsageError: `pack` is no pack.
+        UsageError: `pack` is not a pack.
         EvidenceError: it is damaged.
     """
     device = default_device()

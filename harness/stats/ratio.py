@@ -208,7 +208,7 @@ def decide_ratios(
     """Decide on all ratios of a run together.
 
     - *regression*: the entire interval is above the bound and farther from 1 than both ends of the reference's own interval (see
-      `extent`); the reference against itself is not above the bound as well; and the p value of "at most the bound" is below
+      `extent`); the reference against itself is not also above the bound; and the p value of "at most the bound" is below
       ``alpha`` after Holm's correction for the number of ratios (one of many is always the largest). So a machine too busy to time
       anything raises no false alarm.
     - *pass*: the entire interval is below the bound. A run passes only if all its ratios do, which needs no correction.

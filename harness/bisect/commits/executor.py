@@ -32,7 +32,7 @@ ABORT = 128
 """Exit codes from here on blame the environment, as for ``git bisect run``."""
 GRACE_S = 30.0
 _FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
-"""Flags of ``assay bisect commits`` that are not named as their field of `BisectSpec`."""
+"""Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`."""
 
 
 class BrokenEnvironment(AssayError):

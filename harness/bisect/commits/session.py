@@ -40,7 +40,7 @@ SEARCH_PURPOSES: tuple[Purpose, ...] = ("good-end", "bad-end", "search", "confir
 """Probes whose outcomes the search uses; the others only describe the history."""
 
 ENDS: dict[Purpose, Literal["good", "bad"]] = {"good-end": "good", "bad-end": "bad"}
-"""Probes of the revisions that the user stated, and what they were stated to be."""
+"""Probes of the two revisions that the user gave, and what the user said each one is."""
 
 Show = Callable[[BisectState, str], None]
 """Receives the state and a description of the next action."""

@@ -175,4 +175,4 @@ def test_a_report_needs_no_kernel(plan: Plan, tmp_path: Path) -> None:
     manifest = folder.manifest()
     elsewhere = manifest.model_copy(update={"spec": {**manifest.spec, "candidate": "no.such:kernel"}})
     (folder.path / "manifest.json").write_text(elsewhere.model_dump_json())
-    assert build(folder).verdict == "pass", "what it claims to compute stands in the evidence"
+    assert build(folder).verdict == "pass", "what it claims to compute is in the evidence"

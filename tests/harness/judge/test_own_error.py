@@ -53,7 +53,7 @@ def test_verdict(layer_diffs: ModuleType, made: ReplayResult | None, failed: boo
 def test_the_policys_bound_of_the_kernels_family(layer_diffs: ModuleType, bound: float, verdict: str) -> None:
     spec = make_spec({"bounds": {"int8_qk": bound}, "candidate": "no.such:kernel"})
     judged = judge_layers(spec, layer_diffs.sound(), cells(), replay())
-    assert judged.verdict == verdict, "the family stands in the evidence: no kernel is imported"
+    assert judged.verdict == verdict, "the family is in the evidence: no kernel is imported"
     assert ("bounds.int8_qk" in judged.why) is (verdict == "regression")
     assert judged.decided_by == ("largest-own-error" if verdict == "regression" else "worst-own-error")
 

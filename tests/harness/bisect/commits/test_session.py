@@ -90,7 +90,7 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench) -> None:
     assert {change.axis: change.new for change in result.changes}["layer"] == ("1",)
     assert f"its parent {bench.commits[16][:12]} was good in" in result.checked
     assert "monotone as far as" in result.notes[0]
-    assert state == bench.folder.read(), "the disk holds the complete state"
+    assert state == bench.folder.read(), "the whole state is on disk"
     assert len(state.probes) == len(given.asked)
 
 
