@@ -73,7 +73,7 @@ def find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status:
     return Status(used=used, stale=stale, unused=tuple(name for name in baselines if name not in used.values()))
 
 
-def attach(folder: RunFolder) -> Status:
+def attach_baselines(folder: RunFolder) -> Status:
     """Copy the baselines that match a run into its folder, so that its report needs nothing else.
 
     With ``reference_from = "baseline"`` the answers of the reference's baseline become the run's: no reference server is needed.
@@ -107,7 +107,7 @@ def _adopt(folder: RunFolder) -> None:
 
 
 def status_of(folder: RunFolder) -> Status | None:
-    """What `attach` found; None where a run was not compared with baselines.
+    """What `attach_baselines` found; None where a run was not compared with baselines.
 
     Raises:
         EvidenceError: the file is damaged.
@@ -122,7 +122,7 @@ def measured_roles(folder: RunFolder) -> tuple[Role, ...]:
     return ("candidate",) if status is not None and status.stored_reference else ROLES
 
 
-def calls_of(folder: RunFolder, role: Role) -> list[CallCount]:
+def counts_of(folder: RunFolder, role: Role) -> list[CallCount]:
     """Attention calls counted for a role: in its server, or in that of its stored answers."""
     if role in measured_roles(folder):
         return folder.counters(role)

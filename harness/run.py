@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from assay.harness.baselines import attach
+from assay.harness.baselines import attach_baselines
 from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.drive import bench
 from assay.harness.bench.latency_run import plan_latency, time_servers
@@ -127,7 +127,7 @@ class OpenRun:
         folder = open_folder(plan, out or default_folder(spec), "gate" if baselines else "run")
         display.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
         if baselines:
-            status = attach(folder)
+            status = attach_baselines(folder)
             display.say(f"Baselines: {', '.join(status.used.values()) or 'none matches'}.")
         return cls(plan, bench, folder)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.harness.baselines import calls_of, measured_roles, status_of
+from assay.harness.baselines import counts_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, Pairing, pair
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
@@ -109,7 +109,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
     """Read a run's folder; in a run of latency alone the servers are those that were timed."""
     items, answers = folder.items(), folder.answers()
     servers: dict[Role, ServerManifest] = {server.role: server for server in folder.progress().servers}
-    counts: dict[Role, list[CallCount]] = {role: calls_of(folder, role) for role in ROLES}
+    counts: dict[Role, list[CallCount]] = {role: counts_of(folder, role) for role in ROLES}
     if timed and not servers:
         servers, counts = servers_of(folder)
     return _Evidence(

@@ -14,7 +14,7 @@ import torch
 from assay.harness.baselines import (
     Status,
     accept,
-    attach,
+    attach_baselines,
     differences,
     find,
     key_of,
@@ -223,7 +223,7 @@ def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path
     second = open_folder(plan, tmp_path / "second")
     assert asked_roles(plan, second) == ROLES, "before it is compared with baselines"
     for _ in range(2):  # resuming a run changes nothing
-        status = attach(second)
+        status = attach_baselines(second)
         assert set(status.used) == set(ROLES)
         assert [answer.role for answer in second.answers()] == ["reference"] * 8
         assert [server.role for server in second.progress().servers] == ["reference"]
@@ -276,7 +276,7 @@ def accepted_then_asked(plan: Plan, tmp_path: Path, layers: int = 4) -> RunFolde
         answers = [answer for answer in first.answers() if answer.role == role]
         write_baseline(Path(plan.spec.baselines), make(first, role, "pass"), answers)
     second = open_folder(plan, tmp_path / "second", "gate")
-    attach(second)
+    attach_baselines(second)
     run_of(plan, tmp_path / "second", roles=("candidate",))
     counted(second, "candidate", "sage_attn", layers)
     return second
@@ -308,7 +308,7 @@ def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan
     made = make(first, "candidate", "pass")
     path = write_baseline(Path(plan.spec.baselines), made, []) / FILE
     path.write_text(path.read_text().replace(made.key.engine, "SGLang 0 on cpu"))
-    status = attach(open_folder(plan, tmp_path / "second"))
+    status = attach_baselines(open_folder(plan, tmp_path / "second"))
     assert (status.used, status.unused) == ({}, (made.key.name,))
     assert "SGLang 0 on cpu" in status.stale["candidate"]
 
