@@ -16,8 +16,8 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
 from assay.harness.config import Device
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.records import Item
+from assay.harness.judge.suite_decisions import CHANCE, GUESSING_ALPHA
 from assay.harness.schema import Record
-from assay.harness.stats.decision import CHANCE, GUESSING_ALPHA
 from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import ranges

@@ -13,7 +13,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.mmlu_suite import loss_metric
 from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.stats.decision import Decision, decide_accuracy
+from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.text import two_digits
 from assay.harness.verdict import Check, Verdict
 

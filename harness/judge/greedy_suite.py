@@ -9,7 +9,7 @@ from assay.harness.compare.greedy_texts import TextDivergence, compare_text, flo
 from assay.harness.config import RunSpec
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
-from assay.harness.stats.decision import decide_share
+from assay.harness.judge.suite_decisions import decide_share
 
 _APART = "texts-apart"
 

@@ -10,7 +10,7 @@ from assay.harness.compare.answers import Flips, Pair, Tally, flips, tally
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.config import RunSpec
 from assay.harness.judge.report import Flip, Metric, SuiteResult
-from assay.harness.stats.decision import Decision, decide_accuracy
+from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.verdict import Finding
 
 _LOSS = "loss-of-accuracy"

@@ -1,1 +1,1 @@
-"""Numbers -> floors, intervals, tests, decisions. Pure functions."""
+"""Numbers -> floors, intervals and tests; `ratio` also decides, for judge and offline alike. Pure functions."""

@@ -36,8 +36,8 @@ from assay.harness.evidence.records import ROLES, Answer, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
 from assay.harness.judge.accepted import check_baselines, compare_accepted
 from assay.harness.judge.build import build
+from assay.harness.judge.suite_decisions import decide_accuracy
 from assay.harness.server.reduction import LayerSums
-from assay.harness.stats.decision import decide_accuracy
 from assay.harness.verdict import Check
 
 

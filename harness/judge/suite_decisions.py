@@ -1,4 +1,4 @@
-"""Numbers -> a verdict, with the sentence that says why."""
+"""The numbers of a suite and its line of policy -> a verdict, with the sentence that says why."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ class Decision:
         p_two_sided: exact McNemar p value of "no difference".
         smallest_detectable: the loss that ``n`` questions would have detected with a power of 0.8; None if they could not have
             detected any.
-        questions_needed: for an inconclusive verdict, the number of questions that would give one with a power of 0.8 at the same
-            rate of losses and flips; None otherwise, and where no practical number would.
     """
 
     verdict: Verdict
@@ -42,7 +40,6 @@ class Decision:
     interval: Interval
     p_two_sided: float
     smallest_detectable: float | None
-    questions_needed: int | None
 
 
 def decide_accuracy(
@@ -74,7 +71,6 @@ def decide_accuracy(
     interval = tango_interval(lost, gained, n, alpha) if n else Interval(-1.0, 1.0, 1 - alpha)
     loss = (lost - gained) / n if n else 0.0
     p_guesses = p_not_above(both_right + lost, n, CHANCE)
-    needed = None
     seen = f"{lost} lost and {gained} gained of {n} questions"
     ends = f"{_points(interval.low)} to {_points(interval.high)}"
     of = "" if loss > 0 else "loss of "
@@ -112,7 +108,6 @@ def decide_accuracy(
         interval=interval,
         p_two_sided=tests.two_sided,
         smallest_detectable=smallest_detectable(n, (lost + gained) / n, alpha / 2) if n else None,
-        questions_needed=needed,
     )
 
 
@@ -123,19 +118,14 @@ class ShareDecision:
     Attributes:
         verdict: "pass", "regression" or "inconclusive".
         why: one sentence with the numbers and the bound.
-        n: items that were compared.
         share: bad items, as a share of 1; 0 if nothing was compared.
         interval: exact interval of which each end has the error rate ``alpha``; its level is ``1 - 2 alpha``.
-        items_needed: for an inconclusive verdict, the number of items that would give one at the same share; None otherwise, and
-            where no practical number would.
     """
 
     verdict: Verdict
     why: str
-    n: int
     share: float
     interval: Interval
-    items_needed: int | None
 
 
 def decide_share(
@@ -159,7 +149,6 @@ def decide_share(
     """
     interval = clopper_pearson(bad, n, 2 * alpha)
     share = bad / n if n else 0.0
-    needed = None
     ends = f"{_percent(interval.low)} to {_percent(interval.high)}"
     measured = (
         f"{bad} of {n} {items} {bad_clause} ({_percent(share)}; {ends} with {_percent(interval.level, 0)} confidence)"
@@ -180,10 +169,11 @@ def decide_share(
             f"{measured}: neither shown to be at most {bound} nor above it; "
             f"{_to_resolve(needed, items)}, if the share stays the same."
         )
-    return ShareDecision(verdict, why, n, share, interval, needed)
+    return ShareDecision(verdict, why, share, interval)
 
 
 def _items_needed(share: float, n: int, limit: float, alpha: float) -> int | None:
+    """Number of items that would decide at the same share; None where no practical number would."""
     from scipy.special import bdtr, bdtrc  # costs 0.2 s to import, and only an undecided share needs it
 
     sizes = np.arange(n + 1, MAX_NEEDED + 1)
