@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
-from assay.harness.bench.drive import make_engines, measure
+from assay.harness.bench.drive import make_engines, measure_servers
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.servers import running
 from assay.harness.config import make_spec
@@ -118,7 +118,7 @@ def planned(run: Plan, args: argparse.Namespace, seconds: float, seed: int = 0) 
 def timed(plan: BenchPlan, engines: dict[Role, Engine], folder: Path) -> BenchFolder:
     out = BenchFolder.new(folder)
     with ProgressDisplay(Console(quiet=True)) as display:
-        measure(plan, engines, out, display)
+        measure_servers(plan, engines, out, display)
     return out
 
 

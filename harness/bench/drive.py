@@ -53,11 +53,13 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
     with running(list(engines.values()), plan.run.spec.device):
         for engine in engines.values():
             display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
-        measure(plan, engines, folder, display)
+        measure_servers(plan, engines, folder, display)
     folder.servers.write_counters()
 
 
-def measure(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay) -> None:
+def measure_servers(
+    plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay
+) -> None:
     """Time two running servers: first how long answers are when their length is not forced, then blocks until time is up.
 
     Raises:

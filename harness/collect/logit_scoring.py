@@ -22,8 +22,8 @@ from assay.harness.engines.base import Scorer
 from assay.harness.engines.score import Generation, Score, generate, score
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import (
-    CONDITIONS,
-    Condition,
+    CACHE_STATES,
+    CacheState,
     Logits,
     LogitsHeader,
     Positions,
@@ -93,7 +93,7 @@ def score_role(
             ),
         )
         ids = np.concatenate([np.array(ids, dtype=np.int32) for _, ids in sequences])
-        positions = {c: _positions(c, [one[c] for one in scored], reference) for c in CONDITIONS}
+        positions = {c: _positions(c, [one[c] for one in scored], reference) for c in CACHE_STATES}
         write_logits(folder, Logits(header, ids, positions))
 
 
@@ -156,18 +156,20 @@ def _score_all(
     backwards: bool,
     display: ProgressDisplay,
     title: str,
-) -> list[dict[Condition, Score]]:
+) -> list[dict[CacheState, Score]]:
     order = range(len(sequences))
-    scored: dict[int, dict[Condition, Score]] = {}
+    scored: dict[int, dict[CacheState, Score]] = {}
     for done, index in enumerate(reversed(order) if backwards else order, 1):
         sequence, ids = sequences[index]
         server.flush_cache()
-        scored[index] = {c: score(server, ids, sequence.start, TOP_K, _wanted(reference, c, index)) for c in CONDITIONS}
+        scored[index] = {
+            c: score(server, ids, sequence.start, TOP_K, _wanted(reference, c, index)) for c in CACHE_STATES
+        }
         display.count(title, done, len(sequences))
     return [scored[index] for index in order]
 
 
-def _wanted(reference: Logits | None, condition: Condition, index: int) -> tuple[int, ...]:
+def _wanted(reference: Logits | None, condition: CacheState, index: int) -> tuple[int, ...]:
     """Ids to ask for: SGLang takes one list per sequence, so they are the reference's top ids at any of its positions."""
     if reference is None:
         return ()
@@ -175,7 +177,7 @@ def _wanted(reference: Logits | None, condition: Condition, index: int) -> tuple
     return tuple(np.unique(top_ids).tolist())
 
 
-def _positions(condition: Condition, scores: Sequence[Score], reference: Logits | None) -> Positions:
+def _positions(condition: CacheState, scores: Sequence[Score], reference: Logits | None) -> Positions:
     """Log-probabilities at the reference's most probable tokens, of all sequences."""
     own_ids = np.concatenate([one.top_ids for one in scores])
     token = np.concatenate([one.token for one in scores])

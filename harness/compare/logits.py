@@ -25,7 +25,14 @@ from pydantic import Field
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.logit_files import CONDITIONS, MAX_COLD_TOKENS, Condition, Logits, Positions, ScoredSequence
+from assay.harness.evidence.logit_files import (
+    CACHE_STATES,
+    MAX_COLD_TOKENS,
+    CacheState,
+    Logits,
+    Positions,
+    ScoredSequence,
+)
 from assay.harness.schema import Part
 from assay.harness.stats.share import wilson
 
@@ -175,7 +182,7 @@ def compare_roles(
     for other in (candidate, *([again] if again else [])):
         _check_same(reference, other)
     rows, missing = [], []
-    for condition in CONDITIONS:
+    for condition in CACHE_STATES:
         scorings = [reference, candidate, *([again] if again else [])]
         held = [i for i, _ in enumerate(reference.header.sequences) if _all_honour(scorings[:2], i, condition)]
         if len(held) < len(reference.header.sequences):
@@ -193,7 +200,9 @@ def _check_same(reference: Logits, other: Logits) -> None:
     ours, theirs = reference.header, other.header
     shapes = [[(s.item, s.length, s.start) for s in header.sequences] for header in (ours, theirs)]
     same = shapes[0] == shapes[1] and ours.top_k == theirs.top_k and np.array_equal(reference.ids, other.ids)
-    followed = all(np.array_equal(reference.by_condition[c].top_ids, other.by_condition[c].top_ids) for c in CONDITIONS)
+    followed = all(
+        np.array_equal(reference.by_condition[c].top_ids, other.by_condition[c].top_ids) for c in CACHE_STATES
+    )
     if not (same and followed):
         raise EvidenceError(
             f"The {theirs.role} (repeat {theirs.repeat}) was scored on other tokens than the reference.",
@@ -202,11 +211,11 @@ def _check_same(reference: Logits, other: Logits) -> None:
         )
 
 
-def _all_honour(scorings: Sequence[Logits], index: int, condition: Condition) -> bool:
+def _all_honour(scorings: Sequence[Logits], index: int, condition: CacheState) -> bool:
     return all(scoring.header.sequences[index].honoured(condition) for scoring in scorings)
 
 
-def _not_honoured(condition: Condition, reference: Logits, candidate: Logits, held: Sequence[int]) -> str:
+def _not_honoured(condition: CacheState, reference: Logits, candidate: Logits, held: Sequence[int]) -> str:
     everything = range(len(reference.header.sequences))
     out = [i for i in everything if i not in set(held)]
     said = " and ".join(
@@ -219,13 +228,13 @@ def _not_honoured(condition: Condition, reference: Logits, candidate: Logits, he
     return f"{which}, {condition}: {wanted} cached tokens were required; {said}"
 
 
-def _rows(logits: Logits, condition: Condition, indices: Sequence[int]) -> Positions:
+def _rows(logits: Logits, condition: CacheState, indices: Sequence[int]) -> Positions:
     rows = np.concatenate([np.arange(logits.header.sequences[i].positions) + logits.rows_of(i).start for i in indices])
     p = logits.by_condition[condition]
     return Positions(p.token[rows], p.best[rows], p.top_ids[rows], p.logprobs[rows])
 
 
-def _kl(reference: Logits, other: Logits, condition: Condition, indices: Sequence[int]) -> Array:
+def _kl(reference: Logits, other: Logits, condition: CacheState, indices: Sequence[int]) -> Array:
     """KL_k at the positions of these sequences; not finite where a log-probability is not."""
     p, q = _rows(reference, condition, indices), _rows(other, condition, indices)
     return np.where(np.isfinite(p.token) & np.isfinite(q.token), merged_kl(p.logprobs, q.logprobs), math.nan)
@@ -237,7 +246,7 @@ def _mean(kl: Array) -> float | None:
 
 
 def _row(
-    condition: Condition,
+    condition: CacheState,
     reference: Logits,
     candidate: Logits,
     indices: Sequence[int],

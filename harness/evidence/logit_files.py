@@ -24,8 +24,8 @@ from assay.harness.schema import Record
 
 SCHEMA: Literal["assay.logits/1"] = "assay.logits/1"
 FOLDER = "logits"
-Condition = Literal["cold", "cached"]
-CONDITIONS: tuple[Condition, Condition] = ("cold", "cached")
+CacheState = Literal["cold", "cached"]
+CACHE_STATES: tuple[CacheState, CacheState] = ("cold", "cached")
 """Scored with an empty prefix cache, and with the start of the sequence cached."""
 MAX_COLD_TOKENS = 1
 """Most cached tokens that still count as none: the beginning-of-sequence token."""
@@ -51,14 +51,14 @@ class ScoredSequence(Record):
     prompt_tokens: int
     length: int
     start: int
-    cached: dict[Condition, int]
+    cached: dict[CacheState, int]
 
     @property
     def positions(self) -> int:
         """Number of scored tokens."""
         return self.length - self.start - 1
 
-    def honoured(self, condition: Condition) -> bool:
+    def honoured(self, condition: CacheState) -> bool:
         """Whether the server's cache was in the state that the condition names."""
         cached = self.cached[condition]
         return cached <= MAX_COLD_TOKENS if condition == "cold" else cached >= CACHED_PREFIX_TOKENS
@@ -116,7 +116,7 @@ class Logits:
 
     header: LogitsHeader
     ids: Ints
-    by_condition: Mapping[Condition, Positions]
+    by_condition: Mapping[CacheState, Positions]
 
     def ids_of(self, index: int) -> tuple[int, ...]:
         """Token ids of a sequence."""
@@ -162,7 +162,7 @@ def read_logits(path: Path) -> Logits:
         logits = Logits(
             header,
             tensors["ids"],
-            {c: Positions(**{name: tensors[f"{c}.{name}"] for name in _TENSORS}) for c in CONDITIONS},
+            {c: Positions(**{name: tensors[f"{c}.{name}"] for name in _TENSORS}) for c in CACHE_STATES},
         )
     except (OSError, SafetensorError, KeyError, ValidationError) as error:
         raise EvidenceError(

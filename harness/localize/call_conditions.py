@@ -35,7 +35,7 @@ class SequenceShape:
 
 
 @dataclass(frozen=True)
-class Condition:
+class SequenceCondition:
     """A property that some sequences have.
 
     Attributes:
@@ -55,7 +55,7 @@ def sequence_shapes(call: AttentionCall) -> list[SequenceShape]:
     return [SequenceShape(call.phase, new, prefix, len(lens), b) for b, (new, prefix) in enumerate(lens)]
 
 
-def separating(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> list[Condition]:
+def separating(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> list[SequenceCondition]:
     """Conditions, else pairs of them, that all failing sequences meet and no passing one does; simplest first."""
     for candidates in (_SINGLES, _pairs(failing)):
         found = [c for c in candidates if all(map(c.holds, failing)) and not any(map(c.holds, passing))]
@@ -64,55 +64,55 @@ def separating(failing: Collection[SequenceShape], passing: Collection[SequenceS
     return []
 
 
-def _pairs(failing: Collection[SequenceShape]) -> Iterable[Condition]:
+def _pairs(failing: Collection[SequenceShape]) -> Iterable[SequenceCondition]:
     for a, b in combinations([c for c in _SINGLES if all(map(c.holds, failing))], 2):
-        yield Condition(f"{a.words} and {b.words}", lambda s, a=a, b=b: a.holds(s) and b.holds(s))  # type: ignore[misc]
+        yield SequenceCondition(f"{a.words} and {b.words}", lambda s, a=a, b=b: a.holds(s) and b.holds(s))  # type: ignore[misc]
 
 
-def _multiples(what: str, of: Callable[[SequenceShape], int]) -> tuple[Condition, ...]:
+def _multiples(what: str, of: Callable[[SequenceShape], int]) -> tuple[SequenceCondition, ...]:
     return tuple(
         condition
         for n in (128, 64, 16)
         for condition in (
-            Condition(f"{what} % {n} == 0", lambda s, n=n: of(s) % n == 0),  # type: ignore[misc]
-            Condition(f"{what} % {n} != 0", lambda s, n=n: of(s) % n != 0),  # type: ignore[misc]
+            SequenceCondition(f"{what} % {n} == 0", lambda s, n=n: of(s) % n == 0),  # type: ignore[misc]
+            SequenceCondition(f"{what} % {n} != 0", lambda s, n=n: of(s) % n != 0),  # type: ignore[misc]
         )
     )
 
 
-def _beyond(what: str, of: Callable[[SequenceShape], int], *limits: int) -> tuple[Condition, ...]:
+def _beyond(what: str, of: Callable[[SequenceShape], int], *limits: int) -> tuple[SequenceCondition, ...]:
     return tuple(
         condition
         for n in limits
         for condition in (
-            Condition(f"{what} > {n}", lambda s, n=n: of(s) > n, f"{what} <= {n}"),  # type: ignore[misc]
-            Condition(f"{what} <= {n}", lambda s, n=n: of(s) <= n, f"{what} > {n}"),  # type: ignore[misc]
+            SequenceCondition(f"{what} > {n}", lambda s, n=n: of(s) > n, f"{what} <= {n}"),  # type: ignore[misc]
+            SequenceCondition(f"{what} <= {n}", lambda s, n=n: of(s) <= n, f"{what} > {n}"),  # type: ignore[misc]
         )
     )
 
 
-def _from(what: str, of: Callable[[SequenceShape], int], limit: int) -> tuple[Condition, ...]:
+def _from(what: str, of: Callable[[SequenceShape], int], limit: int) -> tuple[SequenceCondition, ...]:
     return (
-        Condition(f"{what} >= {limit}", lambda s: of(s) >= limit, f"{what} < {limit}"),
-        Condition(f"{what} < {limit}", lambda s: of(s) < limit, f"{what} >= {limit}"),
+        SequenceCondition(f"{what} >= {limit}", lambda s: of(s) >= limit, f"{what} < {limit}"),
+        SequenceCondition(f"{what} < {limit}", lambda s: of(s) < limit, f"{what} >= {limit}"),
     )
 
 
-_SINGLES: tuple[Condition, ...] = (
-    Condition("cached prefix > 0", lambda s: s.prefix > 0, "prefix 0"),
-    Condition("no cached prefix", lambda s: s.prefix == 0, "a cached prefix"),
-    Condition("extend only", lambda s: s.phase == "extend", "decode"),
-    Condition("decode only", lambda s: s.phase == "decode", "extend"),
-    Condition("batch > 1", lambda s: s.batch > 1, "batch 1"),
-    Condition("batch 1", lambda s: s.batch == 1, "batch > 1"),
-    Condition("not the first of its batch", lambda s: s.index > 0, "the first of a batch"),
-    Condition("not the last of its batch", lambda s: s.index < s.batch - 1, "the last of a batch"),
-    Condition("cached prefix 1", lambda s: s.prefix == 1),
-    Condition(f"cached prefix 2-{CACHED_PREFIX_TOKENS - 1}", lambda s: 2 <= s.prefix < CACHED_PREFIX_TOKENS),
+_SINGLES: tuple[SequenceCondition, ...] = (
+    SequenceCondition("cached prefix > 0", lambda s: s.prefix > 0, "prefix 0"),
+    SequenceCondition("no cached prefix", lambda s: s.prefix == 0, "a cached prefix"),
+    SequenceCondition("extend only", lambda s: s.phase == "extend", "decode"),
+    SequenceCondition("decode only", lambda s: s.phase == "decode", "extend"),
+    SequenceCondition("batch > 1", lambda s: s.batch > 1, "batch 1"),
+    SequenceCondition("batch 1", lambda s: s.batch == 1, "batch > 1"),
+    SequenceCondition("not the first of its batch", lambda s: s.index > 0, "the first of a batch"),
+    SequenceCondition("not the last of its batch", lambda s: s.index < s.batch - 1, "the last of a batch"),
+    SequenceCondition("cached prefix 1", lambda s: s.prefix == 1),
+    SequenceCondition(f"cached prefix 2-{CACHED_PREFIX_TOKENS - 1}", lambda s: 2 <= s.prefix < CACHED_PREFIX_TOKENS),
     *_from("cached prefix", lambda s: s.prefix, CACHED_PREFIX_TOKENS),
     *_multiples("cached prefix", lambda s: s.prefix),
-    Condition("one new token", lambda s: s.new == 1, "more new tokens"),
-    Condition("new tokens > 1", lambda s: s.new > 1, "one new token"),
+    SequenceCondition("one new token", lambda s: s.new == 1, "more new tokens"),
+    SequenceCondition("new tokens > 1", lambda s: s.new > 1, "one new token"),
     *_multiples("length", lambda s: s.length),
     *_multiples("new tokens", lambda s: s.new),
     *_beyond("length", lambda s: s.length, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.harness.attention.hypotheses import FAMILY, LEAK, Hypothesis
 from assay.harness.attention.oracle import oracle
-from assay.harness.localize.call_conditions import Condition, SequenceShape, separating
+from assay.harness.localize.call_conditions import SequenceCondition, SequenceShape, separating
 from assay.harness.localize.cells import deviation
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 
@@ -47,7 +47,7 @@ class Cause:
     heads: tuple[int, ...]
     phases: tuple[str, ...]
     positions: tuple[int, ...]
-    conditions: tuple[Condition, ...]
+    conditions: tuple[SequenceCondition, ...]
     only_there: bool
     hypothesis_error: float
     oracle_error: float
@@ -71,7 +71,7 @@ class _Fit:
 
     hypothesis: Hypothesis
     error: float
-    conditions: tuple[Condition, ...]
+    conditions: tuple[SequenceCondition, ...]
     only_there: bool
     confined: int
     defined: float

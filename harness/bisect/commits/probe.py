@@ -78,7 +78,7 @@ def main(task: Task) -> None:
     np.random.seed()
     torch.seed()
     os.chdir(task.tree)
-    measurement = measure(task)
+    measurement = measure_commit(task)
     write_whole(task.result, measurement.model_dump_json(), durable=False)
 
 
@@ -90,7 +90,7 @@ def _end_with_parent() -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def measure(task: Task) -> Measurement:
+def measure_commit(task: Task) -> Measurement:
     """Import the kernel and run it on the calls."""
     roots = [str((task.tree / source).resolve()) for source in task.sources if (task.tree / source).is_dir()]
     _prefer(roots, task.kernel.split(":")[0].split(".")[0])

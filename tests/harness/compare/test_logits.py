@@ -17,7 +17,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from assay.harness.compare.logits import clustered_stderr, compare_roles, merged_kl, share_interval
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.logit_files import CONDITIONS, Condition, Logits, LogitsHeader, Positions, ScoredSequence
+from assay.harness.evidence.logit_files import CACHE_STATES, CacheState, Logits, LogitsHeader, Positions, ScoredSequence
 from assay.harness.evidence.records import Role
 
 VOCABULARY, K = 12, 4
@@ -132,10 +132,10 @@ def test_the_interval_has_the_error_rate_that_is_asked_for() -> None:
 
 
 def scored(
-    role: Role, changes: dict[int, float], repeat: int = 0, cached: dict[Condition, int] | None = None
+    role: Role, changes: dict[int, float], repeat: int = 0, cached: dict[CacheState, int] | None = None
 ) -> Logits:
     """Three sequences with one distribution everywhere; at the positions of `changes` the first token's logit is shifted."""
-    said: dict[Condition, int] = {"cold": 0, "cached": START, **(cached or {})}
+    said: dict[CacheState, int] = {"cold": 0, "cached": START, **(cached or {})}
     sequences = [
         ScoredSequence(item=f"greedy-{i:03d}", prompt_tokens=PROMPT, length=LENGTH, start=START, cached=said)
         for i in range(3)
@@ -152,7 +152,7 @@ def scored(
         logprobs=chosen[:, :K].astype(np.float32),
     )
     header = LogitsHeader(role=role, repeat=repeat, backend="x", engine="y", top_k=K, sequences=tuple(sequences))
-    return Logits(header, np.arange(3 * LENGTH, dtype=np.int32), dict.fromkeys(CONDITIONS, positions))
+    return Logits(header, np.arange(3 * LENGTH, dtype=np.int32), dict.fromkeys(CACHE_STATES, positions))
 
 
 def test_a_row_has_the_mean_the_worst_place_and_the_tops() -> None:
@@ -225,15 +225,15 @@ def test_a_token_that_is_not_finite_counts_too() -> None:
     positions = candidate.by_condition["cold"]
     token = positions.token.copy()
     token[7] = math.nan
-    broken = replace(candidate, by_condition=dict.fromkeys(CONDITIONS, replace(positions, token=token)))
+    broken = replace(candidate, by_condition=dict.fromkeys(CACHE_STATES, replace(positions, token=token)))
     assert compare_roles(scored("reference", {}), broken, alpha=ALPHA).rows[0].nonfinite == 1
 
 
 @pytest.mark.parametrize(("condition", "cached", "wanted"), [("cached", 15, "at least 16"), ("cold", 2, "at most 1")])
-def test_a_condition_that_was_not_honoured_is_not_observed(condition: Condition, cached: int, wanted: str) -> None:
+def test_a_condition_that_was_not_honoured_is_not_observed(condition: CacheState, cached: int, wanted: str) -> None:
     candidate = scored("candidate", {3: 1.0}, cached={condition: cached})
     comparison = compare_roles(scored("reference", {}), candidate, alpha=ALPHA)
-    assert [row.condition for row in comparison.rows] == [c for c in CONDITIONS if c != condition]
+    assert [row.condition for row in comparison.rows] == [c for c in CACHE_STATES if c != condition]
     reference = {"cold": 0, "cached": START}[condition]
     assert comparison.not_observed == (
         f"logits, {condition}: {wanted} cached tokens were required; the reference had {reference} to {reference} and the "
@@ -262,5 +262,5 @@ def test_scorings_of_other_tokens_are_refused() -> None:
     followed = replace(positions, top_ids=positions.top_ids + 1)
     with pytest.raises(EvidenceError, match="other tokens"):
         compare_roles(
-            scored("reference", {}), replace(candidate, by_condition=dict.fromkeys(CONDITIONS, followed)), alpha=ALPHA
+            scored("reference", {}), replace(candidate, by_condition=dict.fromkeys(CACHE_STATES, followed)), alpha=ALPHA
         )

@@ -11,7 +11,7 @@ import pytest
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import (
-    CONDITIONS,
+    CACHE_STATES,
     Logits,
     LogitsHeader,
     Positions,
@@ -39,7 +39,7 @@ def example() -> Logits:
     header = LogitsHeader(
         role="candidate", repeat=0, backend="sage_attn", engine="SGLang", top_k=K, sequences=sequences
     )
-    return Logits(header, np.arange(46, dtype=np.int32), dict.fromkeys(CONDITIONS, positions))
+    return Logits(header, np.arange(46, dtype=np.int32), dict.fromkeys(CACHE_STATES, positions))
 
 
 def test_a_scoring_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_scoring_is_read_as_it_was_written(tmp_path: Path) -> None:
     back = read_logits(logits_path(tmp_path, "candidate", 0))
     assert back.header == logits.header
     assert np.array_equal(back.ids, logits.ids)
-    for condition in CONDITIONS:
+    for condition in CACHE_STATES:
         for name in ("token", "best", "top_ids", "logprobs"):
             ours, theirs = getattr(logits.by_condition[condition], name), getattr(back.by_condition[condition], name)
             assert theirs.dtype == ours.dtype
@@ -65,8 +65,8 @@ def test_a_sequence_knows_its_tokens_and_positions() -> None:
 
 def test_a_condition_is_checked_by_the_servers_count_of_cached_tokens() -> None:
     first, second = example().header.sequences
-    assert [first.honoured(c) for c in CONDITIONS] == [True, True]
-    assert [second.honoured(c) for c in CONDITIONS] == [False, False]
+    assert [first.honoured(c) for c in CACHE_STATES] == [True, True]
+    assert [second.honoured(c) for c in CACHE_STATES] == [False, False]
 
 
 def test_missing_and_damaged_files_are_errors(tmp_path: Path) -> None:
