@@ -7,12 +7,15 @@ from assay.harness.text import one_line
 
 MAX_ANNOTATIONS = 8
 """GitHub shows at most ten annotations of each level per step."""
+MAX_TITLE = 200
+"""GitHub shows at most 255 characters of a title."""
 
 
 def workflow_commands(report: Report) -> str:
     """One workflow command for the verdict, one per finding, and one per unmet check.
 
-    A regression and a serious finding are errors, a pass is a notice, everything else is a warning.
+    A regression and a serious finding are errors, a pass is a notice, everything else is a warning. Titles of findings and checks
+    begin with their stable ids.
     """
     level = {"pass": "notice", "regression": "error"}.get(report.verdict, "warning")
     lines = [_command(level, f"assay: {report.verdict}", report.headline)]
@@ -20,16 +23,19 @@ def workflow_commands(report: Report) -> str:
         kind = "error" if finding.severity == "serious" else "warning"
         lines.append(
             _command(
-                kind, f"assay: {finding.where}", f"{finding.diagnosis.rstrip('.')}. To reproduce: {finding.reproduce}"
+                kind,
+                f"assay {finding.id}: {finding.where}",
+                f"{finding.diagnosis.rstrip('.')}. To reproduce: {finding.reproduce}",
             )
         )
     for check in [check for check in report.checks if check.status in ("failed", "missing")][:MAX_ANNOTATIONS]:
-        lines.append(_command("warning", f"assay: {check.title}", f"{check.found}. To resolve: {check.settles}"))
+        title = f"assay {check.id}: {check.title}"
+        lines.append(_command("warning", title, f"{check.found}. To resolve: {check.settles}"))
     return "".join(f"{line}\n" for line in lines)
 
 
 def _command(level: str, title: str, message: str) -> str:
     # Escaped as in actions/toolkit, packages/core/src/command.ts; properties also escape their delimiters.
     text = one_line(message, 1_000).replace("%", "%25")
-    name = one_line(title, 200).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    name = one_line(title, MAX_TITLE).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
     return f"::{level} title={name}::{text}"

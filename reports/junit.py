@@ -8,7 +8,8 @@ An unproven claim must not look green, nor like a loss of accuracy:
 - ``not checked`` is ``<skipped>``.
 
 The suite ``assay`` always has a case ``verdict``, so that a run without suites or checks is not green either. Cases are
-named by the stable ids of checks and suites, so that a CI system recognises them from run to run; titles are in their texts.
+named by the stable ids of checks and suites, so that a CI system recognises them from run to run; their texts have the titles, and
+the ids of findings and conditions.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _suite(suite: SuiteResult, classname: str) -> TestSuite:
         *([f"accuracy: reference {line.reference}, candidate {line.candidate}"] if suite.tallies else []),
         f"differences: {line.differences}",
         *(
-            f"by {row.title}, {row.bucket}: reference {row.reference_right}/{row.items}, "
+            f"{row.id} ({row.title} {row.bucket}): reference {row.reference_right}/{row.items}, "
             f"candidate {row.candidate_right}/{row.items}, unparsed {row.candidate_unparsed}"
             for row in suite.conditions
             if row.items
@@ -109,7 +110,7 @@ def _check_case(check: Check, classname: str) -> TestCase:
 def _why(report: Report) -> list[str]:
     lines = list(report.reasons)
     for finding in report.findings:
-        lines += ["", f"{finding.severity}: {finding.where}: {finding.diagnosis}"]
+        lines += ["", f"{finding.severity}: {finding.id}: {finding.where}: {finding.diagnosis}"]
         lines += [f"  {line}" for line in finding.evidence]
         lines += [f"  to reproduce: {finding.reproduce}"] if finding.reproduce else []
     if report.layers:

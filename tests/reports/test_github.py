@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from types import ModuleType
 
-from assay.harness.judge.report import Report
+from assay.harness.judge.report import Check, Report
 from assay.reports.github import workflow_commands
 
 
@@ -47,3 +47,17 @@ def test_a_diagnosis_ends_before_the_command_begins(examples: ModuleType) -> Non
         finding = report.findings[0].model_copy(update={"diagnosis": ending})
         text = workflow_commands(report.model_copy(update={"findings": (finding,)}))
         assert "::it is wrong. To reproduce: " in text
+
+
+def test_findings_and_checks_are_titled_by_their_ids(examples: ModuleType) -> None:
+    report = examples.regression()
+    unmet = Check(id="kernel-ran", title="the kernel ran", status="missing", found="no counts", settles="run it")
+    wordy = report.findings[0].model_copy(update={"id": "mask-top-left", "where": "layer 3, " * 100})
+    report = report.model_copy(update={"findings": (*report.findings, wordy), "checks": (unmet,)})
+    titles = re.findall(r"title=(.*?)::", workflow_commands(report))
+    assert titles[1:-2] == [
+        f"assay {f.id}: {f.where}".replace(":", "%3A").replace(",", "%2C") for f in report.findings[:-1]
+    ]
+    assert titles[-2].startswith("assay mask-top-left%3A layer 3%2C")
+    assert all(len(title.replace("%3A", ":").replace("%2C", ",")) <= 255 for title in titles)  # GitHub's limit
+    assert titles[-1] == "assay kernel-ran%3A the kernel ran"
