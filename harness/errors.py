@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+GIT_ABORT = 128
+"""Exit codes from here on blame the environment and stop ``git bisect run``."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of every command, for CI.

@@ -22,14 +22,12 @@ from pydantic import ValidationError
 from assay.harness.bisect.commits import probe
 from assay.harness.bisect.commits.repo import Worktree
 from assay.harness.bisect.commits.state import ACCURACY_DEFAULTS, BisectSpec, Measurement
-from assay.harness.errors import AssayError, EvidenceError, ExitCode, UsageError
+from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode, UsageError
 from assay.harness.judge.report_file import read_report
 
-PRELOADED_MODULES = ["torch", "assay.harness.cli", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
+PRELOADED_MODULES = ["torch", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
 """Imported by the process that probes are forked from; modules that are not installed are skipped."""
 COMMAND_NOT_FOUND = (126, 127)
-ABORT = 128
-"""Exit codes from here on blame the environment, as for ``git bisect run``."""
 GRACE_S = 30.0
 _FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
 """Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`."""
@@ -84,7 +82,7 @@ def run_build(command: str, folder: Path, timeout: float, log: Path) -> tuple[st
     seconds = time.monotonic() - begun
     if code is None:
         return f"the build did not finish within {timeout:.0f} s", seconds
-    if code >= ABORT:
+    if code >= GIT_ABORT:
         raise BrokenEnvironment(
             f"the build command exited with {code}: {tail(log)}",
             "exit code 0 if it built, 1 to 127 if the commit does not build",
