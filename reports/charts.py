@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from assay.harness.judge.latency_result import LatencyRow, ratio_text
 from assay.harness.judge.report import NOT_FINITE, ConditionRow, DepthRow, Metric, OwnError, Tally
 from assay.harness.text import one_line
-from assay.reports.summary import bound, interval, number, own_error, share
+from assay.reports.summary import bound, interval, number, own_error_text, share
 from assay.reports.svg import (
     AXIS_HEIGHT,
     FORBIDDEN,
@@ -181,12 +181,12 @@ def _error_line(rows: Sequence[DepthRow], errors: Sequence[OwnError], x: Scale, 
             continue
         point = (x(row.layer), y(y.high if error == NOT_FINITE else max(float(error), y.low)))
         runs[-1].append(point)
-        dots.append(mark("circle", *point, 2.2, key.colour, f"layer {row.layer}, {key.name}: {own_error(error)}"))
+        dots.append(mark("circle", *point, 2.2, key.colour, f"layer {row.layer}, {key.name}: {own_error_text(error)}"))
     return [*(path(run, key.colour, 2, key.dash) for run in runs if len(run) > 1), *dots]
 
 
 def _outlier(row: DepthRow, x: Scale, y: Scale) -> str:
-    title = f"layer {row.layer}, own: {own_error(row.own)}, bound {number(row.bound)}"
+    title = f"layer {row.layer}, own: {own_error_text(row.own)}, bound {number(row.bound)}"
     if row.own is None or row.own == NOT_FINITE:
         return mark("cross", x(row.layer), y.stop, 4.5, INK, title)
     return mark("diamond", x(row.layer), y(max(float(row.own), y.low)), 4.5, FORBIDDEN, title)

@@ -39,7 +39,7 @@ HEADINGS = {"found": "Found", "ambiguous": "Ambiguous", "flaky": "Too flaky"}
 CLASSES: dict[str, Verdict] = {"found": "pass", "ambiguous": "inconclusive", "flaky": "inconclusive"}
 
 
-def write_reports(state: BisectState, folder: BisectFolder) -> Path:
+def write_bisection(state: BisectState, folder: BisectFolder) -> Path:
     """Write ``report.json`` (the complete state) and ``report.html`` into a bisection's folder.
 
     Returns:

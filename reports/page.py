@@ -97,6 +97,6 @@ _ENVIRONMENT.filters |= {
     "interval": summary.interval,
     "bound_and_policy": summary.bound_and_policy,
     "ratio_text": ratio_text,
-    "own_error": summary.own_error,
+    "own_error_text": summary.own_error_text,
 }
 _ENVIRONMENT.globals |= {"check_signs": summary.CHECK_SIGNS, "verdicts": summary.VERDICTS}

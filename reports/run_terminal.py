@@ -18,7 +18,7 @@ from assay.reports.summary import (
     latency_lines,
     layer_diff_lines,
     layer_rows,
-    own_error,
+    own_error_text,
     suite_line,
     unmet,
 )
@@ -147,7 +147,7 @@ def _layers(page: _Page, layers: LayersResult) -> None:
             continue
         parts: list[str | Text] = [f"layer {one_line(row.layer):>3}  "]
         for condition, error, beyond in row.cells:
-            words = own_error(error) + (", out of bounds" if beyond else "")
+            words = own_error_text(error) + (", out of bounds" if beyond else "")
             parts += [f"{one_line(condition)}: ", Text(words, style="red" if beyond else ""), "; "]
         page.line(*parts[:-1], indent=2)
     if len(rows) > len(shown):

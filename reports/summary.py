@@ -174,7 +174,7 @@ def layer_rows(layers: LayersResult) -> list[LayerRow]:
     return [LayerRow(layer, tuple(found), worst.get(layer, -1.0)) for layer, found in cells.items()]
 
 
-def own_error(error: OwnError) -> str:
+def own_error_text(error: OwnError) -> str:
     """Three significant digits, "not finite" or "not observed"."""
     if error is None:
         return "not observed"
@@ -195,7 +195,7 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
     lines = []
     for cell in worst_cells(layers, 1):
         lines.append(
-            f"Worst own error: layer {cell.layer}, head {cell.head}, {cell.where}: relative L1 {own_error(cell.error)}, "
+            f"Worst own error: layer {cell.layer}, head {cell.head}, {cell.where}: relative L1 {own_error_text(cell.error)}, "
             f"{multiple(cell.error, cell.bound)}. {_sources(layers)}"
         )
     if not lines:

@@ -15,15 +15,15 @@ from typer.core import TyperCommand
 
 from assay.harness.cli.app import console, errors, report_error, say
 from assay.harness.cli.bisect import bisect_app
-from assay.harness.errors import AssayError, ExitCode
+from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 
-GIT_CODES, ABORT = {"good": 0, "bad": 1, "skip": 125}, 128
-"""Exit codes of ``git bisect run``, by outcome, and the one that stops it."""
+GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
+"""Exit codes of ``git bisect run``, by outcome."""
 
 Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]
 Build = Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")]
 Pack = Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")]
-Condition = Annotated[
+ConditionOption = Annotated[
     list[str] | None,
     typer.Option(
         help="axis=value, for example phase=extend or prefix=128: use only calls that meet it; may be repeated."
@@ -47,7 +47,7 @@ def commits(
     kernel: Kernel = "",
     build: Build = "",
     pack: Pack = None,
-    condition: Condition = None,
+    condition: ConditionOption = None,
     calls: Calls = 0,
     source: Source = None,
     measure_with: Annotated[
@@ -96,7 +96,7 @@ def commits(
     """
     from assay.harness.bisect.commits.bisection import bisect_commits, bisection_spec, default_folder, latest_folder
     from assay.harness.bisect.commits.state import BisectFolder
-    from assay.reports.commit_bisection_page import write_reports
+    from assay.reports.commit_bisection_page import write_bisection
     from assay.reports.commit_bisection_terminal import ProgressView, render
 
     if status and (out or not kernel):
@@ -116,7 +116,7 @@ def commits(
         state = bisect_commits(spec, folder, view)
     assert state.result is not None
     render(state, console)
-    say(f"Report: {write_reports(state, folder)}")
+    say(f"Report: {write_bisection(state, folder)}")
     raise typer.Exit(state.result.exit_code)
 
 
@@ -147,7 +147,7 @@ class _ForGit(TyperCommand):
             if getattr(error, "exit_code", 0) != ExitCode.USAGE:
                 raise
             report_error(error)
-            sys.exit(ABORT)
+            sys.exit(GIT_ABORT)
 
 
 @bisect_app.command(cls=_ForGit)
@@ -156,7 +156,7 @@ def probe(
     repo: Annotated[Path, typer.Option(help="The checkout to probe.")] = Path("."),
     build: Build = "",
     pack: Pack = None,
-    condition: Condition = None,
+    condition: ConditionOption = None,
     calls: Calls = 0,
     source: Source = None,
     raises: Raises = "skip",
@@ -182,8 +182,8 @@ def probe(
         code = GIT_CODES[outcome.outcome]
     except AssayError as error:
         report_error(error)
-        code = ABORT
+        code = GIT_ABORT
     except Exception:
         errors.print_exception()
-        code = ABORT
+        code = GIT_ABORT
     raise typer.Exit(code)

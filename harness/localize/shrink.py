@@ -23,7 +23,7 @@ MAX_LITERALS = 4096
 """Most numbers that a test holds as literals: about 90 kB of text."""
 
 
-def out_of_bounds(kernel: Kernel) -> Callable[[AttentionCall, Tensor], bool]:
+def exceeds_bounds_of(kernel: Kernel) -> Callable[[AttentionCall, Tensor], bool]:
     """A test of whether an output of this kernel is out of bounds: the failure that `shrink` preserves by default."""
     noise = declaration(kernel).noise
     return lambda call, out: measure(call, out, noise).fails
@@ -44,13 +44,13 @@ def shrink(
     Args:
         kernel: the kernel.
         call: a call on which it fails.
-        fails: (call, output) -> whether the failure is still there; None for `out_of_bounds`.
+        fails: (call, output) -> whether the failure is still there; None for `exceeds_bounds_of`.
         runs: most runs of the kernel.
 
     Raises:
         ValueError: the call itself does not fail.
     """
-    failed = fails or out_of_bounds(kernel)
+    failed = fails or exceeds_bounds_of(kernel)
     left = runs
 
     def still_fails(smaller: AttentionCall) -> bool:

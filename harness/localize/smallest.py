@@ -15,7 +15,7 @@ from assay.harness.localize.cells import deviation
 from assay.harness.localize.diagnose import UNEXPLAINED, describe
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import KernelRun, measure
-from assay.harness.localize.shrink import as_pytest, out_of_bounds, shrink
+from assay.harness.localize.shrink import as_pytest, exceeds_bounds_of, shrink
 from assay.harness.verdict import Finding
 
 SHRINK_SECONDS = 10.0
@@ -53,7 +53,7 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
 def _same_bug(guard: Guard, finding: str) -> Callable[[AttentionCall, Tensor], bool]:
     """Whether an output is out of bounds, and within bounds of the hypothesis that named the bug."""
     if finding not in BY_ID:
-        return out_of_bounds(guard)
+        return exceeds_bounds_of(guard)
 
     def fails(call: AttentionCall, out: Tensor) -> bool:
         result = measure(call, out, guard.assay.noise)

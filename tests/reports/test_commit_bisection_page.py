@@ -21,7 +21,7 @@ from assay.harness.bisect.commits.state import (
     RangeCommit,
 )
 from assay.harness.verdict import Finding
-from assay.reports.commit_bisection_page import error_chart, to_html, write_reports
+from assay.reports.commit_bisection_page import error_chart, to_html, write_bisection
 from assay.reports.svg import PALETTE
 
 HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
@@ -116,7 +116,7 @@ def test_the_chart_has_a_mark_for_each_probe_and_a_line_for_the_commit() -> None
 
 def test_both_files_are_written(tmp_path: Path) -> None:
     made = state()
-    page = write_reports(made, BisectFolder(tmp_path))
+    page = write_bisection(made, BisectFolder(tmp_path))
     assert page == tmp_path / "report.html"
     assert BisectState.model_validate_json((tmp_path / "report.json").read_text()) == made
     assert json.loads((tmp_path / "report.json").read_text())["schema"] == "assay.bisect-commits/3"

@@ -19,7 +19,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
-from assay.harness.localize.shrink import as_pytest, out_of_bounds, shrink
+from assay.harness.localize.shrink import as_pytest, exceeds_bounds_of, shrink
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
@@ -32,7 +32,7 @@ def test_the_smallest_call_that_still_fails() -> None:
     assert (small.lens_q, small.prefixes) == ([1], [1])  # below that the bug cannot show
     assert (small.q.shape, small.k.shape) == ((1, 1, 8), (2, 1, 8))
     assert small.scale == 8**-0.5
-    assert out_of_bounds(kernel)(small, kernel(small))
+    assert exceeds_bounds_of(kernel)(small, kernel(small))
 
 
 def test_what_the_failure_needs_is_kept() -> None:
