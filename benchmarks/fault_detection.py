@@ -39,13 +39,13 @@ from assay.harness.attention.oracle import oracle, requests
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.backend import Backend
 from assay.harness.evidence.cause import ReplayResult
-from assay.harness.evidence.control import RECORD, SHADOW
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.evidence.shadow_errors import CONDITIONS, read_shadow_errors
 from assay.harness.localize.bounds import bound_of
 from assay.harness.localize.cells import cells_of, deviation
 from assay.harness.offline.replay import replay_recorded
+from assay.harness.server.control import RECORD, SHADOW
 from assay.harness.text import some
 
 SEEDED = "ASSAY_BENCHMARK_FAULT"
@@ -160,8 +160,8 @@ def run(folder: Path, names: Sequence[str], rng: random.Random) -> list[Result]:
 
 def watch(server, evidence: Path, name: str, at: tuple[int, int]) -> Result:  # type: ignore[no-untyped-def]
     """Seed a fault, ask the questions, and examine the recorded calls."""
-    from assay.harness.evidence.control import Control, set_control
-    from assay.harness.evidence.write_request import write_now
+    from assay.harness.server.control import Control, set_control
+    from assay.harness.server.write_request import write_now
 
     begun = time.monotonic()
     Path(os.environ[SEEDED]).write_text(json.dumps({"hypothesis": name, "layer": at[0], "head": at[1]}))

@@ -34,7 +34,7 @@ from assay.harness.config import Device
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang import SGLangServer
-from assay.harness.evidence.control import EVIDENCE, SHADOW, Control, set_control
+from assay.harness.server.control import EVIDENCE, SHADOW, Control, set_control
 from assay.harness.server.meter import meter
 
 CONSOLE = Console(width=140)

@@ -32,11 +32,11 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.control import SHADOW, Control, set_control, substituted_calls
 from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.records import Item
 from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
+from assay.harness.server.control import SHADOW, Control, set_control, substituted_calls
 from assay.harness.text import ranges
 
 RESULT = "bisect.json"

@@ -19,15 +19,15 @@ from assay.harness.collect.machine import hash_model
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.errors import UsageError
-from assay.harness.evidence.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER, LayerDiffRecord, layers_seen, write_record
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
-from assay.harness.evidence.write_request import write_now
 from assay.harness.progress import ProgressDisplay
+from assay.harness.server.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control
+from assay.harness.server.write_request import write_now
 
 TRACED_COLD, TRACED_WARM = 2, 4
 """Prompts whose layer outputs are traced, of the cold and of the warm ones."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from assay.harness.attention.published import is_path
 from assay.harness.config import Device
 from assay.harness.errors import UsageError
-from assay.harness.evidence.control import DELEGATE, EVIDENCE, KERNEL
 from assay.harness.evidence.records import Role
+from assay.harness.server.control import DELEGATE, EVIDENCE, KERNEL
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 CUDA_MEM_FRACTION = 0.40
@@ -52,7 +52,7 @@ class Launch:
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
         prefill_graphs: whether prefill may be captured too, if not eager. SGLang then runs it on batches that do not name their
             requests, so extend is neither shadowed nor traced.
-        extra: further environment variables: ASSAY_SHADOW, ASSAY_RECORD, ... (see `assay.harness.evidence.control`).
+        extra: further environment variables: ASSAY_SHADOW, ASSAY_RECORD, ... (see `assay.harness.server.control`).
     """
 
     role: Role

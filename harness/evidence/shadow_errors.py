@@ -106,7 +106,7 @@ class ShadowHeader(Record):
         worst: worst case of each layer and phase.
         failed: calls that the candidate did not compute.
         unrecorded: layers whose calls could not be recorded, and why.
-        write_request: the latest write request that was served; see `assay.harness.evidence.write_request`.
+        write_request: the latest write request that was served; see `assay.harness.server.write_request`.
     """
 
     schema_id: Literal["assay.shadow/2"] = SCHEMA

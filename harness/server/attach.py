@@ -1,6 +1,6 @@
 """What is attached to a server's attention backends: shadow, layer substitution and trace, switched by the control.
 
-Attaching wraps a backend's ``forward_extend`` and ``forward_decode``. The control (`assay.harness.evidence.control`) is read when a
+Attaching wraps a backend's ``forward_extend`` and ``forward_decode``. The control (`assay.harness.server.control`) is read when a
 forward pass starts. While everything is off, a call costs one more comparison.
 """
 
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
-from assay.harness.evidence.control import CONTROL, Control, Setting, read_setting
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.pack import Source
 from assay.harness.server.candidates import make_candidate
+from assay.harness.server.control import CONTROL, Control, Setting, read_setting
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.kv_pool import Pages

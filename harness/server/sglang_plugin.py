@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.attention import kernels
-from assay.harness.evidence.control import DELEGATE, EVIDENCE, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
+from assay.harness.server.control import DELEGATE, EVIDENCE, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
 
 
 def register() -> None:

@@ -25,12 +25,12 @@ from assay.harness.evidence.shadow_errors import (
     condition_numbers,
     write_shadow_errors,
 )
-from assay.harness.evidence.write_request import latest_write_request
 from assay.harness.server.candidates import Candidate, output_of, packed_call
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.kv_pool import Pages, refuse_unsupported
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.reduction import LayerSums
+from assay.harness.server.write_request import latest_write_request
 
 WRITE_INTERVAL_S = 0.5
 MAX_WRITE_SHARE = 0.05

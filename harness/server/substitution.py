@@ -13,9 +13,9 @@ from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
 from assay.harness.conditions import has_cached_prefix
-from assay.harness.evidence.control import Setting, substitution_folder
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.server.candidates import Candidate, output_of
+from assay.harness.server.control import Setting, substitution_folder
 from assay.harness.server.forward_pass import EngineCall
 
 

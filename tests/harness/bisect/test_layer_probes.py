@@ -21,11 +21,11 @@ from assay.harness.collect.plan import Plan
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EvidenceError, ExitCode, UsageError
-from assay.harness.evidence.control import substituted_calls, substitution_folder
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.records import Item
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.attach import ControlReader
+from assay.harness.server.control import substituted_calls, substitution_folder
 
 LAYERS = frozenset(range(4))
 ITEMS = [

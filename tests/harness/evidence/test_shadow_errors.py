@@ -17,7 +17,7 @@ from assay.harness.evidence.shadow_errors import (
     read_shadow_errors,
     write_shadow_errors,
 )
-from assay.harness.evidence.write_request import is_written, latest_write_request, request_write, write_now
+from assay.harness.server.write_request import is_written, latest_write_request, request_write, write_now
 
 SHAPE = tuple(len(labels) for labels in CONDITIONS.values())
 HEADER = ShadowHeader(reference="r", candidate="c", phases=("extend",))

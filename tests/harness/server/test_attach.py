@@ -21,12 +21,12 @@ from assay.harness.attention.faults import fault
 from assay.harness.attention.faults import rounded_oracle as right
 from assay.harness.attention.kernels import declares
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.control import Control, set_control, substituted_calls
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.server.candidates import BackendCandidate, Candidate, KernelCandidate, LazyCandidate, make_candidate
+from assay.harness.server.control import Control, set_control, substituted_calls
 from assay.harness.server.kv_pool import Pages
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow

@@ -20,14 +20,14 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.faults import rounded_oracle as right
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
-from assay.harness.evidence.control import Control, set_control
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
-from assay.harness.evidence.write_request import is_written, request_write
 from assay.harness.server.candidates import BackendCandidate, KernelCandidate
+from assay.harness.server.control import Control, set_control
 from assay.harness.server.kv_pool import Pages
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
+from assay.harness.server.write_request import is_written, request_write
 
 HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
 Shadowing = Callable[..., tuple[Any, Shadow]]

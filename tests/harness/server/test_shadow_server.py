@@ -20,13 +20,13 @@ from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang import SGLangServer
-from assay.harness.evidence.control import RECORD, SHADOW, TRACE, Control, set_control, substituted_calls
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_sums import SUMS, elements
 from assay.harness.evidence.pack import RecordedCall, read_manifest, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.trace import Trace, read_trace
-from assay.harness.evidence.write_request import write_now
+from assay.harness.server.control import RECORD, SHADOW, TRACE, Control, set_control, substituted_calls
+from assay.harness.server.write_request import write_now
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 LAYERS, HEADS = 4, 4

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.control import Control, set_control, substituted_calls
 from assay.harness.server.attach import ControlReader
+from assay.harness.server.control import Control, set_control, substituted_calls
 
 
 def test_a_control_is_read_as_it_was_set(tmp_path: Path) -> None:
