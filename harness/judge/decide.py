@@ -1,4 +1,4 @@
-"""The verdict: the outcomes of suites and the checks -> `Judgement`."""
+"""The verdict: those of the suites and the checks -> `Judgement`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
 
 
-class Outcome(Part):
-    """The verdict of a suite, or of a load of a bench."""
+class SuiteVerdict(Part):
+    """The verdict of a suite, or of a load of a bench, with its reason."""
 
     id: str = Field(description='stable, such as "mmlu"')
     title: str
@@ -26,14 +26,14 @@ class Outcome(Part):
 
 
 class Judgement(Decided):
-    """A verdict with its reasons."""
+    """The verdict of a run or a bench, with its reasons."""
 
     headline: str = Field(description="the verdict in one sentence")
     reasons: tuple[str, ...] = Field(description="why, most important first")
 
 
 def decide(
-    candidate: str, outcomes: Sequence[Outcome], checks: Sequence[Check], failure: Failure | None = None
+    candidate: str, suites: Sequence[SuiteVerdict], checks: Sequence[Check], failure: Failure | None = None
 ) -> Judgement:
     """The verdict of a run or a bench.
 
@@ -46,7 +46,7 @@ def decide(
         return Judgement(verdict="error", headline="No verdict: the run failed.", reasons=(failure.message,))
     unmet = [check for check in checks if check.status in ("failed", "missing")]
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
-    regressed = [one for one in outcomes if one.verdict == "regression"]
+    regressed = [one for one in suites if one.verdict == "regression"]
     if regressed and not any(check.status == "failed" for check in unmet):
         other = "the reference" if any(one.id != BASELINE for one in regressed) else "its accepted baseline"
         return Judgement(
@@ -54,12 +54,12 @@ def decide(
             headline=f"Do not merge: {candidate} is worse than {other}.",
             reasons=(*map(_sentence, regressed), *reasons),
         )
-    undecided = [one for one in outcomes if one.verdict != "pass"]
-    if unmet or undecided or not outcomes:
+    undecided = [one for one in suites if one.verdict != "pass"]
+    if unmet or undecided or not suites:
         return Judgement(
             verdict="inconclusive",
             headline=f"Inconclusive: not enough evidence about {candidate}.",
-            reasons=(*reasons, *(map(_sentence, undecided) if outcomes else ["No suite ran."])),
+            reasons=(*reasons, *(map(_sentence, undecided) if suites else ["No suite ran."])),
         )
     untested = any(check.id == ACCURACY_TESTED for check in checks)
     return Judgement(
@@ -67,9 +67,9 @@ def decide(
         headline=f"{candidate} passes the suites that ran; accuracy was not tested."
         if untested
         else f"{candidate} is no worse than the reference, within the stated margins.",
-        reasons=tuple(map(_sentence, outcomes)),
+        reasons=tuple(map(_sentence, suites)),
     )
 
 
-def _sentence(outcome: Outcome) -> str:
-    return f"{outcome.title}: {outcome.why}"
+def _sentence(suite: SuiteVerdict) -> str:
+    return f"{suite.title}: {suite.why}"

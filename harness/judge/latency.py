@@ -28,7 +28,7 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.checks import check_compiled, check_kernel_ran, check_same_servers
-from assay.harness.judge.decide import Outcome, decide
+from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
 from assay.harness.verdict import WORST_FIRST, Check, Finding
@@ -61,8 +61,8 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
         *([_check_lengths(lengths)] if lengths else []),
     )
-    outcomes = [_outcome([row for row in rows if (row.shape, row.concurrency) == load]) for load in loads]
-    judgement = decide(spec.candidate, outcomes, checks)
+    verdicts = [_load_verdict([row for row in rows if (row.shape, row.concurrency) == load]) for load in loads]
+    judgement = decide(spec.candidate, verdicts, checks)
     return LatencyResult(
         verdict=judgement.verdict,
         headline=judgement.headline,
@@ -175,13 +175,13 @@ def _cached(blocks: Sequence[Block]) -> float | None:
     return sum(block.cached_tokens or 0 for block in reported) / prompt_tokens if prompt_tokens else None
 
 
-def _outcome(rows: Sequence[LatencyRow]) -> Outcome:
+def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
     """The verdict of a load: the worst of its metrics', and the metrics that made it, or the one nearest to the bound."""
     verdict = min((row.verdict for row in rows), key=WORST_FIRST.index)
     made = [row for row in rows if row.verdict == verdict]
     if verdict == "pass":
         made = [max(made, key=lambda row: row.high or 0.0)]
-    return Outcome(
+    return SuiteVerdict(
         id=f"{rows[0].shape}-{rows[0].concurrency}",
         title=rows[0].where,
         verdict=verdict,

@@ -15,7 +15,7 @@ from assay.harness.compare.answers import Tally
 from assay.harness.compare.greedy_texts import TextDivergence
 from assay.harness.compare.logits import LogitsRow
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.decide import Judgement, Outcome
+from assay.harness.judge.decide import Judgement, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, CheckStatus, Finding, Severity, Verdict
@@ -118,7 +118,7 @@ class DivergenceRow(TextDivergence):
     candidate_cached_tokens: int | None
 
 
-class SuiteResult(Outcome):
+class SuiteResult(SuiteVerdict):
     """A suite's verdict, and what it rests on."""
 
     synthetic: bool = Field(description="whether its questions are synthetic")

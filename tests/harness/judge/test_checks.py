@@ -6,7 +6,7 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role
 from assay.harness.judge import checks as rules
-from assay.harness.judge.decide import BASELINE, Outcome, decide
+from assay.harness.judge.decide import BASELINE, SuiteVerdict, decide
 from assay.harness.verdict import Check, Verdict
 
 
@@ -36,11 +36,11 @@ REFERENCE = [count("triton"), count("triton", "decode")]
 OK = Check(id="c", title="C", status="ok", found="f")
 
 
-def outcome(verdict: Verdict, id_: str = "s") -> Outcome:
-    return Outcome(id=id_, title="S", verdict=verdict, why="why")
+def suite_verdict(verdict: Verdict, id_: str = "s") -> SuiteVerdict:
+    return SuiteVerdict(id=id_, title="S", verdict=verdict, why="why")
 
 
-PASS = outcome("pass")
+PASS = suite_verdict("pass")
 
 
 def statuses(checks: list[Check]) -> list[str]:
@@ -147,7 +147,7 @@ def test_all_answered() -> None:
 
 def verdict(suites: list[Verdict], *statuses: str, failure: Failure | None = None) -> tuple[str, int]:
     checks = [Check(id="c", title="C", status=status, found="f") for status in statuses]  # type: ignore[arg-type]
-    judged = decide("mine", [outcome(v) for v in suites], checks, failure)
+    judged = decide("mine", [suite_verdict(v) for v in suites], checks, failure)
     assert judged.reasons
     return judged.verdict, int(judged.exit_code)
 
@@ -173,8 +173,8 @@ def test_a_failed_engine_is_an_error_even_with_measurements() -> None:
 
 
 def test_worse_than_the_accepted_baseline_is_not_worse_than_the_reference() -> None:
-    baseline = outcome("regression", BASELINE)
-    other = outcome("regression")
+    baseline = suite_verdict("regression", BASELINE)
+    other = suite_verdict("regression")
     assert decide("mine", [PASS, baseline], [OK], None).headline.endswith("worse than its accepted baseline.")
     assert decide("mine", [other, baseline], [OK], None).headline.endswith("worse than the reference.")
 
