@@ -16,6 +16,9 @@ from assay.harness.stats.share import fisher_exact_greater
 
 INTACT_SHARE = 0.1
 """A condition is intact if the candidate lost at most this share of what the reference got right there."""
+CAUSE_ALPHA = 0.01
+"""A condition is broken if its corrected p value is below this. Stricter than the policy's alpha: it decides no verdict, but names one
+of several conditions as the cause, and a wrong name misleads more than none."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Telling:
     summary: str
 
 
-def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling | None:
+def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
     """The split that best separates where the candidate is right from where it is not; None if none does.
 
     Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
@@ -121,7 +124,6 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
 
     Args:
         rows: from `by_condition`.
-        alpha: corrected p value below which a bucket is broken.
     """
     known = [row for row in rows if row.known and row.reference_right]
     tested = [(row, others) for row in known if (others := [o for o in known if o.by == row.by and o != row])]
@@ -132,7 +134,11 @@ def most_telling(rows: Sequence[ConditionRow], alpha: float = 0.01) -> Telling |
     found = []
     for by in dict.fromkeys(row.by for row in known):
         broken = sorted(
-            ((float(p), row) for p, (row, _) in zip(corrected, tested, strict=True) if row.by == by and p < alpha),
+            (
+                (float(p), row)
+                for p, (row, _) in zip(corrected, tested, strict=True)
+                if row.by == by and p < CAUSE_ALPHA
+            ),
             key=lambda entry: (entry[0], -_share_lost(entry[1])),
         )
         worst = [row for _, row in broken]

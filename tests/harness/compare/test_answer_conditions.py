@@ -151,10 +151,10 @@ def test_few_answers_and_unknown_conditions_name_no_condition() -> None:
 
 
 def test_chance_is_rarely_reported_as_a_cause() -> None:
-    """Losses that have nothing to do with any condition: about alpha of such runs may name one (3 of 60)."""
+    """Losses that have nothing to do with any condition: one in 100 such runs may name one (0 of 200; uncorrected 9)."""
     rng = random.Random(0)
     named = 0
-    for _ in range(60):
+    for _ in range(200):
         pairs = [
             make_pair(
                 rng.random() > 0.08,
@@ -165,5 +165,5 @@ def test_chance_is_rarely_reported_as_a_cause() -> None:
             )
             for _ in range(128)
         ]
-        named += most_telling(by_condition(pairs), alpha=0.05) is not None
-    assert named <= 6
+        named += most_telling(by_condition(pairs)) is not None
+    assert named <= 2
