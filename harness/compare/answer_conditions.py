@@ -17,8 +17,8 @@ from assay.harness.stats.share import fisher_exact_greater
 INTACT_SHARE = 0.1
 """A condition is intact if the candidate lost at most this share of what the reference got right there."""
 CAUSE_ALPHA = 0.01
-"""A condition is broken if its corrected p value is below this. Stricter than the policy's alpha: it decides no verdict, but names one
-of several conditions as the cause, and a wrong name misleads more than none."""
+"""A condition is broken if its corrected p value is below this. Stricter than the policy's alpha: it decides no verdict, but names
+one of several conditions as the cause, and a wrong name misleads more than none."""
 
 
 @dataclass(frozen=True)
