@@ -111,8 +111,3 @@ def questions(seed: int = BUILTIN_SEED) -> Iterator[Question]:
             answer=answer,
         )
         index += 1
-
-
-def worked_answer(name: str, thing: str, letter: str) -> str:
-    """The answer the tiny model was trained to give: the fact, the letter beside the thing (one look-up finds it), the letter."""
-    return f" {name} {thing} {letter} .\nAnswer: {letter}"

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from assay.evals.questions import GROUPS, LETTERS, PROMPT_HEADER, Question, parse_answer
-from assay.evals.synthetic import NAMES, RELATIONS, THINGS, Draw, draw, questions, worked_answer
+from assay.evals.synthetic import NAMES, RELATIONS, THINGS, Draw, draw, questions
 
 SPECIAL = ["<s>", "<|user|>", "<|assistant|>", "<|end|>", "<pad>"]
 CHAT_TEMPLATE = (
@@ -68,6 +68,11 @@ def make_tokenizer() -> Tokenizer:
             f"{len(split)} of {len(words)} words are not a single token, such as {split[:5]}: raise vocab_size"
         )
     return tokenizer
+
+
+def worked_answer(name: str, thing: str, letter: str) -> str:
+    """The answer the tiny model was trained to give: the fact, the letter beside the thing (one look-up finds it), the letter."""
+    return f" {name} {thing} {letter} .\nAnswer: {letter}"
 
 
 class Sequences:

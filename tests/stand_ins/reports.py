@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from assay.evals.questions import GROUPS, Question
-from assay.evals.synthetic import NAMES, THINGS, questions, worked_answer
+from assay.evals.synthetic import NAMES, THINGS, questions
 from assay.harness.compare.answer_lengths import AnswerLengths
 from assay.harness.conditions import condition_id
 from assay.harness.judge.call_counts import CallSummary
@@ -331,7 +331,7 @@ def _row(by: str, bucket: str, items: int, reference: int, candidate: int, unpar
 def _said(question: Question, letter: str) -> str:
     text = question.options["ABCD".index(letter)]
     name = question.text.rsplit("does ", 1)[1].split()[0]
-    return worked_answer(name, text, letter)
+    return f" {name} {text} {letter} .\nAnswer: {letter}"  # as the tiny model answers
 
 
 def _garbled_flip(question: Question, seed: int) -> Flip:
