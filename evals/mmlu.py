@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals import synthetic
-from assay.evals.questions import LETTERS, Question
+from assay.evals.questions import BUILTIN_DATA, LETTERS, Question
 from assay.harness.errors import UsageError
 
-BUILTIN = "builtin"
 FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
 """Columns of simple-evals' ``mmlu.csv``; further columns, such as an index, are ignored."""
 HUB_COLUMNS = ("question", "subject", "choices", "answer")
@@ -47,9 +46,10 @@ _SUBJECTS = {
 SUBJECT_TO_GROUP = {subject: group for group, subjects in _SUBJECTS.items() for subject in subjects.split()}
 """Group of each of the 57 subjects (Hendrycks et al., arXiv 2009.03300, as simple-evals has them)."""
 
+_SAMPLE_SEED = 0  # of SGLang's runner and simple-evals
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WHAT_TO_GIVE = (
-    f"give {BUILTIN!r}, a .csv or .parquet file with the columns {', '.join(FILE_COLUMNS)}, or a Hugging Face dataset that "
+    f"give {BUILTIN_DATA!r}, a .csv or .parquet file with the columns {', '.join(FILE_COLUMNS)}, or a Hugging Face dataset that "
     "is on this machine or can be downloaded"
 )
 
@@ -65,14 +65,13 @@ class _Row:
     subject: str
 
 
-def load_questions(data: str, count: int, seed: int = 0) -> list[Question]:
+def load_questions(data: str, count: int) -> list[Question]:
     """Load ``count`` questions.
 
     Args:
         data: ``"builtin"``; a ``.csv`` or ``.parquet`` file with simple-evals' columns; or a Hugging Face dataset with the
             columns of ``cais/mmlu``, by hub name or as a local folder (configuration ``all``, split ``test``).
         count: how many. The built-in questions are endless; from a larger dataset, a sample is drawn.
-        seed: seed of that sample; 0 draws the questions that SGLang's runner and simple-evals draw.
 
     Returns:
         The questions. Ids of a dataset are ``mmlu-<index in the dataset>``, so they do not depend on the sample.
@@ -83,7 +82,7 @@ def load_questions(data: str, count: int, seed: int = 0) -> list[Question]:
     """
     if count < 1:
         raise UsageError(f"{count} questions were asked for.", "1 or more", "give a larger --questions")
-    if data == BUILTIN:
+    if data == BUILTIN_DATA:
         return list(islice(synthetic.questions(), count))
     questions = [_question(index, row) for index, row in enumerate(_rows(data))]
     if not questions:
@@ -96,7 +95,7 @@ def load_questions(data: str, count: int, seed: int = 0) -> list[Question]:
         )
     if count == len(questions):
         return questions
-    return random.Random(seed).sample(questions, count)
+    return random.Random(_SAMPLE_SEED).sample(questions, count)
 
 
 def _rows(data: str) -> Iterable[_Row]:

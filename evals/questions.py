@@ -10,6 +10,8 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+BUILTIN_DATA = "builtin"
+"""Name of the built-in set (`assay.evals.synthetic`)."""
 LETTERS = ("A", "B", "C", "D")
 GROUPS = ("stem", "humanities", "social_sciences", "other")
 

@@ -47,6 +47,11 @@ class Backend:
         return self.kind == "kernel"
 
     @property
+    def path(self) -> str:
+        """Where a kernel given as ``module:function`` is; empty for a published name and for what is no kernel."""
+        return self.name if is_path(self.name) else ""
+
+    @property
     def phases(self) -> tuple[str, ...]:
         """Phases that it claims to compute: a kernel's declared ones, all for a native backend, none for a URL."""
         if self.is_url:

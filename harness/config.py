@@ -16,11 +16,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from assay.evals.loads import DEFAULT as DEFAULT_SHAPES
+from assay.evals.questions import BUILTIN_DATA
 from assay.harness.errors import UsageError
 
 BUILTIN_MODEL = "tiny"
-BUILTIN_DATA = "builtin"
 FILE = "assay.toml"
+RUNS = Path("runs")
+"""Folder of the runs and bisections whose folder is not named."""
 SCORED_PROMPTS = 8
 """Most greedy prompts whose logits are scored: some 200 positions under each of two conditions."""
 
@@ -48,7 +50,7 @@ class RunSpec(BaseModel):
         min_length=1, description="attention backend of the candidate, a kernel as module:function, or a URL"
     )
     model: str = Field(
-        str(BUILTIN_MODEL),
+        BUILTIN_MODEL,
         min_length=1,
         description="model folder or hub name; tiny is the model that ships with assay",
     )

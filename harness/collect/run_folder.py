@@ -12,7 +12,7 @@ from pathlib import Path
 from assay.harness.baselines import status_of
 from assay.harness.collect.machine import origin_of
 from assay.harness.collect.plan import Plan
-from assay.harness.config import FLAGS, RUN_FLAGS, RunSpec, flag
+from assay.harness.config import FLAGS, RUN_FLAGS, RUNS, RunSpec, flag
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, Manifest, hash_items
@@ -22,7 +22,7 @@ from assay.harness.files import file_name
 
 def default_folder(spec: RunSpec) -> Path:
     """``runs/<time>-<candidate>``, for a run without ``--out``."""
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{file_name(spec.candidate)}"
+    return RUNS / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{file_name(spec.candidate)}"
 
 
 def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:

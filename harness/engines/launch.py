@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay.harness.attention.published import is_path
+from assay.harness.backend import Backend
 from assay.harness.config import Device
 from assay.harness.errors import UsageError
 from assay.harness.evidence.records import Role
@@ -117,12 +117,12 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
 
 def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that assay sets for a server, in addition to those ``inherited``."""
-    path = [str(STAND_INS)] if launch.device == "cpu" else []
-    path += [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
-    path.append(str(Path.cwd()))  # a kernel given as module:function may be there
+    python_path = [str(STAND_INS)] if launch.device == "cpu" else []
+    python_path += [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
+    python_path.append(str(Path.cwd()))  # a kernel given as module:function may be there
     no_proxy = ",".join(filter(None, [inherited.get("no_proxy") or inherited.get("NO_PROXY"), _LOOPBACK, "localhost"]))
     ours = {
-        "PYTHONPATH": ":".join(path),
+        "PYTHONPATH": ":".join(python_path),
         EVIDENCE: str(launch.evidence.resolve()),
         DELEGATE: launch.decode_backend,
         "HF_HUB_OFFLINE": "1",
@@ -137,8 +137,8 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
         or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
     }
     ours |= {dump: "false" for dump in _CRASH_DUMPS if dump not in inherited}
-    if is_path(launch.backend):
-        ours[KERNEL] = launch.backend
+    if path := Backend.parse(launch.backend).path:
+        ours[KERNEL] = path
     if launch.device == "cpu":
         # One thread per server: the tiny model gains nothing from more, and the threads of two servers would compete for cores.
         ours |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", **dict.fromkeys(_THREAD_COUNTS, "1")}

@@ -90,7 +90,6 @@ def test_a_sample_is_the_one_that_simple_evals_draws(tmp_path: Path) -> None:
     questions = load_questions(str(path), 8)
     assert [q.text for q in questions] == [example["Question"] for example in drawn]
     assert [q.id for q in questions] == [f"mmlu-{rows.index(example)}" for example in drawn]
-    assert load_questions(str(path), 8, seed=1) != questions
 
 
 @pytest.mark.parametrize("index", [True, False])

@@ -8,17 +8,18 @@ from assay.harness.backend import Backend
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "kind", "path"),
     [
-        ("torch_native", "native"),
-        ("http://127.0.0.1:1/v1", "url"),
-        ("https://example.org", "url"),
-        ("sage_attn", "kernel"),
-        ("mine.attn:forward", "kernel"),
+        ("torch_native", "native", ""),
+        ("http://127.0.0.1:1/v1", "url", ""),
+        ("https://example.org", "url", ""),
+        ("sage_attn", "kernel", ""),
+        ("mine.attn:forward", "kernel", "mine.attn:forward"),
     ],
 )
-def test_a_backend_is_parsed_without_importing_its_kernel(name: str, kind: str) -> None:
-    assert Backend.parse(name) == Backend(name, kind)  # type: ignore[arg-type]
+def test_a_backend_is_parsed_without_importing_its_kernel(name: str, kind: str, path: str) -> None:
+    backend = Backend.parse(name)
+    assert (backend.name, backend.kind, backend.path) == (name, kind, path)
     assert "mine" not in sys.modules
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.attention.published import is_path
+from assay.harness.backend import Backend
 from assay.harness.bisect.commits import probe, probe_calls
 from assay.harness.bisect.commits.executor import AccuracyProber, Builder, Forks, ReplayProber, run_build
 from assay.harness.bisect.commits.outcome import outcome_of
@@ -22,11 +22,10 @@ from assay.harness.bisect.commits.state import (
     Measurement,
     ProbeOutcome,
 )
+from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.offline.replay import choose
-
-RUNS = Path("runs")
 
 
 def bisection_spec(repo: Path, settings: Mapping[str, Any]) -> BisectSpec:
@@ -66,7 +65,7 @@ def probe_spec(repo: Path, settings: Mapping[str, Any]) -> BisectSpec:
 
 def _spec(repository: Repository, given: dict[str, Any]) -> BisectSpec:
     kernel = given.get("kernel", "")
-    if not is_path(kernel):
+    if not Backend.parse(kernel).path:
         raise UsageError(
             f"--kernel {kernel} is not of the form module:function.",
             "a function of the repository",
