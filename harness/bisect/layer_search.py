@@ -27,6 +27,7 @@ from typing import Literal
 
 from scipy.special import bdtrc
 
+from assay.harness.schema import Record
 from assay.harness.text import ranges
 
 ProbeFunction = Callable[[frozenset[int]], bool]
@@ -69,8 +70,7 @@ class RestoredLayer:
     partners: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Record):
     """The result of a search.
 
     Attributes:
@@ -79,13 +79,21 @@ class SearchResult:
         why: one sentence.
         restored: layers that must run the reference, in order; empty unless found.
         monotone: whether all answers agree with "more layers of the candidate are never better".
-        probed: every set that was probed, in order and without repetition.
     """
 
     outcome: SearchOutcome
     why: str
     restored: tuple[RestoredLayer, ...]
     monotone: bool
+
+
+class LayerSearch(SearchResult):
+    """A search: its result and what it probed.
+
+    Attributes:
+        probed: every set that was probed, in order and without repetition.
+    """
+
     probed: tuple[ProbedSet, ...]
 
     @property
@@ -142,7 +150,7 @@ class _AnswerCache:
     def __init__(self, probe: ProbeFunction, noise: float, alpha: float) -> None:
         self._probe, self._noise, self._alpha = probe, noise, alpha
         self._known: dict[frozenset[int], bool] = {}
-        self.probed: list[ProbedSet] = []
+        self._probed: list[ProbedSet] = []
 
     def right(self, candidate: Collection[int]) -> bool:
         """Whether the task is right with the candidate in these layers. Raises _Undecided if that cannot be decided."""
@@ -156,7 +164,7 @@ class _AnswerCache:
         return frozenset(candidate) in self._known
 
     def _ask(self, key: frozenset[int]) -> bool:
-        number = len(self.probed) + 1
+        number = len(self._probed) + 1
         # Shares that sum to alpha over any number of sets: 1/2 + 1/6 + 1/12 + ... = 1.
         error = self._alpha / (number * (number + 1))
         lead, most = lead_needed(self._noise, error), max_answers(self._noise, error)
@@ -166,7 +174,7 @@ class _AnswerCache:
                 right += 1
             else:
                 wrong += 1
-        self.probed.append(ProbedSet(key, right, wrong))
+        self._probed.append(ProbedSet(key, right, wrong))
         if abs(right - wrong) < lead:
             raise _Undecided(
                 f"With the candidate in layers {ranges(key)} the task was right {right} times and wrong {wrong} times: either the "
@@ -174,14 +182,14 @@ class _AnswerCache:
             )
         return right > wrong
 
-    @property
-    def monotone(self) -> bool:
-        """Whether no wrong set is a subset of a right one."""
+    def search(self, outcome: SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> LayerSearch:
+        """The search that ends with these answers. They are monotone if no wrong set is a subset of a right one."""
         right = [key for key, answer in self._known.items() if answer]
-        return not any(key < other for key, answer in self._known.items() if not answer for other in right)
+        monotone = not any(key < other for key, answer in self._known.items() if not answer for other in right)
+        return LayerSearch(outcome=outcome, why=why, restored=restored, monotone=monotone, probed=tuple(self._probed))
 
 
-def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha: float) -> SearchResult:
+def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha: float) -> LayerSearch:
     """Find layers that must run the reference for the task to be right.
 
     Args:
@@ -204,18 +212,17 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
     try:
         if not answers.right(()):
             why = "The task fails even with no layer substituted, so these prompts are too noisy to decide anything."
-            return SearchResult("inconclusive", why, (), True, tuple(answers.probed))
+            return answers.search("inconclusive", why)
         if answers.right(layers):
             why = f"The task is right even with the candidate in all {len(layers)} layers."
-            return SearchResult("nothing", why, (), True, tuple(answers.probed))
+            return answers.search("nothing", why)
         restored = _restore(layers, answers)
-        monotone = answers.monotone
-        found = _explain(layers, restored, answers)
+        explained = _explain(layers, restored, answers)
     except _Undecided as undecided:
-        return SearchResult("inconclusive", str(undecided), (), answers.monotone, tuple(answers.probed))
+        return answers.search("inconclusive", str(undecided))
     why = f"The task is right with the reference in {_count(restored)} and the candidate in all others"
     why += f"; with the candidate in any one of {ranges(restored)} as well, it is wrong." if len(restored) > 1 else "."
-    return SearchResult("found", why, found, monotone and answers.monotone, tuple(answers.probed))
+    return answers.search("found", why, explained)
 
 
 def _restore(layers: Sequence[int], answers: _AnswerCache) -> list[int]:

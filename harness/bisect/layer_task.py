@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import ConfigDict, Field
 from scipy.special import bdtrc
 
 from assay.evals.questions import parse_answer
-from assay.harness.bisect.layer_search import RestoredLayer, SearchOutcome, SearchResult
+from assay.harness.bisect.layer_search import LayerSearch, RestoredLayer, SearchResult
 from assay.harness.conditions import CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
 from assay.harness.config import Device
 from assay.harness.errors import ExitCode
@@ -105,15 +104,12 @@ class Floors(Record):
     noise: float = 0.0
 
 
-class LayerBisection(LayerSetup, Floors):
+class LayerBisection(LayerSetup, Floors, SearchResult):
     """``bisect.json``: a layer bisection and its result.
 
     A file of another schema is not read: a bisection is repeated.
 
     Attributes:
-        why: the outcome in one sentence.
-        restored: layers that must run the reference; empty unless found.
-        monotone: whether all answers agree with "more layers of the candidate are never better".
         findings: one finding if layers were found.
         seconds: duration without the start of the server.
     """
@@ -121,10 +117,6 @@ class LayerBisection(LayerSetup, Floors):
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
     schema_id: Literal["assay.bisect-layers/3"] = Field(SCHEMA, alias="schema")
-    outcome: SearchOutcome
-    why: str
-    restored: tuple[RestoredLayer, ...]
-    monotone: bool
     probes: tuple[ProbeRecord, ...]
     findings: tuple[Finding, ...]
     seconds: float
@@ -206,7 +198,7 @@ def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alp
 
 
 def conclude(
-    setup: LayerSetup, floors: Floors, search: SearchResult | None, probes: Sequence[ProbeRecord], seconds: float
+    setup: LayerSetup, floors: Floors, search: LayerSearch | None, probes: Sequence[ProbeRecord], seconds: float
 ) -> LayerBisection:
     """The result of a bisection.
 
@@ -224,28 +216,25 @@ def conclude(
             f"The reference alone gets {floors.reference_right} of {setup.prompts} right by {floors.by}: a broken candidate "
             "could not look worse."
         )
-        search = SearchResult("inconclusive", why, (), True, ())
+        search = LayerSearch(outcome="inconclusive", why=why, restored=(), monotone=True, probed=())
     cached = min((one.with_prefix for one in probes if one.candidate == setup.layers), default=0)
     if search.outcome == "nothing" and cached < MIN_CACHED_SHARE * setup.prompts:
         why = (
             f"The task is right with the candidate in all {len(setup.layers)} layers, but only {cached} of {setup.prompts} prompts "
             f"had a cached prefix of {CACHED_PREFIX_TOKENS} tokens or more: run with the prefix cache on."
         )
-        search = replace(search, outcome="inconclusive", why=why)
+        search = search.model_copy(update={"outcome": "inconclusive", "why": why})
     return LayerBisection(
         **setup.model_dump(),
         **floors.model_dump(),
-        outcome=search.outcome,
-        why=search.why,
-        restored=search.restored,
-        monotone=search.monotone,
+        **search.model_dump(exclude={"probed"}),
         probes=tuple(probes),
         findings=(_finding(setup, floors.by, search, probes),) if search.restored else (),
         seconds=seconds,
     )
 
 
-def _finding(setup: LayerSetup, by: Criterion, search: SearchResult, probes: Sequence[ProbeRecord]) -> Finding:
+def _finding(setup: LayerSetup, by: Criterion, search: LayerSearch, probes: Sequence[ProbeRecord]) -> Finding:
     layers = [one.layer for one in search.restored]
     every = frozenset(setup.layers)
     where = f"layer{'s' * (len(layers) > 1)} {ranges(layers)} of {ranges(every)}"
@@ -274,7 +263,7 @@ def _finding(setup: LayerSetup, by: Criterion, search: SearchResult, probes: Seq
     )
 
 
-def _score(what: str, some: frozenset[int], search: SearchResult, probes: Sequence[ProbeRecord], by: Criterion) -> str:
+def _score(what: str, some: frozenset[int], search: LayerSearch, probes: Sequence[ProbeRecord], by: Criterion) -> str:
     probed = next(one for one in search.probed if one.candidate == some)
     outcome = "right" if probed.right > probed.wrong else "wrong"  # outvoted answers are no evidence
     probe = next(probe for probe in probes if frozenset(probe.candidate) == some and probe.outcome == outcome)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.bisect.layer_search import SearchResult, ddmin, find_layers, lead_needed, max_answers
+from assay.harness.bisect.layer_search import LayerSearch, ddmin, find_layers, lead_needed, max_answers
 
 LAYERS = tuple(range(32))
 ALPHA = 0.05
@@ -33,7 +33,7 @@ def asked_once(task: Task) -> Task:
     return probe
 
 
-def found(search: SearchResult) -> frozenset[int]:
+def found(search: LayerSearch) -> frozenset[int]:
     assert search.outcome == "found", search.why
     return frozenset(one.layer for one in search.restored)
 

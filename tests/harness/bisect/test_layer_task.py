@@ -5,7 +5,7 @@ from math import comb
 import pytest
 
 from assay.evals.questions import prompt_hash
-from assay.harness.bisect.layer_search import ProbedSet, RestoredLayer, SearchResult
+from assay.harness.bisect.layer_search import LayerSearch, ProbedSet, RestoredLayer
 from assay.harness.bisect.layer_task import (
     Floors,
     LayerSetup,
@@ -99,7 +99,7 @@ def test_the_finding_states_layers_and_losses() -> None:
         ProbedSet(frozenset(range(4)), 0, 1),
         ProbedSet(frozenset({0, 2}), 3, 1),
     )
-    search = SearchResult("found", "", restored, False, asked)
+    search = LayerSearch(outcome="found", why="", restored=restored, monotone=False, probed=asked)
     (made,) = conclude(SETUP, FLOORS, search, probes, 1.0).findings
     assert made.where == "layers 1, 3 of 0-3"
     assert "must run triton" in made.diagnosis
