@@ -14,8 +14,8 @@ import nox
 ROOT = Path(__file__).parent
 # SGLang's metadata lists packages that need a GPU; requirements/cpu.txt lists what it imports on a CPU.
 SGLANG_ON_CPU = ("--no-deps", "sglang==0.5.23")
-# Not for tests that start servers: each server keeps a core busy, and some tests kill one and wait until it has exited.
-SIDE_BY_SIDE = ("-n", "2", "--dist", "worksteal")
+# One more than the cores, since some tests only wait for processes. Not for tests that start servers: each keeps a core busy.
+SIDE_BY_SIDE = ("-n", "3", "--dist", "worksteal")
 SLOWEST = "--durations=25"
 
 nox.needs_version = ">=2024.4.15"
@@ -64,7 +64,7 @@ def assay(session: nox.Session, command: str) -> None:
 def pytest(session: nox.Session, *parts: list[str]) -> None:
     """Run pytest once for each part of the tests, or once with the flags given after --."""
     python = environment(session)
-    # There are as many test processes as cores: a second BLAS thread would only wait busily for the first.
+    # The test processes keep the cores busy: a second BLAS thread would only wait busily for the first.
     one_thread = {"OPENBLAS_NUM_THREADS": "1"}
     for flags in [session.posargs] if session.posargs else parts:
         session.run(python, "-m", "pytest", *flags, external=True, env=one_thread)

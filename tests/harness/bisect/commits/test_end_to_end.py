@@ -98,6 +98,7 @@ def test_merges_and_wrong_ends(
     assert (tmp_path / "runs").is_dir()
 
 
+@pytest.mark.slow
 def test_git_bisect_run(histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = histories.planted(tmp_path / "repo", histories.straight(3), 1, broken=[2])
     probe = ["probe", "--kernel", "attn:forward", "--calls", "6"]
