@@ -94,7 +94,7 @@ def test_an_output_that_breaks_the_contract_is_refused_everywhere(
         ("assay.harness.attention.oracle:no_such_function", "check the name of the function"),
     ],
 )
-def test_who_names_a_kernel_that_cannot_be_loaded_is_told_what_to_do(
+def test_a_kernel_that_cannot_be_loaded_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, do: str
 ) -> None:
     (tmp_path / "needs_more.py").write_text("import a_package_of_its_own.core\n")
