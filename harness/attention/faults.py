@@ -1,8 +1,9 @@
-"""Faults: correct kernels with one seeded bug, in chosen layers, heads and sequences."""
+"""Faults: correct kernels with one seeded bug, in chosen layers, heads and sequences; and the catalogue of faults."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import pairwise
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.oracle import oracle
+from assay.harness.attention.seeded import SeededFault
 
 
 def rounded_oracle(call: AttentionCall) -> Tensor:
@@ -57,3 +59,21 @@ def fault(
         return out
 
     return kernel
+
+
+def as_hypothesis(hypothesis: str, call: AttentionCall, out: Tensor) -> Tensor | None:
+    """The output under a hypothesis; values that it leaves undefined are zero."""
+    wrong = BY_ID[hypothesis].compute(call)
+    return None if wrong is None else wrong.nan_to_num(nan=0.0, posinf=float("inf"), neginf=float("-inf"))
+
+
+_SEEDED = (
+    SeededFault(
+        "mask-top-left", "causal mask top-left", "query i of the new tokens sees keys 0 to i of the whole sequence",
+        partial(as_hypothesis, "mask-top-left"), ("https://github.com/thu-ml/SageAttention/issues/131",),
+        hypothesis="mask-top-left",
+    ),
+)  # fmt: skip
+
+CATALOGUE: dict[str, SeededFault] = {one.id: one for one in _SEEDED}
+"""Every seeded fault, by id."""

@@ -1,0 +1,152 @@
+"""A seeded fault: what one bug makes of a right output, and where it is restricted to."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+
+Effect = Callable[[AttentionCall, Tensor], "Tensor | None"]
+"""(call, right output) -> wrong output, in the shape of the right one; None where the bug cannot show. NaN in it is meant."""
+
+ANY = (0, None)
+"""A range without limits."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a fault is seeded. Every restriction must hold; the defaults restrict nothing.
+
+    Attributes:
+        layers: layers; None for all.
+        heads: q heads, negative ones counted from the last; None for all.
+        phase: "extend" or "decode"; empty for both.
+        new: (least, most) new tokens of a sequence; None for no limit.
+        prefix: (least, most) cached tokens of a sequence.
+        length: (least, most) tokens of a sequence, cached ones included.
+        batch: (least, most) sequences of a call.
+        multiple: the length of a sequence is no multiple of this; 1 restricts nothing.
+        from_call: first wrong call of each layer and phase, counted from 0 at the last `SeededFault.restart`.
+        share: share of the calls that are wrong, drawn by `seed`.
+        seed: seed of that draw.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    phase: str = ""
+    new: tuple[int, int | None] = ANY
+    prefix: tuple[int, int | None] = ANY
+    length: tuple[int, int | None] = ANY
+    batch: tuple[int, int | None] = ANY
+    multiple: int = 1
+    from_call: int = 0
+    share: float = 1.0
+    seed: int = 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether it depends on how many calls came before."""
+        return self.from_call > 0 or self.share < 1
+
+    def holds_for(self, call: AttentionCall, number: int) -> bool:
+        """Whether a call, the number-th of its layer and phase, is restricted to; sequences and heads are not considered."""
+        if self.layers is not None and call.layer not in self.layers:
+            return False
+        if self.phase and call.phase != self.phase:
+            return False
+        if not _within(len(call.cu_seqlens_q) - 1, self.batch) or number < self.from_call:
+            return False
+        return self.share >= 1 or random.Random(f"{self.seed} {call.layer} {call.phase} {number}").random() < self.share
+
+    def sequences(self, call: AttentionCall) -> list[int]:
+        """Indices of the sequences that it is restricted to."""
+        return [
+            b
+            for b, (new, length) in enumerate(zip(call.lens_q, call.lens_k, strict=True))
+            if _within(new, self.new)
+            and _within(length - new, self.prefix)
+            and _within(length, self.length)
+            and (self.multiple == 1 or length % self.multiple)
+        ]
+
+    def q_heads(self, heads: int) -> list[int]:
+        """The q heads that it is restricted to, of this many."""
+        return (
+            list(range(heads)) if self.heads is None else sorted({h % heads for h in self.heads if -heads <= h < heads})
+        )
+
+
+def _within(number: int, limits: tuple[int, int | None]) -> bool:
+    least, most = limits
+    return number >= least and (most is None or number <= most)
+
+
+@dataclass(frozen=True)
+class SeededFault:
+    """One bug, seeded on purpose into right outputs.
+
+    Attributes:
+        id: stable, unique name, kebab-case.
+        title: name in prose.
+        about: what goes wrong, as a sentence without its full stop.
+        effect: what the bug makes of a right output.
+        links: public reports of such a bug; empty if none is known.
+        where: where it is seeded.
+        hypothesis: id of the hypothesis that it was made of; empty if none describes it.
+        equivalent: whether it changes nothing that matters, so that it must not be flagged.
+    """
+
+    id: str
+    title: str
+    about: str
+    effect: Effect
+    links: tuple[str, ...] = ()
+    where: Where = Where()
+    hypothesis: str = ""
+    equivalent: bool = False
+    _calls: Counter[tuple[int, str]] = field(default_factory=Counter, compare=False, repr=False)
+
+    def restart(self) -> None:
+        """Count calls from the beginning: whoever switches a fault on calls this first."""
+        self._calls.clear()
+
+    def apply(self, call: AttentionCall, out: Tensor) -> Tensor:
+        """The output of a call with the fault.
+
+        Args:
+            call: the call.
+            out: its right output, [total_q, num_q_heads, head_dim_v]; it is not written to.
+
+        Returns:
+            `out` itself where the fault does not show, else a changed copy in its dtype.
+        """
+        number = self._calls[call.layer, call.phase]
+        self._calls[call.layer, call.phase] += 1
+        if not self.where.holds_for(call, number):
+            return out
+        sequences, heads = self.where.sequences(call), self.where.q_heads(out.shape[1])
+        if not sequences or not heads:
+            return out
+        wrong = self.effect(call, out)
+        if wrong is None:
+            return out
+        return _mixed(out, wrong.to(out.dtype), _rows(call, sequences), heads)
+
+
+def _rows(call: AttentionCall, sequences: Sequence[int]) -> Tensor:
+    edges = list(pairwise(call.cu_seqlens_q.tolist()))
+    return torch.cat([torch.arange(*edges[b], device=call.q.device) for b in sequences])
+
+
+def _mixed(out: Tensor, wrong: Tensor, rows: Tensor, heads: Sequence[int]) -> Tensor:
+    chosen = torch.tensor(heads, device=out.device)
+    mixed = out.clone()
+    mixed[rows[:, None], chosen] = wrong[rows[:, None], chosen]
+    return mixed
