@@ -8,6 +8,7 @@ compute every phase.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -33,16 +34,22 @@ class Declaration:
         package: distribution that contains it, whose version reports show; empty for none.
         about: one line of description.
         noise: quantisation whose noise its output has, for example "int8_qk"; empty if it has only the rounding of its dtype.
+        kernels: device kernels that it launches, as regular expressions to be found in their names; see `declares`.
     """
 
     phases: tuple[str, ...] = PHASES
     package: str = ""
     about: str = ""
     noise: str = ""
+    kernels: tuple[str, ...] = ()
 
 
 def declares(
-    phases: tuple[str, ...] = PHASES, package: str = "", about: str = "", noise: str = ""
+    phases: tuple[str, ...] = PHASES,
+    package: str = "",
+    about: str = "",
+    noise: str = "",
+    kernels: tuple[str, ...] = (),
 ) -> Callable[[Kernel], Kernel]:
     """Declare what a kernel computes: a decorator. A kernel without a declaration is taken to compute every phase.
 
@@ -51,15 +58,24 @@ def declares(
         package: distribution that contains it, whose version reports show; empty for none.
         about: one line of description.
         noise: quantisation whose noise its output has, for example "int8_qk"; empty if it has only the rounding of its dtype.
+        kernels: device kernels that it launches, such as ``("_attn_fwd$", "quant_per_block")``: regular expressions, each to be
+            found in the name of a kernel that ran. Names are those that a profiler shows: of a Triton function, of a CUDA kernel, or
+            of an operator of PyTorch (``aten::bmm``). A run traces one pass of each phase and passes only if all of them ran. Empty
+            for the Triton functions that `package` defines; a kernel that declares neither, but `noise`, cannot pass a run.
 
     Raises:
-        ValueError: no phase, or an unknown one.
+        ValueError: no phase or an unknown one, or a name that is no regular expression.
     """
     if not phases or set(phases) - set(PHASES):
         raise ValueError(f"a kernel declares the phases {phases}; expected one or more of {PHASES}")
+    for pattern in kernels:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"a kernel declares {pattern!r}, which is no regular expression: {error}") from None
 
     def attach(kernel: Kernel) -> Kernel:
-        vars(kernel)["assay"] = Declaration(phases, package, about, noise)
+        vars(kernel)["assay"] = Declaration(phases, package, about, noise, kernels)
         return kernel
 
     return attach
