@@ -59,9 +59,10 @@ def declares(
         about: one line of description.
         noise: quantisation whose noise its output has, for example "int8_qk"; empty if it has only the rounding of its dtype.
         kernels: device kernels that it launches, such as ``("_attn_fwd$", "quant_per_block")``: regular expressions, each to be
-            found in the name of a kernel that ran. Names are those that a profiler shows: of a Triton function, of a CUDA kernel, or
-            of an operator of PyTorch (``aten::bmm``). A run traces one pass of each phase and passes only if all of them ran. Empty
-            for the Triton functions that `package` defines; a kernel that declares neither, but `noise`, cannot pass a run.
+            found in the name of a kernel that ran. Names are those that a profiler shows: of a Triton function, of a CUDA
+            kernel, or of an operator of PyTorch (``aten::bmm``). A run traces passes of each phase, and passes only if all of
+            these kernels ran. Empty for the Triton functions that `package` defines; a kernel that declares `noise` but neither
+            of them cannot pass a run.
 
     Raises:
         ValueError: no phase or an unknown one, or a name that is no regular expression.
