@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from assay.harness.attention.interpreter_speed import speed_up_interpreter
+
 
 def interpret_without_gpu() -> None:
     """Have Triton kernels interpreted where there is no GPU. Call it before a kernel is imported: Triton decides then."""
@@ -11,3 +13,4 @@ def interpret_without_gpu() -> None:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
+        speed_up_interpreter()

@@ -1,0 +1,60 @@
+"""The sped-up interpreter gives the same bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from assay.harness.attention.interpreter_speed import MAX_EXACT_INT8_TERMS, _float16_product, _is_exact
+
+_OUTPUTS = """
+import hashlib, os, sys
+from unittest.mock import patch
+if sys.argv[1] == "slow":
+    patch("assay.harness.attention.interpreter_speed.speed_up_interpreter").start()
+    patch("assay.harness.attention.interpreter.speed_up_interpreter").start()
+from assay.harness.attention import kernels
+from assay.harness.attention.matrix import cases
+from assay.harness.attention.call import KernelRefused
+import torch
+kernel, total = kernels.load("sage_attn"), hashlib.sha256()
+done = 0
+for case in cases(("extend",), seed=3, head_dims=(64,))[:12]:
+    out = kernel(case.make())
+    total.update(out.contiguous().view(torch.uint8).numpy().tobytes())
+    done += 1
+interpreter = sys.modules["triton.runtime.interpreter"]
+print(done, hasattr(interpreter, "assay_speed"), total.hexdigest())
+"""
+
+
+def _outputs(speed: str) -> list[str]:
+    command = [sys.executable, "-c", _OUTPUTS, speed]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_sageattention_computes_the_same_bits_with_and_without_it() -> None:
+    fast, slow = _outputs("fast"), _outputs("slow")
+    assert (fast[1], slow[1]) == ("True", "False")
+    assert fast[0] == slow[0] == "12"
+    assert fast[2] == slow[2]
+
+
+@pytest.mark.parametrize("terms", [1, 64, 300])
+def test_a_product_of_float16_has_the_bits_of_numpy(terms: int) -> None:
+    draw = np.random.default_rng(terms)
+    x, y = (draw.normal(size=shape).astype(np.float16) for shape in ((48, terms), (terms, 32)))
+    assert _float16_product(x, y).tobytes() == np.matmul(x, y, dtype=np.float16).tobytes()
+
+
+def test_int8_goes_through_float32_only_where_that_is_exact() -> None:
+    most = np.full((1, MAX_EXACT_INT8_TERMS), 127, np.int8)
+    assert _is_exact(most, most.T)
+    exact = most.astype(np.int32) @ most.T.astype(np.int32)
+    assert (most.astype(np.float32) @ most.T.astype(np.float32)).astype(np.int32) == exact
+    longer = np.full((1, MAX_EXACT_INT8_TERMS + 1), 127, np.int8)
+    assert not _is_exact(longer, longer.T)
+    assert not _is_exact(np.full((1, 4), -128, np.int8), most[:, :4].T)
