@@ -49,11 +49,14 @@ class Control(Record):
         substitute: layers in which the model uses the candidate's output, in the phases that the candidate computes.
         trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label
             serves one request; the next request needs a new label.
+        profile: label under which the kernels of one pass of each kind are listed; empty for none. Same characters. It needs no
+            attached candidate.
     """
 
     shadow: bool = False
     substitute: tuple[int, ...] = ()
     trace: str = ""
+    profile: str = ""
 
     @field_validator("substitute")
     @classmethod
@@ -62,7 +65,7 @@ class Control(Record):
             raise ValueError(f"layers are numbered from 0, found {min(layers)}")
         return tuple(sorted(set(layers)))
 
-    @field_validator("trace")
+    @field_validator("trace", "profile")
     @classmethod
     def _label(cls, label: str) -> str:
         if label and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", label):
