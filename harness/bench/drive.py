@@ -15,6 +15,7 @@ from assay.harness.compare.blocks import blocks_of, first_warm, side_by_side
 from assay.harness.engines.base import Engine
 from assay.harness.engines.stream import Streamer, StreamReply
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
+from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.timings import Timing
 from assay.harness.progress import ProgressDisplay
@@ -36,6 +37,7 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
             cpu_core=core_of(run.spec.device),
             eager=plan.eager,
             prefill_graphs=not run.has_kernel,
+            environment={RUN: folder.nonce},
         )
         for role in ROLES
     }
@@ -67,16 +69,16 @@ def measure_servers(
         EvidenceError: the folder cannot be written.
     """
     spec, items = plan.run.spec, plan.run.of("greedy")
-    folder.write_manifest(_manifest(plan, engines))
+    folder.write_manifest(_manifest(plan, folder, engines))
     if items:
         for engine in engines.values():
             folder.append_lengths(ask_lengths(engine, items, spec.token_limit, max(spec.latency_concurrency)))
     play(plan, engines, folder, display)
 
 
-def _manifest(plan: BenchPlan, engines: Mapping[Role, Engine]) -> BenchManifest:
+def _manifest(plan: BenchPlan, folder: BenchFolder, engines: Mapping[Role, Engine]) -> BenchManifest:
     return BenchManifest(
-        **vars(origin_of(plan.run, plan.command)),
+        **vars(origin_of(plan.run, plan.command, folder.nonce)),
         seed=plan.seed,
         shapes=plan.shapes,
         eager=plan.eager,

@@ -45,4 +45,4 @@ def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDis
         return
     with recorded(folder):
         shutil.rmtree(timed.path, ignore_errors=True)
-        bench(plan, BenchFolder.new(timed.path), display)
+        bench(plan, BenchFolder.new(timed.path, folder.nonce), display)

@@ -104,10 +104,10 @@ def _score(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDispl
     for role in _unscored(plan, folder, engine.role):
         items, answers = plan.of("greedy")[:SCORED_PROMPTS], folder.answers()
         if role == engine.role:
-            score_role(scorer, items, answers, folder.path, display)
+            score_role(scorer, items, answers, folder.path, display, run=folder.nonce)
         else:
             with layer_diff.substituted_everywhere(folder.server_folder(engine.role)):
-                score_role(scorer, items, answers, folder.path, display, role)
+                score_role(scorer, items, answers, folder.path, display, role, run=folder.nonce)
 
 
 def _in_parallel(engines: Sequence[Engine], do: Callable[[Engine], None]) -> None:

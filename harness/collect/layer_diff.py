@@ -100,6 +100,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
     trace(engine, place, other, prompts, Control(substitute=layers))
     set_control(place, Control())
     done = LayerDiffRecord(
+        run=folder.nonce,
         traced=labels,
         substituted=True,
         layers=len(layers),
@@ -122,7 +123,11 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     labels = trace(engine, place, engine.role, prompts_of(plan), Control())
     set_control(place, Control())
     done = LayerDiffRecord(
-        traced=labels, substituted=False, layers=len(layers_seen(place)), seconds=time.monotonic() - begun
+        run=folder.nonce,
+        traced=labels,
+        substituted=False,
+        layers=len(layers_seen(place)),
+        seconds=time.monotonic() - begun,
     )
     write_record(place, done)
 

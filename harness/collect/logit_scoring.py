@@ -50,6 +50,7 @@ def score_role(
     folder: Path,
     display: ProgressDisplay,
     role: Role | None = None,
+    run: str = "",
 ) -> None:
     """Score the reference's tokens on a server, and write the result to the run's folder, unless it is there already.
 
@@ -63,6 +64,7 @@ def score_role(
         folder: the run's folder.
         display: shows the progress.
         role: the role to score; None for the server's own. With substitution, one server can be both.
+        run: nonce of the run.
 
     Raises:
         EngineError: the server failed.
@@ -82,6 +84,7 @@ def score_role(
         title = f"{role}: logits{' again' if repeat else ''}"
         scored = _score_all(server, sequences, reference, bool(repeat), display, title)
         header = LogitsHeader(
+            run=run,
             role=role,
             repeat=repeat,
             backend=server.backend,

@@ -29,14 +29,16 @@ PACKAGES = (
 _HASHED = ("*.safetensors", "*.bin", "*.gguf", "tokenizer*", "chat_template*", "config.json", "generation_config.json")
 
 
-def origin_of(plan: Plan, command: str) -> Origin:
+def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
     """What is run here and now, with which software, on which machine.
 
     Args:
         plan: the checked run.
         command: the command that repeats it.
+        nonce: the name that its evidence carries.
     """
     return Origin(
+        nonce=nonce,
         created=timestamp(),
         spec=plan.spec.model_dump(mode="json"),
         command=command,

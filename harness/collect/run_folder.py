@@ -16,6 +16,7 @@ from assay.harness.config import FLAGS, RUN_FLAGS, RUNS, RunSpec, flag
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, Manifest, hash_items
+from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.records import Role
 from assay.harness.files import file_name
 
@@ -38,7 +39,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     """
     flags = given_flags(plan.spec, FLAGS if command == "gate" else RUN_FLAGS)
     manifest = Manifest(
-        **vars(origin_of(plan, shlex.join(["assay", command, *flags]))),
+        **vars(origin_of(plan, shlex.join(["assay", command, *flags]), new_nonce())),
         run_id=path.resolve().name,
         model=plan.spec.model,
         items_hash=hash_items(plan.items),

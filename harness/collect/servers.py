@@ -19,6 +19,7 @@ from assay.harness.engines.sglang import SGLangServer
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import ROLES, Role
 
 
@@ -72,9 +73,9 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     """A role's engine in a run. Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced
     because no answers are compared.
     """
-    environment: dict[str, str] = {}
+    environment = {RUN: folder.nonce}
     if plan.has_layer_diff:
-        environment = layer_diff.environment(plan, role, shadowed=role == shadowed_role(plan, folder))
+        environment |= layer_diff.environment(plan, role, shadowed=role == shadowed_role(plan, folder))
     return make_engine(
         plan,
         role,

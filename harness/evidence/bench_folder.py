@@ -10,6 +10,7 @@ from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Origin, ServerManifest
+from assay.harness.evidence.nonce import check_run, new_nonce
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import AnswerLength, Timing
 from assay.harness.files import write_whole
@@ -43,13 +44,17 @@ class BenchFolder:
         servers: the same folder as that of a run, for the logs and counters of both servers.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, nonce: str = "") -> None:
         self.path = path
-        self.servers = RunFolder(path)
+        self.servers = RunFolder(path, nonce)
 
     @classmethod
-    def new(cls, path: Path) -> BenchFolder:
+    def new(cls, path: Path, nonce: str = "") -> BenchFolder:
         """A new folder.
+
+        Args:
+            path: its path.
+            nonce: that of the run to which the bench belongs; empty for a bench of its own.
 
         Raises:
             UsageError: it is not empty.
@@ -63,7 +68,12 @@ class BenchFolder:
             raise EvidenceError(
                 f"{path} cannot be created: {error.strerror}.", "a writable folder", "name another --out"
             ) from error
-        return cls(path)
+        return cls(path, nonce or new_nonce())
+
+    @property
+    def nonce(self) -> str:
+        """The nonce that every file of the bench carries."""
+        return self.servers.nonce
 
     @property
     def complete(self) -> bool:
@@ -76,32 +86,41 @@ class BenchFolder:
         Raises:
             EvidenceError: the disk is full or not writable.
         """
+        manifest = manifest.model_copy(update={"nonce": self.nonce})
         write_whole(self.path / MANIFEST, manifest.model_dump_json(indent=2))
 
     def manifest(self) -> BenchManifest:
         """What was timed.
 
         Raises:
-            EvidenceError: it is missing or damaged.
+            EvidenceError: it is missing or damaged, or of another run.
         """
         do = "check that the path is the folder of a bench, or run the bench again"
-        return read_json(self.path / MANIFEST, BenchManifest, do)
+        manifest = read_json(self.path / MANIFEST, BenchManifest, do)
+        check_run(self.path / MANIFEST, manifest.nonce, self.nonce)
+        return manifest
 
     def append(self, lines: list[Timing]) -> None:
         """Append a block's timings."""
-        jsonl.append(self.path / TIMINGS, lines)
+        jsonl.append(self.path / TIMINGS, [line.model_copy(update={"run": self.nonce}) for line in lines])
 
     def append_lengths(self, lines: list[AnswerLength]) -> None:
         """Append answer lengths."""
-        jsonl.append(self.path / LENGTHS, lines)
+        jsonl.append(self.path / LENGTHS, [line.model_copy(update={"run": self.nonce}) for line in lines])
 
     def timings(self) -> list[Timing]:
         """All timings."""
-        return jsonl.read(self.path / TIMINGS, Timing)
+        timings = jsonl.read(self.path / TIMINGS, Timing)
+        for run in {timing.run for timing in timings}:
+            check_run(self.path / TIMINGS, run, self.nonce)
+        return timings
 
     def lengths(self) -> list[AnswerLength]:
         """All answer lengths."""
-        return jsonl.read(self.path / LENGTHS, AnswerLength)
+        lengths = jsonl.read(self.path / LENGTHS, AnswerLength)
+        for run in {length.run for length in lengths}:
+            check_run(self.path / LENGTHS, run, self.nonce)
+        return lengths
 
     def counters(self, role: Role) -> list[CallCount]:
         """Attention calls that were counted in a role's server."""
@@ -109,5 +128,5 @@ class BenchFolder:
 
 
 def bench_folder(run: RunFolder) -> BenchFolder:
-    """The bench of a run; the folder need not exist yet."""
-    return BenchFolder(run.path / FOLDER)
+    """The bench of a run, bound to it; the folder need not exist yet."""
+    return BenchFolder(run.path / FOLDER, run.nonce)

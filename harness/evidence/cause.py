@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
+from assay.harness.evidence.nonce import check_run
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
@@ -23,6 +24,7 @@ class ReplayResult(Record):
     """A candidate's result on recorded calls.
 
     Attributes:
+        run: nonce of the run whose calls were examined; empty if they belong to none.
         candidate: its name.
         noise: quantisation that it declares, for example "int8_qk"; empty if its dtype's rounding is its only noise.
         calls: calls that were examined.
@@ -38,6 +40,7 @@ class ReplayResult(Record):
         test: a pytest file that shows it; empty where there is none.
     """
 
+    run: str = ""
     candidate: str
     noise: str
     calls: int
@@ -74,6 +77,7 @@ def write_cause(folder: RunFolder, result: ReplayResult) -> None:
     Raises:
         EvidenceError: the disk is full or not writable.
     """
+    result = result.model_copy(update={"run": folder.nonce})
     write_whole(folder.path / _FILE, result.model_dump_json(indent=1))
 
 
@@ -81,7 +85,11 @@ def read_cause(folder: RunFolder) -> ReplayResult | None:
     """The result of examining a run's recorded calls; None if there is none.
 
     Raises:
-        EvidenceError: the file is damaged, or of an older version of assay.
+        EvidenceError: the file is damaged, of another run, or of an older version of assay.
     """
     file = folder.path / _FILE
-    return read_json(file, ReplayResult, REPEAT_RUN) if file.exists() else None
+    if not file.exists():
+        return None
+    result = read_json(file, ReplayResult, REPEAT_RUN)
+    check_run(file, result.run, folder.nonce)
+    return result

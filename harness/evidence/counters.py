@@ -7,20 +7,22 @@ says what each row counts.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.nonce import check_run
 from assay.harness.files import write_whole
-from assay.harness.schema import Record
+from assay.harness.schema import Record, read_json
 
 FOLDER = "counters"
 """Folder of the counter files, in a server's folder."""
 ADMISSIONS = "admissions.jsonl"
 """File of the prefill batches that the meter noted, in a server's folder."""
 TABLE_ROWS, TABLE_LAYERS = 64, 512
+_DAMAGED = "run again with a new --out"
 
 
 class CounterRow(Record):
@@ -59,12 +61,36 @@ class CallCount(CounterRow):
         return sum(self.calls_by_layer.values())
 
 
+class Legend(Record):
+    """What the rows of a counter file count, in order, and in which run."""
+
+    run: str = ""
+    rows: tuple[CounterRow, ...]
+
+
+class Admission(Record):
+    """A prefill batch that a server admitted: a line of ``admissions.jsonl``.
+
+    Attributes:
+        run: nonce of the run.
+        rids: request ids. A prompt that is computed in chunks is admitted once for each chunk.
+        new: new tokens per request.
+        prefix: cached prefix per request.
+    """
+
+    run: str = ""
+    rids: tuple[str, ...]
+    new: tuple[int, ...]
+    prefix: tuple[int, ...]
+
+
 class CounterFile:
     """The writing side, in a server's process."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, run: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._rows: dict[CounterRow, int] = {}
+        self._run = run
         self._legend = folder / f"{name}.rows.json"
         self._table = np.memmap(folder / f"{name}.calls.i64", np.int64, "w+", shape=(TABLE_ROWS, TABLE_LAYERS))
 
@@ -74,7 +100,8 @@ class CounterFile:
             if len(self._rows) == TABLE_ROWS:
                 raise ValueError(f"more than {TABLE_ROWS} kinds of attention call: {row}")
             self._rows[row] = len(self._rows)
-            write_whole(self._legend, json.dumps([r.model_dump() for r in self._rows]), durable=False)
+            legend = Legend(run=self._run, rows=tuple(self._rows))
+            write_whole(self._legend, legend.model_dump_json(), durable=False)
         return self._rows[row]
 
     def add(self, row: int, layer: int, calls: int = 1) -> None:
@@ -82,16 +109,34 @@ class CounterFile:
         self._table[row, layer] += calls
 
 
-def read_counters(folder: Path) -> list[CallCount]:
-    """The counts of all processes that wrote to `folder`, added up by row. Empty if none did."""
+def read_counters(folder: Path, run: str = "") -> list[CallCount]:
+    """The counts of all processes that wrote to `folder`, added up by row. Empty if none did.
+
+    Args:
+        folder: of the counter files.
+        run: the nonce that each of them must carry; empty to accept any.
+
+    Raises:
+        EvidenceError: a file is damaged, or belongs to another run.
+    """
     totals: dict[CounterRow, np.ndarray] = {}
-    for legend in sorted(folder.glob("*.rows.json")):
-        counts = legend.with_name(legend.name.replace(".rows.json", ".calls.i64"))
-        table = np.fromfile(counts, np.int64).reshape(TABLE_ROWS, TABLE_LAYERS)
-        for index, fields in enumerate(json.loads(legend.read_text())):
-            row = CounterRow(**fields)
+    for legend, table in _tables(folder, run):
+        for index, row in enumerate(legend.rows):
             totals[row] = totals.get(row, np.zeros(TABLE_LAYERS, np.int64)) + table[index]
     return [_count(row, calls) for row, calls in totals.items()]
+
+
+def _tables(folder: Path, run: str) -> Iterator[tuple[Legend, np.ndarray]]:
+    """Legend and table of each process."""
+    for path in sorted(folder.glob("*.rows.json")):
+        legend = read_json(path, Legend, _DAMAGED)
+        check_run(path, legend.run, run)
+        counts = path.with_name(path.name.replace(".rows.json", ".calls.i64"))
+        try:
+            table = np.fromfile(counts, np.int64).reshape(TABLE_ROWS, TABLE_LAYERS)
+        except (OSError, ValueError) as error:
+            raise EvidenceError(f"{counts} is damaged: {error}.", "a whole table of counts", _DAMAGED) from None
+        yield legend, table
 
 
 def _count(row: CounterRow, calls: np.ndarray) -> CallCount:

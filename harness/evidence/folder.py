@@ -6,11 +6,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
-from assay.harness.evidence.counters import ADMISSIONS, CallCount, read_counters
+from assay.harness.evidence.counters import ADMISSIONS, Admission, CallCount, read_counters
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.manifest import Manifest, Progress, ServerManifest
+from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.records import ROLES, Answer, Item, Role
 from assay.harness.files import write_whole
 from assay.harness.schema import read_json
@@ -22,11 +25,22 @@ REPEAT_RUN = "remove it and repeat the run's command with --out set to this fold
 _DAMAGED = "check that the path is the folder of a run, or run again"
 
 
-class RunFolder:
-    """A run's folder, new or resumed."""
+class AnyManifest(BaseModel):
+    """What the manifests of runs and benches have in common, as far as it is needed here."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    nonce: str
+
+
+class RunFolder:
+    """A run's folder, new or resumed.
+
+    Args:
+        path: its path.
+        nonce: of the run, where its manifest is not written yet or is a bench's.
+    """
+
+    def __init__(self, path: Path, nonce: str = "") -> None:
+        self.path, self._nonce = path, nonce
 
     @classmethod
     def open(cls, path: Path, manifest: Manifest, items: Sequence[Item]) -> RunFolder:
@@ -76,13 +90,28 @@ class RunFolder:
         """
         return read_json(self._file("manifest.json"), Manifest, _DAMAGED)
 
+    @property
+    def nonce(self) -> str:
+        """The nonce that every file of this folder's evidence carries.
+
+        Raises:
+            EvidenceError: the manifest is missing or damaged.
+        """
+        self._nonce = self._nonce or read_json(self._file("manifest.json"), AnyManifest, _DAMAGED).nonce
+        return self._nonce
+
     def progress(self) -> Progress:
         """The state of the run; an empty one if none was written yet."""
         path = self._file("progress.json")
-        return read_json(path, Progress, _DAMAGED) if path.exists() else Progress()
+        if not path.exists():
+            return Progress()
+        progress = read_json(path, Progress, _DAMAGED)
+        check_run(path, progress.run, self.nonce)
+        return progress
 
     def update(self, progress: Progress) -> None:
         """Replace the progress."""
+        progress = progress.model_copy(update={"run": self.nonce})
         self._replace("progress.json", progress.model_dump_json(indent=2))
 
     def items(self) -> list[Item]:
@@ -92,14 +121,17 @@ class RunFolder:
     def answers(self) -> list[Answer]:
         """All answers so far, each with the size of the batch that admitted the request where the server recorded it."""
         batches = {role: self._batches(role) for role in ROLES}
+        path = self._file("records.jsonl")
+        answers = jsonl.read(path, Answer)
+        for run in {answer.run for answer in answers}:
+            check_run(path, run, self.nonce)
         return [
-            answer.model_copy(update={"batch_size": batches[answer.role].get(answer.request_id)})
-            for answer in jsonl.read(self._file("records.jsonl"), Answer)
+            answer.model_copy(update={"batch_size": batches[answer.role].get(answer.request_id)}) for answer in answers
         ]
 
     def append(self, answer: Answer) -> None:
         """Append an answer."""
-        jsonl.append(self._file("records.jsonl"), [answer])
+        jsonl.append(self._file("records.jsonl"), [answer.model_copy(update={"run": self.nonce})])
 
     def server_folder(self, role: Role) -> Path:
         """The folder in which a role's server writes its counters and admissions."""
@@ -126,7 +158,15 @@ class RunFolder:
 
     def counters(self, role: Role) -> list[CallCount]:
         """Attention calls counted in a role's server."""
-        return read_counters(self.server_folder(role) / COUNTERS_FOLDER)
+        return read_counters(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
+
+    def admissions(self, role: Role) -> list[Admission]:
+        """Prefill batches that a role's server admitted, in order."""
+        path = self.server_folder(role) / ADMISSIONS
+        admissions = jsonl.read(path, Admission)
+        for run in {admission.run for admission in admissions}:
+            check_run(path, run, self.nonce)
+        return admissions
 
     def write_counters(self) -> None:
         """Write ``counters.json``, the counts of both servers, for people and other tools."""
@@ -135,13 +175,10 @@ class RunFolder:
 
     def _batches(self, role: Role) -> dict[str, int]:
         """Sequences in the first prefill batch of each request, by request id."""
-        path = self.server_folder(role) / ADMISSIONS
         batches: dict[str, int] = {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                rids = json.loads(line)["rids"] if line.endswith("}") else []
-                for rid in rids:
-                    batches.setdefault(rid, len(rids))
+        for admission in self.admissions(role):
+            for rid in admission.rids:
+                batches.setdefault(rid, len(admission.rids))
         return batches
 
     def _file(self, name: str) -> Path:

@@ -14,7 +14,8 @@ from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
-from assay.harness.evidence.pack import MANIFEST
+from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.pack import MANIFEST, read_manifest
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, read_shadow_errors
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
@@ -30,6 +31,7 @@ class LayerDiffRecord(Record):
     """``layer-diff.json`` in a server's folder: what the layer diff did there, written at its end.
 
     Attributes:
+        run: nonce of the run.
         traced: labels of the traced prompts, without their role.
         substituted: whether the candidate's traces were made in this server, with the candidate in every layer.
         layers: number of layers.
@@ -38,6 +40,7 @@ class LayerDiffRecord(Record):
             bounds.
     """
 
+    run: str = ""
     traced: tuple[str, ...]
     substituted: bool
     layers: int
@@ -58,16 +61,27 @@ def read_record(folder: RunFolder, role: Role) -> LayerDiffRecord | None:
     """The record of a role's server; None if the layer diff did not finish there.
 
     Raises:
-        EvidenceError: the file is damaged.
+        EvidenceError: the file is damaged, or of another run.
     """
     path = folder.server_folder(role) / _RECORD
-    return read_json(path, LayerDiffRecord, REPEAT_RUN) if path.exists() else None
+    if not path.exists():
+        return None
+    record = read_json(path, LayerDiffRecord, REPEAT_RUN)
+    check_run(path, record.run, folder.nonce)
+    return record
 
 
 def pack_of(folder: RunFolder) -> Path | None:
-    """The replay pack that a run recorded; None if it recorded none."""
+    """The replay pack that a run recorded; None if it recorded none.
+
+    Raises:
+        EvidenceError: its manifest is damaged, or of another run.
+    """
     packs = [folder.server_folder(role) / PACK_FOLDER for role in ROLES]
-    return next((pack for pack in packs if (pack / MANIFEST).exists()), None)
+    pack = next((pack for pack in packs if (pack / MANIFEST).exists()), None)
+    if pack is not None:
+        check_run(pack / MANIFEST, read_manifest(pack).source.run, folder.nonce)
+    return pack
 
 
 def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
@@ -79,7 +93,7 @@ def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
     for role in ROLES:
         place = folder.server_folder(role)
         if any((place / SHADOW_FOLDER).glob("*.safetensors")):
-            cells = read_shadow_errors(place)
+            cells = read_shadow_errors(place, folder.nonce)
             servers = {server.role: server for server in folder.progress().servers}
             return cells if role == "reference" else with_roles_exchanged(cells, servers["candidate"].claimed_phases)
     return None
@@ -92,15 +106,27 @@ def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowE
     The differences stay the same. An output of the server that is not finite is the candidate's. Relative errors stay relative to
     the size of the server's output, which is the candidate's: the reference's size was not summed up.
     """
-    own = np.isin(cells.index[:, DIMENSIONS.index("phase")], [PHASES.index(phase) for phase in claimed])
+    phases = [PHASES.index(phase) for phase in claimed]
+    own = np.isin(cells.index[:, DIMENSIONS.index("phase")], phases)
     swapped = {"candidate_squared": "reference_squared", "nonfinite": "undefined"}
     swapped |= {other: name for name, other in swapped.items()}
     sums = cells.sums[own][:, [SUMS.index(swapped.get(name, name)) for name in SUMS]]
     headers = (
-        one.model_copy(update={"reference": one.candidate, "candidate": one.reference, "phases": tuple(claimed)})
+        one.model_copy(
+            update={
+                "reference": one.candidate,
+                "candidate": one.reference,
+                "reference_noise": one.candidate_noise,
+                "candidate_noise": one.reference_noise,
+                "phases": tuple(claimed),
+            }
+        )
         for one in cells.headers
     )
-    return replace(cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], headers=tuple(headers))
+    truth = cells.truth.chosen(np.isin(cells.truth.index[:, DIMENSIONS.index("phase")], phases)).exchanged()
+    return replace(
+        cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], headers=tuple(headers), truth=truth
+    )
 
 
 def layers_seen(place: Path) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.records import Role
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
@@ -68,6 +69,7 @@ class LogitsHeader(Record):
     """The header of a file.
 
     Attributes:
+        run: nonce of the run.
         role: role of the server that scored.
         repeat: 0 for the comparison itself; 1 for the reference scored again, for the floor.
         backend: the server's attention backend.
@@ -79,6 +81,7 @@ class LogitsHeader(Record):
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
     schema_id: Literal["assay.logits/1"] = Field(SCHEMA, alias="schema")
+    run: str = ""
     role: Role
     repeat: int
     backend: str
@@ -149,11 +152,15 @@ def write_logits(folder: Path, logits: Logits) -> None:
     write_whole(path, content)
 
 
-def read_logits(path: Path) -> Logits:
+def read_logits(path: Path, run: str = "") -> Logits:
     """Read a scoring.
 
+    Args:
+        path: its file.
+        run: the nonce that it must carry; empty to accept any.
+
     Raises:
-        EvidenceError: the file is missing or damaged.
+        EvidenceError: the file is missing, damaged or of another run.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -170,6 +177,7 @@ def read_logits(path: Path) -> Logits:
             "log-probabilities of this version of assay",
             "remove the file and run the same command again: it repeats this scoring",
         ) from None
+    check_run(path, logits.header.run, run)
     _check_shapes(path, logits)
     return logits
 

@@ -39,11 +39,13 @@ class Origin(Record):
     """Where evidence comes from.
 
     Attributes:
+        nonce: random name of this run or bench, which every file of its evidence carries.
         created: ISO 8601, UTC.
         spec: the `RunSpec`.
         command: the command that repeats it.
     """
 
+    nonce: str = Field(min_length=1)
     created: str
     spec: dict[str, Any]
     command: str
@@ -72,6 +74,7 @@ class Failure(Record):
 class Progress(Record):
     """``progress.json``: the current state of a run."""
 
+    run: str = ""
     seconds: float = 0.0
     servers: tuple[ServerManifest, ...] = ()
     failure: Failure | None = None

@@ -46,6 +46,7 @@ class Source(Record):
         model_hash: see `assay.harness.collect.machine.hash_model`; empty if the recording server did not receive it.
         reference: backend whose outputs are recorded.
         candidate: backend whose errors selected the worst calls; empty for none.
+        run: nonce of the run that recorded them; empty for none.
     """
 
     engine: str
@@ -53,6 +54,7 @@ class Source(Record):
     model_hash: str
     reference: str
     candidate: str = ""
+    run: str = ""
 
 
 class PackEntry(Record):

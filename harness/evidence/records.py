@@ -41,6 +41,7 @@ class Answer(Record):
     """One server's answer to an item.
 
     Attributes:
+        run: nonce of the run.
         repeat: 0 for the comparison itself; 1 and above for the reference asked again, for the run-to-run floor.
         parsed: the letter found in `text` (multiple choice only); None if there is none.
         finish_reason: "stop", or "length" if the answer reached the token limit.
@@ -50,6 +51,7 @@ class Answer(Record):
         tokens: generated tokens with log-probabilities (greedy comparison only).
     """
 
+    run: str = ""
     suite: Suite
     role: Role
     item: str

@@ -23,6 +23,7 @@ from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION, Buc
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import error_sums
 from assay.harness.evidence.error_sums import SUMS, Floats
+from assay.harness.evidence.nonce import check_run
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
@@ -99,6 +100,7 @@ class ShadowHeader(Record):
     """What the sums of a file describe.
 
     Attributes:
+        run: nonce of the run; empty in a server that belongs to none.
         reference: the serving backend, or backends.
         candidate: what ran in the shadow; empty if calls were only recorded.
         phases: phases that the candidate computes. The cells of other phases are not observed.
@@ -110,6 +112,7 @@ class ShadowHeader(Record):
     """
 
     schema_id: Literal["assay.shadow/2"] = SCHEMA
+    run: str = ""
     reference: str
     candidate: str
     phases: tuple[str, ...]
@@ -258,15 +261,16 @@ def write_shadow_errors(path: Path, index: Integers, sums: Floats, max_abs: Floa
     write_whole(path, content, durable=False)
 
 
-def read_shadow_errors(folder: Path) -> ShadowErrors:
+def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
     """The errors that all processes of a server observed.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
+        run: the nonce that each file must carry; empty to accept any.
 
     Raises:
         UsageError: the shadow never ran there.
-        EvidenceError: a file is damaged, or the processes ran different backends.
+        EvidenceError: a file is damaged or of another run, or the processes ran different backends.
     """
     files = sorted((folder / FOLDER).glob("*.safetensors"))
     if not files:
@@ -276,6 +280,8 @@ def read_shadow_errors(folder: Path) -> ShadowErrors:
             "start the server with ASSAY_SHADOW=<candidate>, switch the shadow on and send a request",
         )
     read = [_read(file) for file in files]
+    for file, one in zip(files, read, strict=True):
+        check_run(file, one.headers[0].run, run)
     if len({(one.headers[0].reference, one.headers[0].candidate) for one in read}) > 1:
         raise EvidenceError(
             f"{folder} has errors of different backends.", "one reference and one candidate", "use a new folder"

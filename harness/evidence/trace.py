@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, deserialize, safe_open
 
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence.nonce import check_run
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
@@ -36,6 +37,7 @@ class TraceHeader(Record):
     """What one file of a trace contains.
 
     Attributes:
+        run: nonce of the run; empty in a server that belongs to none.
         request: the engine's request id.
         phase: "extend" or "decode".
         number: index of the pass in the trace, from 0.
@@ -44,6 +46,7 @@ class TraceHeader(Record):
     """
 
     schema_id: Literal["assay.trace/2"] = SCHEMA
+    run: str = ""
     request: str
     phase: Literal["extend", "decode"]
     number: int
@@ -97,16 +100,17 @@ def write_refusal(folder: Path, label: str, why: str) -> None:
     write_whole(folder / FOLDER / label / f"{os.getpid()}{_REFUSED}", why, durable=False)
 
 
-def read_trace(folder: Path, label: str) -> Trace:
+def read_trace(folder: Path, label: str, run: str = "") -> Trace:
     """The trace that a server's processes wrote under a label.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
         label: the label that the control named.
+        run: the nonce that each file must carry; empty to accept any.
 
     Raises:
         EvidenceError: nothing was traced under this label, the trace was refused (over budget, or more than one request), or a
-            file is damaged or missing.
+            file is damaged, missing or of another run.
     """
     place = folder / FOLDER / label
     for note in sorted(place.glob(f"*{_REFUSED}")):
@@ -118,6 +122,7 @@ def read_trace(folder: Path, label: str) -> Trace:
     passes: dict[int, list[_Part]] = {}
     for file in sorted(place.glob("*.safetensors")):
         part = _read(file)
+        check_run(file, part.header.run, run)
         passes.setdefault(part.header.number, []).append(part)
     if not passes:
         raise EvidenceError(

@@ -53,7 +53,7 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
         return None
     replay = read_cause(folder)
     scored = all(logits_path(folder.path, role, 0).exists() for role in ROLES)
-    logits = compare_logits(folder.path, spec.alpha) if scored else None
+    logits = compare_logits(folder.path, spec.alpha, folder.nonce) if scored else None
     bounds = {(one.layer, one.phase): one.bound for one in replay.bounds} if replay else {}
     pack = pack_of(folder)
     not_traced: tuple[str, ...] = ()
@@ -80,26 +80,30 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, fl
     # Prefer the candidate's own server: there it wrote the keys and values too.
     where = {role: role if records[role] else next(r for r in ROLES if records[r]) for role in ROLES}
     labels = next(one.traced for one in records.values() if one)
-    pairs = [[read_trace(folder.server_folder(where[role]), f"{role}-{label}") for role in ROLES] for label in labels]
+    pairs = [
+        [read_trace(folder.server_folder(where[role]), f"{role}-{label}", folder.nonce) for role in ROLES]
+        for label in labels
+    ]
     free = joined([compare(reference, candidate) for reference, candidate in pairs])
     parts = split(free.layers, free.relative_l1, errors.table(("layer",)).relative_l1)
     by_layer = [dict(zip(parts.layers, map(float, values), strict=True)) for values in (parts.total, parts.inherited)]
     return by_layer[0], by_layer[1]
 
 
-def compare_logits(folder: Path, alpha: float) -> LogitsComparison:
+def compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsComparison:
     """Both roles' scorings in a run's folder, compared by condition, with the floor.
 
     Args:
         folder: the run's.
         alpha: error rate of each interval.
+        run: the run's nonce; empty to accept any.
 
     Raises:
-        EvidenceError: a role was not scored, a file is damaged, or the roles were scored on different tokens.
+        EvidenceError: a role was not scored, a file is damaged or of another run, or the roles were scored on different tokens.
     """
-    reference, candidate = (read_logits(logits_path(folder, role, 0)) for role in ROLES)
+    reference, candidate = (read_logits(logits_path(folder, role, 0), run) for role in ROLES)
     again = logits_path(folder, "reference", FLOOR_REPEAT)
-    return compare_roles(reference, candidate, read_logits(again) if again.exists() else None, alpha=alpha)
+    return compare_roles(reference, candidate, read_logits(again, run) if again.exists() else None, alpha=alpha)
 
 
 def _suite(spec: RunSpec, result: LayersResult, errors: ShadowErrors, replay: ReplayResult | None) -> SuiteResult:

@@ -17,6 +17,7 @@ from torch import Tensor
 from assay.harness.attention.call import KernelRefused
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.manifest import engine_label
+from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import Source
 from assay.harness.server.candidates import make_candidate
 from assay.harness.server.control import CONTROL, Control, Setting, read_setting
@@ -166,6 +167,7 @@ def _attachment(
             model_hash=model_hash,
             reference=str(runner.server_args.attention_backend),
             candidate=candidate,
+            run=nonce_of_process(),
         )
         new_writer = partial(PackWriter, folder / PACK_FOLDER, source, record_bytes)
     built = make_candidate(candidate, runner, pages) if candidate else None

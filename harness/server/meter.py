@@ -6,8 +6,8 @@ computes it, with the name of the backend that delegated it.
 
 from __future__ import annotations
 
-import json
 import os
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from typing import Any
 import torch
 
 from assay.harness.conditions import has_cached_prefix
-from assay.harness.evidence.counters import ADMISSIONS, FOLDER, CounterFile, CounterRow
+from assay.harness.evidence.counters import ADMISSIONS, FOLDER, Admission, CounterFile, CounterRow
+from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.server.graph_counts import GraphCounts, capturing, compilable, count_call
+from assay.harness.server.kernel_tracer import kernel_tracer
 
 
 @cache
 def _counters(folder: Path) -> CounterFile:
-    return CounterFile(folder / FOLDER, str(os.getpid()))
+    return CounterFile(folder / FOLDER, str(os.getpid()), nonce_of_process())
 
 
 @cache
@@ -36,6 +38,7 @@ class Admissions:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / ADMISSIONS).open("a", buffering=1)
         self._layer: int | None = None
+        self._run = nonce_of_process()
 
     def note(self, layer: int, batch: Any) -> None:
         """Note the batch if this is its first layer."""
@@ -43,10 +46,13 @@ class Admissions:
             self._layer = layer
         if layer != self._layer:
             return
-        line = {"rids": batch.rids or [], "new": batch.extend_seq_lens_cpu, "prefix": batch.extend_prefix_lens_cpu}
-        self._file.write(
-            json.dumps({key: [v if isinstance(v, str) else int(v) for v in line[key]] for key in line}) + "\n"
+        lengths = {"new": batch.extend_seq_lens_cpu, "prefix": batch.extend_prefix_lens_cpu}
+        admission = Admission(
+            run=self._run,
+            rids=tuple(batch.rids or ()),
+            **{name: tuple(int(n) for n in values) for name, values in lengths.items()},
         )
+        self._file.write(admission.model_dump_json() + "\n")
 
 
 @cache
@@ -67,6 +73,7 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
         device: torch device on which it computes.
     """
     counters, graphs, admissions = _counters(folder), _graph_counts(folder), _admissions(folder)
+    tracer = kernel_tracer(folder)
     titles: dict[str, str] = getattr(backend, "assay_titles", {"extend": name, "decode": name})
     delegates: dict[str, str] = getattr(backend, "assay_delegates", {})
     interpreted: bool = getattr(backend, "assay_interpreted", False)
@@ -104,10 +111,12 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
         index = compilable(lambda layer: count(layer, phase == "decode", True))
 
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
             if torch.compiler.is_compiling():
+                out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
                 count_call(tally, index, layer.layer_id)
                 return out
+            with tracer.attention() if tracer.on else nullcontext():
+                out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
             cached = phase == "decode" or has_cached_prefix(forward_batch.extend_prefix_lens_cpu or ())
             count(layer.layer_id, cached, False)
             if phase == "extend" and not capturing():

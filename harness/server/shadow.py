@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
+from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import CallMetadata
 from assay.harness.evidence.shadow_errors import (
     FOLDER,
@@ -172,6 +173,7 @@ class Shadow:
         self._resolve_worst()
         cells = [sums.cells(layer, self._rank * sums.heads) for layer, sums in sorted(self._sums.items())]
         header = ShadowHeader(
+            run=nonce_of_process(),
             reference=" + ".join(sorted(self.references)),
             candidate=self._candidate.name if self._candidate else "",
             phases=self._phases,

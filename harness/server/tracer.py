@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.trace import TraceHeader, write_pass, write_refusal
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 
@@ -94,7 +95,12 @@ class Tracer:
         self._label, label.pending = None, None
         prefix = pending.forward_pass.prefix[0]
         header = TraceHeader(
-            request=label.request, phase=pending.phase, number=label.passes, rank=self._rank, ranks=self._ranks
+            run=nonce_of_process(),
+            request=label.request,
+            phase=pending.phase,
+            number=label.passes,
+            rank=self._rank,
+            ranks=self._ranks,
         )
         outputs = {layer: out.contiguous().cpu() for layer, out in pending.outputs.items()}
         write_pass(self._folder, label.name, pending.tokens.long().cpu(), pending.rows.cpu() + prefix, outputs, header)

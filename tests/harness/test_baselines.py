@@ -262,7 +262,7 @@ def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path
 
 
 def counted(folder: RunFolder, role: Role, backend: str, layers: int = 4) -> None:
-    file = CounterFile(folder.server_folder(role) / "counters", "1")
+    file = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
     row = file.row(CounterRow(backend=backend, kernel=backend, phase="extend", cached_prefix=True))
     for layer in range(layers):
         file.add(row, layer)

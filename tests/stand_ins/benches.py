@@ -32,9 +32,10 @@ def write_bench(
     cut: bool = False,
     counted: bool = True,
     flags: dict[str, Any] | None = None,
+    nonce: str = "",
 ) -> BenchFolder:
     """Write a bench's folder; the arguments select what is wrong in it."""
-    folder = BenchFolder.new(path)
+    folder = BenchFolder.new(path, nonce)
     spec = timed_spec(make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {})))
     shapes = shapes_of(SHAPES, "cpu")
     servers = tuple(
@@ -49,6 +50,7 @@ def write_bench(
         for role in ROLES
     )
     manifest = BenchManifest(
+        nonce=folder.nonce,
         created="2026-01-01T00:00:00Z", spec=spec.model_dump(mode="json"), seed=0, shapes=shapes, eager=True, servers=servers,
         command="assay bench", packages={}, hardware="a machine", python="3.11", git="", model_hash="m",
     )  # fmt: skip
@@ -84,7 +86,7 @@ def write_bench(
             ]
         )
     for role in ROLES if counted else ():
-        counters = CounterFile(folder.servers.server_folder(role) / "counters", "1")
+        counters = CounterFile(folder.servers.server_folder(role) / "counters", "1", folder.nonce)
         for phase in ("extend", "decode"):
             row = CounterRow(
                 backend="torch_native", kernel="torch_native", phase=phase, cached_prefix=True, interpreted=interpreted

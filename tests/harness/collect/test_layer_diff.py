@@ -109,7 +109,7 @@ def layers_compared(
     monkeypatch.setattr(layer_diff, "layers_seen", lambda place: (0, 1))
     said = io.StringIO()
     display = ProgressDisplay(Console(file=said, width=200))
-    layer_diff.compare_layers(cast(Engine, server), RunFolder(folder), plan(), display)
+    layer_diff.compare_layers(cast(Engine, server), RunFolder(folder, "n"), plan(), display)
     return said.getvalue()
 
 
@@ -121,7 +121,7 @@ def test_the_early_diagnosis_follows_one_question_without_and_one_with_the_cache
     assert sorted(question.header_cached for question in early) == [False, True]
     assert server.written == early, "both are written before they are diagnosed"
     assert "s: extend, all 4 layers: agrees with it." in said
-    done = read_record(RunFolder(tmp_path), "reference")
+    done = read_record(RunFolder(tmp_path, "n"), "reference")
     assert done is not None
     assert done.first_finding_s is not None
     assert 0 <= done.first_finding_s <= done.seconds
@@ -137,7 +137,7 @@ def test_every_question_finds_the_cache_state_it_is_for(
 
 def test_a_correct_kernel_has_no_early_finding(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = layers_compared(server, tmp_path, monkeypatch, [])
-    done = read_record(RunFolder(tmp_path), "reference")
+    done = read_record(RunFolder(tmp_path, "n"), "reference")
     assert done is not None
     assert done.first_finding_s is None
     assert "After" not in said
@@ -148,7 +148,7 @@ def test_a_candidate_that_computed_nothing_does_not_end_the_layer_diff(
 ) -> None:
     assert "After" not in layers_compared(server, tmp_path, monkeypatch, UsageError("no output", "one", "look"))
     assert {question.prompt for question in server.questions} == set(PROMPTS)
-    assert read_record(RunFolder(tmp_path), "reference") is not None
+    assert read_record(RunFolder(tmp_path, "n"), "reference") is not None
 
 
 def test_a_pack_recorded_on_its_own_has_the_same_questions(server: Server, tmp_path: Path) -> None:

@@ -8,17 +8,20 @@ import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
+from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import read_record
 from assay.harness.evidence.manifest import Failure, Manifest, Progress, hash_items
 from assay.harness.evidence.records import Answer, Item, Token
 
+BATCHES = (("rid-0", "rid-1"), ("rid-0",))
 ITEMS = [Item(suite="mmlu", id=f"q{i}", prompt=f"prompt {i}", prompt_hash="h", expected="A") for i in range(3)]
 
 
 def manifest(**changes: object) -> Manifest:
     fields = {
         "run_id": "r",
+        "nonce": "n",
         "created": "2026-01-01T00:00:00Z",
         "spec": {"candidate": "mine", "concurrency": 32},
         "command": "assay run",
@@ -48,7 +51,8 @@ def test_answers_have_the_size_of_the_batch_that_admitted_them(tmp_path: Path) -
     served = folder.server_folder("candidate")
     served.mkdir(parents=True)
     # The second line is a later chunk of rid-0; the third was cut off when the server was killed.
-    (served / "admissions.jsonl").write_text('{"rids": ["rid-0", "rid-1"]}\n{"rids": ["rid-0"]}\n{"rids": ["rid-')
+    admitted = [Admission(run="n", rids=rids, new=(1,) * len(rids), prefix=(0,) * len(rids)) for rids in BATCHES]
+    (served / "admissions.jsonl").write_text(jsonl.lines_of(admitted) + '{"run": "n", "rids": ["rid-')
     assert [a.batch_size for a in folder.answers()] == [2, 2, None]
     assert folder.items() == ITEMS
 
@@ -63,7 +67,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     again = RunFolder.open(path, manifest(spec={"candidate": "mine", "concurrency": 8}), ITEMS)
     again.append(answer("q1"))
     assert [a.item for a in again.answers()] == ["q0", "q1"]
-    assert again.progress() == Progress(seconds=3)
+    assert again.progress() == Progress(run="n", seconds=3)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def evidence(plan: Plan, path: Path, *, broken: bool = False, cached: int = 54, 
 
 
 def count(folder: RunFolder, role: Role, backend: str, phase: str) -> None:
-    file = CounterFile(folder.server_folder(role) / "counters", "1")
+    file = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
     row = file.row(CounterRow(backend=backend, kernel=backend, phase=phase, cached_prefix=True))
     for layer in range(4):
         file.add(row, layer)

@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Callable[..., RunFolder]:
         )  # fmt: skip
         folder.update(folder.progress().model_copy(update={"servers": servers if plan.of("mmlu") else ()}))
         for role in ROLES if plan.of("mmlu") else ():
-            file = CounterFile(folder.server_folder(role) / "counters", "1")
+            file = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
             row = CounterRow(backend="torch_native", kernel="torch_native", phase="extend", cached_prefix=True)
             file.add(file.row(row), 0)
             for number, item in enumerate(plan.of("mmlu")):
@@ -68,7 +68,7 @@ def report(run: Callable[..., RunFolder], synthetic_bench: ModuleType) -> MakeRu
 
     def make(broken: bool = False, bench: dict[str, Any] | None = None, **flags: Any) -> Report:
         folder = run(broken, **flags)
-        synthetic_bench.write_bench(bench_folder(folder).path, **(bench or {}))
+        synthetic_bench.write_bench(bench_folder(folder).path, nonce=folder.nonce, **(bench or {}))
         return build(folder)
 
     return make

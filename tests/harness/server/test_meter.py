@@ -48,8 +48,8 @@ def test_calls_are_counted_by_phase_prefix_and_layer(tmp_path: Path) -> None:
     }
     lines = [json.loads(line) for line in (tmp_path / "admissions.jsonl").read_text().splitlines()]
     assert lines == [
-        {"rids": ["a"], "new": [5], "prefix": [15]},
-        {"rids": ["b", "c"], "new": [2, 3], "prefix": [0, 16]},
+        {"run": "", "rids": ["a"], "new": [5], "prefix": [15]},
+        {"run": "", "rids": ["b", "c"], "new": [2, 3], "prefix": [0, 16]},
     ]
 
 

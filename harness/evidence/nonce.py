@@ -1,0 +1,41 @@
+"""The nonce: the random name of a run. Every file of its evidence carries it as ``run``, so a file of another run is noticed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from assay.harness.errors import EvidenceError
+
+RUN = "ASSAY_RUN"
+"""Environment variable: the nonce of the run whose evidence a server's processes write."""
+
+
+def new_nonce() -> str:
+    """A name that no other run has: 64 random bits in hexadecimal."""
+    return secrets.token_hex(8)
+
+
+def nonce_of_process() -> str:
+    """The nonce of the run that started this process; empty in a process that belongs to no run."""
+    return os.environ.get(RUN, "")
+
+
+def check_run(path: Path, found: str, nonce: str) -> None:
+    """Refuse evidence of another run.
+
+    Args:
+        path: the file.
+        found: the nonce that it carries.
+        nonce: the run's; empty where files belong to no run, and nothing is checked.
+
+    Raises:
+        EvidenceError: they differ.
+    """
+    if nonce and found != nonce:
+        raise EvidenceError(
+            f"{path} belongs to {f'run {found}' if found else 'no run'}, but its folder to run {nonce}.",
+            "evidence of this run alone",
+            "restore the file, or run again with a new --out",
+        )
