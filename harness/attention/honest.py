@@ -1,0 +1,373 @@
+"""Honest implementations: what a correct kernel of a noise family may answer on a call.
+
+Correct kernels of one family differ in block sizes, in where blocks begin, in the order in which they add, in the maximum that they
+subtract before they take exponents (of the row, of the blocks so far, or of a part of the keys that is merged later, as split-KV
+kernels do), in the tokens over which they average K, and in the phase of every rounding. Each member of an ensemble draws these anew.
+A rounding is simulated with a random phase (integers: a dither that is subtracted again; floating point: a random factor up to a power
+of two that is divided out), so that it errs as another implementation's rounding of the same width errs, and members are independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.noise import FAMILIES as FAMILIES
+from assay.harness.attention.noise import NoiseFamily as NoiseFamily
+from assay.harness.attention.noise import Quantised as Quantised
+from assay.harness.attention.noise import family as family
+from assay.harness.attention.oracle import sequences
+
+MEMBERS = 16
+"""Members of an ensemble, unless a caller asks for others."""
+NUMBERS_AT_ONCE = 2**22
+"""Most scores, or quantised keys, that are held at a time: 16 MiB of float32, of which about four exist at once."""
+_LARGEST = {"int8": 127.0, "e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
+"""Largest value of a format; a scale maps the largest magnitude to it."""
+_CAST = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.float16}
+_SCORE_ROUNDINGS, _EXP_ROUNDINGS, _SUM_ROUNDINGS = 0.2, 0.5, 0.2
+"""Standard deviations of the errors of sums and exponents in the accumulator, in units of its eps. Adding n numbers one after the
+other rounds each partial sum by eps / sqrt(12) of its size; for a sum that grows like a random walk that makes
+eps / sqrt(12) * sqrt(n / 2) of the sum's size, or 0.2 sqrt(n) eps, and for a score 0.2 eps |q| |k|. The exponential of a GPU is
+accurate to 2 ulp (CUDA C++ Programming Guide, intrinsic functions), about half of eps as a standard deviation."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to implement attention: what a group of members has in common.
+
+    Attributes:
+        q_block: queries that share a scale.
+        k_block: keys that share a scale, and keys between two rescalings of the accumulator.
+        maximum: "row", "running" (of all blocks so far) or "block" (of each block alone, merged later).
+        backwards: whether blocks are visited from the last to the first.
+        shifted: whether blocks begin in the middle of those of other ways.
+        over_batch: whether K is averaged over the whole batch; else over its sequence.
+        rounded_sum: whether the weights are summed after they are rounded; else before.
+        truncates: whether TF32 operands are cut off, as tensor cores do with plain float32; else rounded to nearest.
+    """
+
+    q_block: int
+    k_block: int
+    maximum: str
+    backwards: bool = False
+    shifted: bool = False
+    over_batch: bool = False
+    rounded_sum: bool = False
+    truncates: bool = False
+
+
+_WAYS = (
+    _Way(128, 64, "running", over_batch=True),
+    _Way(64, 64, "block", shifted=True, truncates=True, rounded_sum=True),
+    _Way(128, 128, "row"),
+    _Way(64, 32, "running", backwards=True, over_batch=True, truncates=True),
+)
+
+
+def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
+    """The family as the call's device implements it.
+
+    In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
+    default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it.
+    """
+    if family.accumulation != "fp32" or call.q.dtype != torch.float32 or call.q.device.type != "cuda":
+        return family
+    ampere = torch.cuda.get_device_capability(call.q.device) >= (8, 0)
+    return replace(family, accumulation="tf32") if ampere else family
+
+
+def truth(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
+    """Attention in float64 for some queries.
+
+    Args:
+        call: the call.
+        rows: packed query rows, int64 [rows], in increasing order; None for all.
+
+    Returns:
+        float64 [rows, num_q_heads, head_dim_v], on the call's device.
+    """
+    outs = []
+    for part in _parts(call, rows):
+        k, v = part.k.double(), part.v.double()
+        for some, seen in part.blocks(1):
+            scores = (call.scale * part.queries(some).double() @ k.transpose(1, 2)).masked_fill(~seen, -math.inf)
+            outs.append(part.rows_first(scores.softmax(-1) @ v))
+    return _joined(outs, call)
+
+
+def honest_outputs(
+    call: AttentionCall, family: NoiseFamily, rows: Tensor | None = None, members: int = MEMBERS, seed: int = 0
+) -> Tensor:
+    """What honest implementations of a family answer on a call. The same arguments give the same answers.
+
+    Memory does not grow with the call beyond the result itself and `NUMBERS_AT_ONCE`, or one member's keys.
+
+    Args:
+        call: the call.
+        family: the noise family.
+        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        members: implementations.
+        seed: of all that they draw.
+
+    Returns:
+        float64 [members, rows, num_q_heads, head_dim_v], on the call's device. Not finite where a format overflows.
+    """
+    used = here(family, call)
+    work = torch.promote_types(call.q.dtype, torch.float32)
+    ways = _WAYS if _depends_on_blocks(used) else _WAYS[:2]
+    generator = torch.Generator(call.q.device).manual_seed(seed)
+    largest = {name: getattr(call, name).abs().amax().to(work) for name in "qkv" if getattr(call, name).numel()}
+    mean = call.k.to(work).mean(0)
+    groups = []
+    for number, way in enumerate(ways):
+        count = len(range(number, members, len(ways)))
+        draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean)
+        parts = _parts(call, rows) if count else []
+        outs = [out for part in parts for out in _answers(part, call, draw, count)]
+        groups.append(_joined(outs, call, count))
+    return torch.cat(groups)
+
+
+def _depends_on_blocks(family: NoiseFamily) -> bool:
+    stored = [one for one in (family.q, family.k, family.v, family.p) if one is not None]
+    return any(one.per == "block" and one.format != "fp16" for one in stored) or family.p is not None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One sequence of a call, and those of its queries that are asked for.
+
+    Attributes:
+        q: all queries [num_kv_heads, q heads per kv head, len_q, head_dim].
+        k: [num_kv_heads, len_k, head_dim].
+        v: [num_kv_heads, len_k, head_dim_v].
+        rows: int64 [rows], the queries that are asked for, counted within the sequence.
+        causal: whether a query sees no later keys.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rows: Tensor
+    causal: bool
+
+    def blocks(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some of the rows at a time, int64 [r], with the keys that they see, bool [group * r, len_k]."""
+        heads, group, len_q, _ = self.q.shape
+        keys = torch.arange(self.k.shape[1], device=self.k.device)
+        at_once = max(1, NUMBERS_AT_ONCE // (members * heads * group * max(1, len(keys))))
+        for some in self.rows.split(at_once):
+            last = some + len(keys) - len_q if self.causal else torch.full_like(some, len(keys))
+            yield some, (keys <= last[:, None]).repeat(group, 1)
+
+    def queries(self, some: Tensor) -> Tensor:
+        """[num_kv_heads, group * r, head_dim]: the heads of a group are further rows of their kv head."""
+        return self.q[:, :, some].flatten(1, 2)
+
+    def rows_first(self, out: Tensor) -> Tensor:
+        """[..., num_kv_heads, group * r, head_dim_v] -> [..., r, num_q_heads, head_dim_v]."""
+        heads, group = self.q.shape[:2]
+        split = out.unflatten(-2, (group, -1))  # [..., kv heads, group, r, dim]
+        return split.movedim(-2, -4).flatten(-3, -2) if heads else split
+
+
+def _parts(call: AttentionCall, rows: Tensor | None) -> list[_Part]:
+    found = []
+    heads = call.k.shape[1]
+    for rows_q, rows_k in sequences(call):
+        asked = torch.arange(rows_q.stop - rows_q.start, device=call.q.device)
+        if rows is not None:
+            asked = rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
+        if len(asked):
+            q = call.q[rows_q].transpose(0, 1).unflatten(0, (heads, -1))
+            k, v = call.k[rows_k].transpose(0, 1), call.v[rows_k].transpose(0, 1)
+            found.append(_Part(q, k, v, asked, call.causal))
+    return found
+
+
+def _joined(outs: list[Tensor], call: AttentionCall, members: int | None = None) -> Tensor:
+    if outs:
+        return torch.cat(outs, -3)
+    lead = () if members is None else (members,)
+    return torch.zeros(*lead, 0, call.q.shape[1], call.v.shape[2], dtype=torch.float64, device=call.q.device)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What the members of one way draw from, and the types that they compute in."""
+
+    generator: torch.Generator
+    family: NoiseFamily
+    way: _Way
+    dtype: torch.dtype
+    work: torch.dtype
+    largest: dict[str, Tensor]
+    mean: Tensor
+
+    @property
+    def eps(self) -> float:
+        """Of the accumulator."""
+        return torch.finfo(torch.float16 if self.family.accumulation == "fp16" else self.work).eps
+
+    def uniform(self, *shape: int) -> Tensor:
+        """[0, 1)."""
+        return torch.rand(*shape, generator=self.generator, device=self.generator.device, dtype=self.work)
+
+    def normal(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator, device=like.device, dtype=like.dtype)
+
+    def factors(self, x: Tensor) -> Tensor:
+        """Random factors of (1/4, 1] that broadcast to x [..., rows, columns]: the phases of a floating-point rounding.
+
+        A factor by row times one by column: as good as independent ones, and far cheaper.
+        """
+        rows, columns = self.uniform(*x.shape[:-1], 1), self.uniform(*x.shape[:-2], 1, x.shape[-1])
+        return torch.exp2(-rows - columns)
+
+    def rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x rounded to a 16-bit dtype with a random phase."""
+        if torch.finfo(dtype).bits >= 32:
+            return x
+        factors = self.factors(x)
+        return (x * factors).to(dtype).to(x.dtype) / factors
+
+    def operand(self, x: Tensor) -> Tensor:
+        """x as an operand of a product: 10 bits of mantissa in TF32."""
+        if self.family.accumulation != "tf32" or self.dtype != torch.float32:
+            return x
+        bits = x.contiguous().view(torch.int32)
+        return ((bits if self.way.truncates else bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    def stored(self, x: Tensor, what: str, members: int) -> Tensor:
+        """[members, heads, tokens, dim]: a tensor [heads, tokens, dim] of the call as each member stores it."""
+        how: Quantised | None = getattr(self.family, what)
+        x = x.to(self.work)
+        if how is None:
+            return self.operand(x)[None]
+        every = x.expand(members, *x.shape)
+        if how.format == "fp16":
+            return x[None] if self.dtype == torch.float16 else self.rounded(every, torch.float16)
+        largest = self.largest[what]
+        if how.smooth:
+            mean = self.mean[:, None] if self.way.over_batch else x.mean(1, keepdim=True)
+            every, largest = every - mean, (x - mean).abs().amax()
+        scale = self.scale(every[0], how, largest, self.way.q_block if what == "q" else self.way.k_block)
+        return self.quantised(every / scale, how) * scale
+
+    def scale(self, x: Tensor, how: Quantised, largest: Tensor, block: int) -> Tensor:
+        """The scale of each token of x [heads, tokens, dim], broadcasting to it."""
+        if how.per == "tensor":
+            top = largest.expand(1, 1, 1)
+        elif how.per == "head":
+            top = x.abs().amax((1, 2), keepdim=True)
+        else:
+            top = x.abs().amax(2, keepdim=True)
+            if how.per == "block":
+                top = _by_block(top, block, block // 2 * self.way.shifted)
+        return torch.where(top == 0, torch.ones_like(top), top) / _LARGEST[how.format]
+
+    def quantised(self, x: Tensor, how: Quantised) -> Tensor:
+        """x, already divided by its scale, rounded to its format with a random phase."""
+        if how.format == "int8":
+            dither = self.uniform(*x.shape) - 0.5
+            return (x + dither).round() - dither
+        factors = self.factors(x)
+        if how.format == "e2m1":
+            factors = factors.sqrt().sqrt()  # FP4 has three binades: more would leave its range
+        return _in_format(x * factors, how.format) / factors
+
+
+def _by_block(top: Tensor, block: int, shift: int) -> Tensor:
+    """The largest of each block of tokens, for each token: [heads, tokens, 1] -> the same shape."""
+    tokens = top.shape[1]
+    blocks = -(-(tokens + shift) // block)
+    padded = torch.nn.functional.pad(top, (0, 0, shift, blocks * block - tokens - shift))
+    by_block = padded.view(top.shape[0], blocks, block).amax(2)
+    return by_block.repeat_interleave(block, 1)[:, shift : shift + tokens, None]
+
+
+def _in_format(x: Tensor, format: str) -> Tensor:
+    """x rounded to the nearest number of a floating-point format; beyond its range, its largest."""
+    x = x.clamp(-_LARGEST[format], _LARGEST[format])
+    if format in _CAST:
+        return x.to(_CAST[format]).to(x.dtype)
+    step = torch.exp2(x.abs().clamp(min=1.0).log2().floor() - 1)  # 1 bit of mantissa; below 1, subnormal steps of 0.5
+    return (x / step).round() * step
+
+
+def _answers(part: _Part, call: AttentionCall, draw: _Draw, members: int) -> Iterator[Tensor]:
+    """Outputs [members, r, num_q_heads, head_dim_v] for some rows at a time."""
+    heads, group, len_q, dim = part.q.shape
+    numbers = max(heads * group * min(len(part.rows), 64) * part.k.shape[1], part.k.numel(), part.v.numel())
+    at_once = max(1, min(members, NUMBERS_AT_ONCE // numbers))
+    sizes = [min(at_once, members - start) for start in range(0, members, at_once)]
+    chunks = []
+    for count in sizes:
+        stored = partial(draw.stored, members=count)
+        q = stored(part.q.flatten(0, 1), "q").unflatten(1, (heads, group))
+        k, v = stored(part.k, "k"), stored(part.v, "v")
+        asked = [
+            part.rows_first(_attend(q[:, :, :, some].flatten(2, 3), k, v, seen, call.scale, draw, count)).double()
+            for some, seen in part.blocks(count)
+        ]
+        chunks.append(torch.cat(asked, 1))
+    yield torch.cat(chunks)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, draw: _Draw, members: int) -> Tensor:
+    """Attention of each member: q [members or 1, kv heads, rows, head_dim], k and v likewise -> [members, kv heads, rows, dim_v]."""
+    scores = (scale * q @ k.transpose(-2, -1)).expand(members, -1, -1, -1)
+    sizes = scale * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[..., None, :]
+    if draw.eps * float(sizes.amax()) > torch.finfo(draw.dtype).eps / 16:  # else far below the rounding of the output
+        errors = _SCORE_ROUNDINGS * (sizes + 2 * scores.abs()) + _EXP_ROUNDINGS
+        scores = scores + draw.eps * errors * draw.normal(scores)
+    scores = scores.masked_fill(~seen, -math.inf)
+    top = scores.amax(-1, keepdim=True)
+    reference = _reference(scores, draw.way)
+    exact = (scores - top).exp()
+    if draw.family.p is None:
+        weights = draw.rounded(exact, draw.dtype)  # a rounding of floating point does not depend on the reference
+        weights = draw.operand(weights)
+    else:
+        weights = _stored_weights((scores - reference).exp().nan_to_num(), draw) * (reference - top).exp()
+    total = (weights if draw.way.rounded_sum else exact).sum(-1, keepdim=True)
+    out = (weights @ v) / total
+    if draw.dtype.itemsize > 2 or draw.family.accumulation == "fp16":
+        steps = v.shape[-2] if draw.family.accumulation != "fp16" else -(-v.shape[-2] // 16)  # products of 16 are exact
+        errors = draw.eps * _SUM_ROUNDINGS * math.sqrt(max(1, steps))
+        out = out * (1 + errors * draw.normal(out))
+    return draw.rounded(out, draw.dtype)
+
+
+def _reference(scores: Tensor, way: _Way) -> Tensor:
+    """What is subtracted from each score before its exponential is rounded, broadcasting to scores [..., rows, keys]."""
+    top = scores.amax(-1, keepdim=True)
+    if way.maximum == "row" or scores.shape[-1] <= way.k_block:
+        return top
+    keys = scores.shape[-1]
+    blocks = -(-keys // way.k_block)
+    padded = torch.nn.functional.pad(scores, (0, blocks * way.k_block - keys), value=-math.inf)
+    tops = padded.unflatten(-1, (blocks, way.k_block)).amax(-1)
+    if way.maximum == "running":
+        tops = (tops.flip(-1).cummax(-1)[0].flip(-1)) if way.backwards else tops.cummax(-1)[0]
+    tops = torch.where(tops.isinf(), top, tops)  # a block of which nothing is seen
+    return tops.repeat_interleave(way.k_block, -1)[..., :keys]
+
+
+def _stored_weights(weights: Tensor, draw: _Draw) -> Tensor:
+    """Weights in [0, 1] as a family stores them; a format with a scale uses its whole range for 1."""
+    how = draw.family.p
+    assert how is not None
+    if how.format == "fp16":
+        return draw.rounded(weights, torch.float16)
+    scale = 1 / _LARGEST[how.format]
+    if how.per == "token":
+        scale = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny) * scale
+    return draw.quantised(weights / scale, how) * scale

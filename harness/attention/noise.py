@@ -1,0 +1,137 @@
+"""Noise families: what a kernel declares that it stores or accumulates in fewer bits than the call's dtype.
+
+A family is a composition: the storage of Q, K, V and of the softmax weights P, and the arithmetic of both products. What it must
+cost on a call, no less and no more, is simulated in `assay.harness.attention.honest`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+Format = Literal["int8", "e4m3", "e5m2", "e2m1", "fp16"]
+Granularity = Literal["tensor", "head", "block", "token"]
+Arithmetic = Literal["fp32", "tf32", "fp16"]
+_STORED = ("q", "k", "v", "p")
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """How a tensor is stored.
+
+    Attributes:
+        format: "int8" (symmetric), "e4m3" and "e5m2" (FP8, OCP 8-bit floating point), "e2m1" (FP4, OCP MX), or "fp16".
+        per: what shares a scale: the whole tensor, a head, a block of tokens of a head, or a token of a head. "fp16" has no scale.
+        smooth: whether the mean over tokens is subtracted first, which only K allows (arXiv 2410.02367, section 4.2).
+    """
+
+    format: Format
+    per: Granularity = "block"
+    smooth: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(Format) or self.per not in get_args(Granularity):
+            raise ValueError(
+                f"no storage {self.format!r} per {self.per!r}; expected a format of {', '.join(get_args(Format))} "
+                f"and a scale per {', '.join(get_args(Granularity))}"
+            )
+
+    def __str__(self) -> str:
+        per = "" if self.format == "fp16" else f"-{self.per}"
+        return f"{self.format}{per}{'-smooth' * self.smooth}"
+
+
+@dataclass(frozen=True)
+class NoiseFamily:
+    """What a kernel stores and computes in fewer bits than the call's dtype.
+
+    Attributes:
+        q: storage of Q; None for the call's dtype.
+        k: storage of K.
+        v: storage of V.
+        p: storage of the softmax weights on their way into the product with V; None for the call's dtype.
+        accumulation: arithmetic of both products: "fp32"; "tf32", in which float32 operands have 10 bits of mantissa; or "fp16", in
+            which sums are kept in fp16.
+    """
+
+    q: Quantised | None = None
+    k: Quantised | None = None
+    v: Quantised | None = None
+    p: Quantised | None = None
+    accumulation: Arithmetic = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.accumulation not in get_args(Arithmetic):
+            raise ValueError(f"no arithmetic {self.accumulation!r}; expected one of {', '.join(get_args(Arithmetic))}")
+        if any(stored is not None and stored.smooth for stored in (self.q, self.v, self.p)):
+            raise ValueError("only K can be smoothed: its mean shifts all scores of a query alike")
+
+    @property
+    def name(self) -> str:
+        """Its name in `FAMILIES`, or its parts, such as "k:int8-token,v:e4m3-head"; empty for the exact family."""
+        known = next((name for name, one in FAMILIES.items() if one == self), None)
+        if known is not None:
+            return known
+        parts = [f"{what}:{stored}" for what in _STORED if (stored := getattr(self, what)) is not None]
+        return ",".join(parts + [f"accumulation:{self.accumulation}"] * (self.accumulation != "fp32"))
+
+    @property
+    def quantises(self) -> bool:
+        """Whether something is stored in 8 bits or fewer, whose cost cannot be hidden by the rounding of fp16."""
+        return any(
+            isinstance(stored, Quantised) and stored.format != "fp16"
+            for stored in (getattr(self, f.name) for f in fields(self))
+        )
+
+
+_INT8, _FP16, _E4M3 = Quantised("int8"), Quantised("fp16"), Quantised("e4m3", "tensor")
+_SMOOTH = Quantised("int8", "block", smooth=True)
+FAMILIES: dict[str, NoiseFamily] = {
+    "": NoiseFamily(),
+    "int8_qk": NoiseFamily(q=_INT8, k=_SMOOTH, v=_FP16, p=_FP16),
+    "int8_kv": NoiseFamily(k=Quantised("int8", "token"), v=Quantised("int8", "token")),
+    "fp8_kv": NoiseFamily(k=_E4M3, v=_E4M3),
+    "fp8_e5m2_kv": NoiseFamily(k=Quantised("e5m2", "tensor"), v=Quantised("e5m2", "tensor")),
+    "fp8_pv": NoiseFamily(v=_E4M3, p=_E4M3),
+    "fp8_qkv": NoiseFamily(q=_E4M3, k=_E4M3, v=_E4M3, p=_E4M3),
+    "int8_qk_fp8_pv": NoiseFamily(q=_INT8, k=_SMOOTH, v=Quantised("e4m3", "head"), p=_E4M3),
+    "fp4_kv": NoiseFamily(k=Quantised("e2m1", "token"), v=Quantised("e2m1", "token")),
+    "tf32": NoiseFamily(accumulation="tf32"),
+    "fp16_accumulation": NoiseFamily(accumulation="fp16"),
+}
+"""Families that have a name.
+
+"int8_qk" is SageAttention's: K minus its mean, Q and K in int8 with a scale per block of a head, weights and values in fp16 (arXiv
+2410.02367). "int8_qk_fp8_pv" is SageAttention2's (arXiv 2411.10958), "fp8_qkv" FlashAttention-3's in FP8 (arXiv 2407.08608).
+"fp8_kv" and "fp8_e5m2_kv" are the caches of vLLM and SGLang (``--kv-cache-dtype fp8_e4m3`` and ``fp8_e5m2``)."""
+
+
+def family(name: str) -> NoiseFamily:
+    """The family of a name of `FAMILIES`, or of parts as `NoiseFamily.name` gives them.
+
+    Raises:
+        ValueError: there is no such family.
+    """
+    if name in FAMILIES:
+        return FAMILIES[name]
+    try:
+        return NoiseFamily(**dict(_part(part) for part in name.split(",")))  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"no noise family is called {name!r}; expected one of {', '.join(filter(None, FAMILIES))}, or parts such as "
+            f"k:int8-token,v:e4m3-head ({error})"
+        ) from None
+
+
+def _part(text: str) -> tuple[str, Quantised | str]:
+    what, _, value = text.partition(":")
+    if what == "accumulation":
+        return what, value
+    if what not in _STORED:
+        raise ValueError(f"{what!r} is neither accumulation nor one of {', '.join(_STORED)}")
+    stored, *rest = value.split("-")
+    smooth = rest[-1:] == ["smooth"]
+    per = rest[: len(rest) - smooth]
+    if len(per) > 1:
+        raise ValueError(f"{value!r} names more than one granularity")
+    return what, Quantised(stored, *per, smooth=smooth)  # type: ignore[arg-type]

@@ -1,0 +1,99 @@
+"""Bounds from an ensemble: how large an error may be that another honest implementation makes in a cell, at a stated error rate.
+
+An error in a cell is a vector: one number for each query, head and dimension. Its square is about a sum of `freedom` independent
+squared roundings, many where many roundings meet (all queries of a long prompt) and one where a single weight decides (a query with two
+keys). The ratio of one more honest square to the mean of M others is then distributed as F(freedom, M freedom), so the bound is the
+ensemble's root mean square times the root of that quantile. Freedom is Satterthwaite's: the dimensions that a covariance fills,
+trace(C)^2 / trace(C^2) (Biometrics Bulletin 2, 110-114, 1946).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from assay.harness.stats.binomial import normal_quantile
+
+FALSE_FLAGS = 1e-3
+"""Largest share of comparisons (a matrix, a session of a shadow) of an honest kernel in which any cell may be flagged."""
+MODEL_FACTOR = 1.3
+"""What implementations that the ensemble does not hold may add to its noise. Measured: `benchmarks/honest_kernels.py`."""
+
+Floats = NDArray[np.float64]
+
+
+def cell_bounds(
+    errors: ArrayLike, freedom: ArrayLike | None = None, cells: int | None = None, alpha: float = FALSE_FLAGS
+) -> Floats:
+    """The largest error that noise explains, by cell.
+
+    Args:
+        errors: relative L1 of each member in each cell, [members, ...]. Not finite where the simulation overflowed: no noise, which
+            excuses nothing.
+        freedom: independent roundings in each cell, [...]; None to estimate them from the spread of the members.
+        cells: cells among which none may be flagged wrongly; None for the number given. Bonferroni's correction.
+        alpha: largest probability that any of them is.
+
+    Returns:
+        float64 [...].
+
+    Raises:
+        ValueError: fewer than two members.
+    """
+    squares = _squares(errors)
+    members = len(squares)
+    if freedom is None:
+        freedom = freedom_of_spread(errors)
+    free = np.maximum(1.0, np.asarray(freedom, dtype=float))
+    rate = alpha / max(1, cells if cells is not None else squares[0].size)
+    return MODEL_FACTOR * np.sqrt(squares.mean(0) * f_quantile_above(rate, free, members * free))
+
+
+def freedom_of_spread(errors: ArrayLike) -> Floats:
+    """A lower estimate of the independent roundings in each cell, from the spread of the members' errors, [...].
+
+    The squares of one cell have the relative variance 2 / freedom. The variance of M values is known only to a factor; its upper limit
+    of one percent is used, so that a cell whose members agree by chance does not get a tight bound.
+    """
+    squares = _squares(errors)
+    degrees = len(squares) - 1
+    mean = squares.mean(0)
+    relative = np.divide(squares.var(0, ddof=1), mean**2, out=np.full_like(mean, 2.0), where=mean > 0)
+    upper = relative / chi2_quantile_below(0.01, degrees)
+    return np.maximum(1.0, 2.0 / np.maximum(upper, 1e-9))
+
+
+def _squares(errors: ArrayLike) -> Floats:
+    values = np.asarray(errors, dtype=float)
+    if len(values) < 2:
+        raise ValueError(f"{len(values)} members of an ensemble; expected at least two")
+    return np.where(np.isfinite(values), values, 0.0) ** 2
+
+
+def chi2_quantile_below(rate: float, degrees: ArrayLike) -> Floats:
+    """The quantile of chi^2 / degrees below which it falls at a rate: Wilson and Hilferty's approximation (PNAS 17, 684, 1931)."""
+    spread = 2 / (9 * np.asarray(degrees, dtype=float))
+    return np.maximum(0.0, 1 - spread + normal_quantile(rate) * np.sqrt(spread)) ** 3
+
+
+def f_quantile_above(rate: float, top: ArrayLike, bottom: ArrayLike) -> Floats:
+    """The quantile of F(top, bottom) above which it lies at a rate.
+
+    Paulson's approximation (Annals of Mathematical Statistics 13, 233, 1942), since scipy is no part of the base install: at rates of
+    1e-8 to 1e-3 and bottom >= 16 its root is at most 10 % above the exact one, and at most 1 % below.
+
+    Args:
+        rate: probability of a larger value, below 0.5.
+        top: degrees of freedom of the numerator.
+        bottom: degrees of freedom of the denominator.
+    """
+    a, b = 2 / (9 * np.asarray(top, dtype=float)), 2 / (9 * np.asarray(bottom, dtype=float))
+    z = -normal_quantile(rate)
+    # (1 - b) x - (1 - a) = z sqrt(b x^2 + a), for x = F^(1/3).
+    square = (1 - b) ** 2 - z**2 * b
+    half = (1 - a) * (1 - b)
+    inner = half**2 - square * ((1 - a) ** 2 - z**2 * a)
+    x = np.divide(
+        half + np.sqrt(np.maximum(inner, 0.0)), square, out=np.full(np.shape(square), np.inf), where=square > 0
+    )
+    return np.asarray(x**3, dtype=float)
