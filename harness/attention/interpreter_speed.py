@@ -1,7 +1,9 @@
-"""Triton's interpreter, made about 1.5 times as fast, with the same bits.
+"""Triton's interpreter, made about 2.5 times as fast, with the same bits.
 
-An interpreted kernel spends most of its time in Python. Three things can be done once, or by BLAS, without changing a result:
+An interpreted kernel spends most of its time in Python. Four things can be left out, or done once, or by BLAS:
 
+- Every sum and product of integers, mostly addresses, is computed again in int64 to see whether it overflows. Compiled kernels
+  do not check that either.
 - Every call of a device function patches `triton.language` again, although the launch around it has done so already.
 - NumPy multiplies matrices of integers and of float16 in plain loops. Products of int8 are exact in float32 up to 1,040 terms,
   so BLAS may add them in any order. A float16 sum is kept in float32 and rounded once; here it is added in the same order.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -26,7 +29,15 @@ from numpy.typing import NDArray
 MAX_EXACT_INT8_TERMS = 2**24 // 127**2
 """Most products of two int8 in -127 to 127 whose sum is exact in float32."""
 _MODULE = "triton.runtime.interpreter"
-_NEEDED = ("InterpreterBuilder", "TensorHandle", "_LangPatchScope", "_get_np_dtype", "_patch_lang", "tl")
+_NEEDED = (
+    "InterpreterBuilder",
+    "TensorHandle",
+    "_LangPatchScope",
+    "_get_np_dtype",
+    "_patch_lang",
+    "interpreter_builder",
+    "tl",
+)
 _DONE = "assay_speed"
 
 
@@ -58,13 +69,15 @@ class _Finder(MetaPathFinder):
 
 
 def _speed_up(interpreter: Any) -> None:
-    """Replace the three slow functions. An interpreter of another form is left as it is: slower, but right."""
+    """Replace what is slow. An interpreter of another form is left as it is: slower, but right."""
     if all(hasattr(interpreter, name) for name in _NEEDED) and not hasattr(interpreter, _DONE):
         setattr(interpreter, _DONE, True)
         interpreter._patch_lang = _patching_once(interpreter, interpreter._patch_lang)
         interpreter._get_np_dtype = _np_dtypes(interpreter)
         builder = interpreter.InterpreterBuilder
         builder.create_dot = _dot(interpreter, builder.create_dot)
+        shared = interpreter.interpreter_builder
+        shared.options = replace(shared.options, sanitize_overflow=False)
 
 
 def _patching_once(interpreter: Any, patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
