@@ -95,7 +95,7 @@ def _custom(name: str, known: Iterable[str]) -> Shape:
 
 def prefix(shape: Shape, vocabulary: int, seed: str) -> tuple[int, ...]:
     """The tokens that all prompts of a block begin with; empty if nothing is shared."""
-    return _tokens(random.Random(f"{seed}/shared"), shape.shared, vocabulary)
+    return random_tokens(random.Random(f"{seed}/shared"), shape.shared, vocabulary)
 
 
 def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[int, ...]]:
@@ -109,10 +109,11 @@ def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[
     """
     head = prefix(shape, vocabulary, seed)
     rngs = (random.Random(f"{seed}/{index}") for index in range(count))
-    return [head + _tokens(rng, shape.prompt - shape.shared, vocabulary) for rng in rngs]
+    return [head + random_tokens(rng, shape.prompt - shape.shared, vocabulary) for rng in rngs]
 
 
-def _tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
+def random_tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
+    """`count` token ids, without those at the ends of the vocabulary, where special tokens lie."""
     ends = vocabulary // EDGE_DIVISOR
     return tuple(rng.choices(range(ends, vocabulary - ends), k=count))
 

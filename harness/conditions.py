@@ -59,6 +59,57 @@ PLACE = ("only", "first", "between", "last")
 """A sequence's place in its batch."""
 
 
+@dataclass(frozen=True)
+class Kinds:
+    """A quality of a call, with a label for each kind. Attributes as in `Buckets`."""
+
+    id: str
+    title: str
+    labels: tuple[str, ...]
+
+    def index(self, value: int) -> int:
+        """The kind with this number, as an index into `labels`."""
+        return value
+
+
+BORDER_TOKENS = 64
+"""Every page size of SGLang's backends divides it, and most kernels compute blocks of 64 or 128 keys."""
+CHUNK = Kinds("chunk", "chunked prefill", ("whole or first chunk", "later chunk"))
+"""Whether an extend call continues a prompt that was too long to be prefilled at once."""
+BORDER = Kinds(
+    "border", f"end against a border of {BORDER_TOKENS} tokens", ("elsewhere", "one before", "on it", "one after")
+)
+"""Where a sequence ends against the borders of pages and blocks."""
+MIX = Kinds(
+    "mix", "sequences of an extend call", ("no prefix", "all with a prefix", "some with a prefix", "extend and decode")
+)
+"""What kinds of sequences one extend call has; "extend and decode" as SGLang makes with ``--enable-mixed-chunk``."""
+ENVELOPE: dict[str, Buckets | Kinds] = {
+    quantity.id: quantity
+    for quantity in (
+        Buckets("new-tokens", "new tokens", (1, 2, 17, 129, 513, 2049, 8193)),
+        Buckets("prefix-tokens", "cached prefix", (0, 1, CACHED_PREFIX_TOKENS, 129, 513, 2049, 8193)),
+        Buckets("total-tokens", "total length", (1, 17, 129, 513, 2049, 8193)),
+        Buckets("batch", "batch size", (1, 2, 9, 33, 129)),
+        CHUNK,
+        BORDER,
+        MIX,
+        Buckets("depth", "decode depth", (1, 2, 9, 33, 129, 513, 2049)),
+    )
+}
+"""The conditions that an envelope counts, by id: of the sequences of a call (lengths, chunk, border, depth) or of the call."""
+ENVELOPE_OF = {
+    "extend": ("new-tokens", "prefix-tokens", "total-tokens", "batch", "chunk", "border", "mix"),
+    "decode": ("total-tokens", "batch", "border", "depth"),
+}
+"""Ids of the conditions that are counted in each phase."""
+
+
+def border_of(total: int) -> int:
+    """Where a sequence of this length ends against the borders, as an index into `BORDER`."""
+    return {BORDER_TOKENS - 1: 1, 0: 2, 1: 3}.get(total % BORDER_TOKENS, 0)
+
+
 def has_cached_prefix(prefixes: Sequence[int]) -> bool:
     """Whether a sequence of a call has a cached prefix of at least `CACHED_PREFIX_TOKENS` tokens."""
     return max(prefixes, default=0) >= CACHED_PREFIX_TOKENS

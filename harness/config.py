@@ -23,8 +23,13 @@ BUILTIN_MODEL = "tiny"
 FILE = "assay.toml"
 RUNS = Path("runs")
 """Folder of the runs and bisections whose folder is not named."""
+WIDEST_MARGIN = 0.10
+"""Largest margin of accuracy that a policy may set."""
 SCORED_PROMPTS = 8
 """Most greedy prompts whose logits are scored: some 200 positions under each of two conditions."""
+ENVELOPE_TOKENS = {"cpu": 512, "cuda": 2048}
+"""New tokens, cached prefix and total length up to which a pass must have compared calls, by device. On the CPU it is what a run of
+three minutes allows: interpreted SageAttention takes 0.7 s for a call of 512 tokens, and 5 s for one of 2,048."""
 
 Device = Literal["cpu", "cuda"]
 SuiteName = Literal["mmlu", "greedy", "logits", "layers", "latency"]
@@ -59,8 +64,11 @@ class RunSpec(BaseModel):
         min_length=1,
         description="builtin, a CSV or parquet file with simple-evals columns, or a hub dataset",
     )
-    questions: int = Field(256, ge=1, description="number of multiple-choice questions")
-    margin: float = Field(0.05, gt=0, lt=1, description="largest loss of accuracy that still passes, as a fraction")
+    questions: int = Field(
+        4096, ge=1, description="most multiple-choice questions asked; fewer are, as soon as the answers decide"
+    )
+    order_seed: int = Field(0, ge=0, description="seed of the random order of the questions")
+    margin: float = Field(0.02, gt=0, description="largest loss of accuracy that still passes, as a fraction; at most 0.1")
     alpha: float = Field(0.05, gt=0, le=0.2, description="error rate of each interval and test")
     greedy_prompts: int = Field(32, ge=0, description="number of prompts in the greedy comparison; 0 skips it")
     greedy_margin: float = Field(
@@ -100,6 +108,12 @@ class RunSpec(BaseModel):
         {},
         description="largest own error (relative L1), by the noise that a kernel declares; exact for kernels that declare none",
     )
+    envelope_tokens: int | None = Field(
+        None,
+        ge=128,
+        le=1_000_000,
+        description="length in tokens up to which a pass must have compared calls; by default 512 on the CPU, 2048 on a GPU",
+    )
     baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
     growth: float = Field(
         1.5, ge=1, description="largest growth of an own error over the accepted baseline's, as a factor"
@@ -137,16 +151,36 @@ class RunSpec(BaseModel):
             raise ValueError("bounds above 0")
         return bounds
 
+    @field_validator("margin")
+    @classmethod
+    def _narrow(cls, margin: float) -> float:
+        if margin > WIDEST_MARGIN:
+            raise ValueError(
+                f"at most {WIDEST_MARGIN:g}: a wider margin would pass a candidate that loses more than one answer in ten"
+            )
+        return margin
+
+    @property
+    def regression_alpha(self) -> float:
+        """Level of each suite's test of a regression: alpha, shared among the suites and the comparison with a baseline."""
+        return self.alpha / (len(self.suites) + 1)
+
     def policy_line(self, name: str) -> str:
         """A line of policy and its source: "margin = 0.05 (default)". `name` may be a key of `bounds`."""
         if name in POLICY:
-            return f"{name} = {getattr(self, name)} ({self.policy_from.get(name, 'default')})"
+            value = self.envelope if name == "envelope_tokens" else getattr(self, name)
+            return f"{name} = {value} ({self.policy_from.get(name, 'default')})"
         return f"bounds.{name} = {self.bounds[name]} ({self.policy_from.get('bounds', 'default')})"
 
     @property
     def synthetic(self) -> bool:
         """Whether the questions are the built-in synthetic ones."""
         return self.data == BUILTIN_DATA
+
+    @property
+    def envelope(self) -> int:
+        """The policy's envelope: length in tokens up to which a pass must have compared calls."""
+        return self.envelope_tokens or ENVELOPE_TOKENS[self.device]
 
     @property
     def token_limit(self) -> int:
@@ -161,6 +195,7 @@ POLICY = (
     "latency_bound",
     "require",
     "bounds",
+    "envelope_tokens",
     "baselines",
     "growth",
     "reference_from",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from assay.evals.loads import CHUNK, Shape, check_fit, shapes_of
 from assay.harness.bench.lengths import PROMPTS
@@ -16,7 +14,7 @@ from assay.harness.collect.run_folder import given_flags
 from assay.harness.collect.servers import check_together
 from assay.harness.compare.blocks import Load
 from assay.harness.config import BENCH_FLAGS, RunSpec
-from assay.harness.errors import UsageError
+from assay.harness.engines.model import model_shape
 from assay.harness.evidence.records import Role
 
 MIN_REQUESTS = 2
@@ -95,24 +93,10 @@ def plan_bench(run: Plan, seed: int = 0, cuda_graphs: bool | None = None) -> Ben
     """
     spec = run.spec
     shapes = shapes_of(spec.latency_shapes, spec.device)
-    vocabulary, context = _sizes(run.model)
-    check_fit(shapes, context)
+    model = model_shape(run.model)
+    check_fit(shapes, model.context)
     check_together(run, "their blocks alternate, so that drift cancels")
-    return BenchPlan(run, shapes, vocabulary, seed, cuda_graphs)
-
-
-def _sizes(model: Path) -> tuple[int, int]:
-    """Vocabulary size and context length of a model, from its configuration."""
-    config = json.loads((model / "config.json").read_text())
-    config = {**config, **config.get("text_config", {})}
-    try:
-        return int(config["vocab_size"]), int(config["max_position_embeddings"])
-    except KeyError as error:
-        raise UsageError(
-            f"{model / 'config.json'} has no {error.args[0]}.",
-            "vocab_size and max_position_embeddings",
-            "add it, or name another --model",
-        ) from None
+    return BenchPlan(run, shapes, model.vocabulary, seed, cuda_graphs)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from assay.harness.config import BUILTIN_MODEL
@@ -50,6 +52,53 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
             "finish the download, or --engine-arg=--load-format=dummy",
         )
     return folder.resolve()
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a model's configuration says of its size.
+
+    Attributes:
+        vocabulary: size of the vocabulary.
+        context: longest sequence, in tokens.
+        q_heads: query heads of a layer; 0 if the configuration does not say.
+        kv_heads: key and value heads of a layer; 0 if it does not say.
+        head_dim: size of a head; 0 if it does not say.
+        dtype: of the weights, such as "bfloat16"; empty if it does not say.
+    """
+
+    vocabulary: int
+    context: int
+    q_heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    dtype: str = ""
+
+
+def model_shape(model: Path) -> ModelShape:
+    """The shape of the model in a folder, from its ``config.json``.
+
+    Raises:
+        UsageError: the configuration has no ``vocab_size`` or no ``max_position_embeddings``.
+    """
+    config = json.loads((model / "config.json").read_text())
+    config = {**config, **config.get("text_config", {})}
+    heads, hidden = int(config.get("num_attention_heads") or 0), int(config.get("hidden_size") or 0)
+    try:
+        return ModelShape(
+            vocabulary=int(config["vocab_size"]),
+            context=int(config["max_position_embeddings"]),
+            q_heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or (hidden // heads if heads else 0)),
+            dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+        )
+    except KeyError as error:
+        raise UsageError(
+            f"{model / 'config.json'} has no {error.args[0]}.",
+            "vocab_size and max_position_embeddings",
+            "add it, or name another --model",
+        ) from None
 
 
 def _download(name: str) -> Path:
