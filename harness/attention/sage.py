@@ -30,10 +30,11 @@ _PACKAGE = "sageattention"
 for _name in (_PACKAGE, "triton"):
     if find_spec(_name) is None:  # both take long to import; a server should not be the first to notice
         raise ModuleNotFoundError(f"{_name} is not installed; the extra assay[sage] brings it", name=_name)
+_KERNELS = ("^_attn_fwd$", "^quant_per_block_int8_kernel$")
 _ABOUT = "SageAttention 1.0.6, int8 QK, fp16 PV (Triton); decode is delegated"
 
 
-@declares(phases=("extend",), package=_PACKAGE, about=_ABOUT, noise="int8_qk")
+@declares(phases=("extend",), package=_PACKAGE, about=_ABOUT, noise="int8_qk", kernels=_KERNELS)
 def sage_attn(call: AttentionCall) -> Tensor:
     """SageAttention, correct with cached prefixes, chunked prefill, mixed lengths and grouped-query heads.
 
@@ -62,6 +63,7 @@ def sage_attn(call: AttentionCall) -> Tensor:
     package=_PACKAGE,
     about="called as in the seed case's backend: wrong with a cached prefix",
     noise="int8_qk",
+    kernels=_KERNELS,
 )
 def sage_attn_as_shipped(call: AttentionCall) -> Tensor:
     """SageAttention on q of the new tokens and k and v of the complete sequence: the mask is top-left, as in the seed case.

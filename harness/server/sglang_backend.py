@@ -48,6 +48,7 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
         setattr(backend, f"forward_{phase}", getattr(served, f"forward_{phase}"))
     # Without a package it is taken for plain PyTorch, which the interpreter does not touch.
     on_cpu = os.environ.get("TRITON_INTERPRET") == "1" and str(runner.device) == "cpu"
+    backend.assay_declared = declared
     backend.assay_interpreted = on_cpu and bool(declared.package)
     own = title(name, kernel, backend.assay_interpreted)
     backend.assay_titles = {phase: own if phase in declared.phases else delegate for phase in ("extend", "decode")}

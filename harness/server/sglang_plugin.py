@@ -1,7 +1,8 @@
 """The SGLang plugin, loaded in every process before SGLang parses its arguments (entry-point group ``sglang.srt.plugins``).
 
 It registers every published kernel as an attention backend, and meters every attention backend, including SGLang's own: it counts
-calls by kernel, phase and layer and notes each prefill batch, so that a report can prove what ran.
+calls by kernel, phase and layer, notes each prefill batch, and lists the kernels of a pass when asked to, so that a report can
+prove what ran.
 
 In a server that assay did not start (no ``ASSAY_EVIDENCE``) the kernels can be served as well, but nothing is counted.
 """
@@ -54,9 +55,13 @@ def _meter_all(backends: dict[str, Any], folder: Path) -> None:
 
     def metered(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
+            from assay.harness.server.kernel_tracer import kernel_tracer
             from assay.harness.server.meter import meter
 
-            return meter(create(runner), name, folder, str(runner.device))
+            backend = create(runner)
+            if not getattr(runner, "is_draft_worker", False):
+                kernel_tracer(folder).watch(runner, name, backend)
+            return meter(backend, name, folder, str(runner.device))
 
         build.__dict__["assay_unmetered"] = create
         return build

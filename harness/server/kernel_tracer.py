@@ -1,0 +1,244 @@
+"""Lists the kernels that run in a forward pass, while the control names a profile: the proof that a kernel ran.
+
+One pass of each kind is traced under a label: extend without a cached prefix, extend with one, and decode. ``torch.profiler`` shows
+the kernels on a GPU, those of replayed CUDA graphs included, and PyTorch's operators. Triton's interpreter launches nothing that a
+profiler sees, so its launches are noted where it makes them. While no profile is asked for, a pass costs one ``stat``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import importlib.metadata
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from assay.harness.attention.kernels import Declaration
+from assay.harness.conditions import has_cached_prefix
+from assay.harness.evidence.executed import (
+    ExecutedKernel,
+    KernelClaim,
+    KernelKind,
+    KernelTrace,
+    TracedPass,
+    write_kernels,
+)
+from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.server.attach import ControlReader
+from assay.harness.server.graph_counts import capturing
+
+_ATTENTION = "assay::attention"
+"""Name of the profiler's range around an attention call."""
+_INTERPRETER = "triton.runtime.interpreter"
+_NOT_KERNELS = re.compile(r"^Mem(cpy|set) ")
+"""Copies and fills, which the profiler lists among the kernels."""
+_LAUNCH = re.compile(r"^cu(da)?[A-Z]")
+"""Names of calls of the CUDA runtime and driver."""
+_OPERATOR = "::"
+
+
+class _Seen(NamedTuple):
+    """A kernel, to count its launches by."""
+
+    kind: KernelKind
+    name: str
+    module: str
+    attention: bool | None
+
+
+class KernelTracer:
+    """Traces the passes of one process.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._reader = ControlReader(folder)
+        self._backend = ""
+        self._declared = Declaration()
+        self._label = ""
+        self._traced: set[tuple[str, bool]] = set()
+        self._passes: list[TracedPass] = []
+        self._watched: list[Any] = []
+        self._in_attention = False
+        self.on = False
+        """Whether the current pass is traced."""
+
+    def watch(self, runner: Any, name: str, backend: Any) -> None:
+        """Trace the passes of an SGLang ModelRunner from now on, while the control names a profile.
+
+        Args:
+            runner: the ModelRunner. Watching it twice traces nothing twice.
+            name: name of its attention backend.
+            backend: the backend object; ``serve_kernel`` sets its `assay_declared`, what the kernel declares.
+        """
+        self._backend, self._declared = name, getattr(backend, "assay_declared", Declaration())
+        if runner in self._watched:
+            return
+        self._watched.append(runner)
+        forward = runner.forward
+
+        def watched(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            kind = self._wanted(forward_batch)
+            if kind is None:
+                return forward(forward_batch, *args, **kwargs)
+            out, kernels = self._trace(lambda: forward(forward_batch, *args, **kwargs))
+            self._keep(kind, kernels)
+            return out
+
+        runner.forward = watched
+
+    @contextmanager
+    def attention(self) -> Iterator[None]:
+        """The range of an attention call in a pass that is traced."""
+        with record_function(_ATTENTION):
+            self._in_attention = True
+            try:
+                yield
+            finally:
+                self._in_attention = False
+
+    def _wanted(self, batch: Any) -> tuple[str, bool] | None:
+        """Phase of a pass that is to be traced, and whether it has a cached prefix; None if it is not to be traced."""
+        label = self._reader.latest().control.profile
+        if label != self._label:
+            self._label, self._traced = label, set()
+        # Batches without a request are SGLang's own: warm-up and capture of CUDA graphs.
+        if not label or not getattr(batch, "rids", None) or capturing():
+            return None
+        mode = batch.forward_mode
+        if mode.is_decode():
+            kind = "decode", True
+        elif mode.is_extend():
+            kind = "extend", has_cached_prefix(batch.extend_prefix_lens_cpu or ())
+        else:
+            return None
+        return None if kind in self._traced else kind
+
+    def _trace(self, run: Callable[[], Any]) -> tuple[Any, Counter[_Seen]]:
+        interpreted: Counter[_Seen] = Counter()
+
+        def launched(function: Any) -> None:
+            interpreted[_Seen("triton", function.__name__, function.__module__, self._in_attention)] += 1
+
+        on_gpu = torch.cuda.is_available()
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+        self.on = True
+        try:
+            with interpreter_launches(launched), profile(activities=activities) as profiler:
+                out = run()
+                if on_gpu:
+                    torch.cuda.synchronize()
+        finally:
+            self.on = False
+        return out, interpreted + kernels_in(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+
+    def _keep(self, kind: tuple[str, bool], kernels: Counter[_Seen]) -> None:
+        self._traced.add(kind)
+        listed = tuple(ExecutedKernel(**seen._asdict(), launches=n) for seen, n in sorted(kernels.items(), key=_order))
+        self._passes.append(TracedPass(phase=kind[0], cached_prefix=kind[1], kernels=listed))
+        claim = KernelClaim(
+            noise=str(self._declared.noise),
+            package=self._declared.package,
+            kernels=self._declared.kernels,
+            in_package=triton_functions(self._declared.package),
+        )
+        trace = KernelTrace(run=nonce_of_process(), backend=self._backend, claim=claim, passes=tuple(self._passes))
+        write_kernels(self._folder, trace)
+
+
+@cache
+def kernel_tracer(folder: Path) -> KernelTracer:
+    """The one tracer of a server process."""
+    return KernelTracer(folder)
+
+
+def _order(item: tuple[_Seen, int]) -> tuple[Any, ...]:
+    """What attention launched first, then by launches."""
+    seen, launches = item
+    return seen.attention is False, seen.kind, -launches, seen.name
+
+
+def kernels_in(events: Sequence[Any]) -> Counter[_Seen]:
+    """Launches by kernel, in the events of a profile.
+
+    Kernels on a device are listed wherever they were launched. PyTorch's operators are listed only inside of attention calls.
+
+    Args:
+        events: the profiler's (Kineto's) events.
+    """
+    on_host = [event for event in events if event.device_type() == DeviceType.CPU]
+    ranges = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns()) for event in on_host if event.name() == _ATTENTION
+    )
+    starts = [start for start, _ in ranges]
+
+    def in_attention(moment: int) -> bool:
+        at = bisect.bisect_right(starts, moment) - 1
+        return at >= 0 and moment <= ranges[at][1]
+
+    launched_at = {event.correlation_id(): event.start_ns() for event in on_host if _LAUNCH.match(event.name())}
+    seen: Counter[_Seen] = Counter()
+    for event in events:
+        name = event.name()
+        if event.device_type() == DeviceType.CPU:
+            if _OPERATOR in name and name != _ATTENTION and in_attention(event.start_ns()):
+                seen[_Seen("operator", name, "", True)] += 1
+        elif not event.is_user_annotation() and not _NOT_KERNELS.match(name):
+            moment = launched_at.get(event.correlation_id())
+            known = bool(ranges) and moment is not None
+            seen[_Seen("device", name, "", in_attention(moment) if known and moment is not None else None)] += 1
+    return seen
+
+
+@contextmanager
+def _noted(interpreter: Any, note: Callable[[Any], None]) -> Iterator[None]:
+    launch = interpreter.GridExecutor.__call__
+
+    def noted(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        note(executor.fn)
+        return launch(executor, *args, **kwargs)
+
+    interpreter.GridExecutor.__call__ = noted
+    try:
+        yield
+    finally:
+        interpreter.GridExecutor.__call__ = launch
+
+
+def interpreter_launches(note: Callable[[Any], None]) -> Any:
+    """A context within which `note` is called with the Python function of every kernel that Triton's interpreter runs."""
+    interpreter = sys.modules.get(_INTERPRETER)
+    return nullcontext() if interpreter is None else _noted(interpreter, note)
+
+
+def triton_functions(package: str) -> tuple[str, ...]:
+    """Names of the Triton functions that the imported modules of a distribution define; empty without one."""
+    if not package or "triton" not in sys.modules:
+        return ()
+    from triton.runtime.jit import KernelInterface
+
+    roots = {root for root, of in importlib.metadata.packages_distributions().items() if package in of} or {package}
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in roots]
+    functions = [
+        value for module in modules for value in list(vars(module).values()) if isinstance(value, KernelInterface)
+    ]
+    return tuple(sorted({_inner(function).__name__ for function in functions}))
+
+
+def _inner(function: Any) -> Any:
+    """The Python function inside of a Triton function, which an autotuner may wrap."""
+    while hasattr(function, "fn"):
+        function = function.fn
+    return function
