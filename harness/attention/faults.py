@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import partial
 from itertools import pairwise
 
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.catalogue import ALL
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.seeded import SeededFault
@@ -61,19 +61,5 @@ def fault(
     return kernel
 
 
-def as_hypothesis(hypothesis: str, call: AttentionCall, out: Tensor) -> Tensor | None:
-    """The output under a hypothesis; values that it leaves undefined are zero."""
-    wrong = BY_ID[hypothesis].compute(call)
-    return None if wrong is None else wrong.nan_to_num(nan=0.0, posinf=float("inf"), neginf=float("-inf"))
-
-
-_SEEDED = (
-    SeededFault(
-        "mask-top-left", "causal mask top-left", "query i of the new tokens sees keys 0 to i of the whole sequence",
-        partial(as_hypothesis, "mask-top-left"), ("https://github.com/thu-ml/SageAttention/issues/131",),
-        hypothesis="mask-top-left",
-    ),
-)  # fmt: skip
-
-CATALOGUE: dict[str, SeededFault] = {one.id: one for one in _SEEDED}
+CATALOGUE: dict[str, SeededFault] = {one.id: one for one in ALL}
 """Every seeded fault, by id."""

@@ -48,7 +48,8 @@ class Hypothesis:
     compute: Callable[[AttentionCall], Tensor | None]
 
 
-def _compute(change: bugs.Change, call: AttentionCall) -> Tensor | None:
+def changed_output(change: bugs.Change, call: AttentionCall) -> Tensor | None:
+    """The output of a call on which a bug shows, float64 [total_q, num_q_heads, head_dim_v]; None where it shows in no sequence."""
     batch = requests(call)
     changed = [change(batch, b) for b in range(len(batch))]
     if all(c is None for c in changed):
@@ -59,7 +60,8 @@ def _compute(change: bugs.Change, call: AttentionCall) -> Tensor | None:
 
 def _all(kind: str, severity: Severity, *variants: tuple[str, str, str, bugs.Change]) -> tuple[Hypothesis, ...]:
     return tuple(
-        Hypothesis(id, title, about, kind, severity, partial(_compute, change)) for id, title, about, change in variants
+        Hypothesis(id, title, about, kind, severity, partial(changed_output, change))
+        for id, title, about, change in variants
     )
 
 

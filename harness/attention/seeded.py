@@ -32,7 +32,7 @@ class Where:
         prefix: (least, most) cached tokens of a sequence.
         length: (least, most) tokens of a sequence, cached ones included.
         batch: (least, most) sequences of a call.
-        multiple: the length of a sequence is no multiple of this; 1 restricts nothing.
+        unaligned: the length of a sequence is no multiple of this; 1 restricts nothing.
         from_call: first wrong call of each layer and phase, counted from 0 at the last `SeededFault.restart`.
         share: share of the calls that are wrong, drawn by `seed`.
         seed: seed of that draw.
@@ -45,7 +45,7 @@ class Where:
     prefix: tuple[int, int | None] = ANY
     length: tuple[int, int | None] = ANY
     batch: tuple[int, int | None] = ANY
-    multiple: int = 1
+    unaligned: int = 1
     from_call: int = 0
     share: float = 1.0
     seed: int = 0
@@ -73,7 +73,7 @@ class Where:
             if _within(new, self.new)
             and _within(length - new, self.prefix)
             and _within(length, self.length)
-            and (self.multiple == 1 or length % self.multiple)
+            and (self.unaligned == 1 or length % self.unaligned)
         ]
 
     def q_heads(self, heads: int) -> list[int]:
