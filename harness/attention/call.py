@@ -32,6 +32,7 @@ class AttentionCall:
         causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q).
         layer: index of the calling layer.
         phase: "extend" (prefill, with or without a cached prefix) or "decode".
+        first_head: number in the model of the first q head: in a call of one tensor-parallel process, or of some heads.
     """
 
     q: Tensor
@@ -43,6 +44,7 @@ class AttentionCall:
     causal: bool
     layer: int = 0
     phase: str = "extend"
+    first_head: int = 0
 
     @property
     def lens_q(self) -> list[int]:

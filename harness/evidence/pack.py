@@ -69,12 +69,14 @@ class PackEntry(Record):
         first_sequence: index in the engine's batch of the first recorded sequence.
         batch_size: sequences in the engine's batch. More than were recorded if the call was cut to fit.
         first_head: the first recorded q head's number in the model.
+        first_query: number among the sequence's new tokens of the first recorded query, if a sequence was too large to be kept
+            whole; the tokens before it then count as its prefix.
         scale: softmax scale.
         dtype: dtype of q, k, v and the reference's output.
         sha256: hash of the file.
     """
 
-    file: str = Field(pattern=r"^calls/[0-9a-f-]+\.safetensors$")
+    file: str = Field(pattern=r"^(rank-[0-9]+/)?calls/[0-9a-f-]+\.safetensors$")
     sha256: str
     bytes: int
     chosen: Literal["sample", "worst"]
@@ -87,6 +89,7 @@ class PackEntry(Record):
     first_sequence: int
     batch_size: int
     first_head: int
+    first_query: int = 0
     scale: float
     causal: bool
     dtype: str
@@ -127,6 +130,12 @@ class RecordedCall:
     candidate: Tensor | None = None
 
     @property
+    def served_prefixes(self) -> tuple[int, ...]:
+        """Cached prefix per sequence as the engine served it: of a call of which the first queries were cut off, it is shorter than
+        the recorded call's."""
+        return tuple(prefix - self.entry.first_query for prefix in self.entry.prefix)
+
+    @property
     def layer(self) -> int:
         """The calling layer."""
         return self.call.layer
@@ -162,13 +171,55 @@ class CallMetadata:
         return self.layer, self.phase, CACHED_PREFIX.label(max(self.prefix)), SEQUENCE_LENGTH.label(longest)
 
 
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Where a tensor-parallel process records the heads that it computes: the pack's own folder for rank 0."""
+    return folder / f"rank-{rank}" if rank else folder
+
+
 def read_manifest(folder: Path) -> PackManifest:
-    """The manifest of a pack.
+    """The manifest of a pack, with the calls that all processes of the server recorded.
 
     Raises:
         UsageError: the folder has no pack, or one of another version of assay.
-        EvidenceError: the manifest is damaged.
+        EvidenceError: a manifest is damaged, or the processes recorded calls of different servers.
     """
+    manifest = _read_manifest(folder)
+    for path in _further_manifests(folder):
+        more = _read_manifest(path.parent)
+        if more.source != manifest.source:
+            raise EvidenceError(
+                f"{path} is of another server than {folder / MANIFEST}.",
+                "processes of one server",
+                "record the pack again",
+            )
+        entries = [entry.model_copy(update={"file": f"{path.parent.name}/{entry.file}"}) for entry in more.calls]
+        manifest = manifest.model_copy(
+            update={"calls": (*manifest.calls, *entries), "too_large": manifest.too_large + more.too_large}
+        )
+    return manifest
+
+
+def hash_pack(folder: Path) -> str:
+    """SHA-256 over a pack's manifests, which hold the hash of every recorded call.
+
+    Raises:
+        EvidenceError: a manifest cannot be read.
+    """
+    paths = [folder / MANIFEST, *_further_manifests(folder)]
+    try:
+        return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    except OSError as error:
+        raise EvidenceError(
+            f"{folder} cannot be read: {error.strerror}.", "a replay pack", "record the pack again"
+        ) from None
+
+
+def _further_manifests(folder: Path) -> list[Path]:
+    """Manifests of the tensor-parallel processes of ranks 1, 2, ..."""
+    return sorted(folder.glob(f"rank-*/{MANIFEST}"))
+
+
+def _read_manifest(folder: Path) -> PackManifest:
     path = folder / MANIFEST
     try:
         text = path.read_text()
@@ -216,7 +267,9 @@ def _read(folder: Path, entry: PackEntry) -> RecordedCall:
             )
         tensors = safetensors.torch.load(content)
         parts = {name: tensors[name] for name in INPUTS}
-        call = AttentionCall(**parts, scale=entry.scale, causal=entry.causal, layer=entry.layer, phase=entry.phase)
+        call = AttentionCall(
+            **parts, scale=entry.scale, causal=entry.causal, layer=entry.layer, phase=entry.phase, first_head=entry.first_head
+        )  # fmt: skip
         return RecordedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))
     except (OSError, SafetensorError, KeyError) as error:
         raise EvidenceError(

@@ -1,15 +1,15 @@
 """Errors of a candidate in the shadow, by layer, head and condition: what a server's processes write, and how it is read.
 
 Each process writes one file, ``shadow/<pid>.safetensors``, with a header in its metadata. The file holds sums over the elements of
-each observed cell, so that cells are merged by adding. A missing cell was not observed; it is not an error of zero.
+each observed cell, so that cells are merged by adding: against the reference, over all queries, and against the truth, over sampled
+queries of every call. A missing cell was not observed; it is not an error of zero.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +24,12 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import error_sums
 from assay.harness.evidence.error_sums import SUMS, Floats
 from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.truth_errors import TruthErrors, joined
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
 FOLDER = "shadow"
-SCHEMA: Literal["assay.shadow/2"] = "assay.shadow/2"
+SCHEMA: Literal["assay.shadow/3"] = "assay.shadow/3"
 CONDITIONS = {"phase": PHASES, "prefix": CACHED_PREFIX.labels, "position": POSITION.labels, "batch": PLACE}
 """Dimensions of a cell besides layer and head, with their labels in order. Files hold indices into the labels."""
 DIMENSIONS = ("layer", "head", *CONDITIONS)
@@ -36,6 +37,7 @@ Integers = NDArray[np.int64]
 
 _SHAPE = tuple(len(labels) for labels in CONDITIONS.values())
 CONDITION_COUNT = math.prod(_SHAPE)
+_TRUTH = "truth."  # begins the names of the tensors with errors against the truth
 
 
 def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> Integers:
@@ -108,10 +110,17 @@ class ShadowHeader(Record):
         worst: worst case of each layer and phase.
         failed: calls that the candidate did not compute.
         unrecorded: layers whose calls could not be recorded, and why.
+        untested: layers with a call that could not be compared with the truth, and why.
+        candidate_noise: the candidate's noise family.
+        reference_noise: the reference's, in the phases that it computes itself.
+        heads: q heads of each layer that was observed, over all processes that share them.
+        seed: of the draw of queries that are compared with the truth.
+        rows: queries of the observed passes.
+        sampled_rows: those of them that are compared with the truth.
         write_request: the latest write request that was served; see `assay.harness.server.write_request`.
     """
 
-    schema_id: Literal["assay.shadow/2"] = SCHEMA
+    schema_id: Literal["assay.shadow/3"] = SCHEMA
     run: str = ""
     reference: str
     candidate: str
@@ -120,6 +129,13 @@ class ShadowHeader(Record):
     worst: tuple[WorstCase, ...] = ()
     failed: tuple[FailedCalls, ...] = ()
     unrecorded: dict[int, str] = Field(default_factory=dict)
+    untested: dict[int, str] = Field(default_factory=dict)
+    candidate_noise: str = ""
+    reference_noise: str = ""
+    heads: dict[int, int] = Field(default_factory=dict)
+    seed: int = 0
+    rows: int = 0
+    sampled_rows: int = 0
     write_request: str = ""
 
 
@@ -155,12 +171,14 @@ class ShadowErrors:
         sums: float64 [cells, 9], the columns of `SUMS`.
         max_abs: float64 [cells], largest absolute difference.
         headers: one per process.
+        truth: errors against the truth.
     """
 
     index: Integers
     sums: Floats
     max_abs: Floats
     headers: tuple[ShadowHeader, ...]
+    truth: TruthErrors = field(default_factory=TruthErrors.none)
 
     @property
     def worst(self) -> tuple[WorstCase, ...]:
@@ -176,6 +194,11 @@ class ShadowErrors:
     def failed_calls(self) -> tuple[FailedCalls, ...]:
         """Calls that the candidate did not compute, in all processes."""
         return tuple(calls for header in self.headers for calls in header.failed)
+
+    @property
+    def heads(self) -> dict[int, int]:
+        """Q heads of each layer that was observed, in all processes together."""
+        return {layer: heads for header in self.headers for layer, heads in header.heads.items()}
 
     def observed(self, dimension: str) -> tuple[str, ...]:
         """Labels of a dimension that were observed.
@@ -244,7 +267,9 @@ def _table(axes: dict[str, tuple[str, ...]], sums: Floats, largest: Floats) -> E
     )
 
 
-def write_shadow_errors(path: Path, index: Integers, sums: Floats, max_abs: Floats, header: ShadowHeader) -> None:
+def write_shadow_errors(
+    path: Path, index: Integers, sums: Floats, max_abs: Floats, header: ShadowHeader, truth: TruthErrors | None = None
+) -> None:
     """Replace the file of a process.
 
     Args:
@@ -253,11 +278,15 @@ def write_shadow_errors(path: Path, index: Integers, sums: Floats, max_abs: Floa
         sums: float64 [cells, 9].
         max_abs: float64 [cells].
         header: what they describe.
+        truth: errors against the truth; None for none.
 
     Raises:
         EvidenceError: the disk is full or not writable.
     """
-    content = save({"index": index, "sums": sums, "max_abs": max_abs}, {"header": header.model_dump_json()})
+    truth = truth or TruthErrors.none()
+    against_truth = {_TRUTH + one.name: np.ascontiguousarray(getattr(truth, one.name)) for one in fields(TruthErrors)}
+    tensors = {"index": index, "sums": sums, "max_abs": max_abs, **against_truth}
+    content = save(tensors, {"header": header.model_dump_json()})
     write_whole(path, content, durable=False)
 
 
@@ -286,15 +315,12 @@ def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
         raise EvidenceError(
             f"{folder} has errors of different backends.", "one reference and one candidate", "use a new folder"
         )
-    return reduce(_joined, read)
-
-
-def _joined(a: ShadowErrors, b: ShadowErrors) -> ShadowErrors:
     return ShadowErrors(
-        np.concatenate([a.index, b.index]),
-        np.concatenate([a.sums, b.sums]),
-        np.concatenate([a.max_abs, b.max_abs]),
-        a.headers + b.headers,
+        np.concatenate([one.index for one in read]),
+        np.concatenate([one.sums for one in read]),
+        np.concatenate([one.max_abs for one in read]),
+        tuple(header for one in read for header in one.headers),
+        joined([one.truth for one in read]),
     )
 
 
@@ -303,7 +329,11 @@ def _read(path: Path) -> ShadowErrors:
         with safe_open(path, framework="numpy") as file:
             header = ShadowHeader.model_validate_json((file.metadata() or {})["header"])
             return ShadowErrors(
-                file.get_tensor("index"), file.get_tensor("sums"), file.get_tensor("max_abs"), headers=(header,)
+                file.get_tensor("index"),
+                file.get_tensor("sums"),
+                file.get_tensor("max_abs"),
+                headers=(header,),
+                truth=TruthErrors(*(file.get_tensor(_TRUTH + one.name) for one in fields(TruthErrors))),
             )
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
         raise EvidenceError(

@@ -29,7 +29,7 @@ class Cause:
     Attributes:
         hypotheses: those that fit, best first, leaks before all others; empty if none fits.
         layers: layers in which it fails.
-        heads: q heads in which it fails.
+        heads: q heads in which it fails, by their number in the model.
         phases: phases in which it fails.
         positions: query position buckets in which it fails, indices into `assay.harness.conditions.POSITION`; empty if it
             fails in all those of the failing sequences.
@@ -108,7 +108,7 @@ def _rank(cause: Cause) -> tuple[bool, bool]:
 def _explain(results: Sequence[CallResult], layers: Sequence[int]) -> Cause:
     inside = [o for o in results if o.call.layer in layers]
     failing = sorted((o for o in inside if o.fails), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
-    heads = sorted({int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
+    heads = sorted({o.call.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     wrong = [s for o in inside for s in _where(o, o.failing)]
     right = [s for o in inside for b, s in enumerate(o.sequence_shapes) if b not in _sequences(o, o.failing)]
     total = [0.0, 0.0]
@@ -161,11 +161,11 @@ def _fit(
         if expected is None:
             return None
         off = deviation(o.out, expected, o.cells)
-        if bool((off.relative_l1 > o.bound)[o.failing].any()):
+        if bool((off.relative_l1 > o.fit_bounds)[o.failing].any()):
             return None
         total = [a + b for a, b in zip(total, off.over(o.failing), strict=True)]
         violating += _where(o, _violated(o, off.relative_l1, heads))
-        others = sorted(set(range(o.own.shape[1])) - set(heads))
+        others = sorted({o.call.first_head + head for head in range(o.own.shape[1])} - set(heads))
         everywhere &= not bool(_violated(o, off.relative_l1, others).any())
     error = total[0] / total[1] if total[1] else 0.0
     if not total[2] or error > FIT_SHARE * oracle_error:
@@ -184,8 +184,9 @@ def _fit(
 def _violated(o: CallResult, off: Tensor, heads: Sequence[int]) -> Tensor:
     """Cells of these heads, where the layer has them, that pass although the hypothesis predicts a failure."""
     chosen = torch.zeros_like(o.failing)
-    chosen[:, [head for head in heads if head < chosen.shape[1]]] = True
-    return chosen & ~o.failing & (off > o.bound)
+    columns = [head - o.call.first_head for head in heads]
+    chosen[:, [column for column in columns if 0 <= column < chosen.shape[1]]] = True
+    return chosen & ~o.failing & (off > o.fit_bounds)
 
 
 def _positions(failing: Sequence[CallResult]) -> tuple[int, ...]:

@@ -41,11 +41,12 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
         was refused.
     """
     layers = sorted({result.call.layer for result in run.results})
-    bugs = [_bug(cause, layers, reproduce) for cause in causes(run)]
+    heads = max((result.call.first_head + result.call.q.shape[1] for result in run.results), default=0)
+    bugs = [_bug(cause, layers, heads, reproduce) for cause in causes(run)]
     return bugs + _behaviour(run, layers, reproduce)
 
 
-def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
+def _bug(cause: Cause, layers: Sequence[int], heads: int, reproduce: str) -> Finding:
     evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
     if len(cause.conditions) > 1:
         first, second, *further = cause.conditions
@@ -69,7 +70,7 @@ def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
         id=UNEXPLAINED if best is None else best.id,
         title=TITLES[UNEXPLAINED] if best is None else best.title,
         severity="serious" if best is None else best.severity,
-        where=_where(cause, layers),
+        where=_where(cause, layers, heads),
         diagnosis=diagnosis + _correct(cause) + (" (leak across requests)" if best and best.kind == LEAK else ""),
         evidence=tuple(evidence),
         reproduce=reproduce,
@@ -77,12 +78,11 @@ def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
     )
 
 
-def _where(cause: Cause, layers: Sequence[int]) -> str:
+def _where(cause: Cause, layers: Sequence[int], heads: int) -> str:
     parts = [" and ".join(cause.phases)]
     if cause.conditions and not cause.conditions[0].words.endswith(" only"):
         parts.append(("only where " if cause.only_there else "") + cause.conditions[0].words)
-    heads = range(max(result.call.q.shape[1] for result in cause.failing))
-    parts += [some("layer", cause.layers, layers), some("head", cause.heads, heads)]
+    parts += [some("layer", cause.layers, layers), some("head", cause.heads, range(heads))]
     if cause.positions and not cause.hypotheses:
         parts.append(f"query positions {', '.join(POSITION.labels[p] for p in cause.positions)}")
     return ", ".join(parts)
@@ -96,10 +96,11 @@ def _correct(cause: Cause) -> str:
 def _extent(cause: Cause) -> str:
     """How many calls fail, by how much at worst, and with which cached prefixes."""
     worst = max(cause.failing, key=lambda result: result.worst)
+    own, bound = worst.worst_cell
     more = ", ..." if len(cause.prefixes) > MAX_PREFIXES else ""
     return (
         f"{len(cause.failing)} of {len(cause.failing) + cause.passing} calls of these layers are out of bounds; worst own error "
-        f"{percent(float(worst.own.max()))} (noise explains {percent(worst.bound)}): {describe(worst.call)}; "
+        f"{percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}; "
         f"failing cached prefixes: {', '.join(map(str, cause.prefixes[:MAX_PREFIXES]))}{more}"
     )
 
@@ -110,7 +111,7 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
     ) -> Finding:
         example = results[0] if error is None else max(results, key=error)
         severity: Severity = "serious"
-        if error is not None and not any(error(result) > result.bound for result in results):
+        if error is not None and not any(error(result) > result.limits.largest_bound for result in results):
             severity = "info"
         where = some("layer", sorted({result.call.layer for result in results}), layers)
         return Finding(
@@ -127,7 +128,7 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
         text = f"the same call, run twice in a row, gives outputs that differ by up to {worst}"
         found.append(finding(NONDETERMINISM, random, text, lambda result: result.repeat))
     # A kernel whose runs differ anyway counts as stateful only if the late run, and not the repeat, differs by more than noise.
-    if late := [r for r in run.results if r.late_differs and (not r.repeats_differ or r.repeat <= r.bound < r.late)]:
+    if late := [r for r in run.results if r.late_differs and (not r.repeats_differ or _only_late(r))]:
         worst = percent(max(result.late for result in late))
         text = f"the same call gives a different output after other calls, by up to {worst}"
         found.append(finding(STATE_KEPT, late, text, lambda result: result.late))
@@ -140,6 +141,10 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
             )
         )  # fmt: skip
     return found
+
+
+def _only_late(result: CallResult) -> bool:
+    return result.repeat <= result.limits.largest_bound < result.late
 
 
 def describe(call: AttentionCall) -> str:

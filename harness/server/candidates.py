@@ -23,6 +23,10 @@ class Candidate(Protocol):
     name: str
 
     @property
+    def noise(self) -> str:
+        """Its noise family, as `assay.harness.attention.noise.family` knows it. May raise anything."""
+
+    @property
     def phases(self) -> tuple[str, ...]:
         """Phases that it computes. May raise anything."""
 
@@ -35,7 +39,8 @@ class KernelCandidate:
 
     def __init__(self, name: str, kernel: Kernel, pages: Pages) -> None:
         self.name, self._kernel, self._pages = name, kernel, pages
-        self.phases = kernels.declaration(kernel).phases
+        declared = kernels.declaration(kernel)
+        self.phases, self.noise = declared.phases, declared.noise
 
     def run(self, call: EngineCall) -> Tensor:
         refuse_unsupported(call.layer, call.kwargs, self.name)
@@ -51,6 +56,7 @@ class BackendCandidate:
     def __init__(self, name: str, backend: Any) -> None:
         self.name, self._backend = name, backend
         self.phases: tuple[str, ...] = PHASES
+        self.noise = Backend.parse(name).noise
         self._prepared: Any = None
 
     def run(self, call: EngineCall) -> Tensor:
@@ -76,6 +82,11 @@ class LazyCandidate:
     def phases(self) -> tuple[str, ...]:
         """Phases of the candidate. Raises KernelRefused if it cannot be built."""
         return self._candidate().phases
+
+    @property
+    def noise(self) -> str:
+        """Noise family of the candidate. Raises KernelRefused if it cannot be built."""
+        return self._candidate().noise
 
     def run(self, call: EngineCall) -> Tensor:
         """The candidate's output. Raises KernelRefused if it cannot be built, and whatever the candidate raises."""

@@ -1,12 +1,14 @@
 """The shadow inside a server: the model uses the reference's output, and the candidate runs on the same q, k and v.
 
-The candidate's errors are reduced on the device and written at intervals. Calls are recorded into a replay pack.
+On sampled queries of every call both outputs are compared with the truth, and with honest implementations of the candidate's noise
+family. All errors are reduced on the device and written at intervals. Calls are recorded into a replay pack.
 Whatever the candidate does, the model gets the reference's output: if the candidate raises, that is noted and the server goes on.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
+from assay.harness.backend import Backend
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import CallMetadata
 from assay.harness.evidence.shadow_errors import (
@@ -26,11 +29,15 @@ from assay.harness.evidence.shadow_errors import (
     condition_numbers,
     write_shadow_errors,
 )
+from assay.harness.evidence.truth_errors import joined
 from assay.harness.server.candidates import Candidate, output_of, packed_call
+from assay.harness.server.envelope_tally import EnvelopeTally
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.kv_pool import Pages, refuse_unsupported
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.reduction import LayerSums
+from assay.harness.server.row_sample import sampled_rows
+from assay.harness.server.truth_sums import TruthSums
 from assay.harness.server.write_request import latest_write_request
 
 WRITE_INTERVAL_S = 0.5
@@ -49,16 +56,20 @@ class Shadow:
         new_writer: creates the pack writer of a session, which replaces the pack of the session before; None to record nothing.
         pages: the server's KV pool.
         rank: rank of this process among those that share the heads (tensor parallelism).
+        ranks: number of these processes.
+        seed: of the draw of queries that are compared with the truth; None to draw one.
         clock: a clock, in seconds.
     """
 
     def __init__(
         self, folder: Path, candidate: Candidate | None, new_writer: Callable[[], PackWriter] | None, pages: Pages,
-        rank: int = 0, clock: Callable[[], float] = time.monotonic,
+        rank: int = 0, ranks: int = 1, seed: int | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._folder, self._candidate, self._new_writer, self._pages = folder, candidate, new_writer, pages
-        self._rank, self._clock = rank, clock
+        self._rank, self._ranks, self._clock = rank, ranks, clock
+        self._seed = secrets.randbits(32) if seed is None else seed
         self.references: set[str] = set()
+        self.tally: EnvelopeTally | None = None
         self._next_write = 0.0
         self._written = ""
         self.start_session()
@@ -70,16 +81,22 @@ class Shadow:
             UsageError: the pack's folder holds something else.
         """
         self._writer = self._new_writer() if self._new_writer else None
+        if self.tally is not None:
+            self.tally.clear()
         self._phases: tuple[str, ...] = ()
+        self._noise = ""
         self._sums: dict[int, LayerSums] = {}
         self._unrecorded: dict[int, str] = {}
+        self._truth: dict[tuple[int, Phase], TruthSums] = {}
+        self._untested: dict[int, str] = {}
         self._failed: dict[tuple[int, Phase], FailedCalls] = {}
         self._worst: dict[tuple[int, Phase], Tensor] = {}
         self._cases: dict[tuple[int, Phase], WorstCase] = {}
         self._passes: dict[int, ForwardPass] = {}
         self._pass: ForwardPass | None = None
+        self._numbers = self._rows = np.empty(0, np.int64)
         self._conditions = torch.empty(0, dtype=torch.int64)
-        self._count = 0
+        self._count = self._row_count = self._sampled = 0
 
     def observe(self, call: EngineCall, out: Tensor) -> None:
         """Run the candidate on a call. `out`, [tokens, num_q_heads * head_dim_v], is the reference's output."""
@@ -92,6 +109,9 @@ class Shadow:
                 self._record(metadata, call, reference, got)
             if got is not None:
                 self._measure(metadata, call, got, reference)
+                self._compare_with_truth(call, got, reference)
+                if self.tally is not None:
+                    self.tally.count(call)
         except Exception as error:  # the model has its output already
             self.note_failure(call.layer.layer_id, call.phase, error)
 
@@ -123,8 +143,13 @@ class Shadow:
             self._resolve_worst()
         self._pass = self._passes[call.forward_pass.number] = call.forward_pass
         numbers = condition_numbers(call.phase, call.forward_pass.new, call.forward_pass.prefix)
-        self._conditions = torch.from_numpy(numbers).to(out.device)
+        self._numbers, self._conditions = numbers, torch.from_numpy(numbers).to(out.device)
+        # Seeded by the pass as well, so that all layers and all processes compare the same queries.
+        random = np.random.default_rng([self._seed, self._count])
+        self._rows = sampled_rows(call.forward_pass.new, call.forward_pass.prefix, random)
         self._count += 1
+        self._row_count += len(numbers)
+        self._sampled += len(self._rows)
 
     def _measure(self, metadata: CallMetadata, call: EngineCall, got: Tensor, reference: Tensor) -> None:
         layer, heads = metadata.layer, reference.shape[1]
@@ -139,6 +164,29 @@ class Shadow:
         if self._writer is not None and self._writer.wants_worst(metadata, float(value)):
             row, head = divmod(int(at), heads)
             self._record(metadata, call, reference, got, float(value), (call.forward_pass.locate(row)[0], head))
+
+    def _compare_with_truth(self, call: EngineCall, got: Tensor, reference: Tensor) -> None:
+        assert self._candidate is not None
+        layer = call.layer.layer_id
+        try:
+            refuse_unsupported(call.layer, call.kwargs, "the oracle")
+            packed = packed_call(self._pages, call)
+            if (layer, call.phase) not in self._truth:
+                self._noise = self._candidate.noise
+                families = (self._noise, self._reference_noise(call.phase))
+                self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families)
+            [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
+            conditions = self._numbers[self._rows]
+            self._truth[layer, call.phase].add(packed, got, reference, self._rows, conditions, seed)
+        except (
+            Exception
+        ) as error:  # out of memory, an unknown noise family: the layer lacks its comparison, and that is said
+            self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
+
+    def _reference_noise(self, phase: Phase) -> str:
+        """The noise family of the serving backend in a phase that it computes itself; empty for what it delegates."""
+        own = (Backend.parse(name) for name in self.references)
+        return next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
 
     def _record(
         self, metadata: CallMetadata, call: EngineCall, reference: Tensor, candidate: Tensor | None,
@@ -170,6 +218,8 @@ class Shadow:
         self._written = latest_write_request(self._folder)
         if self._writer is not None:
             self._writer.flush()
+        if self.tally is not None:
+            self.tally.write()
         self._resolve_worst()
         cells = [sums.cells(layer, self._rank * sums.heads) for layer, sums in sorted(self._sums.items())]
         header = ShadowHeader(
@@ -181,11 +231,20 @@ class Shadow:
             worst=tuple(self._cases.values()),
             failed=tuple(self._failed.values()),
             unrecorded=self._unrecorded,
+            untested=self._untested,
+            candidate_noise=self._noise,
+            reference_noise=self._reference_noise("extend"),
+            heads={layer: sums.heads * self._ranks for layer, sums in self._sums.items()},
+            seed=self._seed,
+            rows=self._row_count,
+            sampled_rows=self._sampled,
             write_request=self._written,
         )
         empty = (np.zeros((0, 6), np.int64), np.zeros((0, 9)), np.zeros(0))
         index, sums, max_abs = (np.concatenate(parts) for parts in zip(empty, *cells, strict=False))
-        write_shadow_errors(self._folder / FOLDER / f"{os.getpid()}.safetensors", index, sums, max_abs, header)
+        truth = [sums.cells(layer, self._rank * sums.heads) for (layer, _), sums in sorted(self._truth.items())]
+        path = self._folder / FOLDER / f"{os.getpid()}.safetensors"
+        write_shadow_errors(path, index, sums, max_abs, header, joined(truth) if truth else None)
 
     def _resolve_worst(self) -> None:
         """Look up the requests of the worst cases, and drop the passes."""

@@ -1,0 +1,119 @@
+"""Compares the candidate's and the reference's output with the truth, and with what honest implementations compute, on the device.
+
+Only sampled queries are compared (`assay.harness.server.row_sample`). Sums are kept by cell; nothing of the size of an output is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.honest import family, honest_outputs, truth
+from assay.harness.evidence.shadow_errors import CONDITIONS
+from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, TruthErrors
+
+_AT_ONCE = 2**24
+"""Most elements of honest outputs that are reduced at once: 128 MiB of float64."""
+
+
+class TruthSums:
+    """The sums of one layer and phase, by condition and head.
+
+    Args:
+        heads: q heads that this process computes.
+        candidate_noise: name of the candidate's noise family.
+        reference_noise: name of the reference's noise family.
+
+    Raises:
+        ValueError: there is no such family.
+    """
+
+    def __init__(self, heads: int, candidate_noise: str, reference_noise: str) -> None:
+        self.heads = heads
+        self._families = [family(name) for name in dict.fromkeys((candidate_noise, reference_noise))]
+        self._reference_family = 0 if candidate_noise == reference_noise else 1
+        self._members: list[int] = []
+        self._sums: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def add(
+        self, call: AttentionCall, candidate: Tensor, reference: Tensor, rows: NDArray[np.int64],
+        conditions: NDArray[np.int64], seed: int,
+    ) -> None:  # fmt: skip
+        """Add a call.
+
+        Args:
+            call: the call, as the candidate received it.
+            candidate: its output, [total_q, num_q_heads, head_dim_v].
+            reference: the reference's output, in the same shape.
+            rows: the queries to compare, by row.
+            conditions: condition of each of these queries.
+            seed: of what honest implementations draw: another one for each call, since roundings of one call say nothing of those
+                of the next.
+        """
+        at = torch.from_numpy(rows).to(call.q.device)
+        right = truth(call, at)
+        defined = right.isfinite()
+        right = torch.where(defined, right, 0.0)
+        honest = [honest_outputs(call, one, at, seed=seed) for one in self._families]
+        self._members = [len(outputs) for outputs in honest]
+        outputs = [torch.stack([candidate[at], reference[at]]).double(), *honest]
+        by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 4]
+        size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
+        numbers, place = np.unique(conditions, return_inverse=True)
+        where = torch.from_numpy(place.ravel()).to(at.device)
+        sums = by_row.new_zeros(len(by_row), len(numbers), *by_row.shape[2:]).index_add_(1, where, by_row)
+        sizes = size.new_zeros(len(numbers), *size.shape[1:]).index_add_(0, where, size)
+        for number, condition in enumerate(numbers.tolist()):
+            known = self._sums.get(condition)
+            new = (sums[:, number], sizes[number])
+            self._sums[condition] = new if known is None else (known[0] + new[0], known[1] + new[1])
+
+    def cells(self, layer: int, first_head: int) -> TruthErrors:
+        """The cells with their layer and heads.
+
+        Args:
+            layer: number of the layer.
+            first_head: number of the first head that this process computes.
+        """
+        if not self._sums:
+            return TruthErrors.none()
+        shape = tuple(len(labels) for labels in CONDITIONS.values())
+        conditions = np.stack(np.unravel_index(list(self._sums), shape), axis=1)
+        heads = np.arange(first_head, first_head + self.heads)
+        index = np.empty((len(conditions), self.heads, 2 + len(shape)), np.int64)
+        index[..., 0], index[..., 1], index[..., 2:] = layer, heads, conditions[:, None]
+        outputs = (
+            torch.stack([sums for sums, _ in self._sums.values()]).cpu().numpy()
+        )  # [conditions, outputs, heads, 4]
+        sizes = torch.stack([size for _, size in self._sums.values()]).cpu().numpy()
+        by_cell = outputs.swapaxes(1, 2).reshape(-1, outputs.shape[1], len(OUTPUT_SUMS))
+        honest = np.split(by_cell[:, 2:], np.cumsum(self._members)[:-1], axis=1)
+        cells = TruthErrors(
+            index=index.reshape(-1, index.shape[-1]),
+            truth=sizes.reshape(-1, len(TRUTH_SUMS)),
+            candidate=by_cell[:, 0],
+            reference=by_cell[:, 1],
+            candidate_honest=honest[0],
+            reference_honest=honest[self._reference_family],
+        )
+        return cells.chosen(cells.truth[:, TRUTH_SUMS.index("elements")] > 0)
+
+
+def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:
+    """The sums of `OUTPUT_SUMS` over head_dim, float64 [outputs, rows, heads, 4].
+
+    Args:
+        outputs: float64 [outputs, rows, heads, head_dim].
+        right: the truth, float64 [rows, heads, head_dim], 0 where it is not defined.
+        defined: where it is.
+    """
+    parts = []
+    for some in outputs.split(max(1, _AT_ONCE // max(1, right.numel()))):
+        compared = some.isfinite() & defined
+        off = torch.where(compared, some - right, 0.0)
+        lost = (defined & ~compared).sum(-1).double()
+        parts.append(torch.stack([off.abs().sum(-1), (off * right).sum(-1), (off * off).sum(-1), lost], -1))
+    return torch.cat(parts)
