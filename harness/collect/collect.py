@@ -12,7 +12,7 @@ from assay.harness.collect.logit_scoring import score_role
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.collect.servers import make_run_engine, manifest_of, running, together
-from assay.harness.config import SCORED_PROMPTS
+from assay.harness.collect.trace_kernels import is_traced, trace_kernels
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import read_record
@@ -54,7 +54,8 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
 def _is_pending(plan: Plan, folder: RunFolder, role: Role, answered: set[AnswerKey]) -> bool:
     """Whether a role's server still has something to do."""
     compared = not plan.has_layer_diff or read_record(folder, role) is not None
-    return not (compared and is_answered(plan, role, answered)) or bool(_unscored(plan, folder, role))
+    traced = not plan.compares_answers or plan.backend(role).is_url or is_traced(folder, role)
+    return not (compared and traced and is_answered(plan, role, answered)) or bool(_unscored(plan, folder, role))
 
 
 def _ask_all(
@@ -68,6 +69,8 @@ def _ask_all(
 
     def ask(engine: Engine) -> None:
         interview(engine, plan, folder, answered, display)
+        if plan.compares_answers:
+            trace_kernels(engine, folder, plan.items)
         _compare_layers(engine, plan, folder, display)
 
     _in_parallel(engines, ask)
@@ -88,7 +91,7 @@ def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: Prog
 def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
     """Roles whose logits this server still has to score: both, where it is the only one and also runs the other backend."""
     asked = asked_roles(plan, folder)
-    if "logits" not in plan.spec.suites or not plan.of("greedy") or plan.has_url:
+    if "logits" not in plan.spec.suites or plan.has_url:
         return []
     if asked != ROLES and not plan.has_layer_diff:
         return []  # the role without a server cannot be scored anywhere
@@ -102,7 +105,7 @@ def _score(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDispl
     if scorer is None:
         return  # the logits are then not compared
     for role in _unscored(plan, folder, engine.role):
-        items, answers = plan.of("greedy")[:SCORED_PROMPTS], folder.answers()
+        items, answers = plan.of("logits"), folder.answers()
         if role == engine.role:
             score_role(scorer, items, answers, folder.path, display, run=folder.nonce)
         else:

@@ -10,6 +10,7 @@ from assay.harness.compare.answers import Pair, Pairing, pair
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
 from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.executed import KernelTrace, read_kernels
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Item, Role, Suite
@@ -17,6 +18,7 @@ from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import decide
+from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
 from assay.harness.judge.greedy_suite import greedy_suite
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
 from assay.harness.judge.mmlu_suite import accuracy_finding, accuracy_suite
@@ -38,6 +40,7 @@ class _Evidence:
         counts: attention calls by role.
         argument_differences: server arguments that differ beyond the backend.
         layers: the layer diff; None without one.
+        kernels: what each role's processes saw in the passes that they traced.
     """
 
     folder: RunFolder
@@ -49,6 +52,7 @@ class _Evidence:
     counts: Mapping[Role, Sequence[CallCount]]
     argument_differences: dict[str, tuple[str, str]]
     layers: LayerDiff | None
+    kernels: Mapping[Role, Sequence[KernelTrace]]
 
     @property
     def questions(self) -> Sequence[Pair]:
@@ -102,6 +106,7 @@ def build(folder: RunFolder) -> Report:
         reproduce=manifest.command,
         layers=layers.result if layers else None,
         latency=latency.result,
+        kernels=listed_passes(evidence.kernels),
     )
 
 
@@ -124,6 +129,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
         if len(servers) == 2
         else {},
         layers=layer_diff(folder, spec),
+        kernels={role: read_kernels(folder.server_folder(role), folder.nonce) for role in ROLES},
     )
 
 
@@ -173,6 +179,7 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
     mismatched = [item for suite in compared for item in evidence.pairings[suite].mismatched]
     return [
         *rules.check_kernel_ran(servers.get("candidate"), counts["candidate"], counts["reference"]),
+        *check_kernels_executed(servers.get("candidate"), evidence.kernels, stored),
         *rules.check_compiled(servers, counts),
         rules.check_same_servers(servers, evidence.argument_differences, stored),
         rules.check_all_answered(len(asked), sum(key in answered for key in asked), mismatched),

@@ -16,14 +16,15 @@ from assay.harness.compare.greedy_texts import TextDivergence
 from assay.harness.compare.logits import LogitsRow
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement, SuiteVerdict
+from assay.harness.judge.executed_kernels import KernelRow, PassKernels
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, CheckStatus, Finding, Severity, Verdict
 
 __all__ = [  # all parts of a report, wherever they are defined
     "CallSummary", "Check", "CheckStatus", "ConditionRow", "DepthRow", "DivergenceRow", "Environment", "ErrorGrid", "Finding",
-    "Flip", "LatencyResult", "LayersResult", "LogitsRow", "Metric", "Report", "ServerSummary", "Severity", "SuiteResult", "Tally",
-    "Verdict", "WorstCall",
+    "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow", "Metric", "PassKernels", "Report", "ServerSummary",
+    "Severity", "SuiteResult", "Tally", "Verdict", "WorstCall",
 ]  # fmt: skip
 
 SCHEMA: Literal["assay.report/2"] = "assay.report/2"
@@ -127,6 +128,7 @@ class SuiteResult(SuiteVerdict):
     conditions: tuple[ConditionRow, ...] = ()
     flips: tuple[Flip, ...] = ()
     divergences: tuple[DivergenceRow, ...] = ()
+    logits: tuple[LogitsRow, ...] = ()
     decided_by: str | None = Field(
         None,
         description="id of the metric that decided; empty if none did, for example because a finding did; null in older reports",
@@ -192,7 +194,7 @@ class WorstCall(Part):
 
 
 class LayersResult(Part):
-    """The layer diff: own errors of every layer, and their effect on the logits."""
+    """The layer diff: own errors of every layer."""
 
     reference: str
     candidate: str
@@ -204,7 +206,7 @@ class LayersResult(Part):
     grids: tuple[ErrorGrid, ...]
     depth: tuple[DepthRow, ...]
     worst: tuple[WorstCall, ...]
-    logits: tuple[LogitsRow, ...] = ()
+    logits: tuple[LogitsRow, ...] = Field((), description="of older reports; now in the suite logits")
     not_observed: tuple[str, ...] = Field(description='such as "decode: sage_attn does not compute it"')
     pack: str = Field("", description="folder of the replay pack; empty for none")
     candidate_errors: tuple[str, ...] = Field((), description="calls that the candidate did not compute")
@@ -230,3 +232,6 @@ class Report(Judgement):
     reproduce: str = Field(description="the command that repeats this run")
     layers: LayersResult | None = Field(None, description="null without a layer diff")
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")
+    kernels: tuple[PassKernels, ...] = Field(
+        (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
+    )

@@ -11,6 +11,7 @@ from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelTrace, TracedPass, write_kernels
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role, Token
@@ -29,7 +30,12 @@ def plan() -> Plan:
     )
 
 
-def evidence(plan: Plan, path: Path, *, broken: bool = False, cached: int = 54, counted: bool = True) -> RunFolder:
+SAGE = ("_attn_fwd", "quant_per_block_int8_kernel")
+
+
+def evidence(
+    plan: Plan, path: Path, *, broken: bool = False, cached: int = 54, counted: bool = True, ran: tuple[str, ...] = SAGE
+) -> RunFolder:
     """A complete run; a broken candidate answers only questions without a cached prefix."""
     folder = open_folder(plan, path)
     servers = tuple(
@@ -46,6 +52,8 @@ def evidence(plan: Plan, path: Path, *, broken: bool = False, cached: int = 54, 
     if counted:
         count(folder, "reference", "torch_native", "extend")
         count(folder, "candidate", "sage_attn", "extend")
+    trace(folder, "reference", "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
+    trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
     for role in ROLES:
         for number, item in enumerate(plan.of("mmlu")):
             tokens = 0 if number < COLD else cached
@@ -66,6 +74,13 @@ def count(folder: RunFolder, role: Role, backend: str, phase: str) -> None:
     row = file.row(CounterRow(backend=backend, kernel=backend, phase=phase, cached_prefix=True))
     for layer in range(4):
         file.add(row, layer)
+
+
+def trace(folder: RunFolder, role: Role, backend: str, claim: KernelClaim, names: tuple[str, ...]) -> None:
+    kernels = tuple(ExecutedKernel(kind="operator", name=name, attention=True, launches=4) for name in names)
+    passes = tuple(TracedPass(phase="extend", cached_prefix=cached, kernels=kernels) for cached in (False, True))
+    seen = KernelTrace(run=folder.nonce, backend=backend, claim=claim, passes=passes)
+    write_kernels(folder.server_folder(role), seen)
 
 
 def answer(role: Role, item: str, prompt_hash: str, suite: Any, cached: int, text: str) -> Answer:
@@ -115,6 +130,22 @@ def test_no_cached_prefix_is_no_pass(plan: Plan, tmp_path: Path) -> None:
 def test_a_kernel_that_was_not_counted_is_no_pass(plan: Plan, tmp_path: Path) -> None:
     report = build(evidence(plan, tmp_path / "run", counted=False))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
+
+
+def test_a_kernel_that_was_called_but_answered_with_pytorchs_attention_is_no_pass(plan: Plan, tmp_path: Path) -> None:
+    report = build(evidence(plan, tmp_path / "run", ran=("aten::scaled_dot_product_attention",)))
+    assert (report.verdict, report.exit_code) == ("inconclusive", 3)
+    checks = {check.id: check for check in report.checks}
+    assert checks["kernel-ran-extend"].status == "ok"
+    assert checks["kernel-executed-extend"].status == "failed"
+    assert "aten::scaled_dot_product_attention" in checks["kernel-executed-extend"].found
+
+
+def test_the_kernels_of_each_traced_pass_are_in_the_report(plan: Plan, tmp_path: Path) -> None:
+    report = build(evidence(plan, tmp_path / "run"))
+    listed = {(one.role, one.cached_prefix): {(row.name, row.of) for row in one.kernels} for one in report.kernels}
+    assert listed["candidate", True] == {(name, "candidate") for name in SAGE}
+    assert listed["reference", False] == {("aten::scaled_dot_product_attention", "reference")}
 
 
 def test_a_missing_answer_is_no_pass(plan: Plan, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The list of a pass's kernels, on a stand-in for SGLang's model runner; tests/harness/judge/test_executed_server.py has a real one."""
+"""The list of a pass's kernels, on a stand-in for SGLang's model runner."""
 
 from __future__ import annotations
 
