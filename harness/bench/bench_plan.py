@@ -14,12 +14,12 @@ from assay.harness.collect.run_folder import given_flags
 from assay.harness.collect.servers import check_together
 from assay.harness.compare.blocks import Load
 from assay.harness.config import BENCH_FLAGS, RunSpec
+from assay.harness.engines.launch import CHUNK_FLAG
 from assay.harness.engines.model import model_shape
 from assay.harness.evidence.records import Role
 
 MIN_REQUESTS = 2
 """A block has as many requests as are in flight, but at least this many. Blocks are short, to keep drift within a pair small."""
-CHUNK_FLAG = "--chunked-prefill-size"
 TURNS: tuple[tuple[Role, bool], ...] = (
     ("reference", False),
     ("candidate", False),

@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
+from assay.harness.collect.envelope import drive_envelope
 from assay.harness.collect.machine import hash_model
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.errors import UsageError
+from assay.harness.evidence.envelope import FOLDER as ENVELOPE_FOLDER
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER, LayerDiffRecord, layers_seen, write_record
 from assay.harness.evidence.pack import replay_command
@@ -150,7 +152,7 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
         EngineError: the server failed.
         EvidenceError: it wrote nothing, or the folder cannot be written.
     """
-    for stale in (SHADOW_FOLDER, PACK_FOLDER):  # of a server that was killed during a layer diff
+    for stale in (SHADOW_FOLDER, PACK_FOLDER, ENVELOPE_FOLDER):  # of a server that was killed during a layer diff
         shutil.rmtree(place / stale, ignore_errors=True)
     set_control(place, Control(shadow=True))
     spec, prompts = plan.spec, prompts_of(plan)
@@ -166,7 +168,7 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
         send(engine, [prompt], spec.token_limit, 1)
     cache_header(engine)
     send(engine, warm, spec.token_limit, spec.concurrency)
-    write_now(place, lambda: send(engine, [PROMPT_HEADER], 1, 1))
+    drive_envelope(engine, place, plan, lambda: write_now(place, lambda: send(engine, [PROMPT_HEADER], 1, 1)))
     set_control(place, Control())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from assay.harness.backend import Backend
 from assay.harness.collect import layer_diff
+from assay.harness.collect.envelope import chunk_argument
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import shadowed_role
 from assay.harness.engines import memory
@@ -33,6 +34,7 @@ def make_engine(
     eager: bool,
     prefill_graphs: bool = False,
     environment: Mapping[str, str] | None = None,
+    arguments: tuple[str, ...] = (),
 ) -> Engine:
     """A role's engine, not started: a server to launch, or one that is already running.
 
@@ -45,6 +47,7 @@ def make_engine(
         eager: see `Launch`.
         prefill_graphs: see `Launch`.
         environment: further environment variables of the server.
+        arguments: further flags of the server, which the user's override.
     """
     spec, backend = plan.spec, plan.backend(role)
     if backend.is_url:
@@ -55,7 +58,7 @@ def make_engine(
             backend=backend.name,
             model=plan.model,
             device=spec.device,
-            engine_args=spec.engine_arg,
+            engine_args=(*arguments, *spec.engine_arg),
             evidence=evidence,
             log=log,
             startup_timeout=spec.startup_timeout,
@@ -84,6 +87,7 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
         cpu_core=core_of(plan.spec.device, ROLES.index(role)),
         eager=plan.has_decode_kernel or not plan.compares_answers,
         environment=environment,
+        arguments=chunk_argument(plan),
     )
 
 

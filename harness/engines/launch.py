@@ -25,6 +25,8 @@ OWN_FLAGS = (
     "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--model-path", "--device",
     "--host", "--port", "--served-model-name", "--api-key",
 )  # fmt: skip
+CHUNK_FLAG = "--chunked-prefill-size"
+"""SGLang's flag for the most tokens that are prefilled at once."""
 _CPU_FLAGS = ("--dtype", "float32", "--mem-fraction-static", "0.2", "--max-total-tokens", "32768", "--sleep-on-idle")
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LOOPBACK = "127.0.0.1"

@@ -6,12 +6,16 @@ were compared are counted. A call counts once for every bucket in which at least
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 
-from assay.harness.conditions import BORDER, CACHED_PREFIX_TOKENS, CHUNK, ENVELOPE, MIX
+from assay.evals.envelope_load import BATCH, DEPTH, longest
+from assay.harness.conditions import BORDER, CACHED_PREFIX_TOKENS, CHUNK, ENVELOPE, MIX, PHASES
+from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import REPEAT_RUN
 from assay.harness.evidence.nonce import check_run
 from assay.harness.files import write_whole
@@ -125,44 +129,81 @@ def _at(by_layer: Mapping[int, int], layer: int) -> int:
     return by_layer.get(layer, 0)
 
 
-def wanted(limits: EngineLimits, tokens: int, batch: int, depth: int) -> dict[str, dict[str, tuple[str, ...]]]:
-    """The conditions that an envelope consists of: phase -> id of a condition -> labels of which a call must have been compared.
+@dataclass(frozen=True)
+class Envelope:
+    """How far a policy wants calls to be compared.
 
-    What an engine cannot do is left out: chunks and lengths beyond its limits, a prefix shorter than a page, mixed batches.
-
-    Args:
-        limits: the engine's.
-        tokens: new tokens, cached prefix and total length up to which calls are wanted.
-        batch: sequences up to which batches are wanted.
-        depth: generated tokens up to which decode calls are wanted.
+    Attributes:
+        tokens: new tokens, cached prefix and total length.
+        batch: sequences of a batch.
+        depth: tokens that a request has generated, where decode is compared.
     """
-    length = min(tokens, limits.context_tokens)
-    new = min(length, limits.chunk_tokens or length)
-    chunked = limits.chunk_tokens is not None and limits.chunk_tokens < limits.context_tokens - 1
-    prefix = [
-        label
-        for label in up_to("prefix-tokens", length)
-        if label != "1-15" or limits.page_tokens < CACHED_PREFIX_TOKENS
-    ]
-    extend = {
-        "new-tokens": tuple(label for label in up_to("new-tokens", new) if label != "1"),
-        "prefix-tokens": tuple(prefix),
-        "total-tokens": up_to("total-tokens", length)[1:],
-        "batch": up_to("batch", batch),
-        "chunk": CHUNK.labels[: 1 + chunked],
-        "border": BORDER.labels,
-        "mix": tuple(label for label in MIX.labels if label != "extend and decode" or limits.mixed),
-    }
-    decode = {
-        "total-tokens": up_to("total-tokens", length)[1:],
-        "batch": up_to("batch", batch),
-        "border": BORDER.labels,
-        "depth": up_to("depth", depth),
-    }
-    return {"extend": extend, "decode": decode}
+
+    tokens: int
+    batch: int
+    depth: int
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Envelope:
+        """The envelope of a run's policy."""
+        return cls(spec.envelope, BATCH[spec.device], DEPTH[spec.device])
+
+    def goals(self, limits: EngineLimits) -> dict[str, dict[str, int]]:
+        """Phase -> id of a condition -> the value that a call must reach, as far as the engine can."""
+        length = longest(self.tokens, limits.context_tokens, self.depth)
+        both = {"total-tokens": length, "batch": self.batch}
+        prefix = length // limits.page_tokens * limits.page_tokens
+        extend = both | {"new-tokens": min(length, limits.chunk_tokens or length), "prefix-tokens": prefix}
+        return {"extend": extend, "decode": both | {"depth": self.depth}}
+
+    def kinds(self, limits: EngineLimits) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Phase -> id of a condition -> the labels of which a call is wanted, of all buckets up to the goals and of all kinds.
+
+        What an engine cannot do is left out: a prefix shorter than a page, chunks longer than the envelope, mixed batches.
+        """
+        goals = self.goals(limits)
+        found = {
+            phase: {
+                quantity: ENVELOPE[quantity].labels[: _bucket(quantity, value) + 1]
+                for quantity, value in values.items()
+            }
+            for phase, values in goals.items()
+        }
+        extend = found["extend"]
+        if limits.page_tokens >= CACHED_PREFIX_TOKENS:
+            extend["prefix-tokens"] = tuple(label for label in extend["prefix-tokens"] if label != "1-15")
+        chunked = limits.chunk_tokens is not None and limits.chunk_tokens <= goals["extend"]["total-tokens"]
+        extend["chunk"] = CHUNK.labels[: 1 + chunked]
+        extend["mix"] = MIX.labels if limits.mixed else MIX.labels[:-1]
+        for phase in PHASES:
+            found[phase] |= {"border": BORDER.labels}
+            # A prompt or an answer of a single token is not wanted: no request of a load is that short.
+            for quantity in {"new-tokens", "total-tokens"} & set(found[phase]):
+                found[phase][quantity] = found[phase][quantity][1:]
+        return found
+
+    def missing(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
+        """The conditions under which some layer compared no call, in the phases that a candidate claims."""
+        if counts.limits is None:
+            return [Missing(phase, "batch", "any") for phase in phases]
+        goals, kinds = self.goals(counts.limits), self.kinds(counts.limits)
+        found = []
+        for phase in (phase for phase in PHASES if phase in phases):
+            for quantity, labels in kinds[phase].items():
+                found += [Missing(phase, quantity, one) for one in labels if not counts.count(phase, quantity, one)]
+            for quantity, value in goals[phase].items():
+                if counts.reached(phase, quantity) < value:
+                    found.append(Missing(phase, quantity, f"up to {value:,}"))
+        return found
 
 
-def up_to(quantity: str, value: int) -> tuple[str, ...]:
-    """The labels of a condition from its smallest bucket to the one that holds `value`."""
-    buckets = ENVELOPE[quantity]
-    return buckets.labels[: buckets.index(value) + 1]
+class Missing(NamedTuple):
+    """A condition under which some layer compared no call: a phase, the condition's id, and what is missing of it."""
+
+    phase: str
+    quantity: str
+    label: str
+
+
+def _bucket(quantity: str, value: int) -> int:
+    return ENVELOPE[quantity].index(value)
