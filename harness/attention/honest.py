@@ -1,10 +1,11 @@
 """Honest implementations: what a correct kernel of a noise family may answer on a call.
 
-Correct kernels of one family differ in block sizes, in where blocks begin, in the order in which they add, in the maximum that they
-subtract before they take exponents (of the row, of the blocks so far, or of a part of the keys that is merged later, as split-KV
-kernels do), in the tokens over which they average K, and in the phase of every rounding. Each member of an ensemble draws these anew.
-A rounding is simulated with a random phase (integers: a dither that is subtracted again; floating point: a random factor up to a power
-of two that is divided out), so that it errs as another implementation's rounding of the same width errs, and members are independent.
+Correct kernels of one family differ in block sizes, in where blocks begin, in the order in which they add, in the maximum that
+they subtract before they take exponents (of the row, of the blocks so far, or of a part of the keys that is merged later, as
+split-KV kernels do), in the tokens over which they average K, and in the phase of every rounding. Each member of an ensemble
+draws these anew. A rounding is simulated with a random phase (integers: a dither that is subtracted again; floating point: a
+random factor that is divided out), so that it errs as another implementation's rounding of the same width errs, and members are
+independent.
 """
 
 from __future__ import annotations
@@ -133,6 +134,37 @@ def honest_outputs(
         outs = [out for part in parts for out in _answers(part, call, draw, count)]
         groups.append(_joined(outs, call, count))
     return torch.cat(groups)
+
+
+def sample_rows(call: AttentionCall, at_most: int, seed: int = 0) -> Tensor:
+    """Queries of a call that stand for all of them: the first and the last of each sequence, those around the borders of blocks of
+    128 and of 64 tokens (of queries, and of keys), and random ones.
+
+    Args:
+        call: the call.
+        at_most: most queries, shared out evenly between the sequences; at least one each.
+        seed: of the random ones.
+
+    Returns:
+        Packed query rows, int64 [rows], in increasing order, on the call's device; all rows if they are no more than `at_most`.
+    """
+    total, device = call.q.shape[0], call.q.device
+    if total <= at_most:
+        return torch.arange(total, device=device)
+    generator = torch.Generator().manual_seed(seed)
+    share = max(1, at_most // max(1, len(call.lens_q)))
+    found: list[int] = []
+    start = 0
+    for new, prefix in zip(call.lens_q, call.prefixes, strict=True):
+        borders = [at for size in (128, 64) for at in range(0, prefix + new + 1, size)]
+        near = {0: None, new - 1: None}
+        for at in torch.tensor(borders)[torch.randperm(len(borders), generator=generator)].tolist():
+            near |= dict.fromkeys((at - prefix - 1, at - prefix, at - 1, at))
+        fixed = [row for row in near if 0 <= row < new][: (share + 1) // 2]
+        others = [row for row in torch.randperm(new, generator=generator).tolist() if row not in set(fixed)]
+        found += sorted(start + row for row in fixed + others[: share - len(fixed)])
+        start += new
+    return torch.tensor(found, dtype=torch.int64, device=device)
 
 
 def _depends_on_blocks(family: NoiseFamily) -> bool:
@@ -304,7 +336,7 @@ def _in_format(x: Tensor, format: str) -> Tensor:
 
 def _answers(part: _Part, call: AttentionCall, draw: _Draw, members: int) -> Iterator[Tensor]:
     """Outputs [members, r, num_q_heads, head_dim_v] for some rows at a time."""
-    heads, group, len_q, dim = part.q.shape
+    heads, group = part.q.shape[:2]
     numbers = max(heads * group * min(len(part.rows), 64) * part.k.shape[1], part.k.numel(), part.v.numel())
     at_once = max(1, min(members, NUMBERS_AT_ONCE // numbers))
     sizes = [min(at_once, members - start) for start in range(0, members, at_once)]
@@ -322,7 +354,7 @@ def _answers(part: _Part, call: AttentionCall, draw: _Draw, members: int) -> Ite
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, draw: _Draw, members: int) -> Tensor:
-    """Attention of each member: q [members or 1, kv heads, rows, head_dim], k and v likewise -> [members, kv heads, rows, dim_v]."""
+    """Attention of each member, [members, kv heads, rows, head_dim_v]. q, k and v may have one member for all."""
     scores = (scale * q @ k.transpose(-2, -1)).expand(members, -1, -1, -1)
     sizes = scale * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[..., None, :]
     if draw.eps * float(sizes.amax()) > torch.finfo(draw.dtype).eps / 16:  # else far below the rounding of the output

@@ -1,121 +1,154 @@
-"""Bounds from noise: how large the error of a correct kernel may be on a given call."""
+"""Bounds from noise: how large the error of a correct kernel may be in each cell of a call, and how small."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from assay.harness.attention import bugs
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.oracle import oracle, requests
-from assay.harness.localize.cells import cells_of, deviation
+from assay.harness.attention.honest import MEMBERS, honest_outputs, truth
+from assay.harness.attention.noise import NoiseFamily, family
+from assay.harness.localize.cells import CallCells, cells_of
+from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds
 
-SAFETY_FACTOR = 3.0
-"""A bound is this multiple of the noise. Measured over 120 calls of 1 to 101 tokens in fp16, bf16 and fp32, on normal data, on
-peaky data (q and k doubled and tripled) and with a constant added to K: the worst cell of SageAttention 1.0.6 was at most 2.1
-times the noise simulated here, that of PyTorch's scaled_dot_product_attention at most 2.0 times the rounding."""
-DRAWS = (1.0, 1.02, 1.05, 1.09, 1.14, 1.19)
-"""Factors on the quantisation scales under which the noise is simulated. The error of a cell with one query and few keys depends
-on a few rounding errors, which differ in another correct kernel (other block boundaries, another mean)."""
-_MAX_WEIGHTS = 2**24
-"""Most attention weights that are simulated at once: 128 MiB of float64."""
-MIN_NOISE = {"int8_qk": 0.0156}
-"""Least noise of a quantisation, by id: on calls of a few tokens the simulation can be exact by chance (a saturated softmax over
-two keys has no noise). For int8 QK it is the published average over layers (arXiv 2410.02367, table 4); three times that is
-0.047, next to 0.0511 in the worst published layer (table 5)."""
-
-
-def noise_of(call: AttentionCall, dtype: torch.dtype) -> Tensor:
-    """Relative L1 that rounding to a dtype costs on this call, by cell and head.
-
-    Inputs and output in `dtype`, scores and sums in float32, weights rounded to `dtype` before they meet the values, as
-    fused kernels (Triton, FlashAttention, PyTorch's own) compute it; compared with float64 on the same inputs.
-
-    Returns:
-        float64 [cells, num_q_heads], cells as `assay.harness.localize.cells.cells_of` orders them.
-    """
-    outs = []
-    for r in requests(replace(call, q=call.q.to(dtype), k=call.k.to(dtype), v=call.v.to(dtype))):
-        logits = (r.scale * r.q.float() @ r.k[r.kv_head].float().transpose(1, 2)).masked_fill(~r.visible, float("-inf"))
-        weights = (logits - logits.amax(-1, keepdim=True)).exp()
-        sums = weights.to(dtype).float() @ r.v[r.kv_head].float()
-        outs.append((sums / weights.sum(-1, keepdim=True)).to(dtype))
-    out = torch.cat(outs, dim=1).transpose(0, 1)
-    return deviation(out, oracle(call), cells_of(call)).relative_l1
+CELLS = 20_000
+"""Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 2 of all matrices. The small matrix has about
+2,000, the full one 15,000."""
+MAX_MEMBERS = 48
+"""Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
+_SMALL = 2**16
+"""Scores of a call (queries x keys x heads) from which on an ensemble has `MEMBERS`."""
+_LEAST_ROUNDING, _LEAST_ACCUMULATION = 0.5, 4.0
+"""What any implementation may pay: half an eps of the output's dtype, the most that its last rounding costs each number, and a few
+eps of a float32 accumulator."""
 
 
-def quantised_noise(call: AttentionCall, scheme: str = "int8_qk") -> Tensor:
-    """Relative L1 that a declared quantisation costs on this call, by cell and head, in the shape of `noise_of`.
-
-    "int8_qk" is SageAttention's: K minus its mean, Q and K in int8 with a scale per 128 queries and 64 keys of a head, weights
-    and values in fp16 (arXiv 2410.02367), everything else in float64. SageAttention's published per-layer figures are a
-    relative L1 of .0156 on average and .0511 in the worst layer (tables 4 and 5).
+def least_bound(call: AttentionCall, noise: str = "") -> float:
+    """A lower limit of every bound of the call that needs no simulation: an own error up to this is within the bound.
 
     Raises:
-        ValueError: no such scheme.
+        ValueError: no such noise family.
     """
-    if scheme not in SCHEMES:
-        raise ValueError(f"no quantisation is called {scheme!r}; expected one of {', '.join(SCHEMES)}")
-    truth, cells = oracle(call), cells_of(call)
-    weights = call.q.shape[1] * max(q * k for q, k in zip(call.lens_q, call.lens_k, strict=True))
-    at_once = max(1, min(len(DRAWS), _MAX_WEIGHTS // weights))
-    worst: list[Tensor] = []
-    for start in range(0, len(DRAWS), at_once):
-        stretches = torch.tensor(DRAWS[start : start + at_once], dtype=torch.float64, device=call.q.device)
-        out = SCHEMES[scheme](call, stretches)
-        # Draws take the place of heads, so that one pass over the outputs gives all deviations.
-        off = deviation(out.flatten(1, 2), truth.repeat(1, len(stretches), 1), cells).relative_l1
-        worst.append(off.view(len(cells.sequence), len(stretches), -1).amax(1))
-    return torch.stack(worst).amax(0)
+    family(noise)
+    work = torch.promote_types(call.q.dtype, torch.float32)
+    return _LEAST_ROUNDING * torch.finfo(call.q.dtype).eps + _LEAST_ACCUMULATION * torch.finfo(work).eps
 
 
-def least_bound(call: AttentionCall, scheme: str = "") -> float:
-    """A lower limit of `bound_of` that needs no simulation: an own error up to this is within the bound.
-
-    Raises:
-        ValueError: no such scheme.
-    """
-    if scheme and scheme not in MIN_NOISE:
-        raise ValueError(f"no quantisation is called {scheme!r}; expected one of {', '.join(MIN_NOISE)}")
-    return SAFETY_FACTOR * max(torch.finfo(call.q.dtype).eps, MIN_NOISE[scheme] if scheme else 0.0)
-
-
-def bound_of(call: AttentionCall, scheme: str = "") -> float:
-    """Largest relative L1 that a correct kernel may have in any cell and head of this call.
-
-    `SAFETY_FACTOR` times the larger of the rounding of the call's dtype and the noise of the declared quantisation, each in its
-    worst cell and head; at least `least_bound`.
+def bound_of(call: AttentionCall, noise: str = "") -> float:
+    """Largest relative L1 that a correct kernel may have in any cell and head of this call: the largest of its cells' bounds.
 
     Args:
         call: the call.
-        scheme: quantisation that the kernel declares; empty for none.
+        noise: noise family that the kernel declares; empty for the exact one.
+
+    Raises:
+        ValueError: no such noise family.
     """
-    worst = _worst(noise_of(call, call.q.dtype))
-    if scheme:
-        worst = max(worst, _worst(quantised_noise(call, scheme)))
-    return max(SAFETY_FACTOR * worst, least_bound(call, scheme))
+    return CallNoise(call, noise).largest_bound
 
 
-def _worst(noise: Tensor) -> float:
-    """The largest noise; a cell in which the simulation itself overflows counts as noiseless."""
-    return float(noise.masked_fill(~noise.isfinite(), 0.0).max())
+@dataclass(frozen=True)
+class Ensemble:
+    """What honest implementations answer on a call, by cell and head; on the CPU.
+
+    Attributes:
+        errors: relative L1 of each member, float64 [members, cells, num_q_heads]; 0 where its output is not finite.
+        freedom: independent roundings, float64 [cells, num_q_heads].
+        slopes: slope of each member's output on the truth, float64 [members, num_q_heads].
+    """
+
+    errors: Tensor
+    freedom: Tensor
+    slopes: Tensor
+
+    @property
+    def noise(self) -> Tensor:
+        """Root mean square of the members' relative L1, float64 [cells, num_q_heads]."""
+        return self.errors.square().mean(0).sqrt()
 
 
-def _int8_qk(call: AttentionCall, stretches: Tensor) -> Tensor:
-    # As in the package, K minus its mean is rounded to the dtype of K before it is quantised, and the output is rounded too.
-    outs = []
-    for r in requests(replace(call, k=call.k - call.k.mean(dim=0, keepdim=True))):
-        q, k = bugs.int8(r.q, bugs.Q_BLOCK, stretch=stretches), bugs.int8(r.k, bugs.K_BLOCK, stretch=stretches)
-        logits = (r.scale * q @ k[:, r.kv_head].transpose(-2, -1)).masked_fill(~r.visible, float("-inf"))
-        weights = (logits - logits.amax(-1, keepdim=True)).exp()
-        sums = weights.half().double() @ r.v.half().double()[r.kv_head]
-        outs.append(sums / weights.sum(-1, keepdim=True))
-    return torch.cat(outs, dim=2).permute(2, 0, 1, 3).to(call.q.dtype)
+class CallNoise:
+    """What noise explains on a call, simulated when it is first needed.
+
+    Attributes:
+        call: the call.
+        family: the noise family.
+        cells: the cells of the call.
+    """
+
+    def __init__(self, call: AttentionCall, noise: str = "", cells: CallCells | None = None) -> None:
+        self.call, self.family = call, family(noise)
+        self.cells = cells_of(call) if cells is None else cells
+        self._known: dict[int, Tensor] = {}
+
+    @cached_property
+    def ensemble(self) -> Ensemble:
+        """The ensemble of the family, on all cells."""
+        return simulate(self.call, self.family, self.cells)
+
+    @cached_property
+    def exact(self) -> Ensemble:
+        """The ensemble of the exact family: what the rounding of the call's dtype costs."""
+        return simulate(self.call, NoiseFamily(), self.cells)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """The bound of each cell and head, float64 [cells, num_q_heads]."""
+        return self._bounds(self.ensemble)
+
+    @property
+    def largest_bound(self) -> float:
+        """The largest of all bounds."""
+        return float(self.bounds.max())
+
+    def bounds_where(self, own: Tensor) -> Tensor:
+        """The bounds of the cells of which an own error needs one, float64 [cells, num_q_heads]; `least_bound` elsewhere.
+
+        Only the cells with an own error above `least_bound` are simulated.
+        """
+        least = least_bound(self.call)
+        if "bounds" in vars(self):
+            return self.bounds
+        found = torch.full_like(own, least)
+        needed = (own > least).any(1).nonzero().flatten().tolist()
+        if missing := [cell for cell in needed if cell not in self._known]:
+            some = self.cells.only(missing)
+            simulated = self._bounds(simulate(self.call, self.family, some))
+            self._known |= dict(zip(missing, simulated, strict=True))
+        for cell in needed:
+            found[cell] = self._known[cell]
+        return found
+
+    def _bounds(self, ensemble: Ensemble) -> Tensor:
+        bounds = cell_bounds(ensemble.errors.numpy(), ensemble.freedom.numpy(), CELLS, FALSE_FLAGS / 2)
+        return torch.from_numpy(bounds).clamp(min=least_bound(self.call))
 
 
-SCHEMES: dict[str, Callable[[AttentionCall, Tensor], Tensor]] = {"int8_qk": _int8_qk}
-"""Noise that a kernel may declare, by id: (call, factors on the scales [draws]) -> outputs
-[total_q, draws, num_q_heads, head_dim_v]."""
+def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Ensemble:
+    """An ensemble on some cells of a call."""
+    rows = cells.rows
+    scores = cells.of_row.numel() * call.k.shape[0] * call.q.shape[1]
+    members = MEMBERS if scores >= _SMALL else MAX_MEMBERS
+    right = truth(call, rows)
+    out = honest_outputs(call, family, rows, members)
+    off = (out - right).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    count, heads = len(cells.sequence), call.q.shape[1]
+
+    def by_cell(values: Tensor) -> Tensor:
+        empty = torch.zeros(count, *values.shape[1:], dtype=values.dtype, device=values.device)
+        return empty.index_add_(0, cells.of_row, values)
+
+    size = by_cell(right.abs().sum(-1))
+    distance = by_cell(off.abs().sum(-1).movedim(0, -1))  # [cells, heads, members]
+    errors = torch.where(size[..., None] > 0, distance / size[..., None].clamp(min=torch.finfo(size.dtype).tiny), 0.0)
+    products = by_cell(torch.einsum("mrhd,nrhd->rhmn", off, off))  # [cells, heads, members, members]
+    own = products.diagonal(dim1=-2, dim2=-1)
+    others = products.square().sum((-1, -2)) - own.square().sum(-1)
+    freedom = torch.where(others > 0, own.mean(-1) ** 2 * members * (members - 1) / others, 1.0)
+    squares = right.square().sum((0, 2))
+    slopes = ((right + off) * right).sum((1, 3)) / torch.where(squares > 0, squares, 1.0)
+    assert errors.shape == (count, heads, members)
+    return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom.cpu(), slopes.cpu())

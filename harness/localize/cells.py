@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,12 +21,27 @@ class CallCells:
     Attributes:
         sequence: sequence of each cell.
         position: index into `assay.harness.conditions.POSITION.labels` of each cell.
-        of_row: int64 [total_q], the cell of each query.
+        of_row: int64 [rows], the cell of each query.
+        rows: int64 [rows], the packed query rows that are compared, in increasing order; None for all.
     """
 
     sequence: tuple[int, ...]
     position: tuple[int, ...]
     of_row: Tensor
+    rows: Tensor | None = None
+
+    def only(self, chosen: Sequence[int]) -> CallCells:
+        """Some of the cells, in the given order."""
+        number = torch.full((len(self.sequence),), -1, dtype=torch.int64)
+        number[torch.tensor(chosen, dtype=torch.int64)] = torch.arange(len(chosen))
+        of_row = number.to(self.of_row.device)[self.of_row]
+        kept = (of_row >= 0).nonzero().flatten()
+        return CallCells(
+            tuple(self.sequence[cell] for cell in chosen),
+            tuple(self.position[cell] for cell in chosen),
+            of_row[kept],
+            kept if self.rows is None else self.rows[kept],
+        )
 
 
 @dataclass(frozen=True)
@@ -52,8 +68,13 @@ class Deviation:
         return tuple(float(t[chosen].sum()) for t in (self.difference, self.size, self.compared))  # type: ignore[return-value]
 
 
-def cells_of(call: AttentionCall) -> CallCells:
-    """The cells of a call that hold a query."""
+def cells_of(call: AttentionCall, compared: Tensor | None = None) -> CallCells:
+    """The cells of a call that hold a query.
+
+    Args:
+        call: the call.
+        compared: packed query rows that are compared, int64, in increasing order; None for all.
+    """
     sequence: list[int] = []
     position: list[int] = []
     rows: list[int] = []
@@ -64,15 +85,20 @@ def cells_of(call: AttentionCall) -> CallCells:
                 position.append(bucket)
                 rows.append(min(stop, new) - start)
     of_row = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows, dtype=torch.int64))
-    return CallCells(tuple(sequence), tuple(position), of_row.to(call.q.device))
+    every = CallCells(tuple(sequence), tuple(position), of_row.to(call.q.device))
+    if compared is None:
+        return every
+    found, of_compared = every.of_row[compared].unique(return_inverse=True)
+    chosen = found.tolist()
+    return CallCells(tuple(sequence[c] for c in chosen), tuple(position[c] for c in chosen), of_compared, compared)
 
 
 def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
-    """The distance between `out` and `expected`, both [total_q, num_q_heads, head_dim_v].
+    """The distance between `out` and `expected`, both [total_q, num_q_heads, head_dim_v], or of the compared rows alone.
 
     NaN in `expected` means undefined and is not compared. Infinity in it matches anything that is not finite.
     """
-    a, b = out.detach().double(), expected.double()
+    a, b = (_compared(values.detach(), cells).double() for values in (out, expected))
     undefined = b.isnan()
     agree = (b.isinf() & ~a.isfinite()) | undefined
     difference = torch.where(agree, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"), posinf=float("inf"))
@@ -83,3 +109,8 @@ def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
     by_cell = torch.zeros(len(cells.sequence), *by_row.shape[1:], dtype=torch.float64, device=out.device)
     # One transfer for all three: each synchronises with the GPU.
     return Deviation(*by_cell.index_add_(0, cells.of_row, by_row).cpu().unbind(-1))
+
+
+def _compared(values: Tensor, cells: CallCells) -> Tensor:
+    """The rows that are compared."""
+    return values if cells.rows is None or len(values) == len(cells.rows) else values[cells.rows]

@@ -11,11 +11,18 @@ from torch import Tensor
 
 from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.kernels import declaration, missing_package, output_fault
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.honest import sample_rows, truth
 from assay.harness.errors import AssayError
-from assay.harness.localize.bounds import bound_of, least_bound
+from assay.harness.localize.bounds import CallNoise, least_bound
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import CallCells, cells_of, deviation
+
+
+FIT_ROUNDINGS = 3.0
+"""A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
+would be tighter."""
+MAX_SCORES, MAX_ROWS = 2**27, 1024
+"""A call with more scores (queries x keys x heads) is compared on this many of its queries; see `sample_rows`."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,9 @@ class CallResult:
         out: the kernel's output, [total_q, num_q_heads, head_dim_v].
         cells: the cells of the call.
         own: own error against the oracle, relative L1, float64 [cells, num_q_heads], on the CPU.
-        noise: quantisation that the kernel declares; empty for none.
+        slopes: slope of the output on the oracle's, sum(out * truth) / sum(truth * truth), float64 [num_q_heads], on the CPU; NaN
+            where one of them is not finite, or the truth is zero.
+        limits: what noise explains on this call.
         repeated: whether the call was run twice more in a row. If not, the next four fields are meaningless.
         repeat: largest relative L1, over cells and heads, between these two runs.
         late: largest relative L1, over cells and heads, between this output and one computed after all other calls.
@@ -40,7 +49,8 @@ class CallResult:
     out: Tensor
     cells: CallCells
     own: Tensor
-    noise: str = ""
+    slopes: Tensor
+    limits: CallNoise
     repeated: bool = False
     repeat: float = 0.0
     late: float = 0.0
@@ -48,17 +58,25 @@ class CallResult:
     late_differs: bool = False
     mutated: tuple[str, ...] = ()
 
+    @property
+    def noise(self) -> str:
+        """Noise family that the kernel declares; empty for the exact one."""
+        return self.limits.family.name
+
     @cached_property
-    def bound(self) -> float:
-        """Largest own error that noise explains; simulated on first use."""
-        return bound_of(self.call, self.noise)
+    def bounds(self) -> Tensor:
+        """Largest own error that noise explains, float64 [cells, num_q_heads]; simulated only for cells that need it."""
+        return self.limits.bounds_where(self.own)
+
+    @cached_property
+    def fit_bounds(self) -> Tensor:
+        """Largest distance at which an output still counts as that of a hypothesis, float64 [cells, num_q_heads]."""
+        return self.bounds.clamp(min=FIT_ROUNDINGS * torch.finfo(self.call.q.dtype).eps)
 
     @cached_property
     def failing(self) -> Tensor:
         """Cells and heads whose own error is out of bounds, bool [cells, num_q_heads]."""
-        if float(self.own.max()) <= least_bound(self.call, self.noise):
-            return torch.zeros_like(self.own, dtype=torch.bool)  # within any bound: no simulation needed
-        return self.own > self.bound
+        return self.own > self.bounds
 
     @property
     def fails(self) -> bool:
@@ -66,14 +84,21 @@ class CallResult:
         return bool(self.failing.any())
 
     @property
+    def worst_cell(self) -> tuple[float, float]:
+        """Own error and bound of the cell and head with the largest own error relative to its bound."""
+        at = int((self.own / self.bounds).argmax())
+        return float(self.own.flatten()[at]), float(self.bounds.flatten()[at])
+
+    @property
     def worst(self) -> float:
-        """Largest own error over cells and heads, as a multiple of the bound; above 1 it is out of bounds."""
-        return float(self.own.max()) / self.bound
+        """Largest own error over cells and heads, as a multiple of its bound; above 1 it is out of bounds."""
+        own, bound = self.worst_cell
+        return own / bound
 
     @property
     def most(self) -> float:
         """An upper limit of `worst` that needs no simulation."""
-        return float(self.own.max()) / least_bound(self.call, self.noise)
+        return float(self.own.max()) / least_bound(self.call)
 
     @property
     def nonfinite_share(self) -> float:
@@ -125,7 +150,7 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
     Args:
         call: the call.
         out: [total_q, num_q_heads, head_dim_v].
-        noise: quantisation that the kernel declares, as `Declaration.noise`.
+        noise: noise family that the kernel declares, as `Declaration.noise`.
 
     Raises:
         AssayError: the output breaks the contract.
@@ -134,12 +159,21 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
     _require_contract(call, out)
     if not out.numel():
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
-    truth, cells = oracle(call), cells_of(call)
-    if not bool(truth.isfinite().all()):
+    scores = call.q.shape[0] * call.q.shape[1] * call.k.shape[0]
+    rows = None if scores <= MAX_SCORES else sample_rows(call, MAX_ROWS)
+    cells, right = cells_of(call, rows), truth(call, rows)
+    if not bool(right.isfinite().all()):
         raise ValueError(
             "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"
         )
-    return CallResult(call, out, cells, deviation(out, truth, cells).relative_l1, noise)
+    own = deviation(out, right, cells).relative_l1
+    return CallResult(
+        call, out, cells, own, _slopes(out if rows is None else out[rows], right), CallNoise(call, noise, cells)
+    )
+
+
+def _slopes(out: Tensor, right: Tensor) -> Tensor:
+    return ((out.double() * right).sum((0, 2)) / right.square().sum((0, 2))).cpu()
 
 
 def _require_contract(call: AttentionCall, out: object) -> None:

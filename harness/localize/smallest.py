@@ -58,7 +58,9 @@ def _same_bug(guard: Guard, finding: str) -> Callable[[AttentionCall, Tensor], b
     def fails(call: AttentionCall, out: Tensor) -> bool:
         result = measure(call, out, guard.assay.noise)
         expected = BY_ID[finding].compute(call) if result.fails else None
-        return expected is not None and bool((deviation(out, expected, result.cells).relative_l1 <= result.bound).all())
+        return expected is not None and bool(
+            (deviation(out, expected, result.cells).relative_l1 <= result.fit_bounds).all()
+        )
 
     return fails
 

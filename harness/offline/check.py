@@ -16,10 +16,10 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
 from assay.harness.attention.matrix import cases as cases_of
+from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
-from assay.harness.localize.bounds import SCHEMES
 from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose
 from assay.harness.localize.guard import Guard, run_guarded
 from assay.harness.localize.kernel_runs import KernelRun, compute, measure, worst_of
@@ -52,8 +52,8 @@ class WorstOfMatrix:
 
     Attributes:
         case: the case.
-        own: worst own error over cells and heads, relative L1.
-        bound: the bound of its call, relative L1.
+        own: own error of the cell and head that is worst relative to its bound, relative L1.
+        bound: the bound of that cell and head, relative L1.
     """
 
     case: Case
@@ -163,7 +163,7 @@ def check(
     name, loaded = named(kernel)
     declared = kernels.declaration(loaded)
     if noise:
-        _one_of("noise", noise, SCHEMES)
+        _known_family(noise)
     asked = tuple(phases) if phases is not None else declared.phases
     path = name if isinstance(kernel, str) or kernels.is_path(name) else ""
     if path and cases is None and not again:
@@ -194,7 +194,7 @@ def check(
     return CheckResult(
         kernel=name,
         computed=computed,
-        worst=None if worst is None else WorstOfMatrix(case_of[id(worst.call)], float(worst.own.max()), worst.bound),
+        worst=None if worst is None else WorstOfMatrix(case_of[id(worst.call)], *worst.worst_cell),
         refused=tuple((case, why) for case, why in refused if why not in guard.breaches),
         broken=broken,
         missing=tuple(_missing(asked, declared.phases, run)),
@@ -222,13 +222,14 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     """
     name, loaded = named(kernel)
     if noise:
-        _one_of("noise", noise, SCHEMES)
+        _known_family(noise)
     result = measure(call, compute(loaded, call.clone()), kernels.declaration(loaded).noise if noise is None else noise)
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
+        own, bound = result.worst_cell
         raise AssertionError(
-            f"{name} on {describe(call)}: own error {percent(float(result.own.max()))}; noise explains at most "
-            f"{percent(result.bound)}; {bug.diagnosis}"
+            f"{name} on {describe(call)}: own error {percent(own)}; noise explains at most "
+            f"{percent(bound)}; {bug.diagnosis}"
         )
 
 
@@ -272,6 +273,16 @@ def matrix(
         raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
     on = device or default_device()
     return cases_of(tuple(phases), on, [known[one] for one in named], seed, size, tuple(head_dims))
+
+
+def _known_family(noise: str) -> None:
+    try:
+        family(noise)
+    except ValueError:
+        parts = 'or parts such as "k:int8-token,v:e4m3-head"'
+        raise UsageError(
+            f"The noise is {noise!r}.", f"one of {', '.join(filter(None, FAMILIES))}, {parts}", "choose another noise"
+        ) from None
 
 
 def _one_of(what: str, value: str, known: Sequence[str] | Mapping[str, object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from assay.harness.attention import kernels
@@ -12,7 +13,7 @@ from assay.harness.backend import Backend
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.errors import UsageError
 from assay.harness.evidence.cause import LayerBound, ReplayResult
-from assay.harness.evidence.pack import RecordedCall, read_pack, replay_command
+from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, repeat, run_once
@@ -46,13 +47,15 @@ def replay(
     recorded = [one for one in read_pack(pack) if one.phase in phases]
     if not recorded:
         raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
-    calls = [_on_device(one.call) for one in choose(recorded)]
+    chosen = choose(recorded)
+    calls = [_on_device(one.call) for one in chosen]
     with few_threads(calls):
         found = diagnose_kernel(kernel, calls, reproduce, on_first=on_first)
         smallest, test = smallest_call(Guard(kernel, kernels.declaration(kernel)), found.run, found.findings, candidate)
         result = _result(
-            Backend.parse(candidate), found.run, len(recorded), found.findings, found.seconds, found.first_finding_s, ()
-        )
+            Backend.parse(candidate), found.run, _Examined(pack, recorded, chosen), found.findings, found.seconds,
+            found.first_finding_s, (),
+        )  # fmt: skip
     return result.model_copy(update={"smallest": smallest, "test": test})
 
 
@@ -73,7 +76,7 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
         KernelRefused: there is no such kernel.
     """
     start = time.monotonic()
-    recorded, run = _recorded_run(pack, candidate, served)
+    examined, run = _recorded_run(pack, candidate, served)
     kernel = candidate.kernel() if candidate.is_kernel else None
     findings = diagnose(run, reproduce)
     first_finding_s = time.monotonic() - start if findings else None
@@ -88,7 +91,7 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
         findings = diagnose(run, reproduce)
         not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
     seconds = time.monotonic() - start
-    return _result(candidate, run, recorded, findings, seconds, first_finding_s, (not_tested,))
+    return _result(candidate, run, examined, findings, seconds, first_finding_s, (not_tested,))
 
 
 def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:
@@ -96,19 +99,36 @@ def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bo
     return diagnose(_recorded_run(pack, candidate, served)[1], reproduce)
 
 
-def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[int, KernelRun]:
-    """The number of recorded outputs of a candidate, and a choice of them, compared with the oracle."""
+@dataclass(frozen=True)
+class _Examined:
+    """Calls of a pack.
+
+    Attributes:
+        pack: its folder.
+        recorded: its calls in the phases of the candidate.
+        chosen: those of them that are examined.
+    """
+
+    pack: Path
+    recorded: Sequence[RecordedCall]
+    chosen: Sequence[RecordedCall]
+
+
+def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
+    """The recorded outputs of a candidate, and a choice of them, compared with the oracle."""
     recorded = [one for one in read_pack(pack) if one.phase in candidate.phases]
     recorded = [one for one in recorded if served or one.candidate is not None]
     if not recorded:
         raise _nothing(pack, "no output of a candidate", candidate.name)
-    return len(recorded), KernelRun(tuple(_measured(one, candidate.noise, served) for one in choose(recorded)))
+    chosen = choose(recorded)
+    run = KernelRun(tuple(_measured(one, candidate.noise, served) for one in chosen))
+    return _Examined(pack, recorded, chosen), run
 
 
 def _result(
     candidate: Backend,
     run: KernelRun,
-    recorded: int,
+    examined: _Examined,
     findings: Sequence[Finding],
     seconds: float,
     first_finding_s: float | None,
@@ -116,10 +136,12 @@ def _result(
 ) -> ReplayResult:
     return ReplayResult(
         candidate=candidate.name,
+        pack=hash_pack(examined.pack),
+        examined=tuple(one.entry.sha256 for one in examined.chosen),
         noise=candidate.noise,
         calls=len(run.results),
-        recorded=recorded,
-        with_prefix=sum(has_cached_prefix(result.call.prefixes) for result in run.results),
+        recorded=len(examined.recorded),
+        with_prefix=sum(has_cached_prefix(one.served_prefixes) for one in examined.chosen),
         worst=max((result.worst for result in run.results), default=0.0),
         bounds=tuple(bounds_of(run.results)),
         findings=tuple(findings),
@@ -146,7 +168,7 @@ def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
     largest: dict[tuple[int, str], float] = {}
     for result in results:
         where = (result.call.layer, result.call.phase)
-        largest[where] = max(largest.get(where, 0.0), result.bound)
+        largest[where] = max(largest.get(where, 0.0), result.limits.largest_bound)
     return [LayerBound(layer=layer, phase=phase, bound=bound) for (layer, phase), bound in sorted(largest.items())]
 
 

@@ -1,10 +1,10 @@
 """Bounds from an ensemble: how large an error may be that another honest implementation makes in a cell, at a stated error rate.
 
-An error in a cell is a vector: one number for each query, head and dimension. Its square is about a sum of `freedom` independent
-squared roundings, many where many roundings meet (all queries of a long prompt) and one where a single weight decides (a query with two
-keys). The ratio of one more honest square to the mean of M others is then distributed as F(freedom, M freedom), so the bound is the
-ensemble's root mean square times the root of that quantile. Freedom is Satterthwaite's: the dimensions that a covariance fills,
-trace(C)^2 / trace(C^2) (Biometrics Bulletin 2, 110-114, 1946).
+An error in a cell is a vector: one number for each query, head and dimension. Its square is about a sum of `freedom`
+independent squared roundings, many where many roundings meet (all queries of a long prompt) and one where a single weight decides
+(a query with two keys). The ratio of one more honest square to the mean of M others is then distributed as F(freedom, M freedom),
+so the bound is the ensemble's root mean square times the root of that quantile. Freedom is Satterthwaite's: the dimensions that a
+covariance fills, trace(C)^2 / trace(C^2) (Biometrics Bulletin 2, 110-114, 1946).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def cell_bounds(
 def freedom_of_spread(errors: ArrayLike) -> Floats:
     """A lower estimate of the independent roundings in each cell, from the spread of the members' errors, [...].
 
-    The squares of one cell have the relative variance 2 / freedom. The variance of M values is known only to a factor; its upper limit
-    of one percent is used, so that a cell whose members agree by chance does not get a tight bound.
+    The squares of one cell have the relative variance 2 / freedom. The variance of M values is known only to a factor; its upper
+    limit of one percent is used, so that a cell whose members agree by chance does not get a tight bound.
     """
     squares = _squares(errors)
     degrees = len(squares) - 1
@@ -79,8 +79,8 @@ def chi2_quantile_below(rate: float, degrees: ArrayLike) -> Floats:
 def f_quantile_above(rate: float, top: ArrayLike, bottom: ArrayLike) -> Floats:
     """The quantile of F(top, bottom) above which it lies at a rate.
 
-    Paulson's approximation (Annals of Mathematical Statistics 13, 233, 1942), since scipy is no part of the base install: at rates of
-    1e-8 to 1e-3 and bottom >= 16 its root is at most 10 % above the exact one, and at most 1 % below.
+    Paulson's approximation (Annals of Mathematical Statistics 13, 233, 1942), since scipy is no part of the base install: at rates
+    of 1e-8 to 1e-3 and bottom >= 16 its root is at most 10 % above the exact one, and at most 1 % below.
 
     Args:
         rate: probability of a larger value, below 0.5.

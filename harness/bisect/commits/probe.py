@@ -126,11 +126,15 @@ def _rows(run: KernelRun, calls: Sequence[ProbeCall]) -> tuple[CallErrors, ...]:
     rows = []
     for seen in run.results:
         i = number[id(seen.call)]
+        _, bound = seen.worst_cell
+        own = (seen.own / seen.bounds).amax(
+            0
+        ) * bound  # cells have bounds of their own: all as if they had that of the worst
         rows.append(
             CallErrors(
                 number=i, layer=seen.call.layer, call=calls[i].name, condition=calls[i].condition,
-                own=tuple(seen.own.amax(0).tolist()), bound=seen.bound,
-                rounding=bound_of(seen.call) if seen.noise else seen.bound,
+                own=tuple(own.tolist()), bound=bound,
+                rounding=bound_of(seen.call) if seen.noise else bound,
             )
         )  # fmt: skip
     return tuple(rows)
