@@ -56,6 +56,10 @@ def render(report: Report, console: Console) -> None:
     page.heading("Attention calls counted")
     for role, server in (("reference", report.reference), ("candidate", report.candidate)):
         _calls(page, role, server)
+    if report.kernels:
+        page.heading("Kernels that ran in one traced pass of each kind")
+    for one in report.kernels:
+        page.line(one_line(one.sentence, 300), indent=2)
     checks = unmet(report)
     if checks:
         page.heading("Checks that are not ok")

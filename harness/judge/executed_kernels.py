@@ -49,6 +49,16 @@ class PassKernels(Part):
     cached_prefix: bool
     kernels: tuple[KernelRow, ...]
 
+    @property
+    def sentence(self) -> str:
+        """Such as "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8); 12 others"."""
+        own = [kernel for kernel in self.kernels if kernel.of and kernel.attention is not False]
+        rest = len(self.kernels) - len(own)
+        named = (
+            _listed([f"{_short(kernel.name)} ({kernel.launches})" for kernel in own]) or "none that is known by name"
+        )
+        return f"{self.role}, {_words(self.phase, self.cached_prefix)}: {named}" + (f"; {rest} others" if rest else "")
+
 
 def check_kernels_executed(
     server: ServerManifest | None, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool = False
@@ -132,7 +142,9 @@ def _check_phase(
         found = f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
         return _check(phase, "not checked", found, "compare the names in the report with what SGLang launches")
     if without:
-        found = f"none of {_listed(own)} ran in {_kind(without[0])}; {_what_ran(without)}"
+        found = (
+            f"none of {_listed(own)} ran in {_words(without[0].phase, without[0].cached_prefix)}; {_what_ran(without)}"
+        )
         return _check(phase, "failed", found, "find out what the kernel computes instead, or declare what it launches")
     if unseen := _never_ran(claim.kernels, server, traces["candidate"]):
         found = f"declared, but did not run: {_listed(unseen)}; {_what_ran(passes)}"
@@ -195,10 +207,8 @@ def _weight(name: str) -> bool:
     return re.search(r"attention|attn|flash|fmha|softmax|bmm|quant", name, re.IGNORECASE) is not None
 
 
-def _kind(one: TracedPass) -> str:
-    if one.phase == "decode":
-        return "decode"
-    return f"{one.phase} {'with' if one.cached_prefix else 'without'} a cached prefix"
+def _words(phase: str, cached_prefix: bool) -> str:
+    return phase if phase == "decode" else f"{phase} {'with' if cached_prefix else 'without'} a cached prefix"
 
 
 def _short(name: str) -> str:

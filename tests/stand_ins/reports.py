@@ -9,11 +9,13 @@ import random
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from assay.evals.questions import GROUPS, Question
 from assay.evals.synthetic import NAMES, THINGS, questions
 from assay.harness.compare.answer_lengths import AnswerLengths
 from assay.harness.conditions import condition_id
+from assay.harness.evidence.records import Role
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
 from assay.harness.judge.report import (
@@ -25,9 +27,11 @@ from assay.harness.judge.report import (
     ErrorGrid,
     Finding,
     Flip,
+    KernelRow,
     LayersResult,
     LogitsRow,
     Metric,
+    PassKernels,
     Report,
     ServerSummary,
     SuiteResult,
@@ -245,6 +249,7 @@ def hostile() -> Report:
     raw = Report(
         run_id=h, created=h, seconds=1.0, verdict="regression", headline=h, reasons=(h,), reference=server,
         candidate=server, environment=environment, checks=(Check(id=h, title=h, status="failed", found=h, settles=h),),
+        kernels=(_kernels("candidate", h, h, "candidate"),),
         suites=(hostile_suite,), findings=(finding,), reproduce=h, layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
     # model_copy does not validate; a round through the constructor does what a real report goes through.
@@ -269,6 +274,12 @@ def _hostile_layers(h: str) -> LayersResult:
         grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,), logits=(row,),
         not_observed=(h,), pack=h, candidate_errors=(h,),
     )  # fmt: skip
+
+
+def _kernels(role: Role, phase: str, name: str, of: Literal["reference", "candidate"]) -> PassKernels:
+    own = KernelRow(name=name, kind="triton", launches=4, attention=True, of=of)
+    other = KernelRow(name="aten::index", kind="operator", launches=1_008, attention=None, of="")
+    return PassKernels(role=role, phase=phase, cached_prefix=True, kernels=(own, other))
 
 
 def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
@@ -541,6 +552,10 @@ def _report(
         checks=_checks() if checks is None else checks,
         suites=suites,
         findings=findings,
+        kernels=(
+            _kernels("reference", "extend", "aten::scaled_dot_product_attention", "reference"),
+            _kernels("candidate", "extend", "_attn_fwd", "candidate"),
+        ),
         reproduce=REPRODUCE.format(candidate=candidate),
     )  # fmt: skip
 
