@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from assay.evals.questions import Question
 from assay.evals.synthetic import BUILTIN_SEED, questions
@@ -24,13 +23,22 @@ PLAIN = (
 
 
 def greedy_prompts(asked: Sequence[Question], count: int, synthetic: bool) -> list[tuple[str, str]]:
-    """Return `count` prompts as (id, prompt).
+    """Return `count` distinct prompts as (id, prompt), or as many as there are.
 
     For the built-in set they are further synthetic questions that the accuracy suite does not ask. For any other set they are the
     plain prompts followed by those of the questions, so that both short prompts and a shared, cached header occur.
     """
-    if synthetic:
-        fresh = itertools.islice(questions(BUILTIN_SEED + 1), count)
-        return [(f"greedy-{index:03d}", question.prompt) for index, question in enumerate(fresh)]
-    prompts = [*PLAIN, *(question.prompt for question in asked)][:count]
-    return [(f"greedy-{index:03d}", prompt) for index, prompt in enumerate(prompts)]
+    known = [*PLAIN, *(question.prompt for question in asked)]
+    prompts = (question.prompt for question in questions(BUILTIN_SEED + 1)) if synthetic else known
+    return [(f"greedy-{index:03d}", prompt) for index, prompt in enumerate(_distinct(prompts, count))]
+
+
+def _distinct(prompts: Iterable[str], count: int) -> Iterator[str]:
+    """The first `count` prompts, each once: equal ones would count as several although they say the same."""
+    seen: set[str] = set()
+    for prompt in prompts:
+        if len(seen) >= count:
+            return
+        if prompt not in seen:
+            seen.add(prompt)
+            yield prompt

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from assay.evals.loads import DEFAULT as DEFAULT_SHAPES
 from assay.evals.questions import BUILTIN_DATA
@@ -25,8 +25,6 @@ RUNS = Path("runs")
 """Folder of the runs and bisections whose folder is not named."""
 WIDEST_MARGIN = 0.10
 """Largest margin of accuracy that a policy may set."""
-SCORED_PROMPTS = 8
-"""Most greedy prompts whose logits are scored: some 200 positions under each of two conditions."""
 ENVELOPE_TOKENS = {"cpu": 512, "cuda": 2048}
 """New tokens, cached prefix and total length up to which a pass must have compared calls, by device. On the CPU it is what a run of
 three minutes allows: interpreted SageAttention takes 0.7 s for a call of 512 tokens, and 5 s for one of 2,048."""
@@ -70,9 +68,17 @@ class RunSpec(BaseModel):
     order_seed: int = Field(0, ge=0, description="seed of the random order of the questions")
     margin: float = Field(0.02, gt=0, description="largest loss of accuracy that still passes, as a fraction; at most 0.1")
     alpha: float = Field(0.05, gt=0, le=0.2, description="error rate of each interval and test")
-    greedy_prompts: int = Field(32, ge=0, description="number of prompts in the greedy comparison; 0 skips it")
+    greedy_prompts: int = Field(
+        128, description="number of prompts in the greedy comparison; fewer than 128 cannot pass"
+    )
     greedy_margin: float = Field(
         0.10, gt=0, lt=1, description="largest share of greedy texts that may differ by more than noise"
+    )
+    logits_prompts: int = Field(
+        64, description="number of prompts whose logits are compared; fewer than 64 give no verdict"
+    )
+    logits_limit: float | None = Field(
+        None, gt=0, description="largest mean KL of the logits, in nats; by default what the declared noise explains"
     )
     concurrency: int = Field(32, ge=1, le=1024, description="requests in flight")
     max_tokens: int | None = Field(
@@ -144,6 +150,14 @@ class RunSpec(BaseModel):
             value = [word.strip() for word in value.split(",") if word.strip()]
         return tuple(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value
 
+    @field_validator("greedy_prompts", "logits_prompts")
+    @classmethod
+    def _asks_something(cls, prompts: int, info: ValidationInfo) -> int:
+        if prompts < 1:
+            suite = str(info.field_name).removesuffix("_prompts")
+            raise ValueError(f"at least 1; to leave the suite out, name the others with --suites, without {suite}")
+        return prompts
+
     @field_validator("bounds")
     @classmethod
     def _positive(cls, bounds: dict[str, float]) -> dict[str, float]:
@@ -192,6 +206,7 @@ POLICY = (
     "margin",
     "alpha",
     "greedy_margin",
+    "logits_limit",
     "latency_bound",
     "require",
     "bounds",

@@ -44,7 +44,7 @@ def layers(
     from assay.harness.progress import ProgressDisplay
     from assay.reports.layer_bisection_terminal import render_layers
 
-    spec = instrumented_spec(flags | {"questions": questions, "greedy_prompts": 0}, config)
+    spec = instrumented_spec(flags | {"questions": questions, "suites": "mmlu,layers"}, config)
     plan = prepare(spec)
     folder = out or default_folder(spec)
     with ProgressDisplay(console) as display:

@@ -11,7 +11,7 @@ import typer
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
-from assay.harness.config import SCORED_PROMPTS, SERVER_FLAGS
+from assay.harness.config import SERVER_FLAGS
 from assay.harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,23 +19,17 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@spec_flags((*SERVER_FLAGS, "data", "budget_mb"))
+@spec_flags((*SERVER_FLAGS, "data", "logits_prompts", "budget_mb"))
 def diff(
     flags: dict[str, Any],
     suites: Annotated[str, typer.Option(help="layers, or layers,logits.")] = "layers,logits",
-    greedy_prompts: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Number of prompts whose logits are compared; at most {SCORED_PROMPTS}.", show_default=False
-        ),
-    ] = None,
     out: Out = None,
     config: Config = None,
 ) -> None:
     """Run the candidate in the shadow of the reference: show its own error by layer, head and condition, and name the bug."""
     from assay.harness.cli.run import run_and_report
 
-    spec = instrumented_spec(flags | {"suites": suites, "greedy_prompts": greedy_prompts}, config)
+    spec = instrumented_spec(flags | {"suites": suites}, config)
     if not {"layers"} <= set(spec.suites) <= {"layers", "logits"}:
         raise UsageError(f"--suites is {suites}.", "layers, or layers,logits", "use assay run for the other suites")
     made = run_and_report(spec, out)

@@ -75,8 +75,12 @@ class Plan:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Roles that need a server: where no answers are compared, the candidate runs as a shadow in the reference's server."""
-        return ROLES if self.compares_answers else ("reference",)
+        """Roles that need a server.
+
+        A layer diff without answers needs only the reference's, in which the candidate runs as a shadow or is substituted.
+        """
+        scores = "logits" in self.spec.suites and not self.has_layer_diff
+        return ROLES if self.compares_answers or scores else ("reference",)
 
 
 def prepare(spec: RunSpec) -> Plan:
@@ -91,15 +95,21 @@ def prepare(spec: RunSpec) -> Plan:
     plan = Plan(spec, resolve_model(spec.model, spec.engine_arg), (), reference, candidate)
     asked = spec.questions if "mmlu" in spec.suites else 0
     traced = COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0
-    questions = load_questions(spec.data, max(asked, traced, 1))
+    prompts = {suite: count for suite, count in _prompt_counts(spec).items() if suite in spec.suites}
+    questions = load_questions(spec.data, max(asked, traced, *prompts.values(), 1))
     items = [_item("mmlu", question) for question in questions[:asked]]
     items += [_item("layers", question) for question in questions[:traced]]
-    if {"greedy", "logits"} & set(spec.suites):
+    for suite, count in prompts.items():
         items += [
-            Item(suite="greedy", id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt))
-            for id_, prompt in greedy_prompts(questions, spec.greedy_prompts, spec.synthetic)
+            Item(suite=suite, id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt))
+            for id_, prompt in greedy_prompts(questions, count, spec.synthetic)
         ]
     return Plan(spec, plan.model, tuple(items), reference, candidate)
+
+
+def _prompt_counts(spec: RunSpec) -> dict[Suite, int]:
+    """Prompts of the suites that compare texts and logits. The logits' prompts are the first greedy ones, with the same ids."""
+    return {"greedy": spec.greedy_prompts, "logits": spec.logits_prompts}
 
 
 def _item(suite: Suite, question: Question) -> Item:

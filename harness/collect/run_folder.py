@@ -17,7 +17,7 @@ from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, Manifest, hash_items
 from assay.harness.evidence.nonce import new_nonce
-from assay.harness.evidence.records import Role
+from assay.harness.evidence.records import ROLES, Role
 from assay.harness.files import file_name
 
 
@@ -43,6 +43,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
         run_id=path.resolve().name,
         model=plan.spec.model,
         items_hash=hash_items(plan.items),
+        noise={role: plan.backend(role).noise for role in ROLES},
     )
     return RunFolder.open(path, manifest, plan.items)
 

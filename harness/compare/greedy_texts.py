@@ -6,6 +6,7 @@ character, for example, all appear as U+FFFD) count as equal; what follows disti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Literal
@@ -22,8 +23,9 @@ class TextDivergence(Part):
     """Where the candidate's generation diverges from the reference's."""
 
     kind: Kind = Field(
-        description='"tie": the reference\'s preference there is within its own run-to-run floor; "close": each role\'s token is '
-        "among the other's best alternatives, the criterion of vLLM's check_logprobs_close; else \"apart\""
+        description='"tie": the log-odds of both tokens change by no more than the reference\'s own run-to-run floor; "close": '
+        "within the limit of the declared noise, and each role's token is among the other's best alternatives, the criterion of "
+        'vLLM\'s check_logprobs_close; else "apart"'
     )
     position: int = Field(
         description="index of the first differing token; if one generation ended earlier, the index after its last token"
@@ -31,6 +33,11 @@ class TextDivergence(Part):
     gap: float | None = Field(
         description="log-probability of the reference's token minus that of the candidate's, in the reference, in nats; null "
         "where the candidate's is not among its best alternatives, or where one generation had ended"
+    )
+    swing: float | None = Field(
+        None,
+        description="change of the log-odds of the two tokens between the roles, in nats: the reference's preference for its own "
+        "token plus the candidate's for its own; null where one of them is not known or not finite",
     )
 
 
@@ -42,34 +49,48 @@ def first_divergence(first: Sequence[Token], second: Sequence[Token]) -> int | N
     return None
 
 
-def compare_text(reference: Sequence[Token], candidate: Sequence[Token], floor: float) -> TextDivergence | None:
+def is_finite(tokens: Sequence[Token]) -> bool:
+    """Whether every token's log-probability is finite."""
+    return all(math.isfinite(token.logprob) for token in tokens)
+
+
+def compare_text(
+    reference: Sequence[Token], candidate: Sequence[Token], floor: float, limit: float
+) -> TextDivergence | None:
     """Compare the greedy generations of one prompt.
 
     Args:
         reference: the reference's tokens, with their top alternatives.
         candidate: the candidate's.
         floor: the reference's own run-to-run floor in nats, see `floor_between`.
+        limit: largest change of log-odds, in nats, that noise explains.
 
     Returns:
         The first divergence, or None where the texts are equal. What follows is not compared, since the
-        histories differ.
+        histories differ. A log-probability that is not finite is a divergence too, whatever the texts.
     """
     position = first_divergence(reference, candidate)
+    shared = min(len(reference), len(candidate)) if position is None else position + 1
+    for place, (one, other) in enumerate(zip(reference[:shared], candidate[:shared], strict=False)):
+        if not (math.isfinite(one.logprob) and math.isfinite(other.logprob)):
+            return TextDivergence(kind="apart", position=place, gap=None)
     if position is None:
         return None
-    gap = _gap_at(position, reference, candidate)
-    if gap is not None and abs(gap) <= floor:
-        return TextDivergence(kind="tie", position=position, gap=gap)
-    close = gap is not None and _gap_at(position, candidate, reference) is not None
-    return TextDivergence(kind="close" if close else "apart", position=position, gap=gap)
+    gap, swing = _gap_at(position, reference, candidate), _swing_at(position, reference, candidate)
+    kind: Kind = "apart"
+    if swing is not None and swing <= limit:
+        kind = "close"
+    if swing is not None and swing <= floor:
+        kind = "tie"
+    return TextDivergence(kind=kind, position=position, gap=gap, swing=swing)
 
 
 def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
     """The difference between two runs of one server on one prompt, in nats.
 
-    The largest difference of a token's log-probability over the positions with the same history and, where the texts diverge, the
-    larger of the two runs' preferences for their own token there. A preference outside the top alternatives cannot be measured and
-    does not count, so the floor is too low rather than too high.
+    The largest change of a token's log-probability, or of its log-odds against its best alternative, over the positions with the
+    same history and, where the texts diverge, the change of the log-odds there. What is outside the top alternatives cannot be
+    measured and does not count, so the floor is too low rather than too high.
 
     Returns:
         0.0 where nothing differs.
@@ -77,14 +98,30 @@ def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
     position = first_divergence(first, second)
     shared = min(len(first), len(second)) if position is None else position
     differences = [
-        abs(one.logprob - other.logprob)
+        change
         for one, other in zip(first[:shared], second[:shared], strict=True)
-        if one.logprob != other.logprob
+        for change in (abs(one.logprob - other.logprob), _odds_change(one, other), _odds_change(other, one))
+        if math.isfinite(change)
     ]
-    if position is not None:
-        gaps = (_gap_at(position, first, second), _gap_at(position, second, first))
-        differences += [abs(gap) for gap in gaps if gap is not None]
+    if position is not None and (swing := _swing_at(position, first, second)) is not None:
+        differences.append(swing)
     return max(differences, default=0.0)
+
+
+def _odds_change(one: Token, other: Token) -> float:
+    """Change of the log-odds of a token against the best alternative that one run lists; 0 where the other run does not list it."""
+    best = next((text for text, _ in one.top if text != one.text), None)
+    ours, theirs = (dict(reversed(token.top)) for token in (one, other))
+    if best not in theirs:
+        return 0.0
+    return abs((one.logprob - ours[best]) - (other.logprob - theirs[best]))
+
+
+def _swing_at(position: int, first: Sequence[Token], second: Sequence[Token]) -> float | None:
+    """See `TextDivergence.swing`: both roles' preferences for their own token, where both are known and finite."""
+    gaps = (_gap_at(position, first, second), _gap_at(position, second, first))
+    swing = sum(math.inf if gap is None else abs(gap) for gap in gaps)
+    return swing if math.isfinite(swing) else None
 
 
 def _gap_at(position: int, own: Sequence[Token], others: Sequence[Token]) -> float | None:

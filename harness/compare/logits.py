@@ -11,6 +11,8 @@ the reference's k most probable tokens S; everything else is one bucket R with p
 
 Merging outcomes never raises a divergence (log-sum inequality; Cover and Thomas, Elements of Information Theory, theorem 2.7.1),
 so KL_k is a lower bound, and exact if p / q is constant outside S. The report also states the mean of p(S).
+
+What is outside S shows in the change of the log-likelihood of the sequence's own tokens, which may be improbable ones.
 """
 
 from __future__ import annotations
@@ -70,9 +72,27 @@ class LogitsRow(Part):
     top_k: int = Field(description="the reference's most probable tokens that are compared; all others are one bucket")
     mass: float | None = Field(None, description="mean probability that the reference gives them")
     nonfinite: int = Field(0, description="positions with a log-probability that is not finite; in no other number")
+    reference_nonfinite: int = Field(0, description="those of them at which the reference's is not")
     floor_mean_kl: float | None = Field(
         None, description="mean KL_k of the reference against itself; null where it was scored once"
     )
+
+
+@dataclass(frozen=True)
+class PromptMeans:
+    """What each prompt's positions are on average under one condition, in nats. A prompt without a finite position is left out.
+
+    Attributes:
+        condition: "cold" or "cached".
+        kl: mean KL_k(reference || candidate), [prompts].
+        change: mean change of the log-likelihood of the sequence's own tokens, candidate minus reference, [prompts].
+        floor: mean KL_k of the reference against itself, [prompts that were scored twice].
+    """
+
+    condition: CacheState
+    kl: Array
+    change: Array
+    floor: Array
 
 
 @dataclass(frozen=True)
@@ -81,10 +101,12 @@ class LogitsComparison:
 
     Attributes:
         rows: one for each condition under which something was compared.
+        prompts: the same by prompt, in the same order.
         not_observed: sentences: conditions, or sequences of a condition, that a server did not meet, with its cached tokens.
     """
 
     rows: tuple[LogitsRow, ...]
+    prompts: tuple[PromptMeans, ...]
     not_observed: tuple[str, ...]
 
 
@@ -173,27 +195,65 @@ def compare_roles(
     Args:
         reference: the reference's scoring.
         candidate: the candidate's, of the same sequences.
-        again: the reference's second scoring, for the floor; None without one.
+        again: the reference's second scoring, of some of the sequences, for the floor; None without one.
         alpha: error rate of the interval of the same-top-1 share.
 
     Raises:
         EvidenceError: the scorings are not of the same tokens.
     """
-    for other in (candidate, *([again] if again else [])):
-        _check_same(reference, other)
-    rows, missing = [], []
+    _check_same(reference, candidate)
+    twice = _indices(reference, again) if again else []
+    if again:
+        _check_same(reference.only(twice), again)
+    rows, prompts, missing = [], [], []
     for condition in CACHE_STATES:
-        scorings = [reference, candidate, *([again] if again else [])]
-        held = [i for i, _ in enumerate(reference.header.sequences) if _all_honour(scorings[:2], i, condition)]
+        held = [
+            i for i, _ in enumerate(reference.header.sequences) if _all_honour((reference, candidate), i, condition)
+        ]
         if len(held) < len(reference.header.sequences):
             missing.append(_not_honoured(condition, reference, candidate, held))
         if held:
-            floor = None
-            if again:
-                same = [i for i in held if _all_honour(scorings, i, condition)]
-                floor = _mean(_kl(reference, again, condition, same)) if same else None
-            rows.append(_row(condition, reference, candidate, held, floor, alpha))
-    return LogitsComparison(tuple(rows), tuple(missing))
+            floor = _floor(reference, again, condition, twice) if again else np.zeros(0)
+            rows.append(_row(condition, reference, candidate, held, float(floor.mean()) if len(floor) else None, alpha))
+            kl, change = _by_prompt(reference, candidate, condition, held)
+            prompts.append(PromptMeans(condition, kl, change, floor))
+    return LogitsComparison(tuple(rows), tuple(prompts), tuple(missing))
+
+
+def _indices(reference: Logits, again: Logits) -> list[int]:
+    """Where the sequences of the second scoring are in the first.
+
+    Raises:
+        EvidenceError: one of them is not there.
+    """
+    places = {sequence.item: index for index, sequence in enumerate(reference.header.sequences)}
+    if unknown := [one.item for one in again.header.sequences if one.item not in places]:
+        raise EvidenceError(
+            f"The reference (repeat {again.header.repeat}) was scored on {unknown[0]}, which its first scoring lacks.",
+            "some of the same sequences",
+            "remove the logits folder of the run and repeat the command",
+        )
+    return [places[one.item] for one in again.header.sequences]
+
+
+def _floor(reference: Logits, again: Logits, condition: CacheState, twice: Sequence[int]) -> Array:
+    """Mean KL_k of the reference against itself, by prompt that it was scored on twice, where both met the condition."""
+    first = reference.only(twice)
+    held = [i for i, _ in enumerate(twice) if _all_honour((first, again), i, condition)]
+    return _by_prompt(first, again, condition, held)[0]
+
+
+def _by_prompt(reference: Logits, other: Logits, condition: CacheState, indices: Sequence[int]) -> tuple[Array, Array]:
+    """Mean KL_k and mean change of the log-likelihood of each sequence, over its finite positions; without one, left out."""
+    kls, changes = [], []
+    for index in indices:
+        kl = _kl(reference, other, condition, [index])
+        finite = np.isfinite(kl)
+        if finite.any():
+            own = [np.asarray(_rows(role, condition, [index]).token[finite], np.float64) for role in (reference, other)]
+            kls.append(float(kl[finite].mean()))
+            changes.append(float((own[1] - own[0]).mean()))
+    return np.array(kls), np.array(changes)
 
 
 def _check_same(reference: Logits, other: Logits) -> None:
@@ -230,8 +290,7 @@ def _not_honoured(condition: CacheState, reference: Logits, candidate: Logits, h
 
 def _rows(logits: Logits, condition: CacheState, indices: Sequence[int]) -> Positions:
     rows = np.concatenate([np.arange(logits.header.sequences[i].positions) + logits.rows_of(i).start for i in indices])
-    p = logits.by_condition[condition]
-    return Positions(p.token[rows], p.best[rows], p.top_ids[rows], p.logprobs[rows])
+    return logits.by_condition[condition].at(rows)
 
 
 def _kl(reference: Logits, other: Logits, condition: CacheState, indices: Sequence[int]) -> Array:
@@ -260,12 +319,13 @@ def _row(
     finite = np.isfinite(kl)
     p, q = _rows(reference, condition, indices), _rows(candidate, condition, indices)
     top_k, nonfinite = reference.header.top_k, int((~finite).sum())
+    blamed = int((~(np.isfinite(p.token) & np.isfinite(p.logprobs).all(axis=-1))).sum())
     if not finite.any():
         empty = dict.fromkeys(("mean_kl", "stderr", "median", "p90", "p99", "p999", "max", "rms_dp", "mass"))
         tops = dict.fromkeys(("same_top", "same_top_low", "same_top_high"))
         return LogitsRow(
             condition=condition, positions=len(kl), sequences=len(sequences), max_at="", top_k=top_k, nonfinite=nonfinite,
-            floor_mean_kl=floor, **empty, **tops,
+            reference_nonfinite=blamed, floor_mean_kl=floor, **empty, **tops,
         )  # fmt: skip
     at = int(np.nanargmax(np.where(finite, kl, math.nan)))
     same = (p.best == q.best)[finite]
@@ -291,6 +351,7 @@ def _row(
         top_k=top_k,
         mass=float(np.exp(p.logprobs[finite], dtype=np.float64).sum(axis=-1).mean()),
         nonfinite=nonfinite,
+        reference_nonfinite=blamed,
         floor_mean_kl=floor,
     )
 

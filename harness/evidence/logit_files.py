@@ -5,7 +5,7 @@ A file is written once, when every sequence has been scored, so a file that exis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -106,6 +106,10 @@ class Positions:
     top_ids: Ints
     logprobs: Floats
 
+    def at(self, rows: Ints | npt.NDArray[np.int64]) -> Positions:
+        """Some of the positions, in this order."""
+        return Positions(self.token[rows], self.best[rows], self.top_ids[rows], self.logprobs[rows])
+
 
 @dataclass(frozen=True)
 class Logits:
@@ -125,6 +129,13 @@ class Logits:
         """Token ids of a sequence."""
         first = sum(sequence.length for sequence in self.header.sequences[:index])
         return tuple(self.ids[first : first + self.header.sequences[index].length].tolist())
+
+    def only(self, indices: Sequence[int]) -> Logits:
+        """Some of the sequences, in this order."""
+        rows = np.concatenate([np.arange(len(self.by_condition["cold"].token))[self.rows_of(i)] for i in indices])
+        header = self.header.model_copy(update={"sequences": tuple(self.header.sequences[i] for i in indices)})
+        ids = np.concatenate([np.array(self.ids_of(i), np.int32) for i in indices])
+        return Logits(header, ids, {c: p.at(rows) for c, p in self.by_condition.items()})
 
     def rows_of(self, index: int) -> slice:
         """Rows of a sequence's positions."""

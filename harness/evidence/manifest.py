@@ -57,11 +57,16 @@ class Origin(Record):
 
 
 class Manifest(Origin):
-    """What identifies a run: it decides whether the run can be resumed, and lets a reader check and repeat it."""
+    """What identifies a run: it decides whether the run can be resumed, and lets a reader check and repeat it.
+
+    Attributes:
+        noise: the noise family that each role's backend declares; empty for rounding alone.
+    """
 
     run_id: str
     model: str
     items_hash: str
+    noise: dict[Role, str] = Field(default_factory=dict)
 
 
 class Failure(Record):

@@ -8,7 +8,7 @@ from assay.harness.schema import Record
 
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, Role] = ("reference", "candidate")
-Suite = Literal["mmlu", "greedy", "layers"]
+Suite = Literal["mmlu", "greedy", "logits", "layers"]
 FLOOR_REPEAT = 1
 """`Answer.repeat` of the reference's second answers, which give its run-to-run floor; 0 is the comparison itself."""
 

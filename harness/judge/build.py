@@ -21,6 +21,7 @@ from assay.harness.judge.decide import decide
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
 from assay.harness.judge.greedy_suite import greedy_suite
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
+from assay.harness.judge.logits_suite import logits_suite
 from assay.harness.judge.mmlu_suite import accuracy_finding, accuracy_suite
 from assay.harness.judge.own_error import LayerDiff, layer_diff
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
@@ -40,6 +41,7 @@ class _Evidence:
         counts: attention calls by role.
         argument_differences: server arguments that differ beyond the backend.
         layers: the layer diff; None without one.
+        noise: noise families that the roles declare.
         kernels: what each role's processes saw in the passes that they traced.
     """
 
@@ -52,6 +54,7 @@ class _Evidence:
     counts: Mapping[Role, Sequence[CallCount]]
     argument_differences: dict[str, tuple[str, str]]
     layers: LayerDiff | None
+    noise: Sequence[str]
     kernels: Mapping[Role, Sequence[KernelTrace]]
 
     @property
@@ -129,6 +132,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
         if len(servers) == 2
         else {},
         layers=layer_diff(folder, spec),
+        noise=list(folder.manifest().noise.values()),
         kernels={role: read_kernels(folder.server_folder(role), folder.nonce) for role in ROLES},
     )
 
@@ -138,7 +142,9 @@ def _suites(evidence: _Evidence) -> list[SuiteResult]:
     spec, status = evidence.spec, status_of(evidence.folder)
     suites = [accuracy_suite(spec, evidence.questions)] if evidence.questions else []
     if texts := evidence.pairings["greedy"].pairs:
-        suites.append(greedy_suite(spec, texts, evidence.answers))
+        suites.append(greedy_suite(spec, texts, evidence.answers, evidence.noise))
+    if (logits := logits_suite(evidence.folder, spec, evidence.noise)) is not None:
+        suites.append(logits)
     if evidence.layers:
         suites.append(evidence.layers.suite)
     if status is not None and (accepted := baseline_suite(evidence.folder, spec, status)):
@@ -149,7 +155,8 @@ def _suites(evidence: _Evidence) -> list[SuiteResult]:
 def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: LatencySuite) -> list[Check]:
     spec, layers = evidence.spec, evidence.layers
     compared = [suite for suite in ANSWERED if suite in spec.suites]
-    checks = _answer_checks(evidence, compared) if compared else []
+    served = compared or ("logits" in spec.suites and layers is None)
+    checks = _answer_checks(evidence, compared) if served else []
     if "mmlu" in compared or layers is None:
         checks.append(rules.check_cached_prefix([one.candidate for one in evidence.questions]))
     else:
@@ -158,12 +165,11 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
     checks.append(rules.check_layers(spec.suites, layers.errors if layers else None, _claimed(evidence), called))
     if (status := status_of(evidence.folder)) is not None:
         checks += check_baselines(spec, status)
-    scored = layers is not None and bool(layers.result.logits)
-    ran = [suite.id for suite in suites] + (["logits"] if scored else [])
+    ran = [suite.id for suite in suites]
     return [
         *checks,
         *rules.NOT_CHECKED,
-        *rules.check_logits(spec.suites, scored),
+        *rules.check_logits(spec.suites, "logits" in ran),
         *rules.check_accuracy_tested(spec.suites),
         *latency.checks,
         *rules.check_required(spec.require, ran, spec.policy_line("require")),
@@ -171,7 +177,7 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
 
 
 def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check]:
-    """The checks of a run that compares answers of two servers."""
+    """The checks of a run that compares two servers: their answers, or the logits alone."""
     servers, counts = evidence.servers, evidence.counts
     stored = "reference" not in measured_roles(evidence.folder)
     asked = [(i.suite, role, i.id, i.prompt_hash) for i in evidence.items if i.suite in compared for role in ROLES]
@@ -182,7 +188,7 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
         *check_kernels_executed(servers.get("candidate"), evidence.kernels, stored),
         *rules.check_compiled(servers, counts),
         rules.check_same_servers(servers, evidence.argument_differences, stored),
-        rules.check_all_answered(len(asked), sum(key in answered for key in asked), mismatched),
+        *([rules.check_all_answered(len(asked), sum(key in answered for key in asked), mismatched)] if compared else []),
     ]
 
 

@@ -68,18 +68,16 @@ def _layers_of(errors: ShadowErrors, phase: str) -> set[int]:
 
 
 def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
-    """Whether logits were compared if they were requested; empty where they were compared, or not requested."""
+    """That logits were requested and nothing was scored; empty where they were compared, or not requested."""
     if scored or "logits" not in suites:
         return []
     return [
         Check(
             id="logits-compared",
             title="the logits were compared",
-            status="not checked",
-            found="nothing was scored"
-            if "layers" in suites
-            else "logits are scored only with the suite layers, which was not requested",
-            settles="set --suites to logits and layers, with some greedy prompts, on servers that assay starts",
+            status="missing",
+            found="nothing was scored",
+            settles="let assay start both servers, without a URL, or leave logits out of --suites",
         )
     ]
 

@@ -23,6 +23,9 @@ class SuiteVerdict(Part):
     title: str
     verdict: Verdict
     why: str = Field(description="one sentence: the number that decided, and the bound that applies")
+    p_regression: float | None = Field(
+        None, description="p value of no regression: small where the suite shows one; null where it tests nothing"
+    )
 
 
 class Judgement(Decided):

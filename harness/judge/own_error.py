@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
-from assay.harness.compare.logits import LogitsComparison, LogitsRow, compare_roles
 from assay.harness.compare.traces import compare, joined, split
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.cause import ReplayResult, read_cause
+from assay.harness.evidence.cause import foreign_cause, read_cause
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import pack_of, read_record, shadow_errors_of
-from assay.harness.evidence.logit_files import logits_path, read_logits
-from assay.harness.evidence.records import FLOOR_REPEAT, ROLES
+from assay.harness.evidence.pack import replay_command
+from assay.harness.evidence.records import ROLES
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.evidence.trace import read_trace
-from assay.harness.judge.error_grids import depth_rows, layers_result
-from assay.harness.judge.report import NOT_FINITE, LayersResult, Metric, SuiteResult, excess
-from assay.harness.text import one_line, two_digits
-from assay.harness.verdict import Finding, Verdict, serious
-
-_WORST = "worst-own-error"
+from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
+from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers, metrics_of
+from assay.harness.judge.report import LayersResult, SuiteResult
+from assay.harness.judge.truth_bounds import compare_with_noise
+from assay.harness.text import one_line
+from assay.harness.verdict import Finding
 
 
 @dataclass(frozen=True)
@@ -31,9 +29,9 @@ class LayerDiff:
 
     Attributes:
         errors: the candidate's errors on the reference's inputs.
-        result: own errors by layer and condition, and their effect on the logits.
+        result: own errors by layer and condition.
         suite: the suite's verdict.
-        findings: what the replay named.
+        findings: what the replay named, and what the cells show.
     """
 
     errors: ShadowErrors
@@ -43,7 +41,7 @@ class LayerDiff:
 
 
 def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
-    """Judge what the layer diff and the scoring of logits left; None without a layer diff.
+    """Judge what the layer diff left; None without one.
 
     Raises:
         EvidenceError: a file is damaged.
@@ -51,11 +49,11 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
     errors = shadow_errors_of(folder)
     if errors is None:
         return None
-    replay = read_cause(folder)
-    scored = all(logits_path(folder.path, role, 0).exists() for role in ROLES)
-    logits = compare_logits(folder.path, spec.alpha, folder.nonce) if scored else None
-    bounds = {(one.layer, one.phase): one.bound for one in replay.bounds} if replay else {}
-    pack = pack_of(folder)
+    replay, pack = read_cause(folder), pack_of(folder)
+    foreign = foreign_cause(replay, spec.candidate, errors.headers[0].phases, pack) if replay else ""
+    evidence = LayerEvidence(errors, compare_with_noise(errors), replay, foreign)
+    rows = truth_rows(evidence.against)
+    bounds = bounds_of(evidence.against)
     not_traced: tuple[str, ...] = ()
     try:
         free = _free_running(folder, errors)
@@ -64,12 +62,20 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
     result = layers_result(
         errors,
         bounds,
-        depth=depth_rows(errors, bounds, *free),
-        logits=logits.rows if logits else (),
+        depth=depth_rows(errors, bounds, *free, rows),
         pack=str(pack) if pack else "",
-        not_observed=(*not_traced, *(logits.not_observed if logits else ())),
+        not_observed=(*not_traced, *_untested(errors)),
+        against_truth=rows,
     )
-    return LayerDiff(errors, result, _suite(spec, result, errors, replay), replay.findings if replay else ())
+    named = replay.findings if replay and not foreign else ()
+    again = replay_command(pack, spec.candidate) if pack else folder.manifest().command
+    return LayerDiff(errors, result, _suite(spec, evidence), (*named, *findings(evidence, again)))
+
+
+def _untested(errors: ShadowErrors) -> Iterator[str]:
+    for one in errors.headers:
+        for layer, why in sorted(one.untested.items()):
+            yield f"truth, layer {layer}: a call could not be compared with it: {one_line(why)}"
 
 
 def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, float], dict[int, float]]:
@@ -90,121 +96,15 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, fl
     return by_layer[0], by_layer[1]
 
 
-def compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsComparison:
-    """Both roles' scorings in a run's folder, compared by condition, with the floor.
-
-    Args:
-        folder: the run's.
-        alpha: error rate of each interval.
-        run: the run's nonce; empty to accept any.
-
-    Raises:
-        EvidenceError: a role was not scored, a file is damaged or of another run, or the roles were scored on different tokens.
-    """
-    reference, candidate = (read_logits(logits_path(folder, role, 0), run) for role in ROLES)
-    again = logits_path(folder, "reference", FLOOR_REPEAT)
-    return compare_roles(reference, candidate, read_logits(again, run) if again.exists() else None, alpha=alpha)
-
-
-def _suite(spec: RunSpec, result: LayersResult, errors: ShadowErrors, replay: ReplayResult | None) -> SuiteResult:
-    judged = judge_layers(spec, result, errors, replay)
-    metrics = [] if replay is None else [_worst_metric(replay), *_policy_metric(spec, result, replay)]
+def _suite(spec: RunSpec, evidence: LayerEvidence) -> SuiteResult:
+    judged = judge_layers(spec, evidence)
     return SuiteResult(
         id="layers",
         title="Own error",
         synthetic=spec.synthetic,
         verdict=judged.verdict,
         why=judged.why,
-        metrics=(*metrics, *(_kl_metric(row) for row in result.logits)),
+        p_regression=judged.p_regression,
+        metrics=tuple(metrics_of(spec, evidence)),
         decided_by=judged.decided_by,
-    )
-
-
-class LayersJudgement(NamedTuple):
-    """The verdict on own errors, why, and the id of the metric that decided: empty where a finding did."""
-
-    verdict: Verdict
-    why: str
-    decided_by: str
-
-
-def judge_layers(
-    spec: RunSpec, result: LayersResult, errors: ShadowErrors, replay: ReplayResult | None
-) -> LayersJudgement:
-    """Whether the candidate's own error is no larger than noise explains, in every replayed call.
-
-    - *regression*: a replayed call is out of bounds or behaves otherwise wrongly, or an own error is above the policy's bound of
-      the kernel's family.
-    - *inconclusive*: nothing was replayed, the candidate did not compute a call, or no call had a cached prefix.
-    """
-    if replay is None:
-        return LayersJudgement(
-            "inconclusive", "No recorded call was replayed, so no own error was compared with a bound.", ""
-        )
-    if wrong := serious(replay.findings):
-        why = f"{one_line(wrong[0].where)}: {one_line(wrong[0].diagnosis, 300)}."
-        return LayersJudgement("regression", why, "" if replay.worst <= 1 else _WORST)
-    for metric in _policy_metric(spec, result, replay):
-        if metric.value is None or not metric.value <= spec.bounds[_family(replay)]:
-            return LayersJudgement(
-                "regression", f"The largest own error is {metric.text}, above {metric.policy}.", metric.id
-            )
-    if errors.failed_calls:
-        why = f"The candidate did not compute a call: {one_line(errors.failed_calls[0].text)}."
-        return LayersJudgement("inconclusive", why, _WORST)
-    calls = f"{replay.calls} of {replay.recorded} recorded calls"
-    measured = f"the worst own error is {two_digits(replay.worst)} times what noise explains, in {calls}"
-    if not replay.with_prefix:
-        return LayersJudgement("inconclusive", f"No recorded call had a cached prefix; {measured}.", _WORST)
-    why = f"{measured[0].upper()}{measured[1:]}, {replay.with_prefix} of them with a cached prefix."
-    return LayersJudgement("pass", why, _WORST)
-
-
-def _family(replay: ReplayResult) -> str:
-    """The kernel family by which the policy's bounds know a candidate: the noise that it declares, or "exact"."""
-    return replay.noise or "exact"
-
-
-def _policy_metric(spec: RunSpec, result: LayersResult, replay: ReplayResult) -> list[Metric]:
-    """The largest own error, where the policy bounds that of the kernel's family."""
-    family = _family(replay)
-    if family not in spec.bounds:
-        return []
-    observed = [row.own for row in result.depth if row.own is not None]
-    largest = max(observed, key=lambda error: excess(error, None), default=0.0)
-    value = None if largest == NOT_FINITE else float(largest)
-    return [
-        Metric(
-            id="largest-own-error",
-            title="largest own error",
-            value=value,
-            text=NOT_FINITE if value is None else f"{value:.3g}",
-            bound=spec.bounds[family],
-            bound_is="most",
-            policy=spec.policy_line(family),
-            explain="Relative L1 of the worst cell of any layer, over all shadowed calls",
-        )
-    ]
-
-
-def _worst_metric(replay: ReplayResult) -> Metric:
-    return Metric(
-        id=_WORST,
-        title="worst own error",
-        value=replay.worst,
-        text=f"{two_digits(replay.worst)} times its bound",
-        bound=1.0,
-        bound_is="most",
-        explain=f"Relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls",
-    )
-
-
-def _kl_metric(row: LogitsRow) -> Metric:
-    floor = "not measured" if row.floor_mean_kl is None else f"{row.floor_mean_kl:.2g}"
-    return Metric(
-        id=f"mean-kl-{row.condition}",
-        title=f"mean KL of the logits, {row.condition}",
-        value=row.mean_kl,
-        text="not measured" if row.mean_kl is None else f"{row.mean_kl:.2g} nats",
-        explain=f"Over {row.positions} positions of {row.sequences} prompts; the reference against itself: {floor}",
     )

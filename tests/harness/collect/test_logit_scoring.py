@@ -18,7 +18,7 @@ from assay.harness.compare.logits import LogitsComparison
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item, Role, Token
-from assay.harness.judge.own_error import compare_logits
+from assay.harness.judge.logits_suite import compare_logits
 from assay.harness.progress import ProgressDisplay
 
 VOCABULARY, END = 64, 63

@@ -22,7 +22,7 @@ from assay.harness.engines.score import score
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item, Role
-from assay.harness.judge.own_error import compare_logits
+from assay.harness.judge.logits_suite import compare_logits
 from assay.harness.progress import ProgressDisplay
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

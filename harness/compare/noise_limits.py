@@ -1,0 +1,66 @@
+"""How far a declared noise family may move next-token distributions: limits in nats for the suites ``greedy`` and ``logits``.
+
+Rounding of a relative size e in the attention of a model changes its logits in proportion to e, and a divergence in proportion to
+e squared. The size follows from how the family stores Q, K, V and the softmax weights: independent rounding errors add up in
+squares. Measured with the model that ships with assay (SageAttention against PyTorch's attention, e = 0.013): a mean KL of 1.6e-5
+in float32 on a CPU and 6.3e-5 on an H100, and log-odds that change by at most 0.9 nats over 288 positions. Published for scale
+(llama.cpp, an 8B model): 8-bit weights (Q8_0) 2.4e-4, 5-bit weights (Q5_K_M) 4.7e-3, 3-bit weights (Q3_K_M) 5.1e-2.
+
+Other models may need other limits: a policy may set ``logits_limit``, and limits are never below a multiple of the measured floor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from assay.harness.attention.noise import Quantised, family
+
+RELATIVE_ERROR = {"fp16": 2**-12, "int8": 0.009, "e4m3": 0.026, "e5m2": 0.052, "e2m1": 0.12}
+"""Root mean square of a format's rounding error, relative to that of the values. Floating point with m bits of mantissa:
+2^-(m+1) / sqrt(3), averaged over a binade; int8: a step of 1/127 of the largest of a block of normal values, 4 standard deviations,
+over sqrt(12)."""
+ARITHMETIC_ERROR = {"fp32": 0.0, "tf32": 2**-12, "fp16": 2**-10}
+"""The same for the arithmetic of both products; sums kept in fp16 round at each addition."""
+EXACT_KL = 2.4e-4
+"""Largest mean KL, in nats, of a kernel that declares nothing: what 8-bit weights cost an 8B model. Rounding to bf16 in the rest of
+the model, which follows the attention's, is part of it."""
+KL_PER_SQUARE = 4.0
+"""Nats of mean KL for each unit of e squared: ten times what an H100 showed (6.3e-5 at e = 0.013)."""
+EXACT_SWING = 0.5
+"""Largest change of the log-odds of two tokens, in nats, of a kernel that declares nothing: four steps of a bf16 logit between 16
+and 32, since both logits may move by one step in both roles."""
+SWING_PER_UNIT = 140.0
+"""Nats of log-odds for each unit of e: twice what was measured for int8 (0.9 at e = 0.013)."""
+MAX_SWING = 8.0
+"""No noise family excuses a larger change of log-odds: a factor of 3,000."""
+
+
+def relative_error(noise: str) -> float:
+    """The relative size e of a noise family's rounding errors.
+
+    Raises:
+        ValueError: there is no such family.
+    """
+    declared = family(noise)
+    stored = [one for one in (declared.q, declared.k, declared.v, declared.p) if isinstance(one, Quantised)]
+    return math.hypot(*(RELATIVE_ERROR[one.format] for one in stored), ARITHMETIC_ERROR[declared.accumulation])
+
+
+def kl_limit(noise: Iterable[str]) -> float:
+    """Largest mean KL, in nats, that the declared noise of both roles explains: their errors add up in squares."""
+    return EXACT_KL + KL_PER_SQUARE * sum(relative_error(name) ** 2 for name in noise)
+
+
+def swing_limit(noise: Iterable[str]) -> float:
+    """Largest change of the log-odds of two tokens, in nats, that the declared noise of both roles explains."""
+    return min(EXACT_SWING + SWING_PER_UNIT * math.hypot(*map(relative_error, noise)), MAX_SWING)
+
+
+def change_limit(kl: float) -> float:
+    """Largest mean change of a token's log-likelihood, in nats, under a limit of the mean KL.
+
+    For a small change d of log-probabilities, KL is half of the mean of d squared, so the mean of d is at most the root of twice
+    the KL (Cauchy and Schwarz).
+    """
+    return math.sqrt(2 * kl)

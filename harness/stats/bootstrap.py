@@ -1,0 +1,81 @@
+"""The mean of independent, skewed values: a bootstrap-t interval, and a one-sided p value.
+
+The values are means over clusters (prompts), so what is inside a cluster may depend on each other. Divergences are skewed: an
+interval of +-1.96 standard errors covers the mean of 8 log-normal values in .64 to .90 of cases, and misses above. Drawing the
+studentised mean again gives intervals whose upper part is as long as the data need.
+
+Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 12.5; DiCiccio and Efron, Bootstrap confidence
+intervals, Statistical Science 11 (1996). ``python benchmarks/logit_verdicts.py`` measures the coverage.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+DRAWS = 4_999
+"""Drawn samples: a p value is at least 1 in 5,000, and the quantile at 0.05 has a standard error of 0.003 in rank."""
+SEED = 20_260_612
+"""The same evidence gives the same report."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of some values, with one-sided bounds.
+
+    Attributes:
+        value: the mean.
+        low: lower bound, with the error rate that was asked for.
+        high: upper bound, with the same; infinite where the values cannot give one.
+        error: standard error of the mean.
+        drawn: studentised means of the drawn samples, ascending, [DRAWS].
+    """
+
+    value: float
+    low: float
+    high: float
+    error: float
+    drawn: Floats
+
+    def p_not_above(self, limit: float) -> float:
+        """P value of "the true mean is at most ``limit``": small where it is clearly above."""
+        if self.error == 0:
+            return 1.0 / (DRAWS + 1) if self.value > limit else 1.0
+        as_far = DRAWS - int(np.searchsorted(self.drawn, (self.value - limit) / self.error))
+        return (1 + as_far) / (DRAWS + 1)
+
+
+def bootstrap_t(values: npt.ArrayLike, alpha: float) -> Mean:
+    """The mean of independent values, with bounds that each have the error rate ``alpha``.
+
+    Args:
+        values: finite, [n], at least one. A single one has no bounds.
+        alpha: error rate of each bound.
+
+    Raises:
+        ValueError: no value, or one that is not finite.
+    """
+    values = np.asarray(values, np.float64)
+    n = len(values)
+    if not n or not np.isfinite(values).all():
+        raise ValueError(f"{n} values, {int(np.isfinite(values).sum())} of them finite")
+    mean = float(values.mean())
+    if n == 1:
+        return Mean(mean, -math.inf, math.inf, math.inf, np.zeros(DRAWS))
+    error = float(values.std(ddof=1) / math.sqrt(n))
+    # Equal values leave nothing but rounding.
+    if error <= 1e-12 * abs(mean):
+        return Mean(mean, mean, mean, 0.0, np.zeros(DRAWS))
+    samples = values[np.random.default_rng(SEED).integers(0, n, (DRAWS, n))]
+    moved = samples.mean(axis=1) - mean
+    errors = samples.std(axis=1, ddof=1) / math.sqrt(n)
+    # A sample of one repeated value has no error: it lies infinitely far away, unless it is the mean itself.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = np.sort(np.where(moved == 0, 0.0, moved / errors))
+    below, above = np.quantile(drawn, (alpha, 1 - alpha), method="inverted_cdf")
+    return Mean(mean, mean - above * error, mean - below * error, error, drawn)

@@ -1,0 +1,13 @@
+"""Claims about logits."""
+
+from __future__ import annotations
+
+from assay.harness.config import RunSpec
+from assay.harness.judge.report import Report
+from assay.suites import claims
+
+
+def test_distributions_are_as_near_as_the_declared_noise_explains(report: Report, spec: RunSpec) -> None:
+    """Over the reference's own tokens, cold and behind a cached prefix."""
+    claims.needs(spec, "logits")
+    claims.suite(report, "logits")
