@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
+
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
@@ -26,6 +30,8 @@ class ReplayResult(Record):
     Attributes:
         run: nonce of the run whose calls were examined; empty if they belong to none.
         candidate: its name.
+        pack: hash of the pack whose calls were examined, as `assay.harness.evidence.pack.hash_pack` computes it.
+        examined: hashes of the files of the examined calls.
         noise: quantisation that it declares, for example "int8_qk"; empty if its dtype's rounding is its only noise.
         calls: calls that were examined.
         recorded: calls in the pack, in the phases that the candidate computes.
@@ -42,6 +48,8 @@ class ReplayResult(Record):
 
     run: str = ""
     candidate: str
+    pack: str = ""
+    examined: tuple[str, ...] = ()
     noise: str
     calls: int
     recorded: int
@@ -69,6 +77,38 @@ class ReplayResult(Record):
     def exit_code(self) -> ExitCode:
         """The exit code of ``assay replay``: it follows from the verdict."""
         return exit_code_of(self.verdict)
+
+
+def foreign_cause(result: ReplayResult, candidate: str, phases: Collection[str], pack: Path | None) -> str:
+    """Why a result does not belong to a candidate's recorded calls; empty if it does.
+
+    Args:
+        result: what was read.
+        candidate: name of the run's candidate.
+        phases: phases that it claims.
+        pack: the run's replay pack; None if it recorded none.
+
+    Raises:
+        EvidenceError: the pack's manifest is damaged.
+    """
+    if result.candidate != candidate:
+        return f"it examined {result.candidate}, not {candidate}"
+    if pack is None:
+        return "the run has no recorded calls"
+    if result.pack != hash_pack(pack):
+        return "it examined the calls of another pack"
+    entries = read_manifest(pack).calls
+    examined = set(result.examined)
+    due = {_stratum(entry) for entry in entries if entry.phase in phases}
+    if lacking := due - {_stratum(entry) for entry in entries if entry.sha256 in examined}:
+        layer, phase, _ = min(lacking)
+        return f"it left out recorded calls, for example those of layer {layer}, {phase}"
+    return ""
+
+
+def _stratum(entry: PackEntry) -> tuple[int, str, str]:
+    """What is examined of a pack, at least one call each: the worst and the other calls of a layer and phase."""
+    return entry.layer, entry.phase, entry.chosen
 
 
 def write_cause(folder: RunFolder, result: ReplayResult) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +23,12 @@ from assay.harness.judge.report import (
     ErrorGrid,
     LayersResult,
     OwnError,
+    TruthRow,
     WorstCall,
     excess,
     out_of_bounds,
 )
+from assay.harness.judge.truth_bounds import HEAD, AgainstNoise, Measured
 from assay.harness.text import one_line, some
 
 Bounds = Mapping[tuple[int, str], float]
@@ -75,6 +78,7 @@ def layers_result(
     logits: Sequence[LogitsRow] = (),
     pack: str = "",
     not_observed: Sequence[str] = (),
+    against_truth: Sequence[TruthRow] = (),
 ) -> LayersResult:
     """Own errors, as a part of a report.
 
@@ -85,6 +89,7 @@ def layers_result(
         logits: divergence of the logits, by condition.
         pack: folder of the replay pack.
         not_observed: further sentences on what was not observed.
+        against_truth: the rows of `truth_rows`.
     """
     errors = own_errors(shadow)
     header = shadow.headers[0]
@@ -114,6 +119,7 @@ def layers_result(
         not_observed=(*_not_observed(shadow, errors, layers), *not_observed),
         pack=pack,
         candidate_errors=tuple(_failed(error) for error in shadow.failed_calls),
+        against_truth=tuple(against_truth),
     )
 
 
@@ -122,6 +128,7 @@ def depth_rows(
     bounds: Bounds,
     total: Mapping[int, float] | None = None,
     inherited: Mapping[int, float] | None = None,
+    against_truth: Sequence[TruthRow] = (),
 ) -> tuple[DepthRow, ...]:
     """The error profile along depth.
 
@@ -130,6 +137,7 @@ def depth_rows(
         bounds: by layer and phase.
         total: by layer, relative L1 of its output in a free-running candidate against the reference's.
         inherited: by layer, the part of that which comes from the layers before.
+        against_truth: own errors against the truth, which count instead of those against the reference where there are any.
     """
     errors = own_errors(shadow)
     rows = []
@@ -138,6 +146,8 @@ def depth_rows(
         for phase in shadow.observed("phase"):
             worst = np.concatenate([found[layer].ravel() for (p, _), found in errors.items() if p == phase])
             own.append((own_error(float(_worst(worst))), _bound(bounds, layer, phase)))
+        here = [row for row in against_truth if row.layer == layer]
+        own = [(row.own, row.bound) for row in here] or own
         error, bound = max(own, key=lambda pair: excess(*pair))
         rows.append(
             DepthRow(
@@ -146,10 +156,54 @@ def depth_rows(
                 total=own_error((total or {}).get(layer, math.nan)),
                 inherited=own_error((inherited or {}).get(layer, math.nan)),
                 bound=bound,
-                out_of_bounds=any(out_of_bounds(*pair) for pair in own),
+                out_of_bounds=any(row.out_of_bounds for row in here) if here else any(starmap(out_of_bounds, own)),
             )
         )
     return tuple(rows)
+
+
+def bounds_of(against: AgainstNoise) -> dict[tuple[int, str], float]:
+    """By layer and phase: how far the candidate may be from the reference at the worst cell, as noise in both explains it."""
+    found = {}
+    for layer, phase in against.places:
+        bound = against.apart.of(layer, phase).bound.max(initial=0.0)
+        if np.isfinite(bound) and bound:
+            found[layer, phase] = float(bound)
+    return found
+
+
+def truth_rows(against: AgainstNoise) -> tuple[TruthRow, ...]:
+    """The candidate and the reference against the truth, by phase and layer."""
+    rows = []
+    for layer, phase in against.places:
+        cells, gains, reference = (one.of(layer, phase) for one in (against.cells, against.gains, against.reference))
+        whole = gains.index[:, HEAD] < 0
+        (own, bound), (served, served_bound) = _worst_of(cells), _worst_of(reference)
+        gain, gain_bound = _worst_of(Measured(gains.index[whole], gains.observed[whole], gains.bound[whole]))
+        rows.append(
+            TruthRow(
+                layer=layer,
+                phase=phase,
+                cells=len(cells.index),
+                own=own,
+                bound=bound,
+                gain=gain,
+                gain_bound=gain_bound,
+                reference_own=served,
+                reference_bound=served_bound,
+                out_of_bounds=bool(cells.flagged.any() or gains.flagged.any()),
+            )
+        )
+    return tuple(rows)
+
+
+def _worst_of(measured: Measured) -> tuple[OwnError, float | None]:
+    """The number that is nearest to its bound or farthest beyond it, and this bound, as JSON holds them."""
+    if not len(measured.index):
+        return None, None
+    worst = int(np.argmax(measured.excess))
+    bound = float(measured.bound[worst])
+    return own_error(float(measured.observed[worst])), float(f"{bound:.{DIGITS}g}") if math.isfinite(bound) else None
 
 
 def own_error(value: float) -> OwnError:

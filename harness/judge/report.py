@@ -16,15 +16,16 @@ from assay.harness.compare.greedy_texts import TextDivergence
 from assay.harness.compare.logits import LogitsRow
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement, SuiteVerdict
+from assay.harness.judge.envelope import EnvelopeResult, EnvelopeRow
 from assay.harness.judge.executed_kernels import KernelRow, PassKernels
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, CheckStatus, Finding, Severity, Verdict
 
 __all__ = [  # all parts of a report, wherever they are defined
-    "CallSummary", "Check", "CheckStatus", "ConditionRow", "DepthRow", "DivergenceRow", "Environment", "ErrorGrid", "Finding",
-    "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow", "Metric", "PassKernels", "Report", "ServerSummary",
-    "Severity", "SuiteResult", "Tally", "Verdict", "WorstCall",
+    "CallSummary", "Check", "CheckStatus", "ConditionRow", "DepthRow", "DivergenceRow", "EnvelopeResult", "EnvelopeRow",
+    "Environment", "ErrorGrid", "Finding", "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow", "Metric",
+    "PassKernels", "Report", "ServerSummary", "Severity", "SuiteResult", "Tally", "TruthRow", "Verdict", "WorstCall",
 ]  # fmt: skip
 
 SCHEMA: Literal["assay.report/2"] = "assay.report/2"
@@ -178,6 +179,23 @@ class DepthRow(Part):
     out_of_bounds: bool = Field(description="whether the layer is a source of error")
 
 
+class TruthRow(Part):
+    """A layer in a phase that the candidate claims, against the truth on sampled queries of every call."""
+
+    layer: int
+    phase: str
+    cells: int = Field(description="cells (head, condition) that were compared")
+    own: OwnError = Field(
+        description="own error, relative L1, of the cell that is nearest to its bound or farthest beyond it"
+    )
+    bound: FiniteFloat | None = Field(description="the own error that noise explains in that cell")
+    gain: OwnError = Field(description="slope of the output on the truth, minus 1, over all heads; without its sign")
+    gain_bound: FiniteFloat | None = Field(description="the gain that noise explains")
+    reference_own: OwnError = Field(description="as `own`, of the reference")
+    reference_bound: FiniteFloat | None
+    out_of_bounds: bool = Field(description="whether any cell, or the gain of any head, is out of bounds")
+
+
 class WorstCall(Part):
     """The query and head with the largest error of a layer and phase."""
 
@@ -210,6 +228,7 @@ class LayersResult(Part):
     not_observed: tuple[str, ...] = Field(description='such as "decode: sage_attn does not compute it"')
     pack: str = Field("", description="folder of the replay pack; empty for none")
     candidate_errors: tuple[str, ...] = Field((), description="calls that the candidate did not compute")
+    against_truth: tuple[TruthRow, ...] = Field((), description="by phase and layer; empty in older reports")
 
 
 class Report(Judgement):
@@ -231,6 +250,9 @@ class Report(Judgement):
     findings: tuple[Finding, ...]
     reproduce: str = Field(description="the command that repeats this run")
     layers: LayersResult | None = Field(None, description="null without a layer diff")
+    envelope: EnvelopeResult | None = Field(
+        None, description="what the layer diff covers; null without one, and in older reports"
+    )
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")
     kernels: tuple[PassKernels, ...] = Field(
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"

@@ -11,11 +11,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from assay.harness.compare.logits import LogitsRow
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
 from assay.harness.evidence.error_sums import SUMS, Floats
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader, WorstCase
+from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TruthErrors
 from assay.harness.judge.error_grids import depth_rows, layers_result
 from assay.harness.judge.report import LayersResult
 
@@ -32,8 +34,13 @@ def cells(
     worst: tuple[WorstCase, ...] = (),
     errors: tuple[FailedCalls, ...] = (),
     unrecorded: dict[int, str] | None = None,
+    gain: float = 0.0,
+    reference: float = 1e-6,
+    noise: str = "int8_qk",
 ) -> ShadowErrors:
-    """A shadow run with the given errors. A cell has 64 elements whose reference sums up to 10."""
+    """A shadow run with the given errors, against the reference and against the truth alike. A cell has 64 elements whose reference
+    sums up to 10. Honest implementations are off by `HONEST`.
+    """
     index, sums = [], []
     for layer in range(layers):
         for head in range(heads):
@@ -54,9 +61,45 @@ def cells(
                             sums.append([made.get(name, 0.0) for name in SUMS])
     legend = ShadowHeader(
         reference="torch_native", candidate="sage_attn_as_shipped", phases=phases, passes=62, worst=worst,
-        failed=errors, unrecorded=unrecorded or {},
+        failed=errors, unrecorded=unrecorded or {}, candidate_noise=noise, heads=dict.fromkeys(range(layers), heads),
+        rows=640, sampled_rows=640,
     )  # fmt: skip
-    return ShadowErrors(np.array(index).reshape(-1, 6), np.array(sums).reshape(-1, 9), np.ones(len(index)), (legend,))
+    cells, added = np.array(index, np.int64).reshape(-1, 6), np.array(sums).reshape(-1, 9)
+    truth = truth_errors(
+        cells, added[:, SUMS.index("difference")] / 10, added[:, SUMS.index("nonfinite")], gain, reference
+    )
+    return ShadowErrors(cells, added, np.ones(len(index)), (legend,), truth)
+
+
+HONEST = 0.016
+"""Relative L1 of the honest implementations of the stand-ins, on average: int8 QK."""
+
+
+def truth_errors(
+    index: NDArray[np.int64], own: Floats, nonfinite: Floats, gain: float = 0.0, reference: float = 1e-6
+) -> TruthErrors:
+    """Errors against the truth by cell. The reference is exact; the candidate's honest implementations are off by about `HONEST`.
+
+    Args:
+        index: the cells.
+        own: the candidate's relative L1.
+        nonfinite: elements of the candidate that are not finite.
+        gain: the candidate's gain in every cell.
+        reference: the reference's relative L1.
+    """
+    rng, count = np.random.default_rng(0), len(index)
+
+    def sums(off: Floats, along: Floats) -> Floats:
+        return np.stack([10 * off, 2 * along, off * 0, off * 0], -1)
+
+    truth = np.tile([10.0, 2.0, 64.0], (count, 1))
+    candidate = sums(own, np.full(count, gain))
+    candidate[:, OUTPUT_SUMS.index("nonfinite")] = nonfinite
+    members = (count, 16)
+    honest = sums(HONEST * rng.lognormal(0, 0.1, members), 1e-4 * rng.normal(size=members))
+    exact = sums(1e-6 * rng.lognormal(0, 0.1, members), 1e-8 * rng.normal(size=members))
+    served = sums(np.full(count, reference), np.zeros(count))
+    return TruthErrors(index, truth, candidate, served, honest, exact)
 
 
 def noise(layers: int, heads: int, seed: int = 0) -> Floats:

@@ -1,0 +1,274 @@
+"""The verdict of the suite ``layers``: own errors and gains against what noise explains, and what a replay of calls adds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from assay.harness.conditions import CACHED_PREFIX
+from assay.harness.config import RunSpec
+from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.shadow_errors import CONDITIONS, DIMENSIONS, ShadowErrors
+from assay.harness.judge.report import NOT_FINITE, Metric
+from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, Measured
+from assay.harness.stats.noise_bound import FALSE_FLAGS
+from assay.harness.text import one_line, percent, some, two_digits
+from assay.harness.verdict import Finding, Verdict, serious
+
+WORST_CELL, WORST_GAIN, WORST_APART = "worst-own-error", "worst-gain", "worst-difference"
+WORST_CALL, POLICY = "worst-recorded-call", "largest-own-error"
+OUT_OF_BOUNDS, GAIN, TOO_QUIET, WRONG_REFERENCE = "own-error-out-of-bounds", "gain", "noise-missing", "reference-wrong"
+"""Ids of findings that the cells show."""
+_CACHED = (DIMENSIONS.index("prefix"), CACHED_PREFIX.labels.index(CACHED_PREFIX.labels[-1]))
+
+
+@dataclass(frozen=True)
+class LayerEvidence:
+    """What the verdict on layers rests on.
+
+    Attributes:
+        errors: what the shadow summed up.
+        against: the same, compared with noise.
+        replay: the examination of recorded calls; None if none was recorded.
+        foreign: why the examination does not belong to these calls; empty if it does.
+    """
+
+    errors: ShadowErrors
+    against: AgainstNoise
+    replay: ReplayResult | None
+    foreign: str = ""
+
+
+class LayersJudgement(NamedTuple):
+    """The verdict on layers, why, the metric that decided (empty where a finding did), and the p value of no regression."""
+
+    verdict: Verdict
+    why: str
+    decided_by: str
+    p_regression: float | None = None
+
+
+def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
+    """Whether the candidate is as right as noise allows, in every layer, head and condition that the shadow saw.
+
+    - *regression*: in a cell the candidate's own error is out of bounds, or its gain in a head, layer or phase; or over all
+      queries it is farther from the reference than the bounds of both allow; or a recorded call is out of bounds, or behaves
+      otherwise wrongly; or an own error is above the policy's bound of the kernel's family.
+    - *inconclusive*: the reference itself is out of bounds; or nothing was compared with the truth or examined, the candidate
+      did not compute a call, no call had a cached prefix; or its error is smaller than its declared quantisation must cost.
+    """
+    against, replay = evidence.against, evidence.replay
+    if (found := wrong_reference(evidence)) is not None:
+        return LayersJudgement("inconclusive", f"{found.title}: {one_line(found.where)}: {found.diagnosis}.", "")
+    tests = ((against.cells, WORST_CELL), (against.gains, WORST_GAIN), (against.apart, WORST_APART))
+    for measured, metric in tests:
+        if measured.flagged.any():
+            why = f"{_sentence(metric, measured, evidence.errors)}."
+            return LayersJudgement("regression", why, metric, FALSE_FLAGS)
+    if replay is not None and not evidence.foreign and (regressed := _judge_replay(replay)):
+        return regressed
+    for one in policy_metrics(spec, evidence):
+        if one.value is None or not one.value <= (one.bound or 0.0):
+            return LayersJudgement("regression", f"The largest own error is {one.text}, above {one.policy}.", one.id)
+    if why := _missing(evidence):
+        return LayersJudgement("inconclusive", why, WORST_CELL)
+    cells = against.cells
+    worst = f"The worst own error is {two_digits(float(cells.excess.max()))} times what noise explains"
+    gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))} times"
+    return LayersJudgement(
+        "pass", f"{worst}, and {gain}, in {len(cells.index):,} cells of {_queries(evidence.errors)}.", WORST_CELL
+    )
+
+
+def _judge_replay(replay: ReplayResult) -> LayersJudgement | None:
+    """Regression if a recorded call is out of bounds, whatever the findings say, or if there is a serious finding."""
+    outside = not replay.worst <= 1
+    if wrong := serious(replay.findings):
+        why = f"{one_line(wrong[0].where)}: {one_line(wrong[0].diagnosis, 300)}."
+        return LayersJudgement("regression", why, WORST_CALL if outside else "")
+    if outside:
+        why = f"The own error of a recorded call is {two_digits(replay.worst)} times what noise explains."
+        return LayersJudgement("regression", why, WORST_CALL)
+    return None
+
+
+def _missing(evidence: LayerEvidence) -> str:
+    """What a pass lacks, in a sentence; empty if nothing."""
+    errors, against, replay = evidence.errors, evidence.against, evidence.replay
+    if not len(against.cells.index):
+        return "Nothing was compared with the truth."
+    if against.quiet:
+        found = quiet_finding(evidence)
+        return f"{one_line(found.where)}: {found.diagnosis}." if found else ""
+    if errors.failed_calls:
+        return f"The candidate did not compute a call: {one_line(errors.failed_calls[0].text)}."
+    if not (against.cells.index[:, _CACHED[0]] == _CACHED[1]).any():
+        return f"No compared call had {CACHED_PREFIX.labels[-1]} cached tokens."
+    if replay is None:
+        return "No recorded call was examined, so neither determinism nor overwritten inputs were tested."
+    if evidence.foreign:
+        return f"The examination of recorded calls does not belong to this run: {evidence.foreign}."
+    return ""
+
+
+def _queries(errors: ShadowErrors) -> str:
+    """How much was compared, in words."""
+    header = errors.headers[0]
+    of = f"{header.sampled_rows:,} of {header.rows:,}" if header.sampled_rows < header.rows else f"all {header.rows:,}"
+    return f"{of} queries in {header.passes:,} passes"
+
+
+def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
+    """What the cells show, beside what a replay named.
+
+    Args:
+        evidence: the evidence.
+        reproduce: a command that shows it again.
+    """
+    against, errors = evidence.against, evidence.errors
+    found = [wrong_reference(evidence), quiet_finding(evidence)]
+    if against.cells.flagged.any():
+        found.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, against.cells, errors))
+    if against.gains.flagged.any():
+        found.append(_finding(GAIN, "output scaled", "serious", WORST_GAIN, against.gains, errors))
+    return [one.model_copy(update={"reproduce": reproduce}) for one in found if one]
+
+
+def wrong_reference(evidence: LayerEvidence) -> Finding | None:
+    """The finding that the reference is out of its own bounds, which says nothing about the candidate; None if it is not."""
+    measured = evidence.against.reference
+    if not measured.flagged.any():
+        return None
+    title = "the reference is not right, so it proves nothing about the candidate"
+    return _finding(WRONG_REFERENCE, title, "warning", WORST_CELL, measured, evidence.errors)
+
+
+def quiet_finding(evidence: LayerEvidence) -> Finding | None:
+    """The finding that the candidate's declared quantisation cannot be seen; None if it can."""
+    quiet = evidence.against.quiet
+    if not quiet:
+        return None
+    worst = min(quiet, key=lambda one: one.own / one.least)
+    layers = sorted({one.layer for one in quiet})
+    where = f"{' and '.join(sorted({one.phase for one in quiet}))}, {some('layer', layers, _layers(evidence.errors))}"
+    noise = evidence.errors.headers[0].candidate_noise
+    return Finding(
+        id=TOO_QUIET,
+        title="error smaller than the declared quantisation must cost",
+        severity="warning",
+        where=where,
+        diagnosis=f"the own error is {percent(worst.own)}, and {noise} costs at least {percent(worst.least)} on these calls: the "
+        "kernel probably did not run, or does not quantise what it declares",
+        evidence=(),
+        reproduce="",
+    )
+
+
+def _finding(id_: str, title: str, severity: str, metric: str, measured: Measured, errors: ShadowErrors) -> Finding:
+    return Finding.model_validate(
+        {
+            "id": id_,
+            "title": title,
+            "severity": severity,
+            "where": _where(measured.index[measured.flagged], errors),
+            "diagnosis": _sentence(metric, measured, errors).partition(": ")[2],
+            "evidence": (f"{int(measured.flagged.sum()):,} of {len(measured.index):,} tests flag it",),
+            "reproduce": "",
+        }
+    )
+
+
+def _sentence(metric: str, measured: Measured, errors: ShadowErrors) -> str:
+    """Where numbers are out of bounds, and the worst of them."""
+    worst = int(np.argmax(measured.excess))
+    observed, bound = float(measured.observed[worst]), float(measured.bound[worst])
+    what = {
+        WORST_CELL: "the own error is {}, and noise explains {}",
+        WORST_GAIN: "the output is scaled by {}, and noise explains {}",
+        WORST_APART: "the outputs differ by {} over all queries, and noise explains {}",
+    }[metric].format(percent(observed), percent(bound))
+    return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"
+
+
+def _where(index: np.ndarray, errors: ShadowErrors) -> str:  # type: ignore[type-arg]
+    """Tests in words: "extend, layer 2 of 4, all 4 heads, cached prefix >= 16"."""
+    phases = [CONDITIONS["phase"][number] for number in np.unique(index[:, PHASE])]
+    parts = [" and ".join(phases)]
+    if (layers := _numbers(index, LAYER)) is not None:
+        parts.append(some("layer", layers, _layers(errors)))
+    if (heads := _numbers(index, HEAD)) is not None:
+        parts.append(some("head", heads, range(max(errors.heads.values(), default=max(heads) + 1))))
+    prefixes = _numbers(index, _CACHED[0])
+    if prefixes is not None and len(prefixes) < len(CACHED_PREFIX.labels) and phases != ["decode"]:
+        parts.append(f"cached prefix {', '.join(CACHED_PREFIX.labels[number] for number in prefixes)}")
+    return ", ".join(parts)
+
+
+def _numbers(index: np.ndarray, column: int) -> list[int] | None:  # type: ignore[type-arg]
+    """What tests cover in a dimension; None if one of them covers all of it."""
+    found = sorted({int(number) for number in index[:, column]})
+    return None if -1 in found else found
+
+
+def _layers(errors: ShadowErrors) -> Collection[int]:
+    return sorted(
+        {int(layer) for layer in errors.index[:, LAYER]} | {int(layer) for layer in errors.truth.index[:, LAYER]}
+    )
+
+
+def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
+    """The numbers of the suite."""
+    against, replay = evidence.against, evidence.replay
+    found = [
+        _metric(WORST_CELL, "worst own error", against.cells, "Relative L1 against fp64 on the same inputs, by cell"),
+        _metric(WORST_GAIN, "worst gain", against.gains, "Slope of the output on the truth, minus 1, by head, layer and phase"),
+        _metric(WORST_APART, "worst difference", against.apart, "Relative L1 against the reference, by cell, over all queries"),
+    ]  # fmt: skip
+    if replay is not None and not evidence.foreign:
+        found.append(_replayed_metric(replay))
+    return [*found, *policy_metrics(spec, evidence)]
+
+
+def _metric(id_: str, title: str, measured: Measured, explain: str) -> Metric:
+    worst = float(measured.excess.max()) if len(measured.index) else None
+    value = worst if worst is not None and np.isfinite(worst) else None
+    text = (
+        "not measured" if worst is None else f"{two_digits(worst)} times its bound" if value is not None else NOT_FINITE
+    )
+    return Metric(id=id_, title=title, value=value, text=text, bound=1.0, bound_is="most", explain=explain)
+
+
+def _replayed_metric(replay: ReplayResult) -> Metric:
+    return Metric(
+        id=WORST_CALL,
+        title="worst recorded call",
+        value=replay.worst if np.isfinite(replay.worst) else None,
+        text=f"{two_digits(replay.worst)} times its bound",
+        bound=1.0,
+        bound_is="most",
+        explain=f"Relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls",
+    )
+
+
+def policy_metrics(spec: RunSpec, evidence: LayerEvidence) -> Sequence[Metric]:
+    """The largest own error, where the policy bounds that of the kernel's family."""
+    family = evidence.errors.headers[0].candidate_noise or "exact"
+    if family not in spec.bounds:
+        return ()
+    largest = float(evidence.against.cells.observed.max(initial=0.0))
+    value = largest if np.isfinite(largest) else None
+    return (
+        Metric(
+            id=POLICY,
+            title="largest own error",
+            value=value,
+            text=NOT_FINITE if value is None else f"{value:.3g}",
+            bound=spec.bounds[family],
+            bound_is="most",
+            policy=spec.policy_line(family),
+            explain="Relative L1 against fp64 of the worst cell of any layer, over all shadowed calls",
+        ),
+    )

@@ -1,0 +1,191 @@
+"""Errors against the truth -> what noise does not explain: the statistics behind the verdict on layers. Pure functions.
+
+Every sampled cell (layer, head, condition) of every claimed phase is tested, and the gain of every head, of every layer, and of
+each phase. Bounds come from honest implementations on the same queries (`assay.harness.stats.noise_bound`). All tests of a session
+together flag an honest kernel at most at the rate `FALSE_FLAGS`. Queries that were not sampled are held against the reference,
+within what the bounds of both allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.harness.attention.noise import family
+from assay.harness.conditions import PHASES
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence import error_sums
+from assay.harness.evidence.error_sums import Floats
+from assay.harness.evidence.folder import REPEAT_RUN
+from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors
+from assay.harness.evidence.truth_errors import TruthErrors, gain, own_error
+from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile_above, freedom_of_spread
+
+SLACK_BELOW = 2.0
+"""An honest kernel of a finer granularity than its family's may cost this much less than the family's members."""
+LAYER, HEAD, PHASE = (DIMENSIONS.index(name) for name in ("layer", "head", "phase"))
+_GAIN_LEVELS = ((LAYER, PHASE, HEAD), (LAYER, PHASE), (PHASE,))
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Cells, or groups of cells, with an observed number and its bound; arrays of one length.
+
+    Attributes:
+        index: int64 [tests, 6], the columns of `DIMENSIONS`; -1 for what a group covers.
+        observed: the number.
+        bound: the largest that noise explains.
+    """
+
+    index: NDArray[np.int64]
+    observed: Floats
+    bound: Floats
+
+    @property
+    def excess(self) -> Floats:
+        """The observed number as a multiple of its bound; infinite if it is not finite, or positive where noise costs nothing."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(self.observed == 0, 0.0, self.observed / self.bound)
+        return np.where(np.isnan(ratio), np.inf, ratio)
+
+    @property
+    def flagged(self) -> Flags:
+        """Where noise does not explain the number."""
+        return self.excess > 1
+
+    def of(self, layer: int, phase: str) -> Measured:
+        """Those of a layer and phase."""
+        here = (self.index[:, LAYER] == layer) & (self.index[:, PHASE] == PHASES.index(phase))
+        return Measured(self.index[here], self.observed[here], self.bound[here])
+
+
+_NOTHING = Measured(np.zeros((0, len(DIMENSIONS)), np.int64), np.zeros(0), np.zeros(0))
+
+
+class Quiet(NamedTuple):
+    """A layer and phase, its own error over all cells, and the least that its declared quantisation must cost there."""
+
+    layer: int
+    phase: str
+    own: float
+    least: float
+
+
+@dataclass(frozen=True)
+class AgainstNoise:
+    """The tests of a session.
+
+    Attributes:
+        cells: own error of the candidate, by cell.
+        gains: absolute gain of the candidate, by head, by layer, and by phase.
+        reference: own error of the reference, by cell, against its own family.
+        apart: difference between candidate and reference over all queries, sampled or not, by cell; the bound is the sum of the
+            largest bounds of both in the layer and phase.
+        quiet: where the candidate's error is smaller than its declared quantisation must cost.
+    """
+
+    cells: Measured
+    gains: Measured
+    reference: Measured
+    apart: Measured
+    quiet: tuple[Quiet, ...]
+
+    @property
+    def places(self) -> tuple[tuple[int, str], ...]:
+        """Layers and phases with a tested cell."""
+        found = {(int(layer), PHASES[phase]) for layer, phase in self.cells.index[:, [LAYER, PHASE]]}
+        return tuple(sorted(found, key=lambda place: (PHASES.index(place[1]), place[0])))
+
+
+def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
+    """Compare the cells of a shadow with what noise costs there. Without honest implementations there is no bound, and no test.
+
+    Raises:
+        EvidenceError: the candidate's noise family is unknown.
+    """
+    errors = shadow.truth
+    cells = _cells(errors, errors.candidate, errors.candidate_honest, FALSE_FLAGS / 2)
+    reference = _cells(errors, errors.reference, errors.reference_honest, FALSE_FLAGS)
+    return AgainstNoise(
+        cells=cells,
+        gains=_gains(errors, FALSE_FLAGS / 2),
+        reference=reference,
+        apart=_apart(shadow, cells, reference),
+        quiet=tuple(_quiet(errors)) if _quantises(shadow.headers[0].candidate_noise) else (),
+    )
+
+
+def _quantises(noise: str) -> bool:
+    try:
+        return family(noise).quantises
+    except ValueError as error:
+        raise EvidenceError(
+            f"The shadow's candidate has an unknown noise: {error}.", "a noise family", REPEAT_RUN
+        ) from None
+
+
+def _apart(shadow: ShadowErrors, cells: Measured, reference: Measured) -> Measured:
+    """|candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
+    largest: dict[tuple[int, int], float] = {}
+    for layer, phase in {(int(a), int(b)) for a, b in cells.index[:, [LAYER, PHASE]]}:
+        parts = [one.of(layer, PHASES[phase]).bound for one in (cells, reference)]
+        largest[layer, phase] = sum(float(part.max(initial=0.0)) for part in parts)
+    places = [(int(a), int(b)) for a, b in shadow.index[:, [LAYER, PHASE]]]
+    known = np.array([place in largest for place in places], bool)
+    observed = error_sums.relative_l1(shadow.sums)
+    observed = np.where(error_sums.nonfinite_share(shadow.sums) > 0, np.inf, observed)
+    known &= ~np.isnan(observed)
+    bound = np.array([largest[place] for place, one in zip(places, known, strict=True) if one])
+    return Measured(shadow.index[known], observed[known], bound)
+
+
+def _cells(errors: TruthErrors, output: Floats, honest: Floats, rate: float) -> Measured:
+    if not _bounded(honest):
+        return _NOTHING
+    return Measured(errors.index, own_error(output, errors.truth), cell_bounds(_noise(errors, honest), alpha=rate))
+
+
+def _bounded(honest: Floats) -> bool:
+    """Whether there are cells, and at least two honest implementations, without which there is no bound."""
+    return len(honest) > 0 and honest.shape[1] >= 2
+
+
+def _noise(errors: TruthErrors, honest: Floats) -> Floats:
+    """Relative L1 of each honest implementation, [members, cells]."""
+    return own_error(honest, errors.truth[:, None]).T
+
+
+def _gains(errors: TruthErrors, rate: float) -> Measured:
+    """The candidate's gain at each level, against the root mean square of the members': their bias and their spread."""
+    tests = []
+    for level in _GAIN_LEVELS if _bounded(errors.candidate_honest) else ():
+        merged = errors.merged(level)
+        observed = np.abs(gain(merged.candidate, merged.truth))
+        # Where the truth is zero nothing can be scaled.
+        observed = np.where(np.isnan(observed), 0.0, observed)
+        members = np.abs(gain(merged.candidate_honest, merged.truth[:, None])).T
+        # A gain is one number, so it has one degree of freedom.
+        bound = cell_bounds(members, freedom=1.0, alpha=rate / len(_GAIN_LEVELS))
+        tests.append(Measured(merged.index, observed, bound))
+    parts = zip(*((one.index, one.observed, one.bound) for one in (_NOTHING, *tests)), strict=True)
+    return Measured(*(np.concatenate(part) for part in parts))
+
+
+def _quiet(errors: TruthErrors) -> Iterable[Quiet]:
+    if not _bounded(errors.candidate_honest):
+        return
+    merged = errors.merged((LAYER, PHASE))
+    noise = _noise(merged, merged.candidate_honest)
+    free = freedom_of_spread(noise)
+    # The quotient of two mean squares, the other way round than for an error that is too large.
+    low = np.sqrt(np.nanmean(noise**2, 0) / f_quantile_above(FALSE_FLAGS / len(free), len(noise) * free, free))
+    for where, own, least in zip(
+        merged.index, own_error(merged.candidate, merged.truth), low / SLACK_BELOW, strict=True
+    ):
+        if own < least:
+            yield Quiet(int(where[LAYER]), PHASES[where[PHASE]], float(own), float(least))

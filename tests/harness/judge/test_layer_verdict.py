@@ -1,0 +1,174 @@
+"""The verdict on layers: on all cells of the shadow, against the truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.harness.config import make_spec
+from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
+from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TruthErrors
+from assay.harness.judge.layer_verdict import LayerEvidence, LayersJudgement, findings, judge_layers
+from assay.harness.judge.truth_bounds import compare_with_noise
+from assay.harness.stats.noise_bound import FALSE_FLAGS
+from assay.harness.verdict import Finding, Severity
+
+LAYERS, HEADS = 4, 4
+SEEN = ("0", ">= 16")
+FAILED = (FailedCalls(layer=0, phase="extend", calls=2, text="it raised"),)
+
+
+def replay(*severities: Severity, **changes: Any) -> ReplayResult:
+    made = tuple(
+        Finding(id="k", title="K", severity=s, where="extend", diagnosis="d", evidence=(), reproduce="")
+        for s in severities
+    )
+    fields: dict[str, Any] = {
+        "candidate": "c", "noise": "int8_qk", "calls": 8, "recorded": 9, "with_prefix": 4, "worst": 0.5, "bounds": (),
+        "findings": made, "seconds": 1.0,
+    }  # fmt: skip
+    return ReplayResult(**fields | changes)
+
+
+@pytest.fixture
+def shadowed(layer_diffs: ModuleType) -> Any:
+    """Makes a shadow in which every cell is off by `own`, but for those that `wrong` chooses."""
+
+    def make(wrong: Any = lambda *cell: None, own: float = 0.016, prefixes: Any = SEEN, **changes: Any) -> ShadowErrors:
+        def error(*cell: Any) -> float | None:
+            phase, prefix, position, place = cell[2:]
+            if phase != "extend" or prefix not in prefixes or position not in ("0", "1-15") or place != "only":
+                return None
+            changed = wrong(*cell)
+            return own if changed is None else changed
+
+        made: ShadowErrors = layer_diffs.cells(LAYERS, HEADS, error, **changes)
+        return made
+
+    return make
+
+
+def judge(errors: ShadowErrors, made: ReplayResult | None = None, foreign: str = "", **policy: Any) -> LayersJudgement:
+    made = replay() if made is None else made
+    return judge_layers(make_spec(policy), LayerEvidence(errors, compare_with_noise(errors), made, foreign))
+
+
+def ids(errors: ShadowErrors) -> list[str]:
+    return [one.id for one in findings(LayerEvidence(errors, compare_with_noise(errors), replay()), "again")]
+
+
+def test_noise_passes(shadowed: Any) -> None:
+    judged = judge(shadowed())
+    assert (judged.verdict, judged.decided_by, judged.p_regression) == ("pass", "worst-own-error", None)
+    assert "64 cells of all 640 queries in 62 passes" in judged.why
+    assert ids(shadowed()) == []
+
+
+def test_a_layer_of_zeros_is_a_regression_though_every_recorded_call_is_right(shadowed: Any) -> None:
+    errors = shadowed(lambda layer, *_: 1.0 if layer == 2 else None)
+    judged = judge(errors, replay(worst=0.2))
+    assert (judged.verdict, judged.decided_by, judged.p_regression) == ("regression", "worst-own-error", FALSE_FLAGS)
+    assert judged.why.startswith("extend, layer 2 of 4, all 4 heads")
+    assert "out of bounds" in " ".join(ids(errors)).replace("-", " ")
+
+
+@pytest.mark.parametrize("wrong", [0.09, float("inf")])
+def test_one_cell_of_one_head_is_enough(shadowed: Any, wrong: float) -> None:
+    errors = shadowed(
+        lambda layer, head, phase, prefix, position, _: (
+            wrong if (layer, head, prefix, position) == (1, 3, ">= 16", "0") else None
+        )
+    )
+    judged = judge(errors)
+    assert judged.verdict == "regression"
+    assert judged.why.startswith("extend, layer 1 of 4, head 3 of 4, cached prefix >= 16: ")
+
+
+def test_a_uniform_gain_of_a_thousandth_is_a_regression_that_no_bound_on_an_error_sees(shadowed: Any) -> None:
+    judged = judge(shadowed(gain=1e-3))
+    assert (judged.verdict, judged.decided_by) == ("regression", "worst-gain")
+    assert "scaled by 0.1 %" in judged.why
+    assert ids(shadowed(gain=1e-3)) == ["gain"]
+    assert judge(shadowed(gain=1e-5)).verdict == "pass"
+
+
+def test_a_reference_that_is_not_right_proves_nothing_about_the_candidate(shadowed: Any) -> None:
+    errors = shadowed(lambda layer, *_: 1.0 if layer == 2 else None, reference=0.5)
+    judged = judge(errors)
+    assert judged.verdict == "inconclusive"
+    assert judged.why.startswith("the reference is not right")
+    assert ids(errors)[0] == "reference-wrong"
+
+
+def test_an_error_below_what_the_declared_quantisation_costs_is_no_pass(shadowed: Any) -> None:
+    quiet = shadowed(own=1e-6)
+    judged = judge(quiet)
+    assert judged.verdict == "inconclusive"
+    assert "int8_qk costs at least" in judged.why
+    assert ids(quiet) == ["noise-missing"]
+    assert judge(shadowed(own=0.013)).verdict == "pass", "a somewhat finer implementation"
+
+
+def test_queries_that_were_not_sampled_are_held_against_the_reference(shadowed: Any) -> None:
+    right, wrong = shadowed(), shadowed(lambda layer, *_: 0.5 if layer == 3 else None)
+    judged = judge(replace(wrong, truth=right.truth))
+    assert (judged.verdict, judged.decided_by) == ("regression", "worst-difference")
+
+
+@pytest.mark.parametrize(
+    ("made", "failed", "verdict"),
+    [
+        (replay(), False, "pass"),
+        (replay("info"), False, "pass"),
+        (replay("serious"), False, "regression"),
+        (replay("warning"), False, "regression"),
+        (replay(worst=37.0), False, "regression"),
+        (replay(worst=float("nan")), False, "regression"),
+        (replay(), True, "inconclusive"),
+    ],
+)
+def test_recorded_calls_add_to_the_verdict(shadowed: Any, made: ReplayResult, failed: bool, verdict: str) -> None:
+    assert judge(shadowed(errors=FAILED if failed else ()), made).verdict == verdict
+
+
+@pytest.mark.parametrize(("worst", "decided_by"), [(0.3, ""), (26.0, "worst-recorded-call")])
+def test_a_finding_within_bounds_is_decided_by_no_metric(shadowed: Any, worst: float, decided_by: str) -> None:
+    assert judge(shadowed(), replay("serious", worst=worst)).decided_by == decided_by
+
+
+def test_calls_that_were_not_examined_or_are_not_these_are_no_pass(shadowed: Any) -> None:
+    errors = shadowed()
+    against = compare_with_noise(errors)
+    assert judge_layers(make_spec({}), LayerEvidence(errors, against, None)).verdict == "inconclusive"
+    judged = judge(errors, replay("serious", worst=37.0), foreign="it examined another")
+    assert judged.verdict == "inconclusive"
+    assert judged.why.endswith("does not belong to this run: it examined another.")
+
+
+def test_no_cached_prefix_and_nothing_compared_are_no_pass(shadowed: Any) -> None:
+    assert judge(shadowed(prefixes=("0",))).verdict == "inconclusive"
+    nothing = replace(shadowed(), truth=TruthErrors.none())
+    assert judge(nothing).why == "Nothing was compared with the truth."
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(1e-9, "regression"), (100.0, "pass")])
+def test_the_policys_bound_of_the_kernels_family(shadowed: Any, bound: float, verdict: str) -> None:
+    judged = judge(shadowed(), bounds={"int8_qk": bound}, candidate="no.such:kernel")
+    assert judged.verdict == verdict, "the family is in the evidence: no kernel is imported"
+    assert ("bounds.int8_qk" in judged.why) is (verdict == "regression")
+    assert judged.decided_by == ("largest-own-error" if verdict == "regression" else "worst-own-error")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_honest_implementations_are_not_flagged(shadowed: Any, seed: int) -> None:
+    errors = shadowed()
+    rng, truth = np.random.default_rng(seed), errors.truth
+    drawn = truth.candidate.copy()
+    drawn[:, OUTPUT_SUMS.index("off")] = 10 * 0.016 * rng.lognormal(0, 0.1, len(drawn))
+    drawn[:, OUTPUT_SUMS.index("along")] = 2 * 1e-4 * rng.normal(size=len(drawn))
+    assert judge(replace(errors, truth=replace(truth, candidate=drawn))).verdict == "pass"
