@@ -95,6 +95,12 @@ def layer_diffs() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def served() -> ModuleType:
+    """Complete runs on disk."""
+    return stand_ins("served")
+
+
+@pytest.fixture(scope="session")
 def synthetic_bench() -> ModuleType:
     """Benches with synthetic timings."""
     return stand_ins("benches")

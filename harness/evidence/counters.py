@@ -22,6 +22,7 @@ FOLDER = "counters"
 ADMISSIONS = "admissions.jsonl"
 """File of the prefill batches that the meter noted, in a server's folder."""
 TABLE_ROWS, TABLE_LAYERS = 64, 512
+_LEGEND, _TABLE = ".rows.json", ".calls.i64"
 _DAMAGED = "run again with a new --out"
 
 
@@ -73,12 +74,14 @@ class Admission(Record):
 
     Attributes:
         run: nonce of the run.
+        process: id of the server's process that computed it.
         rids: request ids. A prompt that is computed in chunks is admitted once for each chunk.
         new: new tokens per request.
         prefix: cached prefix per request.
     """
 
     run: str = ""
+    process: int
     rids: tuple[str, ...]
     new: tuple[int, ...]
     prefix: tuple[int, ...]
@@ -91,8 +94,8 @@ class CounterFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._rows: dict[CounterRow, int] = {}
         self._run = run
-        self._legend = folder / f"{name}.rows.json"
-        self._table = np.memmap(folder / f"{name}.calls.i64", np.int64, "w+", shape=(TABLE_ROWS, TABLE_LAYERS))
+        self._legend = folder / f"{name}{_LEGEND}"
+        self._table = np.memmap(folder / f"{name}{_TABLE}", np.int64, "w+", shape=(TABLE_ROWS, TABLE_LAYERS))
 
     def row(self, row: CounterRow) -> int:
         """Index of the row that counts `row`, created at its first use. Raises ValueError beyond `TABLE_ROWS`."""
@@ -110,7 +113,16 @@ class CounterFile:
 
 
 def read_counters(folder: Path, run: str = "") -> list[CallCount]:
-    """The counts of all processes that wrote to `folder`, added up by row. Empty if none did.
+    """The counts of all processes that wrote to `folder`, added up by row. Arguments and errors are those of `read_by_process`."""
+    totals: dict[CounterRow, np.ndarray] = {}
+    for _, rows in _tables(folder, run):
+        for row, calls in rows.items():
+            totals[row] = totals.get(row, np.zeros(TABLE_LAYERS, np.int64)) + calls
+    return [_count(row, calls) for row, calls in totals.items()]
+
+
+def read_by_process(folder: Path, run: str = "") -> dict[int, list[CallCount]]:
+    """The counts of each process that wrote to `folder`, by process id.
 
     Args:
         folder: of the counter files.
@@ -119,24 +131,21 @@ def read_counters(folder: Path, run: str = "") -> list[CallCount]:
     Raises:
         EvidenceError: a file is damaged, or belongs to another run.
     """
-    totals: dict[CounterRow, np.ndarray] = {}
-    for legend, table in _tables(folder, run):
-        for index, row in enumerate(legend.rows):
-            totals[row] = totals.get(row, np.zeros(TABLE_LAYERS, np.int64)) + table[index]
-    return [_count(row, calls) for row, calls in totals.items()]
+    return {int(process): [_count(row, calls) for row, calls in rows.items()] for process, rows in _tables(folder, run)}
 
 
-def _tables(folder: Path, run: str) -> Iterator[tuple[Legend, np.ndarray]]:
-    """Legend and table of each process."""
-    for path in sorted(folder.glob("*.rows.json")):
+def _tables(folder: Path, run: str) -> Iterator[tuple[str, dict[CounterRow, np.ndarray]]]:
+    """Name of each counter file, and the calls of its rows by layer, int64 [TABLE_LAYERS]."""
+    for path in sorted(folder.glob(f"*{_LEGEND}")):
         legend = read_json(path, Legend, _DAMAGED)
         check_run(path, legend.run, run)
-        counts = path.with_name(path.name.replace(".rows.json", ".calls.i64"))
+        name = path.name.removesuffix(_LEGEND)
+        counts = path.with_name(f"{name}{_TABLE}")
         try:
             table = np.fromfile(counts, np.int64).reshape(TABLE_ROWS, TABLE_LAYERS)
         except (OSError, ValueError) as error:
             raise EvidenceError(f"{counts} is damaged: {error}.", "a whole table of counts", _DAMAGED) from None
-        yield legend, table
+        yield name, dict(zip(legend.rows, table, strict=False))
 
 
 def _count(row: CounterRow, calls: np.ndarray) -> CallCount:

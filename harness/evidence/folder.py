@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
-from assay.harness.evidence.counters import ADMISSIONS, Admission, CallCount, read_counters
+from assay.harness.evidence.counters import ADMISSIONS, Admission, CallCount, read_by_process, read_counters
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
-from assay.harness.evidence.manifest import Manifest, Progress, ServerManifest
+from assay.harness.evidence.manifest import Manifest, Progress, ServerManifest, hash_items
 from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.records import ROLES, Answer, Item, Role
 from assay.harness.files import write_whole
@@ -115,8 +115,20 @@ class RunFolder:
         self._replace("progress.json", progress.model_dump_json(indent=2))
 
     def items(self) -> list[Item]:
-        """What both servers are asked."""
-        return jsonl.read(self._file("items.jsonl"), Item)
+        """What both servers are asked.
+
+        Raises:
+            EvidenceError: the file is damaged, or its items are not those that the manifest names.
+        """
+        path = self._file("items.jsonl")
+        items = jsonl.read(path, Item)
+        if (found := hash_items(items)) != (expected := self.manifest().items_hash):
+            raise EvidenceError(
+                f"{path} holds {len(items)} items with hash {found[:12]}.",
+                f"the run's own items, with hash {expected[:12]}",
+                "restore the file, or run again with a new --out",
+            )
+        return items
 
     def answers(self) -> list[Answer]:
         """All answers so far, each with the size of the batch that admitted the request where the server recorded it."""
@@ -159,6 +171,10 @@ class RunFolder:
     def counters(self, role: Role) -> list[CallCount]:
         """Attention calls counted in a role's server."""
         return read_counters(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
+
+    def counters_by_process(self, role: Role) -> dict[int, list[CallCount]]:
+        """Attention calls counted in each process of a role's servers, by process id."""
+        return read_by_process(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
 
     def admissions(self, role: Role) -> list[Admission]:
         """Prefill batches that a role's server admitted, in order."""

@@ -16,6 +16,7 @@ from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Item, Role, Suite
 from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
+from assay.harness.judge.binding import Served, check_parsed, check_reconciled, parsed_from_text
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import decide
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
@@ -115,7 +116,7 @@ def build(folder: RunFolder) -> Report:
 
 def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
     """Read a run's folder; in a run of latency alone the servers are those that were timed."""
-    items, answers = folder.items(), folder.answers()
+    items, answers = folder.items(), parsed_from_text(folder.answers())
     servers: dict[Role, ServerManifest] = {server.role: server for server in folder.progress().servers}
     counts: dict[Role, list[CallCount]] = {role: counts_of(folder, role) for role in ROLES}
     if timed and not servers:
@@ -179,7 +180,9 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
 def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check]:
     """The checks of a run that compares two servers: their answers, or the logits alone."""
     servers, counts = evidence.servers, evidence.counts
-    stored = "reference" not in measured_roles(evidence.folder)
+    measured = measured_roles(evidence.folder)
+    stored = "reference" not in measured
+    served = [Served.read(evidence.folder, role, evidence.answers, evidence.spec.concurrency) for role in measured]
     asked = [(i.suite, role, i.id, i.prompt_hash) for i in evidence.items if i.suite in compared for role in ROLES]
     answered = {(a.suite, a.role, a.item, a.prompt_hash) for a in evidence.answers if a.repeat == 0}
     mismatched = [item for suite in compared for item in evidence.pairings[suite].mismatched]
@@ -187,7 +190,9 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
         *rules.check_kernel_ran(servers.get("candidate"), counts["candidate"], counts["reference"]),
         *check_kernels_executed(servers.get("candidate"), evidence.kernels, stored),
         *rules.check_compiled(servers, counts),
-        rules.check_same_servers(servers, evidence.argument_differences, stored),
+        rules.check_same_servers(evidence.spec, servers, evidence.argument_differences, stored),
+        check_reconciled(served, servers),
+        *check_parsed(evidence.folder.answers(), evidence.answers),
         *([rules.check_all_answered(len(asked), sum(key in answered for key in asked), mismatched)] if compared else []),
     ]
 

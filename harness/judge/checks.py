@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
+from assay.harness.config import RunSpec
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer, Role
@@ -200,13 +201,15 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
 
 
 def check_same_servers(
+    spec: RunSpec,
     servers: Mapping[Role, ServerManifest],
     differences: Mapping[str, tuple[str, str]],
     stored: bool = False,
 ) -> Check:
-    """Whether both servers had the same weights, tokenizer and flags except for the backend.
+    """Whether both servers ran the backends that the run names, with the same weights, tokenizer and flags.
 
     Args:
+        spec: what the run names.
         servers: by role.
         differences: arguments that differ beyond the backend.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
@@ -218,6 +221,18 @@ def check_same_servers(
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
         found = "at least one server was not started by assay"
         return Check(id=id_, title=title, status="missing", found=found, settles="let assay start both servers")
+    asked: dict[Role, str] = {"reference": spec.reference, "candidate": spec.candidate}
+    other = [
+        f"the {role} was to be {asked[role]}, and its server ran {server.backend}"
+        for role, server in servers.items()
+        if server.backend != asked[role]
+    ]
+    if other:
+        found, settles = "; ".join(other), "run again with a new --out"
+        return Check(id=id_, title=title, status="failed", found=found, settles=settles)
+    if not any(server.arguments for server in servers.values()):
+        found, settles = "neither server reported its arguments", "use an engine that reports them"
+        return Check(id=id_, title=title, status="missing", found=found, settles=settles)
     if differences:
         found = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
         settles = "run again so that only the backend differs"

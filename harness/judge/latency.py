@@ -196,7 +196,7 @@ def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCo
         found = differences(servers["reference"].arguments, servers["candidate"].arguments)
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
-    checks.append(check_same_servers(servers, found))
+    checks.append(check_same_servers(RunSpec(**manifest.spec), servers, found))
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         checks.append(

@@ -49,6 +49,7 @@ class Admissions:
         lengths = {"new": batch.extend_seq_lens_cpu, "prefix": batch.extend_prefix_lens_cpu}
         admission = Admission(
             run=self._run,
+            process=os.getpid(),
             rids=tuple(batch.rids or ()),
             **{name: tuple(int(n) for n in values) for name, values in lengths.items()},
         )

@@ -188,7 +188,9 @@ def test_the_metric_that_decided_is_named(lost: int | None, own_error: float, de
 def run_of(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder:
     folder = open_folder(plan, path)
     servers = tuple(
-        ServerManifest(role=role, backend=backend, engine="e", claimed_phases=("extend",))
+        ServerManifest(
+            role=role, backend=backend, engine="e", claimed_phases=("extend",), arguments={"dtype": "float32"}
+        )
         for role, backend in (("reference", plan.spec.reference), ("candidate", plan.spec.candidate))
         if role in roles
     )

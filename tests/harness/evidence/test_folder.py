@@ -51,7 +51,7 @@ def test_answers_have_the_size_of_the_batch_that_admitted_them(tmp_path: Path) -
     served = folder.server_folder("candidate")
     served.mkdir(parents=True)
     # The second line is a later chunk of rid-0; the third was cut off when the server was killed.
-    admitted = [Admission(run="n", rids=rids, new=(1,) * len(rids), prefix=(0,) * len(rids)) for rids in BATCHES]
+    admitted = [Admission(run="n", process=1, rids=rids, new=(1,) * len(rids), prefix=(0,) * len(rids)) for rids in BATCHES]
     (served / "admissions.jsonl").write_text(jsonl.lines_of(admitted) + '{"run": "n", "rids": ["rid-')
     assert [a.batch_size for a in folder.answers()] == [2, 2, None]
     assert folder.items() == ITEMS

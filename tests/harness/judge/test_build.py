@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
-from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelTrace, TracedPass, write_kernels
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, ServerManifest
-from assay.harness.evidence.records import ROLES, Answer, Role, Token
+from assay.harness.evidence.records import ROLES, Answer, Item, Role, Token
 from assay.harness.judge.build import build
 
 QUESTIONS, GREEDY, COLD = 160, 30, 16
@@ -33,47 +33,48 @@ def plan() -> Plan:
 SAGE = ("_attn_fwd", "quant_per_block_int8_kernel")
 
 
-def evidence(
-    plan: Plan, path: Path, *, broken: bool = False, cached: int = 54, counted: bool = True, ran: tuple[str, ...] = SAGE
-) -> RunFolder:
-    """A complete run; a broken candidate answers only questions without a cached prefix."""
-    folder = open_folder(plan, path)
-    servers = tuple(
-        ServerManifest(
-            role=role,
-            backend=plan.spec.reference if role == "reference" else plan.spec.candidate,
-            engine="SGLang 0.5.23 on cpu",
-            claimed_phases=("extend", "decode") if role == "reference" else ("extend",),
-            arguments={"dtype": "float32", "attention_backend": role},
-        )
-        for role in ROLES
-    )
-    folder.update(folder.progress().model_copy(update={"servers": servers, "seconds": 12.0}))
-    if counted:
-        count(folder, "reference", "torch_native", "extend")
-        count(folder, "candidate", "sage_attn", "extend")
-    trace(folder, "reference", "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
-    trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
-    for role in ROLES:
-        for number, item in enumerate(plan.of("mmlu")):
-            tokens = 0 if number < COLD else cached
-            right = not (broken and role == "candidate" and tokens)
-            folder.append(
-                answer(
-                    role, item.id, item.prompt_hash, "mmlu", tokens, text=f"Answer: {item.expected}" if right else ""
-                )
+Evidence = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def evidence(served: ModuleType) -> Evidence:
+    """A function that writes a complete run; a broken candidate answers only questions without a cached prefix."""
+
+    def make(
+        plan: Plan,
+        path: Path,
+        *,
+        broken: bool = False,
+        cached: int = 54,
+        counted: bool = True,
+        ran: tuple[str, ...] = SAGE,
+    ) -> RunFolder:
+        folder = open_folder(plan, path)
+        servers = tuple(
+            ServerManifest(
+                role=role,
+                backend=plan.backend(role).name,
+                engine="SGLang 0.5.23 on cpu",
+                claimed_phases=("extend", "decode") if role == "reference" else ("extend",),
+                arguments={"dtype": "float32", "attention_backend": role},
             )
-        for item in plan.of("greedy"):
-            text = "no" if broken and role == "candidate" else "yes"
-            folder.append(answer(role, item.id, item.prompt_hash, "greedy", cached, text=text))
-    return folder
+            for role in ROLES
+        )
+        folder.update(folder.progress().model_copy(update={"servers": servers, "seconds": 12.0}))
+        trace(folder, "reference", "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
+        trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
+        for role in ROLES:
+            for number, item in enumerate(plan.of("mmlu")):
+                tokens = 0 if number < COLD else cached
+                right = not (broken and role == "candidate" and tokens)
+                folder.append(answer(role, item, tokens, text=f"Answer: {item.expected}" if right else ""))
+            for item in plan.of("greedy"):
+                folder.append(answer(role, item, cached, text="no" if broken and role == "candidate" else "yes"))
+            if counted:
+                served.count_served(folder, role, plan.backend(role).name)
+        return folder
 
-
-def count(folder: RunFolder, role: Role, backend: str, phase: str) -> None:
-    file = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
-    row = file.row(CounterRow(backend=backend, kernel=backend, phase=phase, cached_prefix=True))
-    for layer in range(4):
-        file.add(row, layer)
+    return make
 
 
 def trace(folder: RunFolder, role: Role, backend: str, claim: KernelClaim, names: tuple[str, ...]) -> None:
@@ -83,32 +84,33 @@ def trace(folder: RunFolder, role: Role, backend: str, claim: KernelClaim, names
     write_kernels(folder.server_folder(role), seen)
 
 
-def answer(role: Role, item: str, prompt_hash: str, suite: Any, cached: int, text: str) -> Answer:
+def answer(role: Role, item: Item, cached: int, text: str) -> Answer:
     other = "no" if text == "yes" else "maybe"
     return Answer(
-        suite=suite,
+        suite=item.suite,
         role=role,
-        item=item,
-        prompt_hash=prompt_hash,
+        item=item.id,
+        prompt_hash=item.prompt_hash,
+        request_id=f"{role}-{item.suite}-{item.id}",
         text=text,
-        parsed=text[-1:] or None if suite == "mmlu" else None,
+        parsed=text[-1:] or None if item.suite == "mmlu" else None,
         finish_reason="stop",
         prompt_tokens=100,
-        completion_tokens=3,
+        completion_tokens=1,
         cached_tokens=cached,
         latency_s=0.1,
-        tokens=(Token(text=text, logprob=-0.1, top=((text, -0.1), (other, -3.0))),) if suite == "greedy" else (),
+        tokens=(Token(text=text, logprob=-0.1, top=((text, -0.1), (other, -3.0))),) if item.suite == "greedy" else (),
     )
 
 
-def test_a_sound_run_passes(plan: Plan, tmp_path: Path) -> None:
+def test_a_sound_run_passes(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     report = build(evidence(plan, tmp_path / "run"))
     assert (report.verdict, report.exit_code, report.findings) == ("pass", 0, ())
     assert {check.status for check in report.checks} == {"ok", "not checked"}
     assert all(suite.synthetic for suite in report.suites)
 
 
-def test_the_seed_case_is_found_by_its_condition(plan: Plan, tmp_path: Path) -> None:
+def test_the_seed_case_is_found_by_its_condition(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     report = build(evidence(plan, tmp_path / "run", broken=True))
     assert (report.verdict, report.exit_code) == ("regression", 1)
     (finding,) = report.findings
@@ -119,7 +121,7 @@ def test_the_seed_case_is_found_by_its_condition(plan: Plan, tmp_path: Path) -> 
     assert len(report.suites[1].divergences) == GREEDY
 
 
-def test_no_cached_prefix_is_no_pass(plan: Plan, tmp_path: Path) -> None:
+def test_no_cached_prefix_is_no_pass(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     report = build(evidence(plan, tmp_path / "run", cached=1))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
     (check,) = [check for check in report.checks if check.id == "cached-prefix"]
@@ -127,12 +129,14 @@ def test_no_cached_prefix_is_no_pass(plan: Plan, tmp_path: Path) -> None:
     assert check.found in report.reasons[0]
 
 
-def test_a_kernel_that_was_not_counted_is_no_pass(plan: Plan, tmp_path: Path) -> None:
+def test_a_kernel_that_was_not_counted_is_no_pass(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     report = build(evidence(plan, tmp_path / "run", counted=False))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
 
 
-def test_a_kernel_that_was_called_but_answered_with_pytorchs_attention_is_no_pass(plan: Plan, tmp_path: Path) -> None:
+def test_a_kernel_that_was_called_but_answered_with_pytorchs_attention_is_no_pass(
+    plan: Plan, tmp_path: Path, evidence: Evidence
+) -> None:
     report = build(evidence(plan, tmp_path / "run", ran=("aten::scaled_dot_product_attention",)))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
     checks = {check.id: check for check in report.checks}
@@ -141,14 +145,14 @@ def test_a_kernel_that_was_called_but_answered_with_pytorchs_attention_is_no_pas
     assert "aten::scaled_dot_product_attention" in checks["kernel-executed-extend"].found
 
 
-def test_the_kernels_of_each_traced_pass_are_in_the_report(plan: Plan, tmp_path: Path) -> None:
+def test_the_kernels_of_each_traced_pass_are_in_the_report(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     report = build(evidence(plan, tmp_path / "run"))
     listed = {(one.role, one.cached_prefix): {(row.name, row.of) for row in one.kernels} for one in report.kernels}
     assert listed["candidate", True] == {(name, "candidate") for name in SAGE}
     assert listed["reference", False] == {("aten::scaled_dot_product_attention", "reference")}
 
 
-def test_a_missing_answer_is_no_pass(plan: Plan, tmp_path: Path) -> None:
+def test_a_missing_answer_is_no_pass(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     folder = evidence(plan, tmp_path / "run")
     records = tmp_path / "run" / "records.jsonl"
     lines = records.read_text().splitlines(keepends=True)
@@ -157,7 +161,9 @@ def test_a_missing_answer_is_no_pass(plan: Plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suite", ["mmlu", "greedy"])
-def test_an_answer_to_another_prompt_does_not_count_as_answered(plan: Plan, tmp_path: Path, suite: str) -> None:
+def test_an_answer_to_another_prompt_does_not_count_as_answered(
+    plan: Plan, tmp_path: Path, evidence: Evidence, suite: str
+) -> None:
     folder = evidence(plan, tmp_path / "run")
     records = tmp_path / "run" / "records.jsonl"
     lines = records.read_text().splitlines(keepends=True)
@@ -170,14 +176,14 @@ def test_an_answer_to_another_prompt_does_not_count_as_answered(plan: Plan, tmp_
     assert check.found.startswith("379 of 380; answers to another prompt: 1,")
 
 
-def test_a_report_of_the_same_evidence_is_the_same(plan: Plan, tmp_path: Path) -> None:
+def test_a_report_of_the_same_evidence_is_the_same(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     folder = evidence(plan, tmp_path / "run")
     manifest = folder.manifest().model_copy(update={"created": "2026-01-01T00:00:00Z"})
     (folder.path / "manifest.json").write_text(manifest.model_dump_json())
     assert build(folder).created == "2026-01-01T00:00:00Z"
 
 
-def test_a_failure_is_an_error_with_its_message(plan: Plan, tmp_path: Path) -> None:
+def test_a_failure_is_an_error_with_its_message(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     folder = evidence(plan, tmp_path / "run")
     folder.update(folder.progress().model_copy(update={"failure": Failure(kind="engine", message="it died")}))
     report = build(folder)
@@ -190,7 +196,7 @@ def test_a_run_in_which_nothing_happened_is_no_pass(plan: Plan, tmp_path: Path) 
     assert report.candidate.engine == "never ready"
 
 
-def test_arguments_that_differ_forbid_a_verdict(plan: Plan, tmp_path: Path) -> None:
+def test_arguments_that_differ_forbid_a_verdict(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     folder = evidence(plan, tmp_path / "run", broken=True)
     progress = folder.progress()
     reference, candidate = progress.servers
@@ -201,9 +207,9 @@ def test_arguments_that_differ_forbid_a_verdict(plan: Plan, tmp_path: Path) -> N
     assert report.environment.argument_differences == {"dtype": ("float32", "bfloat16")}
 
 
-def test_a_report_needs_no_kernel(plan: Plan, tmp_path: Path) -> None:
+def test_a_report_needs_no_kernel(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     folder = evidence(plan, tmp_path / "run")
-    manifest = folder.manifest()
-    elsewhere = manifest.model_copy(update={"spec": {**manifest.spec, "candidate": "no.such:kernel"}})
-    (folder.path / "manifest.json").write_text(elsewhere.model_dump_json())
+    here = [path for kind in ("json", "jsonl") for path in folder.path.rglob(f"*.{kind}")]
+    for path in here:
+        path.write_text(path.read_text().replace("sage_attn", "no.such:kernel"))
     assert build(folder).verdict == "pass", "what it claims to compute is in the evidence"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from assay.harness.config import RunSpec
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role
@@ -41,6 +42,7 @@ def suite_verdict(verdict: Verdict, id_: str = "s") -> SuiteVerdict:
 
 
 PASS = suite_verdict("pass")
+SPEC = RunSpec(reference="triton", candidate="mine")
 
 
 def statuses(checks: list[Check]) -> list[str]:
@@ -81,11 +83,11 @@ def test_a_server_that_assay_did_not_start_proves_nothing() -> None:
 
 def test_same_servers() -> None:
     pair: dict[Role, ServerManifest] = {"reference": server("triton", role="reference"), "candidate": server()}
-    assert rules.check_same_servers(pair, {}).status == "ok"
-    differing = rules.check_same_servers(pair, {"dtype": ("float32", "bfloat16")})
+    assert rules.check_same_servers(SPEC, pair, {}).status == "ok"
+    differing = rules.check_same_servers(SPEC, pair, {"dtype": ("float32", "bfloat16")})
     assert (differing.status, differing.found) == ("failed", "dtype: float32 against bfloat16")
-    assert rules.check_same_servers(pair | {"candidate": server("http://x", ())}, {}).status == "missing"
-    assert rules.check_same_servers({}, {}).status == "missing"
+    assert rules.check_same_servers(SPEC, pair | {"candidate": server("http://x", ())}, {}).status == "missing"
+    assert rules.check_same_servers(SPEC, {}, {}).status == "missing"
 
 
 def decode_calls(calls: int, compiled: bool) -> CallCount:

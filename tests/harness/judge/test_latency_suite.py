@@ -14,7 +14,6 @@ from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import make_spec
 from assay.harness.evidence.bench_folder import COUNTERS, TIMINGS, bench_folder
-from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer
@@ -30,7 +29,7 @@ MakeRun = Callable[..., Report]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., RunFolder]:
+def run(tmp_path: Path, served: ModuleType) -> Callable[..., RunFolder]:
     """A function that writes a complete run which asked for questions and latency; nothing is timed yet."""
 
     def make(broken: bool = False, **flags: Any) -> RunFolder:
@@ -39,24 +38,18 @@ def run(tmp_path: Path) -> Callable[..., RunFolder]:
         folder = open_folder(plan, tmp_path / "run")
         servers = tuple(
             ServerManifest(
-                role=role, backend="torch_native", engine="SGLang 0 on cpu", claimed_phases=("extend",), launch_command="sglang"
+                role=role, backend="torch_native", engine="SGLang 0 on cpu", claimed_phases=("extend",), launch_command="sglang",
+                arguments={"dtype": "float32"},
             )
             for role in ROLES
         )  # fmt: skip
         folder.update(folder.progress().model_copy(update={"servers": servers if plan.of("mmlu") else ()}))
         for role in ROLES if plan.of("mmlu") else ():
-            file = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
-            row = CounterRow(backend="torch_native", kernel="torch_native", phase="extend", cached_prefix=True)
-            file.add(file.row(row), 0)
             for number, item in enumerate(plan.of("mmlu")):
                 wrong = broken and role == "candidate" and number >= COLD
-                folder.append(
-                    Answer(
-                        suite="mmlu", role=role, item=item.id, repeat=0, prompt_hash=item.prompt_hash, request_id="r",
-                        text="", parsed=None if wrong else item.expected, finish_reason="stop", prompt_tokens=60,
-                        completion_tokens=3, cached_tokens=0 if number < COLD else 54, latency_s=0.1, tokens=(),
-                    )
-                )  # fmt: skip
+                said: Answer = served.answer_of(role, item, 0 if number < COLD else 54)
+                folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)
+            served.count_served(folder, role, "torch_native")
         return folder
 
     return make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,8 +49,8 @@ def test_calls_are_counted_by_phase_prefix_and_layer(tmp_path: Path) -> None:
     }
     lines = [json.loads(line) for line in (tmp_path / "admissions.jsonl").read_text().splitlines()]
     assert lines == [
-        {"run": "", "rids": ["a"], "new": [5], "prefix": [15]},
-        {"run": "", "rids": ["b", "c"], "new": [2, 3], "prefix": [0, 16]},
+        {"run": "", "process": os.getpid(), "rids": ["a"], "new": [5], "prefix": [15]},
+        {"run": "", "process": os.getpid(), "rids": ["b", "c"], "new": [2, 3], "prefix": [0, 16]},
     ]
 
 

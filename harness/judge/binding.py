@@ -1,0 +1,176 @@
+"""The checks that a run's evidence agrees with itself: counted calls with admitted requests, answers with their texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from assay.evals.questions import parse_answer
+from assay.harness.conditions import has_cached_prefix
+from assay.harness.evidence.counters import Admission, CallCount
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import Answer, Role
+from assay.harness.verdict import Check
+
+_MOST_WORDS = 3
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a role's server left behind.
+
+    Attributes:
+        role: the role.
+        counts: its attention calls by process.
+        admissions: the prefill batches that it admitted, in order.
+        answers: the role's answers.
+        concurrency: most requests in flight.
+    """
+
+    role: Role
+    counts: Mapping[int, Sequence[CallCount]]
+    admissions: Sequence[Admission]
+    answers: Sequence[Answer]
+    concurrency: int
+
+    @classmethod
+    def read(cls, folder: RunFolder, role: Role, answers: Sequence[Answer], concurrency: int) -> Served:
+        """What a role's server left in a run's folder.
+
+        Raises:
+            EvidenceError: a file is damaged, or of another run.
+        """
+        own = [answer for answer in answers if answer.role == role]
+        return cls(role, folder.counters_by_process(role), folder.admissions(role), own, concurrency)
+
+
+def check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerManifest]) -> Check:
+    """Whether the counted attention calls are those of the requests that were admitted and answered.
+
+    Each layer must have computed every prefill batch once, in each process, and behind a cached prefix where the batch had one.
+    Every answered request must have been admitted, with the cached prefix that its answer reports. Decode is counted against
+    the answers' tokens: a pass gives each request in flight at most one.
+
+    Args:
+        served: the servers that were asked in this run.
+        servers: by role.
+    """
+    id_, title = "calls-reconciled", "the counted calls are those of the answered requests"
+    absent = [one.role for one in served if one.role not in servers or not one.admissions]
+    if absent or not served:
+        found = f"no admitted request was noted in the server of the {' or the '.join(absent) or 'candidate'}"
+        settles = "let assay start both servers; see their logs"
+        return Check(id=id_, title=title, status="missing", found=found, settles=settles)
+    wrong = [f"{one.role}: {words}" for one in served for words in _disagreements(one)]
+    if wrong:
+        more = f"; and {len(wrong) - _MOST_WORDS} more" if len(wrong) > _MOST_WORDS else ""
+        found = "; ".join(wrong[:_MOST_WORDS]) + more
+        return Check(id=id_, title=title, status="failed", found=found, settles="run again with a new --out")
+    passes = " and ".join(f"{len(one.admissions):,}" for one in served)
+    requests = " and ".join(f"{len(one.answers):,}" for one in served)
+    found = f"{passes} prefill passes in every layer, {requests} answered requests"
+    return Check(id=id_, title=title, status="ok", found=found)
+
+
+def _disagreements(served: Served) -> Iterator[str]:
+    earlier = _earlier_processes(served.admissions)
+    for process in sorted({admission.process for admission in served.admissions} | set(served.counts)):
+        admitted = [admission for admission in served.admissions if admission.process == process]
+        yield from _prefill_disagreements(served.counts.get(process, ()), admitted, int(process in earlier))
+    yield from _request_disagreements(served.answers, served.admissions)
+    yield from _decode_disagreements(served)
+
+
+def _earlier_processes(admissions: Sequence[Admission]) -> set[int]:
+    """Processes of servers that were stopped before the last one started, perhaps in the middle of a pass."""
+    last = {admission.process: number for number, admission in enumerate(admissions)}
+    first_of_last = next(n for n, admission in enumerate(admissions) if admission.process == admissions[-1].process)
+    return {process for process, number in last.items() if number < first_of_last}
+
+
+def _prefill_disagreements(counts: Sequence[CallCount], admitted: Sequence[Admission], tolerance: int) -> Iterator[str]:
+    """Where the calls of a process differ from the batches that it admitted, by more than `tolerance` passes."""
+    extend = [count for count in counts if count.phase == "extend"]
+    if any(count.captured for count in extend):
+        yield "prefill ran in CUDA graphs, whose batches cannot be noted"
+        return
+    behind = sum(has_cached_prefix(admission.prefix) for admission in admitted)
+    for words, passes, chosen in (
+        ("", len(admitted), extend),
+        (" with a cached prefix", behind, [count for count in extend if count.cached_prefix]),
+    ):
+        calls: Counter[int] = Counter()
+        for count in chosen:
+            calls.update(count.calls_by_layer)
+        layers = {layer for count in counts for layer in count.calls_by_layer} or {0}
+        for layer in sorted(layers):
+            if abs(calls[layer] - passes) > tolerance:
+                yield f"layer {layer}{words}: {calls[layer]:,} calls in {passes:,} passes"
+
+
+def _request_disagreements(answers: Sequence[Answer], admissions: Sequence[Admission]) -> Iterator[str]:
+    prefix: dict[str, int] = {}
+    for admission in admissions:
+        for rid, cached in zip(admission.rids, admission.prefix, strict=True):
+            prefix.setdefault(rid, cached)
+    unknown = [answer for answer in answers if answer.request_id not in prefix]
+    if unknown:
+        yield f"{len(unknown):,} of {len(answers):,} answered requests were not admitted, the first {unknown[0].item}"
+    reported = [answer for answer in answers if answer.request_id in prefix and answer.cached_tokens is not None]
+    other = [
+        answer
+        for answer in reported
+        if has_cached_prefix([answer.cached_tokens or 0]) != has_cached_prefix([prefix[answer.request_id]])
+    ]
+    if other:
+        yield f"{len(other):,} of {len(answers):,} answers report another cached prefix than their request had"
+
+
+def _decode_disagreements(served: Served) -> Iterator[str]:
+    tokens = sum(max(answer.completion_tokens - 1, 0) for answer in served.answers)
+    calls: Counter[int] = Counter()
+    for counts in served.counts.values():
+        for count in counts:
+            calls.update(dict.fromkeys(count.calls_by_layer, 0))
+            if count.phase == "decode":
+                calls.update(count.calls_by_layer)
+    needed = -(-tokens // served.concurrency)
+    for layer, number in sorted(calls.items()):
+        if number < needed:
+            yield f"layer {layer}: {number:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"
+
+
+def parsed_from_text(answers: Sequence[Answer]) -> list[Answer]:
+    """Answers with the letter that their text gives, whatever was recorded."""
+    return [
+        answer.model_copy(update={"parsed": parse_answer(answer.text)}) if answer.suite == "mmlu" else answer
+        for answer in answers
+    ]
+
+
+def check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[Check]:
+    """Whether the recorded letters are those that the texts give; no check where no question was answered.
+
+    Args:
+        recorded: answers as recorded.
+        parsed: the same, by `parsed_from_text`.
+    """
+    letters = [(a.parsed, b.parsed) for a, b in zip(recorded, parsed, strict=True) if a.suite == "mmlu"]
+    if not letters:
+        return []
+    other = sum(a != b for a, b in letters)
+    agree = f"{len(letters) - other:,} of {len(letters):,} letters are those of the texts"
+    differ = f"{other:,} of {len(letters):,} answers were recorded with another letter than their text gives"
+    return [
+        Check(
+            id="answers-parsed",
+            title="the letters of the answers are those of their texts",
+            status="failed" if other else "ok",
+            found=differ if other else agree,
+            settles="run again with a new --out: records.jsonl was changed, or another version of assay wrote it"
+            if other
+            else "",
+        )
+    ]

@@ -1,0 +1,191 @@
+"""Evidence that does not belong to its run, or does not agree with itself: none of it may pass."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.config import RunSpec
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Role
+from assay.harness.judge.build import build
+from assay.harness.verdict import Check
+
+QUESTIONS, GREEDY = 160, 30
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    suites = ("mmlu", "greedy")
+    return prepare(
+        RunSpec(
+            reference="torch_native", candidate="sage_attn", questions=QUESTIONS, greedy_prompts=GREEDY, suites=suites
+        )
+    )
+
+
+@pytest.fixture
+def sound(plan: Plan, tmp_path: Path, served: ModuleType) -> RunFolder:
+    """A complete run whose evidence agrees with itself."""
+    folder: RunFolder = served.complete_run(plan, tmp_path / "run")
+    return folder
+
+
+def checked(folder: RunFolder) -> dict[str, Check]:
+    return {check.id: check for check in build(folder).checks}
+
+
+def test_a_sound_run_is_bound(sound: RunFolder) -> None:
+    checks = checked(sound)
+    bound = ("same-servers", "calls-reconciled", "answers-parsed", "all-answered")
+    assert {id_: checks[id_].status for id_ in bound} == dict.fromkeys(bound, "ok")
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines(keepends=True)
+
+
+def cut_items(folder: RunFolder) -> None:
+    path = folder.path / "items.jsonl"
+    path.write_text("".join(lines_of(path)[:100]))
+
+
+def lose_questions(folder: RunFolder) -> None:
+    """Remove the questions that the candidate got wrong, with their answers."""
+    lost = {item.id for item in folder.items()[:50]}
+    for name, key in (("items.jsonl", "id"), ("records.jsonl", "item")):
+        path = folder.path / name
+        path.write_text("".join(line for line in lines_of(path) if json.loads(line)[key] not in lost))
+
+
+def change_an_expected_answer(folder: RunFolder) -> None:
+    path = folder.path / "items.jsonl"
+    first, *rest = lines_of(path)
+    item = json.loads(first)
+    path.write_text("".join([json.dumps(item | {"expected": "A" if item["expected"] != "A" else "B"}) + "\n", *rest]))
+
+
+@pytest.mark.parametrize("tamper", [cut_items, lose_questions, change_an_expected_answer])
+def test_items_that_are_not_the_runs_are_refused(sound: RunFolder, tamper: Callable[[RunFolder], None]) -> None:
+    tamper(sound)
+    with pytest.raises(EvidenceError, match=r"items\.jsonl"):
+        build(sound)
+
+
+def test_one_counted_call_in_each_layer_is_not_enough(sound: RunFolder) -> None:
+    (table,) = (sound.server_folder("candidate") / "counters").glob("*.i64")
+    calls = np.fromfile(table, np.int64)
+    np.minimum(calls, 1).tofile(table)
+    check = checked(sound)["calls-reconciled"]
+    assert check.status == "failed"
+    assert "layer 0: 2 calls in 190 passes" in check.found
+
+
+def test_a_layer_that_computed_fewer_passes_is_found(sound: RunFolder) -> None:
+    (table,) = (sound.server_folder("candidate") / "counters").glob("*.i64")
+    calls = np.fromfile(table, np.int64).reshape(-1, 512)
+    calls[0, 2] -= 1
+    calls.tofile(table)
+    check = checked(sound)["calls-reconciled"]
+    assert check.status == "failed"
+    assert "layer 2: 189 calls in 190 passes" in check.found
+
+
+def test_calls_behind_a_prefix_must_be_counted_behind_one(sound: RunFolder) -> None:
+    (legend,) = (sound.server_folder("candidate") / "counters").glob("*.rows.json")
+    cold, warm = (counted := json.loads(legend.read_text()))["rows"]
+    legend.write_text(json.dumps(counted | {"rows": [cold, warm | {"cached_prefix": False, "kernel": "another"}]}))
+    check = checked(sound)["calls-reconciled"]
+    assert check.status == "failed"
+    assert "with a cached prefix: 0 calls in 174 passes" in check.found
+
+
+def test_answered_requests_were_admitted(sound: RunFolder) -> None:
+    admissions = sound.server_folder("candidate") / "admissions.jsonl"
+    admissions.write_text(admissions.read_text().replace("candidate-mmlu", "other-mmlu", 3))
+    check = checked(sound)["calls-reconciled"]
+    assert check.status == "failed"
+    assert "3 of 190 answered requests were not admitted" in check.found
+
+
+def test_answers_report_the_prefix_with_which_they_were_admitted(sound: RunFolder) -> None:
+    records = sound.path / "records.jsonl"
+    records.write_text(records.read_text().replace('"cached_tokens":0', '"cached_tokens":54'))
+    check = checked(sound)["calls-reconciled"]
+    assert check.status == "failed"
+    assert "16 of 190 answers report another cached prefix" in check.found
+
+
+def test_without_admissions_nothing_is_reconciled(sound: RunFolder) -> None:
+    (sound.server_folder("candidate") / "admissions.jsonl").unlink()
+    assert checked(sound)["calls-reconciled"].status == "missing"
+
+
+@pytest.mark.parametrize("role", ["reference", "candidate"])
+@pytest.mark.parametrize("what", ["counters", "admissions.jsonl"])
+def test_a_server_folder_of_another_run_is_refused(
+    plan: Plan, sound: RunFolder, tmp_path: Path, served: ModuleType, role: Role, what: str
+) -> None:
+    other = served.complete_run(plan, tmp_path / "other")
+    theirs, ours = (folder.server_folder(role) / what for folder in (other, sound))
+    if ours.is_dir():
+        shutil.rmtree(ours)
+        shutil.copytree(theirs, ours)
+    else:
+        shutil.copy(theirs, ours)
+    with pytest.raises(EvidenceError, match=f"belongs to run {other.nonce}"):
+        build(sound)
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "progress.json"])
+def test_a_file_of_another_run_is_refused(
+    plan: Plan, sound: RunFolder, tmp_path: Path, served: ModuleType, name: str
+) -> None:
+    other = served.complete_run(plan, tmp_path / "other")
+    shutil.copy(other.path / name, sound.path / name)
+    with pytest.raises(EvidenceError, match=f"{name} belongs to run {other.nonce}"):
+        build(sound)
+
+
+def change_servers(folder: RunFolder, **changes: object) -> None:
+    progress = folder.progress()
+    servers = tuple(server.model_copy(update=changes) for server in progress.servers)
+    folder.update(progress.model_copy(update={"servers": servers}))
+
+
+def test_two_servers_without_arguments_do_not_agree(sound: RunFolder) -> None:
+    change_servers(sound, arguments={})
+    check = checked(sound)["same-servers"]
+    assert (check.status, check.found) == ("missing", "neither server reported its arguments")
+
+
+def test_the_server_of_another_candidate_proves_nothing(sound: RunFolder) -> None:
+    manifest = sound.manifest()
+    other = manifest.model_copy(update={"spec": {**manifest.spec, "candidate": "triton"}})
+    (sound.path / "manifest.json").write_text(other.model_dump_json())
+    check = checked(sound)["same-servers"]
+    assert check.status == "failed"
+    assert check.found == "the candidate was to be triton, and its server ran sage_attn"
+
+
+def test_the_text_of_an_answer_is_believed_not_its_recorded_letter(sound: RunFolder) -> None:
+    path = sound.path / "records.jsonl"
+    changed = [
+        json.dumps(line | {"text": "I do not know."}) + "\n" if line["role"] == "candidate" and line["suite"] == "mmlu" else text
+        for text, line in ((text, json.loads(text)) for text in lines_of(path))
+    ]  # fmt: skip
+    path.write_text("".join(changed))
+    report = build(sound)
+    (suite,) = [suite for suite in report.suites if suite.id == "mmlu"]
+    assert suite.tallies[1].unparsed == QUESTIONS
+    (check,) = [check for check in report.checks if check.id == "answers-parsed"]
+    assert check.status == "failed"
+    assert check.found == "160 of 320 answers were recorded with another letter than their text gives"
