@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from assay.harness.conditions import CACHED_PREFIX, PHASES
 from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
+from assay.harness.evidence.truth_errors import TruthErrors
 from assay.harness.judge import checks
 
 ASKED = ("mmlu", "layers")
+HEADS = 4
 
 
-def cells(layers: list[int], prefix: str = ">= 16", phase: str = "extend", failed: bool = False) -> ShadowErrors:
-    index = np.array([[n, 0, PHASES.index(phase), CACHED_PREFIX.labels.index(prefix), 0, 0] for n in layers], np.int64)
+def cells(
+    layers: list[int], prefix: str = ">= 16", phase: str = "extend", failed: bool = False, heads: Sequence[int] = range(HEADS),
+    members: int = 2, untested: bool = False,
+) -> ShadowErrors:  # fmt: skip
+    places = [(layer, head) for layer in layers for head in heads]
+    condition = [PHASES.index(phase), CACHED_PREFIX.labels.index(prefix), 0, 0]
+    index = np.array([[layer, head, *condition] for layer, head in places], np.int64).reshape(-1, 6)
     error = (FailedCalls(layer=0, phase="extend", calls=2, text="it raised"),) if failed else ()
-    legend = ShadowHeader(reference="r", candidate="c", phases=("extend",), failed=error)
-    return ShadowErrors(index.reshape(-1, 6), np.ones((len(layers), len(SUMS))), np.ones(len(layers)), (legend,))
+    legend = ShadowHeader(
+        reference="r", candidate="c", phases=("extend",), failed=error, heads=dict.fromkeys(layers, HEADS),
+        untested={3: "a window"} if untested else {},
+    )  # fmt: skip
+    sums = {name: np.ones((len(index), 4)) for name in ("candidate", "reference")}
+    honest = {f"{name}_honest": np.ones((len(index), members, 4)) for name in sums}
+    truth = TruthErrors(index=index, truth=np.ones((len(index), 3)), **sums, **honest)
+    return ShadowErrors(index, np.ones((len(index), len(SUMS))), np.ones(len(index)), (legend,), truth)
 
 
 @pytest.mark.parametrize(
@@ -28,11 +43,23 @@ def cells(layers: list[int], prefix: str = ">= 16", phase: str = "extend", faile
         (cells([]), "missing"),
         (cells([0, 1, 2, 3], phase="decode"), "missing"),
         (cells([0, 1, 2, 3], failed=True), "failed"),
+        (cells([0, 1, 2, 3], members=0), "missing"),
+        (cells([0, 1, 2, 3], untested=True), "missing"),
         (None, "missing"),
     ],
 )
 def test_every_layer_in_a_phase_that_the_candidate_claims(seen: ShadowErrors | None, status: str) -> None:
     assert checks.check_layers(ASKED, seen, ("extend",), range(4)).status == status
+
+
+def test_a_claimed_phase_that_was_not_observed_is_missing() -> None:
+    check = checks.check_layers(ASKED, cells([0, 1, 2, 3]), ("extend", "decode"), range(4))
+    assert (check.status, check.found) == ("missing", "extend: 4 layers; decode: not observed")
+
+
+def test_heads_of_a_process_that_shares_the_model_are_missing() -> None:
+    check = checks.check_layers(ASKED, cells([0, 1, 2, 3], heads=(0, 1)), ("extend",), range(4))
+    assert (check.status, check.found) == ("missing", "extend: not layer 0-3, head 2-3")
 
 
 def test_layers_that_were_not_asked_for_are_not_checked() -> None:

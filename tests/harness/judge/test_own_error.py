@@ -1,75 +1,106 @@
-"""The layer suite's verdict."""
+"""The layer diff's part of a report, from a run's folder."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
-from assay.harness.config import make_spec
-from assay.harness.evidence.cause import ReplayResult
-from assay.harness.evidence.error_sums import SUMS
-from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
-from assay.harness.judge.own_error import judge_layers
-from assay.harness.judge.report import NOT_FINITE
-from assay.harness.verdict import Finding, Severity
+from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.backend import Backend
+from assay.harness.collect.plan import prepare
+from assay.harness.collect.run_folder import open_folder
+from assay.harness.config import RunSpec
+from assay.harness.evidence.cause import ReplayResult, read_cause, write_cause
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import PACK_FOLDER, pack_of
+from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.evidence.shadow_errors import FOLDER, write_shadow_errors
+from assay.harness.judge.own_error import LayerDiff, layer_diff
+from assay.harness.offline.replay import replay_recorded
+from assay.harness.server.pack_writer import PackWriter
+
+CANDIDATE = "assay.harness.attention.sdpa:torch_sdpa"
+SPEC_DTYPE = torch.float32
+SPEC = RunSpec(reference="torch_native", candidate=CANDIDATE, suites=("layers",))
 
 
-def replay(*severities: Severity, with_prefix: int = 4) -> ReplayResult:
-    findings = tuple(
-        Finding(id="k", title="K", severity=s, where="extend", diagnosis="d", evidence=(), reproduce="")
-        for s in severities
+@pytest.fixture(scope="module")
+def evidence(layer_diffs: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run whose recorded calls were examined, of an exact candidate."""
+    folder = open_folder(prepare(SPEC), tmp_path_factory.mktemp("run") / "run")
+    server = folder.server_folder("reference")
+    source = Source(
+        engine="e", model="m", model_hash="", reference="torch_native", candidate=CANDIDATE, run=folder.nonce
     )
-    return ReplayResult(
-        candidate="c", noise="int8_qk", calls=8, recorded=9, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
-        seconds=1.0,
+    writer = PackWriter(server / PACK_FOLDER, source, 10**7)
+    for layer in (0, 1):
+        for new, prefix in ((3, 0), (4, 20)):
+            call = replace(call_of([(new, prefix)], (4, 2), 8, SPEC_DTYPE, "cpu", seed=layer), layer=layer)
+            metadata = CallMetadata(layer, "extend", (new,), (prefix,), ("a",))
+            out = rounded_oracle(call)
+            assert writer.wants(metadata)
+            writer.add(metadata, call, out, candidate=out)
+    writer.flush()
+    errors = layer_diffs.cells(
+        2, 4, lambda *cell: 1e-6 if cell[2] == "extend" and cell[3] in ("0", ">= 16") else None, noise=""
     )  # fmt: skip
+    # Exact: the candidate is one of the reference's honest implementations.
+    truth = replace(errors.truth, candidate_honest=errors.truth.reference_honest)
+    header = errors.headers[0].model_copy(update={"run": folder.nonce, "candidate": CANDIDATE})
+    write_shadow_errors(server / FOLDER / "1.safetensors", errors.index, errors.sums, errors.max_abs, header, truth)
+    pack = pack_of(folder)
+    assert pack is not None
+    write_cause(folder, replay_recorded(pack, Backend.parse(CANDIDATE), "again"))
+    return folder
 
 
-def cells(failed: bool = False) -> ShadowErrors:
-    error = (FailedCalls(layer=0, phase="extend", calls=2, text="it raised"),) if failed else ()
-    legend = ShadowHeader(reference="r", candidate="c", phases=("extend",), failed=error)
-    return ShadowErrors(np.zeros((1, 6), np.int64), np.ones((1, len(SUMS))), np.ones(1), (legend,))
+def judged(folder: RunFolder, changes: dict[str, Any]) -> LayerDiff:
+    """The layer diff with a changed examination of the recorded calls; the file is put back."""
+    path = folder.path / "cause.json"
+    kept = path.read_bytes()
+    made = read_cause(folder)
+    assert made is not None
+    write_cause(folder, ReplayResult.model_validate(made.model_dump() | changes))
+    try:
+        found = layer_diff(folder, SPEC)
+    finally:
+        path.write_bytes(kept)
+    assert found is not None
+    return found
+
+
+def test_an_examination_of_these_calls_is_believed(evidence: RunFolder) -> None:
+    found = judged(evidence, {})
+    assert (found.suite.verdict, found.findings) == ("pass", ()), found.suite.why
+    assert [(row.layer, row.phase, row.cells) for row in found.result.against_truth] == [
+        (0, "extend", 160), (1, "extend", 160),
+    ]  # fmt: skip
+    assert not any(row.out_of_bounds for row in found.result.depth)
 
 
 @pytest.mark.parametrize(
-    ("made", "failed", "verdict"),
+    ("changes", "why"),
     [
-        (replay(), False, "pass"),
-        (replay("info"), False, "pass"),
-        (replay("serious"), False, "regression"),
-        (replay("warning"), False, "regression"),
-        (replay(), True, "inconclusive"),
-        (replay(with_prefix=0), False, "inconclusive"),
-        (None, False, "inconclusive"),
+        ({"candidate": "another"}, "it examined another, not assay.harness.attention.sdpa:torch_sdpa"),
+        ({"pack": "0" * 64}, "it examined the calls of another pack"),
+        ({"examined": ("0" * 64,), "calls": 1}, "it left out recorded calls, for example those of layer 0, extend"),
     ],
 )
-def test_verdict(layer_diffs: ModuleType, made: ReplayResult | None, failed: bool, verdict: str) -> None:
-    assert judge_layers(make_spec({}), layer_diffs.sound(), cells(failed), made).verdict == verdict
+def test_an_examination_of_other_calls_is_not(evidence: RunFolder, changes: dict[str, Any], why: str) -> None:
+    found = judged(evidence, changes | {"worst": 37.0})
+    assert found.suite.verdict == "inconclusive"
+    assert why in found.suite.why
 
 
-@pytest.mark.parametrize(("bound", "verdict"), [(1e-9, "regression"), (100.0, "pass")])
-def test_the_policys_bound_of_the_kernels_family(layer_diffs: ModuleType, bound: float, verdict: str) -> None:
-    spec = make_spec({"bounds": {"int8_qk": bound}, "candidate": "no.such:kernel"})
-    judged = judge_layers(spec, layer_diffs.sound(), cells(), replay())
-    assert judged.verdict == verdict, "the family is in the evidence: no kernel is imported"
-    assert ("bounds.int8_qk" in judged.why) is (verdict == "regression")
-    assert judged.decided_by == ("largest-own-error" if verdict == "regression" else "worst-own-error")
+def test_a_recorded_call_out_of_bounds_is_a_regression_without_a_finding(evidence: RunFolder) -> None:
+    assert judged(evidence, {"worst": 37.0}).suite.verdict == "regression"
 
 
-def test_an_own_error_that_is_not_finite_is_above_the_policys_bound(layer_diffs: ModuleType) -> None:
-    sound = layer_diffs.sound()
-    broken = sound.model_copy(
-        update={"depth": (sound.depth[0].model_copy(update={"own": NOT_FINITE}), *sound.depth[1:])}
-    )
-    judged = judge_layers(make_spec({"bounds": {"int8_qk": 100.0}}), broken, cells(), replay())
-    assert (judged.verdict, "is not finite, above bounds.int8_qk" in judged.why) == ("regression", True)
-
-
-@pytest.mark.parametrize(("worst", "decided_by"), [(0.3, ""), (26.0, "worst-own-error")])
-def test_a_finding_within_bounds_is_decided_by_no_metric(
-    layer_diffs: ModuleType, worst: float, decided_by: str
-) -> None:
-    made = replay("serious").model_copy(update={"worst": worst})
-    assert judge_layers(make_spec({}), layer_diffs.sound(), cells(), made).decided_by == decided_by
+def test_a_run_without_a_layer_diff_has_no_part(tmp_path: Path) -> None:
+    assert layer_diff(open_folder(prepare(SPEC), tmp_path / "run"), SPEC) is None
