@@ -16,8 +16,9 @@ from pydantic import Field
 from assay.evals.envelope_load import BATCH, DEPTH, longest
 from assay.harness.conditions import BORDER, CACHED_PREFIX_TOKENS, CHUNK, ENVELOPE, MIX, PHASES
 from assay.harness.config import RunSpec
-from assay.harness.evidence.folder import REPEAT_RUN
+from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.records import ROLES
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
 
@@ -102,6 +103,16 @@ def read_envelope(server: Path, nonce: str = "") -> EnvelopeCounts | None:
         check_run(path, counts.run, nonce)
         found.append(counts)
     return _merged(found) if found else None
+
+
+def envelope_of(folder: RunFolder) -> EnvelopeCounts | None:
+    """What was counted in a run, whichever server the shadow ran in; None without a layer diff.
+
+    Raises:
+        EvidenceError: a file is damaged, or of another run.
+    """
+    found = (read_envelope(folder.server_folder(role), folder.nonce) for role in ROLES)
+    return next((counts for counts in found if counts is not None), None)
 
 
 def _merged(found: list[EnvelopeCounts]) -> EnvelopeCounts:

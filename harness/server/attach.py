@@ -15,12 +15,17 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
+from assay.harness.evidence.envelope import EngineLimits
+from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
-from assay.harness.evidence.pack import Source
+from assay.harness.evidence.pack import Source, rank_folder
 from assay.harness.server.candidates import make_candidate
 from assay.harness.server.control import CONTROL, Control, Setting, read_setting
+from assay.harness.server.envelope_tally import EnvelopeTally
+from assay.harness.server.faults import Faults, FaultyCandidate
+from assay.harness.server.eager_passes import run_eagerly_while
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.kv_pool import Pages
@@ -62,10 +67,15 @@ class Attachment:
         shadow: runs the candidate while the control says `shadow`.
         substitution: computes the output of the layers that the control names.
         tracer: keeps outputs while the control names a trace.
+        faults: seeds the fault that the control names.
+        faulty: the shadow of a candidate with that fault.
     """
 
-    def __init__(self, folder: Path, shadow: Shadow, substitution: Substitution, tracer: Tracer) -> None:
-        self._shadow, self._substitution, self._tracer = shadow, substitution, tracer
+    def __init__(
+        self, folder: Path, shadow: Shadow, substitution: Substitution, tracer: Tracer, faults: Faults, faulty: Shadow
+    ) -> None:
+        self._right, self._substitution, self._tracer = shadow, substitution, tracer
+        self._faults, self._faulty = faults, faulty
         self._reader = ControlReader(folder)
         self._setting = Setting()
         self._off = True
@@ -77,7 +87,8 @@ class Attachment:
 
     def attach(self, backend: Any, name: str) -> Any:
         """Wrap every call of an SGLang backend object from now on, and return the object."""
-        self._shadow.references.add(name)
+        self._right.references.add(name)
+        self._faulty.references.add(name)
 
         def attached(phase: Phase, forward: Any) -> Any:
             def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -104,12 +115,18 @@ class Attachment:
         if self._highest >= 0:
             self._last_layer = max(self._highest, self._last_layer or 0)
         self._tracer.write()
-        before, self._setting = self._setting.session, self._reader.latest()
-        if before and not self._setting.session:
-            self._shadow.write()
+        before, shadow, self._setting = self._setting.session, self._shadow, self._reader.latest()
+        if before and (not self._setting.session or self._shadow is not shadow):
+            shadow.write()
+        self._faults.switch(self._setting.control.fault, self._setting.token)
         if self._setting.session not in ("", before):
             self._shadow.start_session()
         self._off = self._setting.control == Control()
+
+    @property
+    def _shadow(self) -> Shadow:
+        """The shadow that the control speaks of."""
+        return self._faulty if self._setting.control.fault else self._right
 
     def _output(
         self, phase: Phase, qkv: tuple[Any, Any, Any], layer: Any, batch: Any, kwargs: dict[str, Any], out: Tensor,
@@ -136,6 +153,8 @@ class Attachment:
                 self._shadow.observe(call, out)
             if substitute:
                 out = self._substitution.output(call, out, reference, self._setting)
+            if control.fault and not control.shadow:
+                out = self._faults.seeded(call, out)
             if control.trace:
                 self._tracer.keep(control.trace, call, out)
         if number == self._last_layer:
@@ -143,9 +162,25 @@ class Attachment:
         return out
 
     def _end(self) -> None:
+        if self._setting.control.fault:
+            self._faults.write()
         if self._setting.control.shadow:
             self._shadow.end_pass()
         self._tracer.write()
+
+
+def _limits(runner: Any) -> EngineLimits:
+    """What the engine cannot exceed, as SGLang resolved its arguments."""
+    arguments = runner.server_args
+    chunk = getattr(arguments, "chunked_prefill_size", None) or -1
+    return EngineLimits(
+        chunk_tokens=chunk if chunk > 0 else None,
+        context_tokens=int(runner.model_config.context_len),
+        page_tokens=int(getattr(arguments, "page_size", None) or 1),
+        batch=getattr(runner, "max_running_requests", None),
+        prefix_cache=not getattr(arguments, "disable_radix_cache", False),
+        mixed=bool(getattr(arguments, "enable_mixed_chunk", False)),
+    )
 
 
 @cache
@@ -160,7 +195,7 @@ def _attachment(
     )
 
     pages, rank, new_writer = Pages(runner), int(get_tensor_model_parallel_rank()), None
-    if record_bytes and rank == 0:
+    if record_bytes:
         source = Source(
             engine=engine_label(sglang.__version__, runner.device),
             model=str(runner.server_args.model_path),
@@ -169,13 +204,22 @@ def _attachment(
             candidate=candidate,
             run=nonce_of_process(),
         )
-        new_writer = partial(PackWriter, folder / PACK_FOLDER, source, record_bytes)
+        share = record_bytes // int(get_tensor_model_parallel_world_size())
+        new_writer = partial(PackWriter, rank_folder(folder / PACK_FOLDER, rank), source, share)
     built = make_candidate(candidate, runner, pages) if candidate else None
+    ranks, faults = int(get_tensor_model_parallel_world_size()), Faults(folder, pages)
+    shadow = Shadow(folder, built, new_writer, pages, rank, ranks)
+    reader = ControlReader(folder)
+    run_eagerly_while(lambda: reader.latest().control != Control())
+    shadow.tally = EnvelopeTally(folder, _limits(runner))
+    faulty = FaultyCandidate(built, faults) if built else None
     return Attachment(
         folder,
-        Shadow(folder, built, new_writer, pages, rank),
+        shadow,
         Substitution(folder, built),
-        Tracer(folder, trace_bytes, rank, int(get_tensor_model_parallel_world_size())),
+        Tracer(folder, trace_bytes, rank, ranks),
+        faults,
+        Shadow(folder / SENSITIVITY, faulty, None, pages, rank, ranks),
     )
 
 
@@ -191,7 +235,8 @@ def attach(
         runner: SGLang's ModelRunner.
         folder: the server's folder (``ASSAY_EVIDENCE``).
         candidate: a published kernel, a ``module:function`` or an SGLang backend; empty to only record and trace.
-        record_bytes: byte budget of the replay pack; 0 records nothing. Under tensor parallelism rank 0 records its own heads.
+        record_bytes: byte budget of the replay pack; 0 records nothing. Under tensor parallelism each process records its own
+            heads.
         trace_bytes: byte budget of all traces of a process.
         model_hash: hash of the model, noted in the pack.
 

@@ -32,6 +32,8 @@ RECORD = "ASSAY_RECORD"
 TRACE = "ASSAY_TRACE"
 """Environment variable: byte budget per process of all traces of attention outputs. Needs `EVIDENCE`. Without it, a trace is
 refused."""
+FAULTS = "ASSAY_FAULTS"
+"""Environment variable: not empty in a server that may be told to seed a fault (`Control.fault`). Needs `EVIDENCE`."""
 MODEL_HASH = "ASSAY_MODEL_HASH"
 """Environment variable: hash of the model's files, noted in the replay pack."""
 
@@ -49,6 +51,8 @@ class Control(Record):
         substitute: layers in which the model uses the candidate's output, in the phases that the candidate computes.
         trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label
             serves one request; the next request needs a new label.
+        fault: id of a fault of `assay.harness.attention.faults.CATALOGUE` that outputs have; empty for none. With `shadow`, only
+            those of the candidate in the shadow have it, in a session of its own; otherwise those that the model uses.
         profile: label under which the kernels of one pass of each kind are listed; empty for none. Same characters. It needs no
             attached candidate.
     """
@@ -56,6 +60,7 @@ class Control(Record):
     shadow: bool = False
     substitute: tuple[int, ...] = ()
     trace: str = ""
+    fault: str = ""
     profile: str = ""
 
     @field_validator("substitute")
@@ -65,7 +70,7 @@ class Control(Record):
             raise ValueError(f"layers are numbered from 0, found {min(layers)}")
         return tuple(sorted(set(layers)))
 
-    @field_validator("trace", "profile")
+    @field_validator("trace", "fault", "profile")
     @classmethod
     def _label(cls, label: str) -> str:
         if label and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", label):
@@ -87,24 +92,29 @@ class Setting(Record):
     control: Control = Field(default_factory=Control)
 
 
-def set_control(folder: Path, control: Control) -> None:
+def set_control(folder: Path, control: Control) -> str:
     """Replace a server's control.
 
-    A caller that changes `substitute` must also empty the server's prefix cache, whose K and V were computed under the old control.
+    A caller that changes `substitute` or `fault` must also empty the server's prefix cache, whose K and V were computed under the
+    old control.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``), created if it does not exist.
         control: what the server does from now on.
+
+    Returns:
+        The token of the setting.
 
     Raises:
         EvidenceError: it cannot be written.
     """
     token = secrets.token_hex(8)
     # Decided here, not in the server: it may not have run a single pass while the shadow was off.
-    session = (_session(folder) or token) if control.shadow else ""
+    session = (_session(folder, control.fault) or token) if control.shadow else ""
     write_whole(
         folder / CONTROL, Setting(token=token, session=session, control=control).model_dump_json(), durable=False
     )
+    return token
 
 
 def read_setting(folder: Path) -> Setting:
@@ -137,9 +147,10 @@ def substitution_folder(folder: Path, token: str) -> Path:
     return folder / _SUBSTITUTED / token
 
 
-def _session(folder: Path) -> str:
-    """The running shadow session. Empty if there is none, or if the file is damaged: it is about to be replaced."""
+def _session(folder: Path, fault: str) -> str:
+    """The running shadow session with this fault. Empty if there is none, or if the file is damaged: it is about to be replaced."""
     try:
-        return read_setting(folder).session
+        setting = read_setting(folder)
+        return setting.session if setting.control.fault == fault else ""
     except EvidenceError:
         return ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.attention import kernels
-from assay.harness.server.control import DELEGATE, EVIDENCE, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
+from assay.harness.server.control import DELEGATE, EVIDENCE, FAULTS, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
 
 
 def register() -> None:
@@ -29,7 +29,7 @@ def register() -> None:
     _add_choices(sorted(names))
     if folder := os.environ.get(EVIDENCE):
         _meter_all(ATTENTION_BACKENDS, Path(folder))
-        if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE)):
+        if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE, FAULTS)):
             _attach_all(ATTENTION_BACKENDS, Path(folder))
 
 

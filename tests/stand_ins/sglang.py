@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.faults import rounded_oracle
+from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.server.attach import Attachment
 from assay.harness.server.candidates import Candidate
+from assay.harness.server.faults import Faults, FaultyCandidate
 from assay.harness.server.kv_pool import Pages
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.substitution import Substitution
@@ -120,4 +122,7 @@ def attach(
     """Attach to a server's backend as the plugin does."""
     shadow = shadow or Shadow(folder, candidate, None, Pages(server.runner))
     tracer = Tracer(folder, trace_bytes, rank, ranks)
-    Attachment(folder, shadow, Substitution(folder, candidate), tracer).attach(server.backend, "mine")
+    faults = Faults(folder, Pages(server.runner))
+    faulty = FaultyCandidate(candidate, faults) if candidate else None
+    behind = Shadow(folder / SENSITIVITY, faulty, None, Pages(server.runner))
+    Attachment(folder, shadow, Substitution(folder, candidate), tracer, faults, behind).attach(server.backend, "mine")

@@ -22,6 +22,7 @@ from assay.harness.attention.faults import rounded_oracle as right
 from assay.harness.attention.kernels import declares
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
+from assay.harness.evidence.faults import SENSITIVITY, read_seeded_calls
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.trace import read_trace
@@ -417,3 +418,47 @@ def test_processes_share_the_heads(stand_in: ModuleType, tmp_path: Path, monkeyp
             with pytest.raises(EvidenceError, match="1 of 2 processes wrote layer 0 of pass 0"):
                 read_trace(tmp_path, "one")
     assert np.array_equal(read_trace(tmp_path, "one").outputs[0], torch.cat(outs[::-1], 1).numpy())
+
+
+# Seeded faults
+
+
+def test_a_fault_is_switched_on_and_off_without_a_restart(plain: Any, attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    lens = [(5, 10), (4, 0)]
+    assert all(same(server.step("extend", lens), plain.step("extend", lens)))
+    token = set_control(tmp_path, Control(fault="mask-top-left"))
+    for out, expected in zip(server.step("extend", lens), plain.step("extend", lens), strict=True):
+        assert not torch.allclose(out[:5], expected[:5]), "the sequence with a cached prefix is wrong"
+        assert torch.allclose(out[5:], expected[5:], atol=1e-5), "without a prefix, both masks are one"
+    set_control(tmp_path, Control())
+    assert all(same(server.step("extend", lens), plain.step("extend", lens)))
+    seeded = read_seeded_calls(tmp_path, token)
+    assert seeded is not None
+    assert (seeded.fault, seeded.calls, seeded.changed, seeded.refused) == ("mask-top-left", LAYERS, LAYERS, 0)
+
+
+def test_in_the_shadow_only_the_candidate_has_the_fault_and_its_errors_lie_elsewhere(
+    plain: Any, attached: Attached, tmp_path: Path
+) -> None:
+    server = attached(right)
+    for number in range(4):  # the last layer is known after the first pass
+        set_control(tmp_path, Control(shadow=True, fault="mask-top-left" if number > 1 else ""))
+        assert all(same(server.step("extend", [(5, 10)]), plain.step("extend", [(5, 10)])))
+    set_control(tmp_path, Control())
+    server.step("extend", [(5, 10)])
+    assert np.nanmax(read_shadow_errors(tmp_path).table(()).relative_l1) < 1e-5
+    assert np.nanmin(read_shadow_errors(tmp_path / SENSITIVITY).table(("layer",)).relative_l1) > 0.1
+
+
+def test_what_the_contract_cannot_express_stays_right_and_is_counted(
+    plain: Any, attached: Attached, tmp_path: Path
+) -> None:
+    server = attached()
+    assert all(same(server.step("extend", [(5, 10)]), plain.step("extend", [(5, 10)])))
+    token = set_control(tmp_path, Control(fault="mask-top-left"))
+    assert all(same(server.step("extend", [(5, 10)], logit_cap=30.0), plain.step("extend", [(5, 10)], logit_cap=30.0)))
+    seeded = read_seeded_calls(tmp_path, token)
+    assert seeded is not None
+    assert (seeded.changed, seeded.refused) == (0, LAYERS)
+    assert "a logit cap" in seeded.why

@@ -1,0 +1,104 @@
+"""A seeded fault inside a running server: while the control names one, outputs have it. Nothing is restarted.
+
+With the shadow off, what the model uses has the fault. With the shadow on, only the candidate in it has, and what it measures goes
+to a folder of its own (`SENSITIVITY`), which no verdict on the candidate reads.
+
+A call that the kernel contract cannot express stays right, and is counted as such: a fault must not stop a server.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torch import Tensor
+
+from assay.harness.attention.call import KernelRefused
+from assay.harness.attention.faults import CATALOGUE
+from assay.harness.evidence.faults import SeededCalls, write_seeded_calls
+from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.server.candidates import Candidate, packed_call
+from assay.harness.server.forward_pass import EngineCall
+from assay.harness.server.kv_pool import Pages, refuse_unsupported
+
+
+class Faults:
+    """Seeds faults in one process.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        pages: the server's KV pool.
+    """
+
+    def __init__(self, folder: Path, pages: Pages) -> None:
+        self._folder, self._pages = folder, pages
+        self._fault = self._token = ""
+        self._calls = self._changed = self._refused = 0
+        self._why = ""
+
+    def switch(self, fault: str, token: str) -> None:
+        """Switch to a fault, empty for none, under a new setting of the control."""
+        if token == self._token:
+            return
+        self._fault, self._token = fault, token
+        self._calls = self._changed = self._refused = 0
+        self._why = ""
+        if fault in CATALOGUE:
+            CATALOGUE[fault].restart()
+
+    def seeded(self, call: EngineCall, out: Tensor) -> Tensor:
+        """The output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v]."""
+        self._calls += 1
+        try:
+            refuse_unsupported(call.layer, call.kwargs, "a seeded fault")
+            if self._fault not in CATALOGUE:
+                raise KernelRefused(f"there is no fault {self._fault!r} in the catalogue of this version")
+            packed = packed_call(self._pages, call)
+            right = out.view(len(out), call.layer.tp_q_head_num, -1)
+            wrong = CATALOGUE[self._fault].apply(packed, right)
+        except KernelRefused as error:
+            self._refused += 1
+            self._why = self._why or str(error)
+            return out
+        if wrong is right:
+            return out
+        self._changed += 1
+        return wrong.reshape(out.shape).to(out.dtype).contiguous()
+
+    def write(self) -> None:
+        """At the end of a pass, write how many calls had the fault.
+
+        Raises:
+            EvidenceError: the disk is full or not writable.
+        """
+        counts = SeededCalls(
+            run=nonce_of_process(),
+            fault=self._fault,
+            calls=self._calls,
+            changed=self._changed,
+            refused=self._refused,
+            why=self._why,
+        )
+        write_seeded_calls(self._folder, self._token, str(os.getpid()), counts)
+
+
+class FaultyCandidate:
+    """A candidate whose outputs have the fault that is switched on."""
+
+    def __init__(self, candidate: Candidate, faults: Faults) -> None:
+        self.name = f"{candidate.name} with a seeded fault"
+        self._candidate, self._faults = candidate, faults
+
+    @property
+    def noise(self) -> str:
+        """Noise family of the candidate. May raise anything."""
+        return self._candidate.noise
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Phases of the candidate. May raise anything."""
+        return self._candidate.phases
+
+    def run(self, call: EngineCall) -> Tensor:
+        """The candidate's output with the fault. May raise anything."""
+        return self._faults.seeded(call, self._candidate.run(call).reshape(call.q.shape[0], -1))

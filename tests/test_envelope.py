@@ -1,0 +1,58 @@
+"""The envelope with real servers: what a kernel does only beyond short questions is seen, and what a run covered is counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ROOT = Path(__file__).parent.parent
+KERNEL = """
+from itertools import pairwise
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.oracle import oracle
+
+@declares(phases=("extend",))
+def right(call: AttentionCall):
+    return oracle(call).to(call.q.dtype)
+
+@declares(phases=("extend",))
+def wrong_beyond_128(call: AttentionCall):
+    out = right(call)
+    for start, stop in pairwise(call.cu_seqlens_q.tolist()):
+        out[start + 128 : stop] = 0
+    return out
+"""
+
+
+def diffed(folder: Path, kernel: str) -> dict[str, Any]:
+    (folder / "mine.py").write_text(KERNEL)
+    command = [sys.executable, "-m", "assay", "run", "--suites", "layers", "--candidate", f"mine:{kernel}", "--out", "run"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
+    subprocess.run(command, cwd=folder, env=environment, timeout=600, check=False)
+    made: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
+    return made
+
+
+def test_a_kernel_that_is_wrong_only_beyond_128_new_tokens_is_a_regression(tmp_path: Path) -> None:
+    report = diffed(tmp_path, "wrong_beyond_128")
+    assert report["verdict"] == "regression", report["reasons"]
+    assert {row["calls"] > 0 for row in report["envelope"]["rows"] if row["label"] == "129-512"} == {True}
+
+
+def test_the_envelope_of_a_right_kernel_is_covered_and_says_what_is_not(tmp_path: Path) -> None:
+    report = diffed(tmp_path, "right")
+    (check,) = [check for check in report["checks"] if check["id"] == "envelope-covered"]
+    assert check["status"] == "ok", check["found"]
+    assert report["envelope"]["reached"]["extend"]["new-tokens"] == 512
+    assert report["envelope"]["reached"]["extend"]["prefix-tokens"] >= 512
+    assert "extend: more than 512 new tokens at once" in report["envelope"]["not_covered"]
