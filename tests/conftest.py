@@ -101,6 +101,12 @@ def served() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def scored_runs() -> ModuleType:
+    """Runs with greedy texts and logits."""
+    return stand_ins("scored_runs")
+
+
+@pytest.fixture(scope="session")
 def synthetic_bench() -> ModuleType:
     """Benches with synthetic timings."""
     return stand_ins("benches")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 
 from assay.harness.collect import layer_diff
 from assay.harness.collect.find_cause import find_cause
 from assay.harness.collect.interview import AnswerKey, interview, is_answered
-from assay.harness.collect.logit_scoring import score_role
+from assay.harness.collect.logit_scoring import Handover, is_scored, score_role
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.collect.servers import make_run_engine, manifest_of, running, together
@@ -16,7 +17,6 @@ from assay.harness.collect.trace_kernels import is_traced, trace_kernels
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import read_record
-from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.progress import ProgressDisplay
 
@@ -74,8 +74,7 @@ def _ask_all(
         _compare_layers(engine, plan, folder, display)
 
     _in_parallel(engines, ask)
-    for engine in engines:
-        _score(engine, plan, folder, display)
+    _score_all(engines, plan, folder, display)
 
 
 def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
@@ -96,21 +95,29 @@ def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
     if asked != ROLES and not plan.has_layer_diff:
         return []  # the role without a server cannot be scored anywhere
     scored = (role,) if asked == ROLES else ROLES
-    return [one for one in scored if not logits_path(folder.path, one, 0).exists()]
+    return [one for one in scored if not is_scored(folder.path, one)]
 
 
-def _score(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
-    """Score the reference's tokens. This comes after the interviews: the candidate is asked about the reference's answers."""
-    scorer = engine.scorer
-    if scorer is None:
-        return  # the logits are then not compared
-    for role in _unscored(plan, folder, engine.role):
-        items, answers = plan.of("logits"), folder.answers()
-        if role == engine.role:
-            score_role(scorer, items, answers, folder.path, display, run=folder.nonce)
-        else:
-            with layer_diff.substituted_everywhere(folder.server_folder(engine.role)):
-                score_role(scorer, items, answers, folder.path, display, role, run=folder.nonce)
+def _score_all(engines: Sequence[Engine], plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
+    """Score the reference's tokens. This comes after the interviews: the candidate is asked about the reference's answers.
+
+    Where both roles are open and have a server, both are scored at the same time; otherwise one after the other.
+    """
+    items, answers = plan.of("logits"), folder.answers()
+    together = [role for engine in engines for role in _unscored(plan, folder, engine.role)] == [e.role for e in engines]
+    handover = Handover(len(items)) if together and len(engines) == len(ROLES) else None
+
+    def score(engine: Engine) -> None:
+        for role in _unscored(plan, folder, engine.role) if engine.scorer else ():  # without one, logits are not compared
+            substitutes = role != engine.role
+            with layer_diff.substituted_everywhere(folder.server_folder(engine.role)) if substitutes else nullcontext():
+                score_role(engine.scorer, items, answers, folder.path, display, role, folder.nonce, handover)
+
+    if handover:
+        _in_parallel(engines, score)
+    else:
+        for engine in engines:
+            score(engine)
 
 
 def _in_parallel(engines: Sequence[Engine], do: Callable[[Engine], None]) -> None:

@@ -14,6 +14,8 @@ from assay.harness.progress import ProgressDisplay
 
 COLD_DIVISOR, MAX_COLD = 8, 16
 """One question in eight, at most sixteen, is asked with an empty cache, so that both conditions occur in every run."""
+FLOOR_EVERY = 4
+"""The reference is asked one greedy prompt in four again."""
 TOP_LOGPROBS = 5
 """Alternatives recorded at each greedy position, as many as vLLM's ``check_logprobs_close`` compares."""
 
@@ -35,12 +37,11 @@ class _Stage:
 def _stages(plan: Plan, role: Role, answered: set[AnswerKey]) -> tuple[list[_Stage], list[_Stage]]:
     """What a role has not answered yet: before the shared header is cached, and after."""
     questions = plan.of("mmlu")
-    # Without the suite greedy, its prompts are only for scoring logits.
-    greedy = plan.of("greedy") if "greedy" in plan.spec.suites else []
+    greedy = plan.of("greedy")
     cold = min(len(questions) // COLD_DIVISOR, MAX_COLD)
     limit = plan.spec.token_limit
     # The floor's prompts are sent in another order, so that the run-to-run difference includes the effect of batching.
-    floor = [("greedy again", greedy[::-1], FLOOR_REPEAT)] if role == "reference" else []
+    floor = [("greedy again", greedy[::FLOOR_EVERY][::-1], FLOOR_REPEAT)] if role == "reference" else []
 
     def pending(items: list[Item], repeat: int) -> list[Item]:
         return [item for item in items if (item.suite, role, item.id, repeat) not in answered]

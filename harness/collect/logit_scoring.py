@@ -4,15 +4,17 @@ A free-running answer says little once it differs from the reference's. Here bot
 reference's greedy answer, and predict each of them. All of it is computed in the extend phase (SGLang scores a prompt in one
 pass), so a decode kernel is not tested by it.
 
-Sequences are scored one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied cache, and
-*cached*, right after that, when all but the scored positions come from the prefix cache. The two conditions score the same
+A server scores its sequences one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied cache,
+and *cached*, right after that, when all but the scored positions come from the prefix cache. The two conditions score the same
 positions: the last `PROMPT_TAIL` tokens of the prompt and the answer, except the first `CACHED_PREFIX_TOKENS` + 1 tokens of a
 sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,8 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import (
     CACHE_STATES,
     CacheState,
+    Floats,
+    Ints,
     Logits,
     LogitsHeader,
     Positions,
@@ -39,8 +43,68 @@ PROMPT_TAIL = 16
 """Tokens at the end of a prompt that are scored too, since answers may have only a few tokens."""
 TOP_K = 20
 """Tokens of the reference's distribution that are distinguished: the most that OpenAI-compatible servers return."""
-MAX_ANSWER_TOKENS = 48
-"""Token limit of an answer that has to be generated."""
+MAX_ANSWER_TOKENS = 16
+"""Most tokens of an answer that are scored: with the prompt's, some 30 positions of each sequence."""
+GENERATED_AT_ONCE = 16
+"""Answers that are generated at the same time; only scoring needs batches of one."""
+FLOOR_EVERY = 4
+"""The reference is scored again on one sequence in four."""
+
+_Sequence = tuple[ScoredSequence, tuple[int, ...]]
+
+
+class Handover:
+    """What the reference's scoring hands to the candidate's, sequence by sequence, while both run.
+
+    Args:
+        count: number of sequences.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._sequences: Future[list[_Sequence]] = Future()
+        self._top_ids: list[Future[Mapping[CacheState, Ints]]] = [Future() for _ in range(count)]
+
+    @classmethod
+    def of(cls, reference: Logits) -> Handover:
+        """From a reference that was scored before."""
+        header = reference.header
+        handover = cls(len(header.sequences))
+        handover.announce([(sequence, reference.ids_of(index)) for index, sequence in enumerate(header.sequences)])
+        for index, _ in enumerate(header.sequences):
+            rows = reference.rows_of(index)
+            handover.put(index, {c: positions.top_ids[rows] for c, positions in reference.by_condition.items()})
+        return handover
+
+    def announce(self, sequences: list[_Sequence]) -> None:
+        """The sequences that will be scored."""
+        self._sequences.set_result(sequences)
+
+    def put(self, index: int, top_ids: Mapping[CacheState, Ints]) -> None:
+        """The reference's most probable tokens at each position of a sequence, under each condition, int32 [positions, k]."""
+        self._top_ids[index].set_result(top_ids)
+
+    def fail(self, error: BaseException) -> None:
+        """End the wait for what will not come."""
+        for future in (self._sequences, *self._top_ids):
+            if not future.done():
+                future.set_exception(error)
+
+    def sequences(self) -> list[_Sequence]:
+        """Wait for the sequences. Raises what ended the reference's scoring."""
+        return self._sequences.result()
+
+    def top_ids(self, index: int) -> Mapping[CacheState, Ints]:
+        """Wait for what was `put` for a sequence. Raises what ended the reference's scoring."""
+        return self._top_ids[index].result()
+
+
+def is_scored(folder: Path, role: Role) -> bool:
+    """Whether nothing is left to score for a role, the reference's floor included."""
+    return all(logits_path(folder, role, repeat).exists() for repeat in _repeats(role))
+
+
+def _repeats(role: Role) -> tuple[int, ...]:
+    return (0, FLOOR_REPEAT) if role == "reference" else (0,)
 
 
 def score_role(
@@ -51,11 +115,13 @@ def score_role(
     display: ProgressDisplay,
     role: Role | None = None,
     run: str = "",
+    handover: Handover | None = None,
 ) -> None:
     """Score the reference's tokens on a server, and write the result to the run's folder, unless it is there already.
 
-    The reference comes first: the candidate is asked about its tokens and its most probable tokens. The reference is scored a
-    second time, in the opposite order, for the floor.
+    The candidate is asked about the reference's tokens and its most probable tokens, so the reference is ahead: it was scored
+    before, or is scored at the same time and hands over sequence after sequence. It is scored on some sequences a second time, in
+    the opposite order, for the floor.
 
     Args:
         server: a running server; its cache is flushed.
@@ -65,42 +131,112 @@ def score_role(
         display: shows the progress.
         role: the role to score; None for the server's own. With substitution, one server can be both.
         run: nonce of the run.
+        handover: between two roles that are scored at the same time; None where the reference was scored before.
 
     Raises:
-        EngineError: the server failed.
+        EngineError: the server failed, or the reference's that hands over.
         EvidenceError: the reference was not scored before the candidate, an answer was recorded to another prompt, or the folder
             cannot be written.
     """
     role = role or server.role
-    if not items:
-        raise EvidenceError("There is no prompt to score.", "at least one item", "set --greedy-prompts to at least 1")
-    for repeat in (0, FLOOR_REPEAT) if role == "reference" else (0,):
-        path = logits_path(folder, role, repeat)
-        if path.exists():
+    for repeat in _repeats(role):
+        if logits_path(folder, role, repeat).exists():
             continue
-        first = role == "reference" and repeat == 0
-        reference = None if first else _scored_reference(folder, role)
-        sequences = _generate_answers(server, items, answers) if reference is None else _recorded_sequences(reference)
         title = f"{role}: logits{' again' if repeat else ''}"
-        scored = _score_all(server, sequences, reference, bool(repeat), display, title)
-        header = LogitsHeader(
-            run=run,
-            role=role,
-            repeat=repeat,
-            backend=server.backend,
-            engine=server.label,
-            top_k=TOP_K,
-            sequences=tuple(
-                sequence.model_copy(update={"cached": {c: s.cached_tokens for c, s in by_condition.items()}})
-                for (sequence, _), by_condition in zip(sequences, scored, strict=True)
-            ),
-        )
-        ids = np.concatenate([np.array(ids, dtype=np.int32) for _, ids in sequences])
-        positions = {c: _positions(c, [one[c] for one in scored], reference) for c in CACHE_STATES}
-        write_logits(folder, Logits(header, ids, positions))
+        if role == "reference" and not repeat:
+            scored = _score_reference(server, items, answers, handover or Handover(len(items)), display, title)
+        elif repeat:
+            again = _scored_reference(folder, role, run)
+            again = again.only(range(0, len(again.header.sequences), FLOOR_EVERY))
+            scored = _score_all(server, Handover.of(again), True, display, title)
+        else:
+            if handover is None or logits_path(folder, "reference", 0).exists():
+                handover = Handover.of(_scored_reference(folder, role, run))
+            scored = _score_all(server, handover, False, display, title)
+        _write(folder, server, scored, role, repeat, run)
 
 
-def _scored_reference(folder: Path, role: Role) -> Logits:
+@dataclass(frozen=True)
+class _Scored:
+    """A sequence, and its scores under each condition at the reference's most probable tokens, int32 [positions, k]."""
+
+    sequence: ScoredSequence
+    ids: tuple[int, ...]
+    scores: Mapping[CacheState, Score]
+    top_ids: Mapping[CacheState, Ints]
+
+
+def _score_reference(
+    server: Scorer,
+    items: Sequence[Item],
+    answers: Sequence[Answer],
+    handover: Handover,
+    display: ProgressDisplay,
+    title: str,
+) -> list[_Scored]:
+    """Score the reference for the first time, and hand over what the candidate is asked about."""
+    scored = []
+    try:
+        sequences = _generate_answers(server, items, answers)
+        handover.announce(sequences)
+        for index, (sequence, ids) in enumerate(sequences):
+            scores = _score_one(server, sequence, ids, {})
+            top_ids = {condition: score.top_ids for condition, score in scores.items()}
+            handover.put(index, top_ids)
+            scored.append(_Scored(sequence, ids, scores, top_ids))
+            display.count(title, index + 1, len(sequences))
+    except BaseException as error:
+        handover.fail(error)
+        raise
+    return scored
+
+
+def _score_all(
+    server: Scorer, handover: Handover, backwards: bool, display: ProgressDisplay, title: str
+) -> list[_Scored]:
+    """Score the sequences of a reference, at its most probable tokens."""
+    sequences = handover.sequences()
+    order = range(len(sequences))
+    scored: dict[int, _Scored] = {}
+    for done, index in enumerate(reversed(order) if backwards else order, 1):
+        (sequence, ids), top_ids = sequences[index], handover.top_ids(index)
+        scored[index] = _Scored(sequence, ids, _score_one(server, sequence, ids, top_ids), top_ids)
+        display.count(title, done, len(sequences))
+    return [scored[index] for index in order]
+
+
+def _score_one(
+    server: Scorer, sequence: ScoredSequence, ids: tuple[int, ...], top_ids: Mapping[CacheState, Ints]
+) -> dict[CacheState, Score]:
+    """Score a sequence with an empty cache, and then with its start cached.
+
+    SGLang takes one list of ids for a sequence, so they are the reference's top ids at any of its positions, in ascending order.
+    """
+    server.flush_cache()
+    return {
+        c: score(server, ids, sequence.start, TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ())
+        for c in CACHE_STATES
+    }
+
+
+def _write(folder: Path, server: Scorer, scored: Sequence[_Scored], role: Role, repeat: int, run: str) -> None:
+    header = LogitsHeader(
+        run=run,
+        role=role,
+        repeat=repeat,
+        backend=server.backend,
+        engine=server.label,
+        top_k=TOP_K,
+        sequences=tuple(
+            one.sequence.model_copy(update={"cached": {c: score.cached_tokens for c, score in one.scores.items()}})
+            for one in scored
+        ),
+    )
+    ids = np.concatenate([np.array(one.ids, dtype=np.int32) for one in scored])
+    write_logits(folder, Logits(header, ids, {c: _positions(c, scored) for c in CACHE_STATES}))
+
+
+def _scored_reference(folder: Path, role: Role, run: str) -> Logits:
     path = logits_path(folder, "reference", 0)
     if not path.exists():
         raise EvidenceError(
@@ -108,14 +244,7 @@ def _scored_reference(folder: Path, role: Role) -> Logits:
             "the reference's own tokens, scored first",
             "score the reference before the candidate",
         )
-    return read_logits(path)
-
-
-_Sequence = tuple[ScoredSequence, tuple[int, ...]]
-
-
-def _recorded_sequences(reference: Logits) -> list[_Sequence]:
-    return [(sequence, reference.ids_of(index)) for index, sequence in enumerate(reference.header.sequences)]
+    return read_logits(path, run)
 
 
 def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
@@ -124,23 +253,33 @@ def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[A
     A record has texts but no ids, so the answer is generated again. It is cut where it differs from the recorded one, as it may
     because rounding depends on the batch.
     """
+    if not items:
+        raise EvidenceError("There is no prompt to score.", "at least one item", "set --logits-prompts to at least 1")
     recorded = {a.item: a for a in answers if (a.suite, a.role, a.repeat) == ("greedy", "reference", 0)}
-    sequences = []
-    for item in items:
+
+    def begin(item: Item) -> Generation:
         answer = recorded.get(item.id)
-        generated = generate(server, item.prompt, answer.completion_tokens if answer else MAX_ANSWER_TOKENS)
-        prompt = len(generated.prompt_ids)
-        if answer and answer.prompt_tokens != prompt:
-            raise EvidenceError(
-                f"The prompt of the recorded answer to {item.id} had {answer.prompt_tokens} tokens; it has {prompt} now.",
-                "the same prompt, template and tokenizer",
-                "choose a new folder with --out",
-            )
-        ids = (*generated.prompt_ids, *generated.ids[: _shared(answer, generated)])
-        start = max(0, min(max(prompt - 1 - PROMPT_TAIL, CACHED_PREFIX_TOKENS), len(ids) - 2))
-        sequence = ScoredSequence(item=item.id, prompt_tokens=prompt, length=len(ids), start=start, cached={})
-        sequences.append((sequence, ids))
-    return sequences
+        most = min(answer.completion_tokens, MAX_ANSWER_TOKENS) if answer else MAX_ANSWER_TOKENS
+        return generate(server, item.prompt, most)
+
+    with ThreadPoolExecutor(GENERATED_AT_ONCE) as pool:
+        return [
+            _sequence(item, recorded.get(item.id), one) for item, one in zip(items, pool.map(begin, items), strict=True)
+        ]
+
+
+def _sequence(item: Item, answer: Answer | None, generated: Generation) -> _Sequence:
+    """A prompt with its generated answer, as far as it is the recorded one."""
+    prompt = len(generated.prompt_ids)
+    if answer and answer.prompt_tokens != prompt:
+        raise EvidenceError(
+            f"The prompt of the recorded answer to {item.id} had {answer.prompt_tokens} tokens; it has {prompt} now.",
+            "the same prompt, template and tokenizer",
+            "choose a new folder with --out",
+        )
+    ids = (*generated.prompt_ids, *generated.ids[: _shared(answer, generated)])
+    start = max(0, min(max(prompt - 1 - PROMPT_TAIL, CACHED_PREFIX_TOKENS), len(ids) - 2))
+    return ScoredSequence(item=item.id, prompt_tokens=prompt, length=len(ids), start=start, cached={}), ids
 
 
 def _shared(answer: Answer | None, generated: Generation) -> int:
@@ -152,44 +291,19 @@ def _shared(answer: Answer | None, generated: Generation) -> int:
     return parting[0] if parting else min(len(texts), len(generated.texts))
 
 
-def _score_all(
-    server: Scorer,
-    sequences: Sequence[_Sequence],
-    reference: Logits | None,
-    backwards: bool,
-    display: ProgressDisplay,
-    title: str,
-) -> list[dict[CacheState, Score]]:
-    order = range(len(sequences))
-    scored: dict[int, dict[CacheState, Score]] = {}
-    for done, index in enumerate(reversed(order) if backwards else order, 1):
-        sequence, ids = sequences[index]
-        server.flush_cache()
-        scored[index] = {
-            c: score(server, ids, sequence.start, TOP_K, _wanted(reference, c, index)) for c in CACHE_STATES
-        }
-        display.count(title, done, len(sequences))
-    return [scored[index] for index in order]
-
-
-def _wanted(reference: Logits | None, condition: CacheState, index: int) -> tuple[int, ...]:
-    """Ids to ask for: SGLang takes one list per sequence, so they are the reference's top ids at any of its positions."""
-    if reference is None:
-        return ()
-    top_ids = reference.by_condition[condition].top_ids[reference.rows_of(index)]
-    return tuple(np.unique(top_ids).tolist())
-
-
-def _positions(condition: CacheState, scores: Sequence[Score], reference: Logits | None) -> Positions:
+def _positions(condition: CacheState, scored: Sequence[_Scored]) -> Positions:
     """Log-probabilities at the reference's most probable tokens, of all sequences."""
-    own_ids = np.concatenate([one.top_ids for one in scores])
-    token = np.concatenate([one.token for one in scores])
-    if reference is None:
-        return Positions(token, own_ids[:, 0], own_ids, np.concatenate([one.top for one in scores]))
-    top_ids = reference.by_condition[condition].top_ids
-    at = []
-    for index, one in enumerate(scores):
-        rows = top_ids[reference.rows_of(index)]
-        # The ids were asked for in ascending order.
-        at.append(np.take_along_axis(one.at, np.searchsorted(np.unique(rows), rows), axis=1))
-    return Positions(token, own_ids[:, 0], top_ids, np.concatenate(at))
+    scores = [one.scores[condition] for one in scored]
+    return Positions(
+        token=np.concatenate([one.token for one in scores]),
+        best=np.concatenate([one.top_ids[:, 0] for one in scores]),
+        top_ids=np.concatenate([one.top_ids[condition] for one in scored]),
+        logprobs=np.concatenate([_at(one.scores[condition], one.top_ids[condition]) for one in scored]),
+    )
+
+
+def _at(score: Score, top_ids: Ints) -> Floats:
+    """Log-probabilities at the reference's most probable tokens of a sequence: its own top ones, or those that were asked for."""
+    if score.top_ids is top_ids:
+        return score.top
+    return np.take_along_axis(score.at, np.searchsorted(np.unique(top_ids), top_ids), axis=1)

@@ -56,7 +56,7 @@ def run_of(path: Path, spec: RunSpec) -> RunFolder:
 def answer_all(folder: RunFolder, say: Callable[[Role, int], tuple[Token, ...]], floor: int = 32) -> None:
     """Append a greedy answer of both roles to each prompt, and a second one of the reference to the first ``floor`` prompts."""
     items = [item for item in folder.items() if item.suite == "greedy"]
-    for role, repeat in ((*((role, 0) for role in ROLES), ("reference", FLOOR_REPEAT))):
+    for role, repeat in (*((role, 0) for role in ROLES), ("reference", FLOOR_REPEAT)):
         for number, item in enumerate(items[:floor] if repeat else items):
             tokens = say(role, number)  # type: ignore[arg-type]
             folder.append(
@@ -94,7 +94,11 @@ def scored(
         )
     sequences = tuple(
         ScoredSequence(
-            item=f"greedy-{i:03d}", prompt_tokens=PROMPT, length=LENGTH, start=START, cached={"cold": 0, "cached": START}
+            item=f"greedy-{i:03d}",
+            prompt_tokens=PROMPT,
+            length=LENGTH,
+            start=START,
+            cached={"cold": 0, "cached": START},
         )
         for i in range(prompts)
     )
@@ -107,3 +111,8 @@ def score_both(folder: RunFolder, candidate: Callable[..., Logits], prompts: int
     write_logits(folder.path, scored("reference", prompts, run=folder.nonce))
     write_logits(folder.path, scored("reference", prompts, repeat=FLOOR_REPEAT, run=folder.nonce))
     write_logits(folder.path, candidate("candidate", prompts, run=folder.nonce))
+
+
+def same_answer(role: Role, number: int) -> tuple[Token, ...]:
+    """The same greedy answer by both roles."""
+    return (Token(text="A", logprob=-0.1, top=(("A", -0.1), ("B", -3.0))),)

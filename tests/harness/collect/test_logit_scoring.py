@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 from scipy.special import log_softmax
 
-from assay.harness.collect.logit_scoring import PROMPT_TAIL, TOP_K, score_role
+from assay.harness.collect.logit_scoring import PROMPT_TAIL, TOP_K, Handover, is_scored, score_role
 from assay.harness.compare.logits import LogitsComparison
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.logit_files import logits_path, read_logits
@@ -127,9 +128,9 @@ def test_both_roles_are_scored_on_the_same_ids_cold_and_then_cached(tmp_path: Pa
         score_role(model, items(), (), tmp_path, display())
     once = ["flush", "/generate", "/generate"]
     assert candidate.calls == once * 3
-    assert reference.calls == ["/v1/chat/completions"] * 3 + once * 6
+    assert reference.calls == ["/v1/chat/completions"] * 3 + once * 4
     assert candidate.scored == reference.scored[:6]
-    assert reference.scored[6:] == reference.scored[5::-1]
+    assert reference.scored[6:] == reference.scored[:2], "one sequence in four is scored again, for the floor"
     assert [s.cached for s in read_logits(logits_path(tmp_path, "candidate", 0)).header.sequences] == [
         {"cold": 0, "cached": start} for start in (40 - 1 - PROMPT_TAIL, 16, 60 - 1 - PROMPT_TAIL)
     ]
@@ -149,8 +150,53 @@ def test_existing_scores_are_kept(tmp_path: Path) -> None:
     for model in (idle, rest):
         score_role(model, items(), (), tmp_path, display())
     assert idle.calls == []
-    assert len(rest.scored) == 6
+    assert len(rest.scored) == 2
     assert compare_logits(tmp_path, 0.05).rows[0].floor_mean_kl == 0.0
+
+
+def test_the_floor_is_scored_in_the_opposite_order(tmp_path: Path) -> None:
+    many = [item.model_copy(update={"id": f"greedy-{i:03d}"}) for i, item in enumerate(items() * 3)]
+    reference = Model("reference")
+    score_role(reference, many, (), tmp_path, display())
+    assert reference.scored[18::2] == [reference.scored[2 * i] for i in (8, 4, 0)]
+    assert [s.item for s in read_logits(logits_path(tmp_path, "reference", 1)).header.sequences] == [
+        "greedy-000", "greedy-004", "greedy-008",
+    ]  # fmt: skip
+
+
+def test_both_roles_are_scored_at_the_same_time(tmp_path: Path) -> None:
+    """The candidate waits for each sequence of the reference, and is done soon after it."""
+    reference, candidate, handover = Model("reference"), Model("candidate", shift=2.0), Handover(3)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(score_role, candidate, items(), (), tmp_path / "a", display(), handover=handover)
+        wait([waiting], timeout=0.05)
+        assert not waiting.done()
+        assert candidate.calls == []
+        pool.submit(score_role, reference, items(), (), tmp_path / "a", display(), handover=handover).result(timeout=30)
+        waiting.result(timeout=30)
+    in_turn = both(tmp_path / "b", Model("candidate", shift=2.0))
+    assert compare_logits(tmp_path / "a", 0.05).rows == in_turn.rows
+
+
+def test_a_reference_that_fails_ends_the_candidates_wait(tmp_path: Path) -> None:
+    class Dead(Model):
+        def send(self, path: str, body: Mapping[str, Any]) -> Any:
+            raise EngineError("the reference died")
+
+    handover = Handover(3)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(score_role, Model("candidate"), items(), (), tmp_path, display(), handover=handover)
+        with pytest.raises(EngineError, match="the reference died"):
+            score_role(Dead("reference"), items(), (), tmp_path, display(), handover=handover)
+        with pytest.raises(EngineError, match="the reference died"):
+            waiting.result(timeout=30)
+
+
+def test_a_candidate_does_not_wait_for_a_reference_that_was_scored_before(tmp_path: Path) -> None:
+    score_role(Model("reference"), items(), (), tmp_path, display())
+    score_role(Model("candidate"), items(), (), tmp_path, display(), handover=Handover(3))
+    assert is_scored(tmp_path, "reference")
+    assert is_scored(tmp_path, "candidate")
 
 
 def test_one_server_can_be_both_roles(tmp_path: Path) -> None:

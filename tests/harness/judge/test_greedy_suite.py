@@ -1,0 +1,120 @@
+"""The verdict on greedy texts: the limit of "close", the number of prompts, and what honest and broken candidates get."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from assay.harness.config import RunSpec, make_spec
+from assay.harness.errors import UsageError
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Role, Token
+from assay.harness.judge.build import build
+from assay.harness.judge.greedy_suite import MIN_PROMPTS
+from assay.harness.judge.report import SuiteResult
+from assay.harness.judge.suite_decisions import decide_share
+
+Say = Callable[[Role, int], tuple[Token, ...]]
+
+
+def token(text: str, logprob: float, other: str, least: float) -> Token:
+    return Token(text=text, logprob=logprob, top=((text, logprob), (other, least)))
+
+
+def swapped_by(nats: float) -> Say:
+    """Both roles prefer their own letter to the other's by this much."""
+
+    def say(role: Role, number: int) -> tuple[Token, ...]:
+        own, other = ("A", "B") if role == "reference" else ("B", "A")
+        return (token(own, -1e-7, other, -nats),)
+
+    return say
+
+
+def nan(role: Role, number: int) -> tuple[Token, ...]:
+    if role == "reference":
+        return (token("A", -1e-7, "B", -16.0),)
+    return (Token(text="A", logprob=math.nan, top=(("A", math.nan), ("B", math.nan))),)
+
+
+@pytest.fixture
+def judged(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResult]:
+    def judge(say: Say, prompts: int = MIN_PROMPTS, candidate: str = "triton") -> SuiteResult:
+        spec: RunSpec = scored_runs.spec_of(candidate, suites=("greedy",), greedy_prompts=prompts)
+        folder: RunFolder = scored_runs.run_of(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", spec)
+        scored_runs.answer_all(folder, say)
+        (suite,) = build(folder).suites
+        return suite
+
+    return judge
+
+
+@pytest.mark.parametrize("say", [swapped_by(16.0), nan])
+@pytest.mark.parametrize("candidate", ["triton", "sage_attn"])
+def test_a_certain_swap_and_nan_are_regressions(judged: Callable[..., SuiteResult], say: Say, candidate: str) -> None:
+    suite = judged(say, candidate=candidate)
+    assert (suite.verdict, {d.kind for d in suite.divergences}) == ("regression", {"apart"})
+    assert suite.p_regression is not None
+    assert suite.p_regression < 1e-9
+
+
+def test_int8_may_move_log_odds_further_than_rounding(judged: Callable[..., SuiteResult]) -> None:
+    assert judged(swapped_by(0.8), candidate="sage_attn").verdict == "pass"
+    assert judged(swapped_by(0.8), candidate="triton").verdict == "regression"
+    assert judged(swapped_by(0.2), candidate="triton").verdict == "pass"
+
+
+def test_the_limit_comes_from_the_floor_where_that_is_larger(judged: Callable[..., SuiteResult]) -> None:
+    asked: dict[int, int] = {}
+
+    def say(role: Role, number: int) -> tuple[Token, ...]:
+        if role == "candidate":
+            return (token("B", -0.1, "A", -0.9),)
+        asked[number] = asked.get(number, 0) + 1
+        return (token("A", -0.1, "B", -0.9 - (0.7 if asked[number] > 1 else 0.0)),)
+
+    suite = judged(say)
+    limit = next(metric for metric in suite.metrics if metric.id == "close-limit")
+    assert limit.value == pytest.approx(3 * 0.7)
+    assert (suite.verdict, {d.kind for d in suite.divergences}) == ("pass", {"close"})
+
+
+@pytest.mark.parametrize(
+    ("apart", "verdict"), [(0, "pass"), (6, "pass"), (7, "inconclusive"), (19, "inconclusive"), (20, "regression")]
+)
+def test_up_to_six_of_128_texts_apart_pass(judged: Callable[..., SuiteResult], apart: int, verdict: str) -> None:
+    same, other = swapped_by(0.0), swapped_by(16.0)
+    suite = judged(lambda role, number: (other if number < apart else same)(role, number))
+    assert suite.verdict == verdict
+
+
+def test_fewer_prompts_cannot_pass_and_a_regression_stays_one(judged: Callable[..., SuiteResult]) -> None:
+    suite = judged(swapped_by(0.0), prompts=MIN_PROMPTS - 1)
+    assert suite.verdict == "inconclusive"
+    assert "127 distinct prompts were answered; at least 128 are needed for a pass (--greedy-prompts)" in suite.why
+    assert judged(swapped_by(16.0), prompts=32).verdict == "regression"
+
+
+def test_a_reference_that_is_not_finite_blames_nobody(judged: Callable[..., SuiteResult]) -> None:
+    suite = judged(lambda role, number: nan("candidate" if role == "reference" else "reference", number))
+    assert suite.verdict == "inconclusive"
+    assert "The reference's own log-probabilities are not finite in 128 of 128 texts" in suite.why
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.02])
+def test_honest_candidates_pass_in_95_percent_of_runs(share: float) -> None:
+    passing = [k for k in range(MIN_PROMPTS + 1) if decide_share(k, MIN_PROMPTS, 0.10, 0.05).verdict == "pass"]
+    assert float(np.sum(binom.pmf(passing, MIN_PROMPTS, share))) >= 0.95
+    assert float(np.sum(binom.pmf(passing, MIN_PROMPTS, 0.10))) <= 0.05
+
+
+@pytest.mark.parametrize("field", ["greedy_prompts", "logits_prompts"])
+def test_no_number_of_prompts_drops_a_suite_without_a_word(field: str) -> None:
+    with pytest.raises(UsageError, match="at least 1; to leave the suite out, name the others with --suites"):
+        make_spec({"reference": "torch_native", "candidate": "sage_attn", field: 0})

@@ -1,0 +1,207 @@
+"""The verdict on logits: what passes, what regresses, and what cannot be judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.harness.compare.noise_limits import kl_limit
+from assay.harness.config import RunSpec
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
+from assay.harness.evidence.records import FLOOR_REPEAT
+from assay.harness.judge.build import build
+from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, logits_suite
+from assay.harness.judge.report import SuiteResult
+
+Change = Callable[[str, np.ndarray], np.ndarray]
+
+
+@pytest.fixture
+def judged(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResult]:
+    """The suite's result for a candidate whose logits have noise, and are changed."""
+
+    def judge(
+        noise: float = 0.0,
+        change: Change | None = None,
+        prompts: int = MIN_PROMPTS,
+        declared: tuple[str, ...] = (),
+        floor: float = 0.0,
+        reference: Change | None = None,
+        **policy: Any,
+    ) -> SuiteResult:
+        spec: RunSpec = scored_runs.spec_of(suites=("logits",), **policy)
+        folder: RunFolder = scored_runs.run_of(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", spec)
+        scored = partial(scored_runs.scored, run=folder.nonce)
+        write_logits(folder.path, scored("reference", prompts, change=reference))
+        write_logits(
+            folder.path, scored("reference", prompts, noise=floor, seed=2, repeat=FLOOR_REPEAT, change=reference)
+        )
+        write_logits(folder.path, scored("candidate", prompts, noise=noise, seed=1, change=change))
+        result = logits_suite(folder, spec, declared)
+        assert result is not None
+        return result
+
+    return judge
+
+
+def nowhere_finite(condition: str, logits: np.ndarray) -> np.ndarray:
+    return logits * math.nan
+
+
+def one_is_nan(condition: str, logits: np.ndarray) -> np.ndarray:
+    changed = logits.copy()
+    if condition == "cached":
+        changed[17, 2] = math.nan
+    return changed
+
+
+def certain_of_another(condition: str, logits: np.ndarray) -> np.ndarray:
+    """KL 22 nats: no position has the same first token."""
+    return np.asarray(logits[:, ::-1] * 4)
+
+
+def excludes_a_token(condition: str, logits: np.ndarray) -> np.ndarray:
+    changed = logits.copy()
+    changed[3, 1] = -math.inf
+    return changed
+
+
+def behind_a_prefix(condition: str, logits: np.ndarray) -> np.ndarray:
+    return certain_of_another(condition, logits) if condition == "cached" else logits
+
+
+@pytest.mark.parametrize("change", [nowhere_finite, one_is_nan, excludes_a_token])
+def test_what_is_not_finite_is_a_regression(judged: Callable[..., SuiteResult], change: Change) -> None:
+    suite = judged(change=change)
+    assert (suite.verdict, suite.p_regression, suite.decided_by) == ("regression", 0.0, "not-finite")
+    assert "not finite" in suite.why
+
+
+@pytest.mark.parametrize("change", [certain_of_another, behind_a_prefix])
+def test_other_distributions_are_a_regression(judged: Callable[..., SuiteResult], change: Change) -> None:
+    suite = judged(change=change, noise=0.01)
+    assert suite.verdict == "regression"
+    assert suite.p_regression is not None
+    assert suite.p_regression < 0.005
+    assert suite.decided_by == "mean-kl-cached" or change is certain_of_another
+    cached = suite.logits[1]
+    assert cached.same_top == 0.0
+    assert cached.mean_kl is not None
+    assert cached.mean_kl > 15
+
+
+@pytest.mark.parametrize("change", [nowhere_finite, certain_of_another])
+@pytest.mark.parametrize("require", [(), ("logits",)])
+def test_a_run_does_not_pass_with_broken_logits(
+    tmp_path: Path, scored_runs: ModuleType, change: Change, require: tuple[str, ...]
+) -> None:
+    folder = scored_runs.run_of(tmp_path / "run", scored_runs.spec_of(require=require))
+    scored_runs.answer_all(folder, scored_runs.same_answer)
+    scored_runs.score_both(folder, partial(scored_runs.scored, change=change))
+    report = build(folder)
+    suites = {suite.id: suite for suite in report.suites}
+    assert {id_: suite.verdict for id_, suite in suites.items()} == {"greedy": "pass", "logits": "regression"}
+    assert report.verdict != "pass"
+    assert any("Logits" in reason for reason in report.reasons)
+
+
+def test_logits_that_were_requested_and_not_scored_are_missing(tmp_path: Path, scored_runs: ModuleType) -> None:
+    folder = scored_runs.run_of(tmp_path / "run", scored_runs.spec_of(suites=("logits",)))
+    (check,) = [check for check in build(folder).checks if check.id == "logits-compared"]
+    assert check.status == "missing"
+
+
+def test_equal_logits_pass(judged: Callable[..., SuiteResult]) -> None:
+    suite = judged()
+    assert (suite.verdict, suite.p_regression) == ("pass", 1.0)
+    assert [metric.id for metric in suite.metrics] == [
+        "mean-kl-cold", "likelihood-change-cold", "mean-kl-cached", "likelihood-change-cached", "not-finite",
+    ]  # fmt: skip
+    assert suite.deciding_metric is not None
+    assert suite.deciding_metric.bound is not None
+
+
+def test_noise_passes_in_the_family_that_declares_it_and_in_no_smaller_one(judged: Callable[..., SuiteResult]) -> None:
+    size = math.sqrt(
+        0.6 * kl_limit(["int8_qk"]) / 0.31
+    )  # with these logits, normal noise of size s has a mean KL of 0.31 s^2
+    assert judged(noise=size, declared=("", "int8_qk")).verdict == "pass"
+    exact = judged(noise=size)
+    assert (exact.verdict, exact.decided_by[:8]) == ("regression", "mean-kl-")
+    assert "rounding, since no other noise is declared" in exact.why
+
+
+def test_the_limit_is_a_multiple_of_the_floor_where_that_is_larger(judged: Callable[..., SuiteResult]) -> None:
+    suite = judged(noise=0.1, floor=0.1)
+    kl, floor = suite.metrics[0], suite.logits[0].floor_mean_kl
+    assert suite.verdict == "pass"
+    assert floor is not None
+    assert kl.bound == pytest.approx(FLOOR_FACTOR * floor)
+    assert judged(noise=0.3, floor=0.1).verdict == "regression"
+
+
+def test_a_policy_sets_the_limit(judged: Callable[..., SuiteResult]) -> None:
+    assert judged(noise=0.1).verdict == "regression"
+    assert judged(noise=0.1, logits_limit=0.05).verdict == "pass"
+    strict = judged(noise=0.01, logits_limit=1e-6)
+    assert strict.verdict == "regression"
+    assert "logits_limit = 1e-06" in strict.why
+
+
+def test_a_change_outside_of_the_compared_tokens_shows_in_the_likelihood(judged: Callable[..., SuiteResult]) -> None:
+    """The sequence's own token is improbable, and KL_k cannot see it."""
+
+    def reference(condition: str, logits: np.ndarray) -> np.ndarray:
+        changed = logits.copy()
+        changed[:, 0] = -9.0
+        return changed
+
+    def candidate(condition: str, logits: np.ndarray) -> np.ndarray:
+        changed = reference(condition, logits)
+        changed[:, 0] = -9.5
+        return changed
+
+    suite = judged(reference=reference, change=candidate)
+    assert (suite.verdict, suite.decided_by) == ("regression", "likelihood-change-cold")
+    assert suite.deciding_metric is not None
+    assert suite.deciding_metric.text == "-0.5 nats"
+    kl = suite.metrics[0]
+    assert kl.value is not None
+    assert kl.bound is not None
+    assert kl.value < kl.bound
+
+
+def test_fewer_prompts_give_no_verdict(judged: Callable[..., SuiteResult]) -> None:
+    for suite in (judged(prompts=MIN_PROMPTS - 1), judged(prompts=8, change=certain_of_another)):
+        assert (suite.verdict, suite.p_regression) == ("inconclusive", None)
+        assert "at least 64 are needed" in suite.why
+    assert judged(prompts=8, change=one_is_nan).verdict == "regression"
+
+
+def test_a_reference_that_is_not_finite_blames_nobody(judged: Callable[..., SuiteResult]) -> None:
+    suite = judged(reference=one_is_nan)
+    assert (suite.verdict, suite.p_regression) == ("inconclusive", None)
+    assert suite.why.startswith("The reference's own log-probabilities are not finite")
+
+
+def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, scored_runs: ModuleType) -> None:
+    spec = scored_runs.spec_of(suites=("logits",))
+    folder = scored_runs.run_of(tmp_path / "run", spec)
+    scored_runs.score_both(folder, scored_runs.scored)
+    path = logits_path(folder.path, "candidate", 0)
+    logits: Logits = read_logits(path)
+    sequences = tuple(s.model_copy(update={"cached": {"cold": 0, "cached": 0}}) for s in logits.header.sequences)
+    write_logits(folder.path, replace(logits, header=logits.header.model_copy(update={"sequences": sequences})))
+    suite = logits_suite(folder, spec, ())
+    assert suite is not None
+    assert suite.verdict == "inconclusive"
+    assert "at least 16 cached tokens were required" in suite.why
