@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 # C0 and C1 controls, direction marks, invisible characters, line separators that only some readers honour, lone surrogates,
 # code points that XML forbids, and tag characters that carry invisible ASCII. U+200C and U+200D stay: emoji and Indic scripts
@@ -63,6 +63,11 @@ def ranges(numbers: Collection[int]) -> str:
         else:
             runs.append([n])
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs) or "none"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words in a sentence: "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def percent(share: float) -> str:

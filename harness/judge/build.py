@@ -18,7 +18,7 @@ from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
 from assay.harness.judge.binding import Served, check_parsed, check_reconciled, parsed_from_text
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.decide import decide
+from assay.harness.judge.decide import WHOLE, decide, holm_corrected
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
 from assay.harness.judge.greedy_suite import greedy_suite
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
@@ -26,6 +26,7 @@ from assay.harness.judge.logits_suite import logits_suite
 from assay.harness.judge.mmlu_suite import accuracy_finding, accuracy_suite
 from assay.harness.judge.own_error import LayerDiff, layer_diff
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
+from assay.harness.text import listed
 from assay.harness.verdict import Check, Finding
 
 ANSWERED: tuple[Suite, ...] = ("mmlu", "greedy")
@@ -77,8 +78,10 @@ def build(folder: RunFolder) -> Report:
     suites = _suites(evidence)
     latency = disbelieve(latency, spec, [suite for suite in suites if suite.verdict == "regression"])
     suites += [latency.suite] if latency.suite else []
+    suites = holm_corrected(suites, spec.alpha)
     checks = _checks(evidence, suites, latency)
-    judgement = decide(spec.candidate, suites, checks, progress.failure)
+    left_out = [suite for suite in WHOLE if suite not in spec.suites]
+    judgement = decide(spec.candidate, suites, checks, progress.failure, left_out=left_out)
     servers, counts, layers = evidence.servers, evidence.counts, evidence.layers
     return Report(
         verdict=judgement.verdict,
@@ -173,8 +176,15 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
         *rules.check_logits(spec.suites, "logits" in ran),
         *rules.check_accuracy_tested(spec.suites),
         *latency.checks,
-        *rules.check_required(spec.require, ran, spec.policy_line("require")),
+        *_check_required(spec, ran, gate=status is not None),
     ]
+
+
+def _check_required(spec: RunSpec, ran: Sequence[str], gate: bool) -> list[Check]:
+    """The suites that the policy requires ran: in a gate whose policy names none, every suite of a whole run."""
+    if gate and "require" not in spec.policy_from:
+        return rules.check_required(WHOLE, ran, f"a gate requires {listed(WHOLE)} (default)")
+    return rules.check_required(spec.require, ran, spec.policy_line("require"))
 
 
 def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check]:

@@ -12,7 +12,6 @@ from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.judge.decide import ACCURACY_TESTED
 from assay.harness.text import percent
 from assay.harness.verdict import Check
 
@@ -89,7 +88,7 @@ def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
         return []
     return [
         Check(
-            id=ACCURACY_TESTED,
+            id="accuracy-tested",
             title="accuracy was tested",
             status="not checked",
             found="the suite mmlu was not requested",

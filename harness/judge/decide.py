@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from pydantic import Field
 
+from assay.harness.config import SuiteName
 from assay.harness.evidence.manifest import Failure
 from assay.harness.schema import Part
+from assay.harness.stats.multiple import holm
+from assay.harness.text import listed
 from assay.harness.verdict import Check, Decided, Verdict
 
-ACCURACY_TESTED = "accuracy-tested"
-"""Id of the check that is there only if no question was asked."""
+WHOLE: tuple[SuiteName, ...] = ("mmlu", "greedy", "logits", "layers")
+"""Suites without which a run is partial. The latency suite is asked for on its own: a time is no accuracy."""
 BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
 
@@ -28,6 +32,9 @@ class SuiteVerdict(Part):
     )
 
 
+Suite = TypeVar("Suite", bound=SuiteVerdict)
+
+
 class Judgement(Decided):
     """The verdict of a run or a bench, with its reasons."""
 
@@ -35,10 +42,53 @@ class Judgement(Decided):
     reasons: tuple[str, ...] = Field(description="why, most important first")
 
 
+def holm_corrected(suites: Sequence[Suite], alpha: float) -> list[Suite]:
+    """The suites' verdicts with Holm's correction over all of them, so that a run without any regression is called one at most
+    with probability `alpha`, however many suites it has.
+
+    A suite whose p value is not below alpha after the correction is inconclusive. A regression without a p value (an output that
+    is not finite, a bug that was named) is certain, and counts as p = 0; a suite that tests nothing counts as p = 1. A pass needs
+    no correction: all suites must pass (intersection-union test; Berger, Technometrics 24, 295-300 (1982)).
+
+    Args:
+        suites: each decided at level `alpha`.
+        alpha: error rate of the run.
+    """
+    p_values = [_p_regression(suite) for suite in suites]
+    return [_corrected(*pair, alpha, len(suites)) for pair in zip(suites, holm(p_values), strict=True)]
+
+
+def _p_regression(suite: SuiteVerdict) -> float:
+    if suite.p_regression is not None:
+        return suite.p_regression
+    return 0.0 if suite.verdict == "regression" else 1.0
+
+
+def _corrected(suite: Suite, p: float, alpha: float, count: int) -> Suite:
+    if suite.verdict != "regression" or p <= alpha:
+        return suite
+    why = f"{suite.why} Holm's correction over {count} suites gives p = {p:.2g}, not below {alpha:g}: no regression is shown."
+    return suite.model_copy(update={"verdict": "inconclusive", "why": why})
+
+
 def decide(
-    candidate: str, suites: Sequence[SuiteVerdict], checks: Sequence[Check], failure: Failure | None = None
+    candidate: str,
+    suites: Sequence[SuiteVerdict],
+    checks: Sequence[Check],
+    failure: Failure | None = None,
+    *,
+    left_out: Sequence[str] = (),
+    covers: str = "",
 ) -> Judgement:
     """The verdict of a run or a bench.
+
+    Args:
+        candidate: its name.
+        suites: what was compared.
+        checks: requirements of a pass.
+        failure: what ended it early; None if nothing did.
+        left_out: suites of a whole run that were not requested. The headline then says that the run was partial.
+        covers: what a pass covers, in words that follow "covers"; empty if nothing was counted.
 
     - *error*: the engine failed, even if something was measured before.
     - *regression*: a suite regressed and the servers differed in nothing but the backend. Checks that are missing do not excuse it.
@@ -47,6 +97,7 @@ def decide(
     """
     if failure:
         return Judgement(verdict="error", headline="No verdict: the run failed.", reasons=(failure.message,))
+    partial = "Partial run: " if left_out else ""
     unmet = [check for check in checks if check.status in ("failed", "missing")]
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
     regressed = [one for one in suites if one.verdict == "regression"]
@@ -54,23 +105,24 @@ def decide(
         other = "the reference" if any(one.id != BASELINE for one in regressed) else "its accepted baseline"
         return Judgement(
             verdict="regression",
-            headline=f"Do not merge: {candidate} is worse than {other}.",
+            headline=f"{partial}Do not merge: {candidate} is worse than {other}.",
             reasons=(*map(_sentence, regressed), *reasons),
         )
     undecided = [one for one in suites if one.verdict != "pass"]
     if unmet or undecided or not suites:
         return Judgement(
             verdict="inconclusive",
-            headline=f"Inconclusive: not enough evidence about {candidate}.",
+            headline=f"{partial}Inconclusive: not enough evidence about {candidate}.",
             reasons=(*reasons, *(map(_sentence, undecided) if suites else ["No suite ran."])),
         )
-    untested = any(check.id == ACCURACY_TESTED for check in checks)
+    passed = listed([one.id for one in suites])
+    out = f"{listed(left_out)} {'was' if len(left_out) == 1 else 'were'} left out"
     return Judgement(
         verdict="pass",
-        headline=f"{candidate} passes the suites that ran; accuracy was not tested."
-        if untested
+        headline=f"Partial run: {candidate} passes {passed}; {out}."
+        if left_out
         else f"{candidate} is no worse than the reference, within the stated margins.",
-        reasons=tuple(map(_sentence, suites)),
+        reasons=(*map(_sentence, suites), *([f"The verdict covers {covers}."] if covers else [])),
     )
 
 

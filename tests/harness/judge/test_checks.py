@@ -7,8 +7,10 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Role
 from assay.harness.judge import checks as rules
-from assay.harness.judge.decide import BASELINE, SuiteVerdict, decide
+from assay.harness.judge.decide import BASELINE, SuiteVerdict, decide, holm_corrected
 from assay.harness.verdict import Check, Verdict
+
+VERDICTS: tuple[Verdict, ...] = ("pass", "regression", "inconclusive")
 
 
 def count(backend: str, phase: str = "extend", layers: int = 4, delegated_by: str = "", calls: int = 5) -> CallCount:
@@ -181,9 +183,33 @@ def test_worse_than_the_accepted_baseline_is_not_worse_than_the_reference() -> N
     assert decide("mine", [other, baseline], [OK], None).headline.endswith("worse than the reference.")
 
 
-def test_a_pass_without_questions_says_that_accuracy_was_not_tested() -> None:
+def test_a_partial_run_says_so_whatever_its_verdict() -> None:
     assert rules.check_accuracy_tested(["mmlu", "layers"]) == []
-    checks = [OK, *rules.check_accuracy_tested(["layers"])]
-    judged = decide("mine", [PASS], checks, None)
-    assert (judged.verdict, "no worse" in judged.headline, "not tested" in judged.headline) == ("pass", False, True)
-    assert "no worse" in decide("mine", [PASS], [OK], None).headline
+    left_out = ["mmlu", "greedy"]
+    headlines = [decide("mine", [suite_verdict(v)], [OK], left_out=left_out).headline for v in VERDICTS]
+    assert headlines[0] == "Partial run: mine passes s; mmlu and greedy were left out."
+    assert all(headline.startswith("Partial run: ") for headline in headlines)
+    assert not any(decide("mine", [suite_verdict(v)], [OK]).headline.startswith("Partial") for v in VERDICTS)
+    assert "no worse" in decide("mine", [PASS], [OK]).headline
+
+
+def test_a_pass_says_what_it_covers() -> None:
+    assert "covers up to 512 tokens" in " ".join(decide("mine", [PASS], [OK], covers="up to 512 tokens").reasons)
+
+
+def with_p(verdict: Verdict, p: float | None) -> SuiteVerdict:
+    return suite_verdict(verdict).model_copy(update={"p_regression": p})
+
+
+def test_one_of_several_suites_must_regress_beyond_chance() -> None:
+    suites = [with_p("regression", 0.03), with_p("pass", 0.6), with_p("pass", None), with_p("pass", 0.9)]
+    corrected = holm_corrected(suites, 0.05)
+    assert [one.verdict for one in corrected] == ["inconclusive", "pass", "pass", "pass"]
+    assert "p = 0.12" in corrected[0].why
+    assert holm_corrected(suites[:1], 0.05) == suites[:1]
+    assert holm_corrected([with_p("regression", 0.01), *suites[1:]], 0.05)[0].verdict == "regression"
+
+
+def test_what_is_certain_stays_a_regression_among_many_suites() -> None:
+    suites = [with_p("regression", None), *(with_p("pass", 0.5) for _ in range(9))]
+    assert holm_corrected(suites, 0.05)[0].verdict == "regression"
