@@ -69,8 +69,8 @@ class PackEntry(Record):
         first_sequence: index in the engine's batch of the first recorded sequence.
         batch_size: sequences in the engine's batch. More than were recorded if the call was cut to fit.
         first_head: the first recorded q head's number in the model.
-        first_query: number among the sequence's new tokens of the first recorded query, if a sequence was too large to be kept
-            whole; the tokens before it then count as its prefix.
+        cut: whether only some queries of a sequence were recorded, because it was too large.
+        first_query: number among the sequence's new tokens of the first recorded query; the tokens before it count as prefix.
         scale: softmax scale.
         dtype: dtype of q, k, v and the reference's output.
         sha256: hash of the file.
@@ -89,6 +89,7 @@ class PackEntry(Record):
     first_sequence: int
     batch_size: int
     first_head: int
+    cut: bool = False
     first_query: int = 0
     scale: float
     causal: bool

@@ -15,7 +15,7 @@ from typing import Literal
 import safetensors.torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, cumulative
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import (
     CANDIDATE,
@@ -33,6 +33,8 @@ RESERVOIR = 4
 """Most sampled calls per stratum."""
 MAX_CALL_SHARE = 1 / 32
 """Largest share of the budget that one call may take."""
+MAX_CUT_SHARE = 1 / 8
+"""Largest share of the budget that one sequence with one kv head may take: it cannot be cut further without losing queries."""
 MAX_WORST_SHARE = 1 / 2
 """Largest share of the budget that the worst calls may take together."""
 _OVERHEAD = 4096  # a safetensors header and an entry of the manifest
@@ -49,6 +51,7 @@ class _Kept:
     first_sequence: int
     sequences: int
     first_head: int
+    queries: slice | None
     scale: float
     causal: bool
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -71,7 +74,9 @@ class PackWriter:
             raise UsageError(
                 f"The budget of the replay pack is {budget_bytes} bytes.", "a positive number", "give a larger budget"
             )
-        if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+        # Processes that share the heads record into folders of their own within that of rank 0.
+        others = [path for path in folder.iterdir() if not path.name.startswith("rank-")] if folder.exists() else []
+        if others and not (folder / MANIFEST).exists():
             raise UsageError(
                 f"{folder} has content that is not a pack.", "a new or empty folder", "choose another folder"
             )
@@ -99,19 +104,21 @@ class PackWriter:
 
     def add(
         self, metadata: CallMetadata, call: AttentionCall, reference: Tensor, relative_l1: float | None = None,
-        worst_at: tuple[int, int] = (0, 0), first_head: int = 0, candidate: Tensor | None = None,
+        worst_at: tuple[int, int, int] = (0, 0, 0), first_head: int = 0, candidate: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Keep a copy of a call: as the worst of its layer and phase if an error is given, else as a sample.
 
-        A call that is too large is cut to one sequence, and then to one kv head with its q heads. The condition of the kept
-        sequence does not change.
+        A call that is too large is cut to one sequence, and then to one kv head with its q heads; the condition of the kept
+        sequence does not change. What is still too large is cut to some of its queries, from the first to the worst if they fit,
+        with the keys that they see: as if its new tokens had ended there. Only if that is too large as well do the queries
+        before count as cached prefix.
 
         Args:
             metadata: the call's layer, phase and condition.
             call: the call.
             reference: the reference's output, [total_q, num_q_heads, head_dim_v].
             relative_l1: the candidate's largest relative L1; None for a sample.
-            worst_at: sequence and q head to keep if the call is cut.
+            worst_at: sequence, q head and query of the sequence to keep if the call is cut.
             first_head: the call's first q head's number in the model.
             candidate: the candidate's output in the same shape; None if it did not compute the call.
         """
@@ -160,11 +167,16 @@ class PackWriter:
         file = f"calls/{self._number:06d}-{digest[:8]}.safetensors"
         write_whole(self._folder / file, content, durable=False)
         metadata, some = kept.metadata, slice(kept.first_sequence, kept.first_sequence + kept.sequences)
+        new, prefix = metadata.new[some], metadata.prefix[some]
+        if kept.queries is not None:
+            new, prefix = (kept.queries.stop - kept.queries.start,), (prefix[0] + kept.queries.start,)
         kept.entry = PackEntry(
             file=file, sha256=digest, bytes=len(content), chosen=kept.chosen, relative_l1=kept.relative_l1,
-            layer=metadata.layer, phase=metadata.phase, new=metadata.new[some], prefix=metadata.prefix[some],
+            layer=metadata.layer, phase=metadata.phase, new=new, prefix=prefix,
             requests=metadata.requests[some],
             first_sequence=kept.first_sequence, batch_size=len(metadata.new), first_head=kept.first_head,
+            first_query=kept.queries.start if kept.queries else 0,
+            cut=kept.queries is not None,
             scale=kept.scale, causal=kept.causal, dtype=str(kept.tensors["q"].dtype).removeprefix("torch."),
         )  # fmt: skip
         kept.tensors = {}
@@ -187,7 +199,7 @@ class PackWriter:
 
     def _cut(
         self, metadata: CallMetadata, call: AttentionCall, outputs: dict[str, Tensor], relative_l1: float | None,
-        worst_at: tuple[int, int], first_head: int,
+        worst_at: tuple[int, int, int], first_head: int,
     ) -> _Kept | None:  # fmt: skip
         limit = max(MAX_CALL_SHARE * self._budget, 2 * _OVERHEAD)
         groups = call.q.shape[1] // call.k.shape[1]
@@ -199,11 +211,16 @@ class PackWriter:
         if _size(tensors) > limit:
             heads = slice(worst_at[1] // groups * groups, (worst_at[1] // groups + 1) * groups)
             tensors = _part(call, outputs, first, count, heads)
+        limit = max(limit, MAX_CUT_SHARE * self._budget)
+        queries = None
+        if _size(tensors) > limit and call.causal:
+            queries = _window(tensors, metadata.new[first], min(worst_at[2], metadata.new[first] - 1), limit)
+            tensors = tensors if queries is None else _cut_queries(tensors, metadata.new[first], queries)
         if _size(tensors) > limit:
             return None
         return _Kept(
             metadata, "sample" if relative_l1 is None else "worst", relative_l1, _size(tensors), first, count,
-            first_head + heads.start, call.scale, call.causal,
+            first_head + heads.start, queries, call.scale, call.causal,
             {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
         )  # fmt: skip
 
@@ -216,6 +233,31 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
     kv = slice(heads.start // groups, heads.stop // groups)
     parts = (call.q[rows_q, heads], call.k[rows_k, kv], call.v[rows_k, kv], cu_q - cu_q[0], cu_k - cu_k[0])
     return dict(zip(TENSORS, parts, strict=False)) | {name: out[rows_q, heads] for name, out in outputs.items()}
+
+
+def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> slice | None:
+    """Queries of the one sequence in `tensors` that fit with their keys, up to the worst one or more; None if none do."""
+
+    def bytes_of(*names: str) -> int:
+        return sum(tensors[name][0].numel() * tensors[name].element_size() for name in names if name in tensors)
+
+    by_query, by_key = bytes_of("q", "reference", CANDIDATE), bytes_of("k", "v")
+    prefix = len(tensors["k"]) - new
+    room = limit - _OVERHEAD - 64 - prefix * by_key
+    whole = int(room // (by_query + by_key))
+    if whole > worst:
+        return slice(0, min(whole, new))
+    fitting = int((room - (worst + 1) * by_key) // by_query)
+    return slice(worst + 1 - fitting, worst + 1) if fitting > 0 else None
+
+
+def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[str, Tensor]:
+    """Some queries of the one sequence in `tensors`, and the keys that the last of them sees. Causal attention is right-aligned, so
+    they get the same answers as a call of their own."""
+    keys = len(tensors["k"]) - new + queries.stop
+    parts = {name: one[:keys] if name in ("k", "v") else one[queries] for name, one in tensors.items()}
+    lens = {"cu_seqlens_q": queries.stop - queries.start, "cu_seqlens_k": keys}
+    return parts | {name: cumulative([length], tensors[name].device) for name, length in lens.items()}
 
 
 def _size(tensors: dict[str, Tensor]) -> int:

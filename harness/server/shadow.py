@@ -163,7 +163,8 @@ class Shadow:
         )
         if self._writer is not None and self._writer.wants_worst(metadata, float(value)):
             row, head = divmod(int(at), heads)
-            self._record(metadata, call, reference, got, float(value), (call.forward_pass.locate(row)[0], head))
+            sequence, position = call.forward_pass.locate(row)
+            self._record(metadata, call, reference, got, float(value), (sequence, head, position))
 
     def _compare_with_truth(self, call: EngineCall, got: Tensor, reference: Tensor) -> None:
         assert self._candidate is not None
@@ -190,7 +191,7 @@ class Shadow:
 
     def _record(
         self, metadata: CallMetadata, call: EngineCall, reference: Tensor, candidate: Tensor | None,
-        relative_l1: float | None = None, worst_at: tuple[int, int] = (0, 0),
+        relative_l1: float | None = None, worst_at: tuple[int, int, int] = (0, 0, 0),
     ) -> None:  # fmt: skip
         assert self._writer is not None
         try:

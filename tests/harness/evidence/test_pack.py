@@ -13,7 +13,15 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.pack import CallMetadata, PackEntry, Source, read_manifest, read_pack
+from assay.harness.evidence.pack import (
+    CallMetadata,
+    PackEntry,
+    Source,
+    hash_pack,
+    rank_folder,
+    read_manifest,
+    read_pack,
+)
 from assay.harness.server.pack_writer import RESERVOIR, PackWriter
 
 SOURCE = Source(engine="SGLang 0 on cpu", model="tiny", model_hash="abc", reference="torch_native", candidate="mine")
@@ -22,7 +30,7 @@ BUDGET = 2**28
 
 def offer(
     writer: PackWriter, lens: list[tuple[int, int]], layer: int = 0, error: float | None = None,
-    worst_at: tuple[int, int] = (0, 0), head_dim: int = 8, dtype: torch.dtype = torch.float32, request: str = "a",
+    worst_at: tuple[int, int, int] = (0, 0, 0), head_dim: int = 8, dtype: torch.dtype = torch.float32, request: str = "a",
 ) -> AttentionCall:  # fmt: skip
     """Offer a call as the shadow does: as a sample, or as a worst one if it has an error."""
     call = call_of(lens, (4, 2), head_dim, dtype, "cpu", seed=layer)
@@ -116,7 +124,7 @@ def test_the_worst_calls_leave_room_for_the_sample(tmp_path: Path) -> None:
 
 def test_a_large_call_is_cut_without_changing_its_condition(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack", SOURCE, 32 * 15_000)
-    call = offer(writer, [(30, 0), (20, 40), (5, 5)], error=1.0, worst_at=(1, 3))
+    call = offer(writer, [(30, 0), (20, 40), (5, 5)], error=1.0, worst_at=(1, 3, 0))
     writer.flush()
     (one,) = read_pack(tmp_path / "pack")
     entry = one.entry
@@ -133,10 +141,49 @@ def test_a_large_call_is_cut_without_changing_its_condition(tmp_path: Path) -> N
     assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-6)
 
 
+@pytest.mark.parametrize(("worst", "kept"), [(3, slice(0, 46)), (45, slice(0, 46)), (100, slice(82, 101)), (499, None)])
+def test_of_a_sequence_that_is_too_large_some_queries_are_kept(tmp_path: Path, worst: int, kept: slice | None) -> None:
+    writer = PackWriter(tmp_path / "pack", SOURCE, 8 * 15_000)
+    call = offer(writer, [(6, 0), (500, 30)], error=1.0, worst_at=(1, 1, worst))
+    writer.flush()
+    manifest = read_manifest(tmp_path / "pack")
+    if kept is None:
+        assert (manifest.calls, manifest.too_large) == ((), 1)
+        return
+    (one,) = read_pack(tmp_path / "pack")
+    assert one.entry.cut
+    assert (one.entry.first_query, one.entry.new, one.entry.prefix) == (
+        kept.start, (kept.stop - kept.start,), (30 + kept.start,),
+    )  # fmt: skip
+    assert one.served_prefixes == (30,)
+    assert torch.equal(one.call.q, call.q[6:][kept, :2])
+    assert one.call.lens_k == [30 + kept.stop]
+    assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-6), (
+        "as a call of its own it has the same answers"
+    )
+
+
+def test_processes_that_share_the_heads_record_one_pack(tmp_path: Path) -> None:
+    for rank in (1, 0):
+        writer = PackWriter(rank_folder(tmp_path / "pack", rank), SOURCE, BUDGET)
+        call = call_of([(3, 2)], (2, 1), 8, torch.float32, "cpu", seed=rank)
+        metadata = CallMetadata(0, "extend", (3,), (2,), ("a",))
+        assert writer.wants(metadata)
+        writer.add(metadata, call, oracle(call).float(), first_head=2 * rank)
+        writer.flush()
+    before = hash_pack(tmp_path / "pack")
+    assert [one.call.first_head for one in read_pack(tmp_path / "pack")] == [0, 2]
+    manifest = tmp_path / "pack" / "rank-1" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"tiny"', '"other"'))
+    assert hash_pack(tmp_path / "pack") != before
+    with pytest.raises(EvidenceError, match="another server"):
+        read_pack(tmp_path / "pack")
+
+
 def test_a_call_that_does_not_fit_at_all_is_counted(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack", SOURCE, 100_000)
     offer(writer, [(4, 0)], layer=1)
-    offer(writer, [(500, 0)])
+    offer(writer, [(4, 5000)])
     writer.flush()
     manifest = read_manifest(tmp_path / "pack")
     assert (manifest.too_large, len(manifest.calls)) == (1, 1)
