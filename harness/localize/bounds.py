@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -109,18 +110,20 @@ class CallNoise:
 
         Only the cells with an own error above `least_bound` are simulated.
         """
-        least = least_bound(self.call)
-        if "bounds" in vars(self):
-            return self.bounds
-        found = torch.full_like(own, least)
-        needed = (own > least).any(1).nonzero().flatten().tolist()
-        if missing := [cell for cell in needed if cell not in self._known]:
-            some = self.cells.only(missing)
-            simulated = self._bounds(simulate(self.call, self.family, some))
-            self._known |= dict(zip(missing, simulated, strict=True))
-        for cell in needed:
-            found[cell] = self._known[cell]
+        found = torch.full_like(own, least_bound(self.call))
+        needed = (own > found).any(1).nonzero().flatten().tolist()
+        if needed:
+            found[needed] = self.bounds_of(needed)
         return found
+
+    def bounds_of(self, chosen: Sequence[int]) -> Tensor:
+        """The bounds of some cells, float64 [chosen, num_q_heads]. Only these are simulated, and each of them once."""
+        if "ensemble" in vars(self) or len(chosen) == len(self.cells.sequence):
+            return self.bounds[list(chosen)]
+        if missing := [cell for cell in chosen if cell not in self._known]:
+            simulated = self._bounds(simulate(self.call, self.family, self.cells.only(missing)))
+            self._known |= dict(zip(missing, simulated, strict=True))
+        return torch.stack([self._known[cell] for cell in chosen])
 
     def _bounds(self, ensemble: Ensemble) -> Tensor:
         bounds = cell_bounds(ensemble.errors.numpy(), ensemble.freedom.numpy(), CELLS, FALSE_FLAGS / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from assay.harness.attention.call import AttentionCall
@@ -9,6 +10,7 @@ from assay.harness.attention.hypotheses import LEAK
 from assay.harness.conditions import POSITION
 from assay.harness.localize.causes import Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
+from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN, Group, not_run, scaled
 from assay.harness.text import percent, some
 from assay.harness.verdict import Finding, Severity
 
@@ -23,6 +25,8 @@ TITLES = {
     STATE_KEPT: "state kept between calls",
     INPUT_WRITTEN: "input overwritten",
     CALL_REFUSED: "call refused",
+    OUTPUT_SCALED: "output scaled",
+    QUANTISATION_NOT_RUN: "declared quantisation not run",
 }
 """Findings besides the hypotheses of `assay.harness.attention.hypotheses.FAMILY`: id -> title."""
 MAX_PREFIXES = 12
@@ -43,7 +47,7 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
     layers = sorted({result.call.layer for result in run.results})
     heads = max((result.call.first_head + result.call.q.shape[1] for result in run.results), default=0)
     bugs = [_bug(cause, layers, heads, reproduce) for cause in causes(run)]
-    return bugs + _behaviour(run, layers, reproduce)
+    return bugs + _over_all_calls(run, reproduce) + _behaviour(run, layers, reproduce)
 
 
 def _bug(cause: Cause, layers: Sequence[int], heads: int, reproduce: str) -> Finding:
@@ -103,6 +107,55 @@ def _extent(cause: Cause) -> str:
         f"{percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}; "
         f"failing cached prefixes: {', '.join(map(str, cause.prefixes[:MAX_PREFIXES]))}{more}"
     )
+
+
+def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
+    """What no single call shows; see `assay.harness.localize.pooled`."""
+    found = []
+    if wrong := scaled(run.results):
+        found.append(
+            Finding(
+                id=OUTPUT_SCALED, title=TITLES[OUTPUT_SCALED], severity="serious", where=_groups(wrong.groups),
+                diagnosis=(
+                    f"the output is {wrong.factor:.5f} times what it should be; noise explains a deviation of at most "
+                    f"{wrong.limit:.1g} from 1"
+                ),
+                evidence=(f"over {len(wrong.results)} calls, each of which is within its bound",),
+                reproduce=reproduce,
+            )
+        )  # fmt: skip
+    if idle := not_run(run.results):
+        found.append(
+            Finding(
+                id=QUANTISATION_NOT_RUN, title=TITLES[QUANTISATION_NOT_RUN], severity="serious", where=_groups(idle.groups),
+                diagnosis=(
+                    f"the error is {percent(idle.share)} of what {idle.results[0].noise} must cost, and a kernel of that family "
+                    f"has at least {percent(idle.limit)}: the kernel that declares it probably did not run"
+                ),
+                evidence=(f"over {len(idle.results)} calls; the output may be that of another kernel, in full precision",),
+                reproduce=reproduce,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _groups(groups: Sequence[Group]) -> str:
+    """Groups of calls in words, the widest first: "extend and decode, float16"; or, if they are no product of axes, one by one."""
+    widest = [one for one in groups if not any(set(other) < set(one) for other in groups)]
+    values: dict[str, list[str]] = {}
+    for axis, value in (pair for one in widest for pair in one):
+        values.setdefault(axis, []).append(value)
+    by_axis = {axis: list(dict.fromkeys(some)) for axis, some in values.items()}
+    if {frozenset(one) for one in widest} == {
+        frozenset(zip(by_axis, chosen, strict=True)) for chosen in itertools.product(*by_axis.values())
+    }:
+        return ", ".join(_named(axis, some) for axis, some in by_axis.items())
+    return "; ".join(", ".join(_named(axis, [value]) for axis, value in one) for one in widest)
+
+
+def _named(axis: str, values: Sequence[str]) -> str:
+    text = " and ".join(values)
+    return text if axis in ("dtype", "phase") else f"{axis} {text}"
 
 
 def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Finding]:

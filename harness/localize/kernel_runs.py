@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.kernels import declaration, missing_package, output_fault
 from assay.harness.attention.honest import sample_rows, truth
+from assay.harness.attention.kernels import declaration, missing_package, output_fault
 from assay.harness.errors import AssayError
 from assay.harness.localize.bounds import CallNoise, least_bound
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import CallCells, cells_of, deviation
-
 
 FIT_ROUNDINGS = 3.0
 """A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
@@ -83,11 +82,11 @@ class CallResult:
         """Whether any cell is out of bounds."""
         return bool(self.failing.any())
 
-    @property
+    @cached_property
     def worst_cell(self) -> tuple[float, float]:
         """Own error and bound of the cell and head with the largest own error relative to its bound."""
-        at = int((self.own / self.bounds).argmax())
-        return float(self.own.flatten()[at]), float(self.bounds.flatten()[at])
+        cell, head = divmod(int((self.own / self.bounds).argmax()), self.own.shape[1])
+        return float(self.own[cell, head]), float(self.limits.bounds_of([cell])[0, head])
 
     @property
     def worst(self) -> float:

@@ -1,0 +1,268 @@
+"""How often honest kernels of every noise family are flagged on the op-level matrix, and how far bounds lie above their noise.
+
+The kernels here share no code with the ensemble that bounds come from: they round as real kernels do, without random phases, in loops
+over blocks. Run it with ``nice python benchmarks/honest_kernels.py --matrices 1000``; it needs no GPU and writes one line per family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.matrix import Case, cases
+from assay.harness.attention.oracle import right_aligned, sequences
+from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.offline.check import check
+
+Rounding = Callable[[Tensor], Tensor]
+"""A tensor [heads, tokens, dim] or weights [heads, queries, keys] -> the same, as it is stored."""
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def scaled(x: Tensor, to: Rounding, largest: float, dims: tuple[int, ...]) -> Tensor:
+    top = x.abs().amax(dims, keepdim=True)
+    scale = torch.where(top == 0, 1.0, top / largest)
+    return to(x / scale) * scale
+
+
+def in_blocks(x: Tensor, to: Rounding, largest: float, block: int) -> Tensor:
+    return torch.cat([scaled(part, to, largest, (1, 2)) for part in x.split(block, 1)], 1)
+
+
+def fp8(dtype: torch.dtype, x: Tensor) -> Tensor:
+    return x.to(dtype).float()
+
+
+def fp4(x: Tensor) -> Tensor:
+    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    return grid[(x.abs()[..., None] - grid).abs().argmin(-1)] * x.sign()
+
+
+def tf32(cut: bool, x: Tensor) -> Tensor:
+    bits = x.contiguous().view(torch.int32)
+    return ((bits if cut else bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+E4M3, E5M2 = partial(fp8, torch.float8_e4m3fn), partial(fp8, torch.float8_e5m2)
+
+
+@dataclass(frozen=True)
+class Kernel_:
+    """Attention in blocks of keys, as FlashAttention computes it, or in splits that are merged, as FlashDecoding does."""
+
+    block: int = 64
+    split: bool = False
+    backwards: bool = False
+    q: Rounding = same
+    k: Rounding = same
+    v: Rounding = same
+    p: Rounding | None = None
+    operand: Rounding = same
+    smooth: str = ""
+    fp16_sums: bool = False
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        half = call.q.dtype != torch.float32
+        group = call.q.shape[1] // call.k.shape[1]
+        mean = call.k.float().mean(0)[:, None]
+        outs = []
+        for rows_q, rows_k in sequences(call):
+            q, k, v = (t.float().transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
+            if self.smooth:
+                k = (k - (mean if self.smooth == "batch" else k.mean(1, keepdim=True))).to(call.k.dtype).float()
+            q, k, v = self.operand(self.q(q)), self.operand(self.k(k)), self.operand(self.v(v))
+            k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+            seen = right_aligned(q.shape[1], k.shape[1], q.device)
+            starts = list(range(0, k.shape[1], self.block))
+            parts = []
+            top = torch.full((*q.shape[:2], 1), -math.inf)
+            total, sums = torch.zeros_like(top), torch.zeros(*q.shape[:2], v.shape[2])
+            for start in reversed(starts) if self.backwards else starts:
+                keys = slice(start, start + self.block)
+                scores = call.scale * (q @ k[:, keys].transpose(1, 2))
+                if self.fp16_sums:
+                    scores = scores.half().float()
+                scores = scores.masked_fill(~seen[:, keys], -math.inf)
+                own = scores.amax(-1, keepdim=True)
+                new = own if self.split else torch.maximum(top, own)
+                safe = torch.where(new.isinf(), 0.0, new)
+                weights = (scores - safe).exp()
+                rounded = self.operand(weights)
+                if self.p is not None:
+                    rounded = self.p(weights)
+                elif half:
+                    rounded = weights.to(call.q.dtype).float()
+                product = rounded @ v[:, keys]
+                if self.fp16_sums:
+                    product = product.half().float()
+                if self.split:
+                    parts.append((own, weights.sum(-1, keepdim=True), product))
+                    continue
+                fade = (torch.where(top.isinf(), -math.inf, top - safe)).exp()
+                total, sums, top = total * fade + weights.sum(-1, keepdim=True), sums * fade + product, new
+                if self.fp16_sums:
+                    sums = sums.half().float()
+            if self.split:
+                top = torch.stack([own for own, _, _ in parts]).amax(0)
+                total = sum((own - top).exp() * part for own, part, _ in parts)  # type: ignore[assignment]
+                sums = sum((own - top).exp() * part for own, _, part in parts)  # type: ignore[assignment]
+            outs.append((sums / total).to(call.q.dtype).transpose(0, 1))
+        return torch.cat(outs)
+
+
+def math_(call: AttentionCall) -> Tensor:
+    """Plain attention in float32, rounded once."""
+    wide = replace(call, q=call.q.float(), k=call.k.float(), v=call.v.float())
+    return Kernel_(block=10**9)(wide).to(call.q.dtype)
+
+
+def per_token(to: Rounding, largest: float) -> Rounding:
+    return partial(scaled, to=to, largest=largest, dims=(2,))
+
+
+def per_tensor(to: Rounding, largest: float) -> Rounding:
+    return partial(scaled, to=to, largest=largest, dims=(0, 1, 2))
+
+
+def per_head(to: Rounding, largest: float) -> Rounding:
+    return partial(scaled, to=to, largest=largest, dims=(1, 2))
+
+
+def blocks(size: int) -> Rounding:
+    return partial(in_blocks, to=torch.round, largest=127.0, block=size)
+
+
+def half(x: Tensor) -> Tensor:
+    return x.half().float()
+
+
+def weights_fp8(x: Tensor) -> Tensor:
+    return E4M3(x * 448) / 448
+
+
+def weights_fp8_unscaled(x: Tensor) -> Tensor:
+    return E4M3(x * 256) / 256
+
+
+INT8_TOKEN = per_token(torch.round, 127.0)
+KERNELS: dict[str, list[Kernel]] = {
+    "": [
+        torch_sdpa, math_, Kernel_(64), Kernel_(16), Kernel_(128, backwards=True), Kernel_(32, split=True),
+        Kernel_(64, split=True), Kernel_(1),
+    ],
+    "int8_qk": [
+        Kernel_(64, q=blocks(128), k=blocks(64), v=half, p=half, smooth="batch"),
+        Kernel_(64, q=blocks(128), k=blocks(64), v=half, p=half, smooth="sequence"),
+        Kernel_(32, q=blocks(64), k=blocks(32), v=half, p=half, smooth="sequence", split=True),
+        Kernel_(128, q=blocks(128), k=blocks(128), v=half, p=half, smooth="batch", backwards=True),
+    ],
+    "int8_kv": [Kernel_(64, k=INT8_TOKEN, v=INT8_TOKEN), Kernel_(32, k=INT8_TOKEN, v=INT8_TOKEN, split=True)],
+    "fp8_kv": [
+        Kernel_(64, k=per_tensor(E4M3, 448), v=per_tensor(E4M3, 448)),
+        Kernel_(16, k=per_head(E4M3, 448), v=per_head(E4M3, 448), split=True),
+    ],
+    "fp8_e5m2_kv": [Kernel_(64, k=E5M2, v=E5M2), Kernel_(32, k=E5M2, v=E5M2, split=True)],
+    "fp8_pv": [
+        Kernel_(64, v=per_tensor(E4M3, 448), p=weights_fp8), Kernel_(128, v=per_head(E4M3, 448), p=weights_fp8_unscaled),
+        Kernel_(32, v=per_tensor(E4M3, 448), p=weights_fp8, split=True),
+    ],
+    "int8_qk_fp8_pv": [
+        Kernel_(64, q=blocks(128), k=blocks(64), v=per_head(E4M3, 448), p=weights_fp8, smooth="batch"),
+        Kernel_(128, q=blocks(64), k=blocks(128), v=per_head(E4M3, 448), p=weights_fp8, smooth="sequence"),
+    ],
+    "fp4_kv": [Kernel_(64, k=per_token(fp4, 6.0), v=per_token(fp4, 6.0))],
+    "tf32": [Kernel_(64, operand=partial(tf32, True)), Kernel_(64, operand=partial(tf32, False), split=True), Kernel_(64)],
+    "fp16_accumulation": [Kernel_(64, fp16_sums=True), Kernel_(32, fp16_sums=True, split=True)],
+}  # fmt: skip
+"""Honest kernels, by the family that they declare."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One matrix.
+
+    Attributes:
+        family: what the kernel declared.
+        flagged: ids of its findings.
+        worst: worst own error over bound.
+        ratios: bound over noise of some cells.
+        seconds: time taken.
+    """
+
+    family: str
+    flagged: tuple[str, ...]
+    worst: float
+    seconds: float
+    seed: int
+    kernel: int
+
+
+def outcome(job: tuple[str, int, int, int, tuple[str, ...]]) -> Outcome:
+    """Check one kernel on a random part of the matrix of a seed."""
+    family, number, seed, size, only = job
+    torch.set_num_threads(1)
+    made = cases(seed=seed, size="small")
+    some: list[Case] = random.Random(seed).sample(made, min(size, len(made)))
+    if only:
+        some = [case for case in made if case.name in only]
+    kernel = KERNELS[family][number]
+
+    @declares(noise=family)
+    def declared(call: AttentionCall) -> Tensor:
+        return kernel(call)
+
+    result = check(declared, cases=some)
+    worst = result.worst.ratio if result.worst else 0.0
+    return Outcome(
+        family, tuple(f.id for f in result.findings if f.severity != "info"), worst, result.seconds, seed, number
+    )
+
+
+def main() -> None:
+    """Run the matrices and print one line per family."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--matrices", type=int, default=1000)
+    parser.add_argument("--cases", type=int, default=24, help="cases of each matrix, chosen at random")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--families", nargs="*", default=list(KERNELS))
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    jobs = []
+    for n in range(given.matrices):
+        family = given.families[n % len(given.families)]
+        jobs.append((family, n // len(given.families) % len(KERNELS[family]), given.seed + n, given.cases, ()))
+    start = time.monotonic()
+    with ProcessPoolExecutor(given.processes) as pool:
+        outcomes = list(pool.map(outcome, jobs, chunksize=2))
+    print(f"{'family':18s} matrices flagged worst(own/bound) median-worst seconds")
+    for family in given.families:
+        of = [one for one in outcomes if one.family == family]
+        if not of:
+            continue
+        flagged = [one for one in of if one.flagged]
+        print(
+            f"{family or 'exact':18s} {len(of):8d} {len(flagged):7d} {max(one.worst for one in of):16.2f} "
+            f"{statistics.median(one.worst for one in of):12.2f} {statistics.mean(one.seconds for one in of):7.2f}"
+        )
+        for one in flagged[:8]:
+            print(f"    seed {one.seed} kernel {one.kernel}: {', '.join(one.flagged)}, worst {one.worst:.2f}")
+    print(f"{len(outcomes)} matrices, {sum(bool(one.flagged) for one in outcomes)} flagged, {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""What shows only over many calls: an output that is scaled by a factor within the noise, and a quantisation that did not run.
+
+Both look at calls that are within their bounds. What is out of bounds has a name already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from assay.harness.attention.honest import here
+from assay.harness.localize.kernel_runs import CallResult
+from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_quantile_above
+
+OUTPUT_SCALED = "output-scaled"
+QUANTISATION_NOT_RUN = "quantisation-not-run"
+MIN_CALLS = 8
+"""Fewest calls, as many as they are worth with their weights, of which a slope is judged."""
+_SLOPE_ROUNDINGS, _SLOPE_TF32, _SLOPE_QUANTISED = 1 / 16, 1.5e-3, 0.1
+"""How far the mean slope of a correct kernel may lie from that of the ensemble, whatever the number of calls: 1/16 of the dtype's
+eps; with TF32 operands that are cut off, both lose 2^-12 on average and up to 2^-11 each; and a tenth of the noise of a
+quantisation, whose second-order effects depend on details such as blocks. Measured: `benchmarks/honest_kernels.py`."""
+LEAST_SHARE = 0.5
+"""Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
+per token instead of one per 128 tokens, 0.65 of it on normal data."""
+_CLEAR = 4.0
+"""Noise of a quantisation, as a multiple of the rounding of the dtype, from which a cell tells the two apart."""
+
+Floats = NDArray[np.float64]
+Group = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """An output that is scaled.
+
+    Attributes:
+        groups: where, each as (axis, value) pairs.
+        factor: the output is this multiple of the truth, in the worst of the groups.
+        limit: largest deviation of the factor from 1 that noise explains there.
+        results: calls of these groups.
+    """
+
+    groups: tuple[Group, ...]
+    factor: float
+    limit: float
+    results: tuple[CallResult, ...]
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A quantisation that did not run.
+
+    Attributes:
+        groups: where, each as (axis, value) pairs.
+        share: own error as a share of the noise that the quantisation costs, in the worst of the groups.
+        limit: least share that a kernel of the family has there.
+        results: calls of these groups.
+    """
+
+    groups: tuple[Group, ...]
+    share: float
+    limit: float
+    results: tuple[CallResult, ...]
+
+
+def scaled(results: Sequence[CallResult]) -> Scaled | None:
+    """The groups of calls (by dtype, and by phase or head) whose output is scaled; None if there are none.
+
+    The slope of the output on the truth averages over all numbers of a call, so it sees a gain that is far below the noise of each
+    number. The mean over calls is tested with Student's t, whose spread is that of the calls themselves.
+    """
+    usable = [result for result in results if not result.fails]
+    groups = _grouped(usable, (("dtype",), ("dtype", "phase"), ("dtype", "layer")))
+    tests: list[tuple[Group, list[CallResult], slice]] = [(group, some, slice(None)) for group, some in groups]
+    for group, some in _grouped(usable, (("dtype", "heads"),)):
+        heads = some[0].call.q.shape[1]
+        tests += [((group[0], ("head", str(some[0].call.first_head + h))), some, slice(h, h + 1)) for h in range(heads)]
+    found = []
+    for group, some, heads_of in tests:
+        factor, limit = _slope(some, heads_of, FALSE_FLAGS / 4 / len(tests))
+        if abs(factor) > limit:
+            found.append((group, factor, limit, some))
+    if not found:
+        return None
+    _, factor, limit, _ = max(found, key=lambda one: abs(one[1]) / one[2])
+    return Scaled(tuple(one[0] for one in found), 1 + factor, limit, _union(one[3] for one in found))
+
+
+def _slope(results: Sequence[CallResult], heads: slice, rate: float) -> tuple[float, float]:
+    """The mean deviation of the slope over calls from what it should be, and its limit; infinite for too few calls."""
+    values, weights, tolerances = [], [], []
+    for result in results:
+        slopes = result.slopes[heads]
+        expected, tolerance = torch.ones_like(slopes), _tolerance(result)
+        if result.limits.family.quantises:
+            expected = result.limits.ensemble.slopes[:, heads].mean(0)
+        off = (slopes - expected)[slopes.isfinite()]
+        if len(off):
+            values.append(float(off.mean()))
+            weights.append(float(len(result.cells.of_row)))
+            tolerances.append(tolerance)
+    w = np.asarray(weights)
+    worth = float(w.sum() ** 2 / (w**2).sum()) if len(w) else 0.0
+    if worth < MIN_CALLS:
+        return 0.0, float("inf")
+    x, w = np.asarray(values), w / w.sum()
+    mean = float((w * x).sum())
+    error = float(np.sqrt((w**2 * (x - mean) ** 2).sum()))
+    quantile = float(np.sqrt(f_quantile_above(rate, 1.0, max(16.0, worth - 1))))
+    return mean, quantile * error + float((w * np.asarray(tolerances)).sum())
+
+
+def _tolerance(result: CallResult) -> float:
+    family = here(result.limits.family, result.call)
+    if family.quantises:
+        return _SLOPE_QUANTISED * float(result.limits.ensemble.noise.median())
+    if family.accumulation == "tf32" and result.call.q.dtype == torch.float32:
+        return _SLOPE_TF32
+    coarsest = torch.float16 if family.accumulation == "fp16" else result.call.q.dtype
+    eps = max(torch.finfo(coarsest).eps, torch.finfo(result.call.q.dtype).eps)
+    return _SLOPE_ROUNDINGS * eps + 4 * torch.finfo(torch.float32).eps
+
+
+def not_run(results: Sequence[CallResult]) -> NotRun | None:
+    """The groups of calls (by phase, dtype and head_dim) whose own error is smaller than their declared quantisation must cost."""
+    usable = [result for result in results if result.limits.family.quantises and not result.fails]
+    groups = _grouped(usable, (("phase", "dtype", "head_dim"),))
+    found = []
+    for group, some in groups:
+        share, limit = _share(some, FALSE_FLAGS / 4 / len(groups))
+        if share < limit:
+            found.append((group, share, limit, some))
+    if not found:
+        return None
+    _, share, limit, _ = min(found, key=lambda one: one[1] / one[2])
+    return NotRun(tuple(one[0] for one in found), share, limit, _union(one[3] for one in found))
+
+
+def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
+    """The mean share of the declared noise that own errors have, and its limit; limit 0 where too little can be told."""
+    shares, freedom = [], 0.0
+    for result in results:
+        declared, rounding = result.limits.ensemble, result.limits.exact
+        clear = declared.noise > _CLEAR * rounding.noise
+        shares += (result.own / declared.noise)[clear].tolist()
+        freedom += float(declared.freedom[clear].sum())
+    if not shares:
+        return 1.0, 0.0
+    return float(np.mean(shares)), LEAST_SHARE * float(np.sqrt(chi2_quantile_below(rate, freedom)))
+
+
+_AXES: dict[str, Callable[[CallResult], str]] = {
+    "dtype": lambda result: str(result.call.q.dtype).removeprefix("torch."),
+    "phase": lambda result: result.call.phase,
+    "layer": lambda result: str(result.call.layer),
+    "head_dim": lambda result: str(result.call.q.shape[2]),
+    "heads": lambda result: f"{result.call.first_head}+{result.call.q.shape[1]}",
+}
+
+
+def _grouped(results: Sequence[CallResult], by: Sequence[tuple[str, ...]]) -> list[tuple[Group, list[CallResult]]]:
+    groups: dict[Group, list[CallResult]] = {}
+    for axes in by:
+        for result in results:
+            groups.setdefault(tuple((axis, _AXES[axis](result)) for axis in axes), []).append(result)
+    return list(groups.items())
+
+
+def _union(groups: object) -> tuple[CallResult, ...]:
+    seen: dict[Hashable, CallResult] = {id(result): result for some in groups for result in some}  # type: ignore[attr-defined]
+    return tuple(seen.values())
