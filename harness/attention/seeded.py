@@ -55,13 +55,40 @@ class Where:
         """Whether it depends on how many calls came before."""
         return self.from_call > 0 or self.share < 1
 
-    def holds_for(self, call: AttentionCall, number: int) -> bool:
-        """Whether a call, the number-th of its layer and phase, is restricted to; sequences and heads are not considered."""
+    @property
+    def chooses_sequences(self) -> bool:
+        """Whether it is restricted to some sequences or batches."""
+        return (self.new, self.prefix, self.length, self.batch) != (ANY,) * 4 or self.unaligned > 1
+
+    @property
+    def words(self) -> str:
+        """The restrictions in words; empty if there are none."""
+        ranges = (
+            ("new tokens", self.new), ("cached prefix", self.prefix), ("length", self.length), ("batch", self.batch),
+        )  # fmt: skip
+        parts = [f"{self.phase} only"] * bool(self.phase)
+        parts += [
+            f"{what} {', '.join(map(str, which))}"
+            for what, which in (("layer", self.layers), ("head", self.heads))
+            if which
+        ]
+        parts += [_range(what, limits) for what, limits in ranges if limits != ANY]
+        parts += [f"length % {self.unaligned} != 0"] * (self.unaligned > 1)
+        parts += [f"from call {self.from_call + 1} on"] * (self.from_call > 0)
+        parts += [f"{100 * self.share:g} % of the calls"] * (self.share < 1)
+        return ", ".join(parts)
+
+    def chooses(self, call: AttentionCall) -> bool:
+        """Whether a call is restricted to, whenever it is made; sequences and heads are not considered."""
         if self.layers is not None and call.layer not in self.layers:
             return False
         if self.phase and call.phase != self.phase:
             return False
-        if not _within(len(call.cu_seqlens_q) - 1, self.batch) or number < self.from_call:
+        return _within(len(call.cu_seqlens_q) - 1, self.batch)
+
+    def chooses_number(self, call: AttentionCall, number: int) -> bool:
+        """Whether a call is restricted to as the number-th of its layer and phase."""
+        if number < self.from_call:
             return False
         return self.share >= 1 or random.Random(f"{self.seed} {call.layer} {call.phase} {number}").random() < self.share
 
@@ -86,6 +113,11 @@ class Where:
 def _within(number: int, limits: tuple[int, int | None]) -> bool:
     least, most = limits
     return number >= least and (most is None or number <= most)
+
+
+def _range(what: str, limits: tuple[int, int | None]) -> str:
+    least, most = limits
+    return f"{what} >= {least}" if most is None else f"{what} <= {most}" if not least else f"{what} {least}-{most}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +161,7 @@ class SeededFault:
         """
         number = self._calls[call.layer, call.phase]
         self._calls[call.layer, call.phase] += 1
-        if not self.where.holds_for(call, number):
+        if not (self.where.chooses(call) and self.where.chooses_number(call, number)):
             return out
         sequences, heads = self.where.sequences(call), self.where.q_heads(out.shape[1])
         if not sequences or not heads:

@@ -36,6 +36,7 @@ COMMANDS = {
         "Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
+    "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
 }  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from assay.harness.attention.call import AttentionCall
@@ -45,7 +47,7 @@ class SequenceCondition:
     """
 
     words: str
-    holds: Callable[[SequenceShape], bool]
+    holds: Callable[[SequenceShape], bool] = field(compare=False)
     otherwise: str = ""
 
 
@@ -56,17 +58,45 @@ def sequence_shapes(call: AttentionCall) -> list[SequenceShape]:
 
 
 def separating(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> list[SequenceCondition]:
-    """Conditions, else pairs of them, that all failing sequences meet and no passing one does; simplest first."""
-    for candidates in (_SINGLES, _pairs(failing)):
-        found = [c for c in candidates if all(map(c.holds, failing)) and not any(map(c.holds, passing))]
+    """Conditions, else pairs of them, that all failing sequences meet and no passing one does; simplest first.
+
+    Where none of the usual limits separates them, a limit is taken from the sequences themselves.
+    """
+    candidates = (_SINGLES, _limits(failing, passing), _pairs(failing), _pairs_with_limits(failing, passing))
+    for some in candidates:
+        found = [c for c in some if all(map(c.holds, failing)) and not any(map(c.holds, passing))]
         if found:
             return found
     return []
 
 
+def _limits(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> Iterable[SequenceCondition]:
+    """The least or the largest failing value of a quantity, if all passing ones lie beyond it."""
+    if not failing or not passing:
+        return
+    for what, of in _QUANTITIES.items():
+        wrong, right = [of(s) for s in failing], [of(s) for s in passing]
+        if min(wrong) > max(right):
+            yield from _from(what, of, min(wrong))
+        elif max(wrong) < min(right):
+            yield from _beyond(what, of, max(wrong))
+
+
+def _pairs_with_limits(
+    failing: Collection[SequenceShape], passing: Collection[SequenceShape]
+) -> Iterable[SequenceCondition]:
+    for a in [c for c in _SINGLES if all(map(c.holds, failing))]:
+        for b in _limits(failing, [s for s in passing if a.holds(s)]):
+            yield _both(a, b)
+
+
 def _pairs(failing: Collection[SequenceShape]) -> Iterable[SequenceCondition]:
     for a, b in combinations([c for c in _SINGLES if all(map(c.holds, failing))], 2):
-        yield SequenceCondition(f"{a.words} and {b.words}", lambda s, a=a, b=b: a.holds(s) and b.holds(s))  # type: ignore[misc]
+        yield _both(a, b)
+
+
+def _both(a: SequenceCondition, b: SequenceCondition) -> SequenceCondition:
+    return SequenceCondition(f"{a.words} and {b.words}", lambda s: a.holds(s) and b.holds(s))
 
 
 def _multiples(what: str, of: Callable[[SequenceShape], int]) -> tuple[SequenceCondition, ...]:
@@ -98,6 +128,13 @@ def _from(what: str, of: Callable[[SequenceShape], int], limit: int) -> tuple[Se
     )
 
 
+_QUANTITIES: dict[str, Callable[[SequenceShape], int]] = {
+    "cached prefix": lambda s: s.prefix,
+    "new tokens": lambda s: s.new,
+    "length": lambda s: s.length,
+    "batch": lambda s: s.batch,
+}
+
 _SINGLES: tuple[SequenceCondition, ...] = (
     SequenceCondition("cached prefix > 0", lambda s: s.prefix > 0, "prefix 0"),
     SequenceCondition("no cached prefix", lambda s: s.prefix == 0, "a cached prefix"),
@@ -118,3 +155,31 @@ _SINGLES: tuple[SequenceCondition, ...] = (
     *_beyond("length", lambda s: s.length, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
     *_beyond("new tokens", lambda s: s.new, 16, 64, 128, 256, 1024),
 )
+
+
+_BY_WORDS = {condition.words: condition for condition in _SINGLES}
+_LIMIT = re.compile(rf"({'|'.join(_QUANTITIES)}) (>=|<=|>|<) (\d+)")
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def condition_of(where: str) -> SequenceCondition | None:
+    """The condition that a finding states in its `where`; None if it states none."""
+    for part in where.split(", "):
+        stated = [_stated(words) for words in part.removeprefix("only where ").split(" and ")]
+        if all(stated):
+            words = " and ".join(one.words for one in stated if one)
+            return SequenceCondition(words, lambda s, stated=stated: all(one.holds(s) for one in stated if one))  # type: ignore[misc]
+    return None
+
+
+def _stated(words: str) -> SequenceCondition | None:
+    limit = _LIMIT.fullmatch(words)
+    if not limit:
+        return _BY_WORDS.get(words)
+    of, compare, n = _QUANTITIES[limit[1]], _COMPARISONS[limit[2]], int(limit[3])
+    return SequenceCondition(words, lambda s: compare(of(s), n))

@@ -1,0 +1,79 @@
+"""Where a seeded fault shows: measured in float64 on the calls themselves, apart from everything that is to find it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.seeded import SeededFault
+
+LEAST = 1e-6
+"""Least relative change of a head's output in a sequence that counts: float64 rounds far below it, and no dtype in use above it."""
+
+
+@dataclass(frozen=True)
+class WideCall:
+    """A call in float64 with its right output."""
+
+    call: AttentionCall
+    out: Tensor
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Where a fault changes outputs.
+
+    Attributes:
+        calls: indices of the calls that it changes, in order.
+        layers: layers of these calls.
+        heads: q heads that it changes.
+        phases: phases of these calls.
+        sequences: (call, sequence) that it changes.
+    """
+
+    calls: tuple[int, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    phases: tuple[str, ...]
+    sequences: frozenset[tuple[int, int]]
+
+
+def widened(calls: Sequence[AttentionCall]) -> list[WideCall]:
+    """Calls in float64 with their right outputs."""
+    wide = [replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double()) for call in calls]
+    return [WideCall(call, oracle(call)) for call in wide]
+
+
+def footprint(fault: SeededFault, calls: Sequence[WideCall]) -> Footprint:
+    """Where a fault changes the outputs of these calls, made once each in this order."""
+    fault.restart()
+    changed, layers, heads, phases, sequences = [], set(), set(), set(), set()
+    for number, wide in enumerate(calls):
+        there = _changed(fault.apply(wide.call, wide.out), wide)
+        if not bool(there.any()):
+            continue
+        changed.append(number)
+        layers.add(wide.call.layer)
+        phases.add(wide.call.phase)
+        heads.update(there.any(0).nonzero().flatten().tolist())
+        sequences.update((number, b) for b in there.any(1).nonzero().flatten().tolist())
+    return Footprint(
+        tuple(changed), tuple(sorted(layers)), tuple(sorted(heads)), tuple(sorted(phases, reverse=True)),
+        frozenset(sequences),
+    )  # fmt: skip
+
+
+def _changed(out: Tensor, wide: WideCall) -> Tensor:
+    """Sequences and heads that differ from the right output, bool [sequences, num_q_heads]."""
+    off = (out - wide.out).abs().nan_to_num(nan=float("inf"))
+    by_sequence = []
+    for start, stop in pairwise(wide.call.cu_seqlens_q.tolist()):
+        size = wide.out[start:stop].abs().sum((0, 2))
+        by_sequence.append(off[start:stop].sum((0, 2)) > LEAST * size)
+    return torch.stack(by_sequence)

@@ -1,0 +1,162 @@
+"""Examining faults on the op-level matrix: each sits on PyTorch's attention, and `assay check` is asked what is wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.honest import family, honest_outputs
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.matrix import Case
+from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.attention.seeded import SeededFault
+from assay.harness.certify.footprint import Footprint, WideCall, footprint, widened
+from assay.harness.certify.pins import is_named, is_pinned
+from assay.harness.evidence.certificate import Examined, Look, Outcome
+from assay.harness.localize.threads import few_threads
+from assay.harness.offline.check import CheckResult, check, matrix
+from assay.harness.verdict import serious
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LAYERS = 4
+"""Layers over which the matrix is spread: a call of the matrix has no layer of its own."""
+SUITE = "op-level"
+ROUNDS = 5
+"""Most matrices, of one seed each, on which a fault in a share of the calls is sought before it counts as missed or not shown."""
+
+Checker = Callable[[Kernel, Sequence[Case]], CheckResult]
+"""Checks a kernel on cases."""
+
+
+def checked(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
+    """`assay check` on these cases."""
+    return check(kernel, cases=cases)
+
+
+@dataclass(frozen=True)
+class OpLevel:
+    """The op-level matrix, each call in one of several layers.
+
+    Attributes:
+        device: where it runs.
+        seed: of the matrix.
+    """
+
+    device: str = "cpu"
+    seed: int = 0
+
+    def at(self, seed: int) -> OpLevel:
+        """The matrix of another seed."""
+        return self if seed == self.seed else replace(self, seed=seed)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """The cases, each call made once."""
+        found = []
+        for number, case in enumerate(matrix(("extend", "decode"), device=self.device, seed=self.seed)):
+            call = replace(case.make(), layer=number % LAYERS)
+            found.append(replace(case, make=partial(_given, call)))
+        return found
+
+    @cached_property
+    def calls(self) -> list[AttentionCall]:
+        """The calls of the cases."""
+        return [case.make() for case in self.cases]
+
+    @cached_property
+    def wide(self) -> list[WideCall]:
+        """The calls in float64 with their right outputs."""
+        with few_threads(self.calls):
+            return widened(self.calls)
+
+
+def _given(call: AttentionCall) -> AttentionCall:
+    return call
+
+
+def seeded(fault: SeededFault) -> Kernel:
+    """PyTorch's attention with a fault."""
+
+    def kernel(call: AttentionCall) -> Tensor:
+        return fault.apply(call, torch_sdpa(call))
+
+    return kernel
+
+
+def honest(name: str, seed: int) -> Kernel:
+    """An honest implementation of a noise family, which it declares."""
+    quantised = family(name)
+
+    @declares(noise=name)
+    def kernel(call: AttentionCall) -> Tensor:
+        return honest_outputs(call, quantised, members=1, seed=seed)[0].to(call.q.dtype)
+
+    return kernel
+
+
+def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked) -> Examined:
+    """What the op level makes of a fault, or of an equivalent one."""
+    begun = time.monotonic()
+    calls = 0
+    for number in range(ROUNDS if fault.where.share < 1 else 1):
+        now = level.at(level.seed + number)
+        with few_threads(now.calls):
+            shown = footprint(fault, now.wide)
+        fault.restart()
+        result = checker(seeded(fault), now.cases)
+        flagged = bool(serious(result.findings))
+        after = _first_failing(result, now.cases)
+        looked = calls + len(now.cases)
+        if flagged or fault.equivalent:
+            break
+        calls = looked
+    return Examined(
+        id=fault.id, kind="equivalent" if fault.equivalent else "fault", title=fault.title, links=fault.links,
+        restricted=fault.where.words, outcome=_outcome(fault, flagged, shown),
+        looks=(Look(suite=SUITE, caught=flagged, after=None if after is None else calls + after, of=looked),),
+        named=is_named(fault, result.findings) if flagged else None,
+        pinned=is_pinned(fault, shown, now.calls, result.findings) if flagged else None,
+        found=tuple(one.id for one in result.findings),
+        where=result.findings[0].where if result.findings else "",
+        why="" if flagged or fault.equivalent else _why(result, shown),
+        seed=fault.where.seed, seconds=time.monotonic() - begun,
+    )  # fmt: skip
+
+
+def examine_honest(name: str, level: OpLevel, checker: Checker = checked) -> Examined:
+    """Whether the op level leaves an honest implementation of a noise family alone."""
+    begun = time.monotonic()
+    result = checker(honest(name, level.seed), level.cases)
+    flagged = bool(serious(result.findings))
+    return Examined(
+        id=f"honest-{name or 'exact'}", kind="honest", title=f"honest {name or 'exact'} kernel",
+        outcome="false alarm" if flagged else "quiet",
+        looks=(Look(suite=SUITE, caught=flagged, after=_first_failing(result, level.cases), of=len(level.cases)),),
+        found=tuple(one.id for one in result.findings), where=result.findings[0].where if result.findings else "",
+        why=result.findings[0].diagnosis if flagged else "", seed=level.seed, seconds=time.monotonic() - begun,
+    )  # fmt: skip
+
+
+def _outcome(fault: SeededFault, flagged: bool, shown: Footprint) -> Outcome:
+    if fault.equivalent:
+        return "false alarm" if flagged else "quiet"
+    return "caught" if flagged else "missed" if shown.calls else "not shown"
+
+
+def _first_failing(result: CheckResult, cases: Sequence[Case]) -> int | None:
+    """Calls up to the first that failed, in the order of the matrix."""
+    failing = {case.name for case in result.failing}
+    return next((number for number, case in enumerate(cases, 1) if case.name in failing), None)
+
+
+def _why(result: CheckResult, shown: Footprint) -> str:
+    if not shown.calls:
+        return "changes no output of these calls"
+    worst = f"; worst own error {result.worst.ratio:.2g} of its bound" if result.worst else ""
+    return f"changes {len(shown.calls)} calls, none of them out of bounds{worst}"

@@ -1,0 +1,57 @@
+"""What is examined at the op level, and the envelope in which it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from assay.harness.attention.faults import CATALOGUE
+from assay.harness.attention.honest import FAMILIES
+from assay.harness.certify.op_level import SUITE, Checker, OpLevel, checked, examine_fault, examine_honest
+from assay.harness.certify.session import Task, source_hash
+from assay.harness.errors import UsageError
+from assay.harness.evidence.certificate import CertifiedEnvelope
+
+HONEST = "honest-"
+"""What the ids of honest kernels begin with."""
+
+
+def op_tasks(level: OpLevel, only: Collection[str] = (), checker: Checker = checked) -> list[Task]:
+    """The examination of every fault, and of an honest kernel of every noise family.
+
+    Args:
+        level: the op-level matrix.
+        only: ids to examine; empty for all.
+        checker: what is asked what is wrong with a kernel.
+
+    Raises:
+        UsageError: there is nothing with one of these ids.
+    """
+    tasks = [Task.of(fault, lambda fault: examine_fault(fault, level, checker)) for fault in CATALOGUE.values()]
+    tasks += [_honest(name, level, checker) for name in FAMILIES]
+    unknown = set(only) - {task.id for task in tasks}
+    if unknown:
+        raise UsageError(
+            f"There is no fault {', '.join(sorted(unknown))}.", f"one of {', '.join(task.id for task in tasks)}", "correct the id"
+        )  # fmt: skip
+    return [task for task in tasks if not only or task.id in only]
+
+
+def _honest(name: str, level: OpLevel, checker: Checker) -> Task:
+    id = HONEST + (name or "exact")
+    return Task(id, "honest", f"honest {name or 'exact'} kernel", (), "", lambda: examine_honest(name, level, checker))
+
+
+def op_envelope(level: OpLevel) -> CertifiedEnvelope:
+    """The envelope of the op-level matrix."""
+    calls = level.calls
+    return CertifiedEnvelope(
+        level="op", device=level.device,
+        machine=torch.cuda.get_device_name(level.device) if level.device.startswith("cuda") else "",
+        dtypes=tuple(sorted({str(call.q.dtype).removeprefix("torch.") for call in calls})),
+        torch=torch.__version__, calls=len(calls), layers=len({call.layer for call in calls}),
+        heads=max(call.q.shape[1] for call in calls), most_new=max(max(call.lens_q) for call in calls),
+        longest=max(max(call.lens_k) for call in calls), largest_batch=max(len(call.lens_q) for call in calls),
+        seed=level.seed, suites=(SUITE,), source=source_hash(),
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Certifying: everything of a catalogue is examined once, each result is kept, and a repeated command goes on from there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import FrameType
+
+import assay
+from assay.harness.attention.seeded import SeededFault
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence import jsonl
+from assay.harness.evidence.certificate import (
+    FILE,
+    Certificate,
+    CertifiedEnvelope,
+    Examined,
+    Kind,
+    Outcome,
+    verdict_on,
+)
+from assay.harness.files import timestamp, write_whole
+from assay.harness.progress import ProgressDisplay
+
+TIME_LIMIT_S = 120.0
+"""Longest examination of one fault, in seconds: about a hundred times the usual one at the op level."""
+ATTEMPTS = 2
+"""Times that an examination may end the whole process before it counts as a crash: the first may have been stopped by hand."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One examination.
+
+    Attributes:
+        id: of what is examined.
+        kind: "fault", "equivalent" or "honest".
+        title: name in prose.
+        links: public reports of such a bug.
+        restricted: where it is seeded, in words.
+        examine: examines it.
+    """
+
+    id: str
+    kind: Kind
+    title: str
+    links: tuple[str, ...]
+    restricted: str
+    examine: Callable[[], Examined]
+
+    @classmethod
+    def of(cls, fault: SeededFault, examine: Callable[[SeededFault], Examined]) -> Task:
+        """The examination of a fault."""
+        kind: Kind = "equivalent" if fault.equivalent else "fault"
+        return cls(fault.id, kind, fault.title, fault.links, fault.where.words, lambda: examine(fault))
+
+
+def source_hash() -> str:
+    """Hash of assay's source code, which every result is bound to, 12 hexadecimal digits."""
+    root = Path(assay.__file__).parent
+    total = sha256()
+    for part in sorted(path for path in root.iterdir() if path.is_dir()):
+        for path in sorted(part.resolve().rglob("*.py")):  # in a checkout, the parts are links
+            name = path.relative_to(part.resolve())
+            total.update(f"{part.name}/{name}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()[:12]
+
+
+def certify(
+    tasks: Sequence[Task],
+    envelope: CertifiedEnvelope,
+    folder: Path,
+    display: ProgressDisplay,
+    time_limit: float = TIME_LIMIT_S,
+) -> Certificate:
+    """Examine everything that the folder has no result of, and write the certificate after each.
+
+    Results are bound to the envelope, which holds the hash of assay's source code: those of another are left alone.
+
+    Args:
+        tasks: what to examine.
+        envelope: where.
+        folder: keeps the results; made if it does not exist.
+        display: shows the progress.
+        time_limit: longest examination, in seconds.
+
+    Raises:
+        EvidenceError: the folder cannot be written, or a result in it is damaged.
+    """
+    kept = _Kept.open(folder, envelope)
+    with display:
+        for number, task in enumerate(tasks):
+            if task.id not in kept.results:
+                kept.add(_ended(task, kept) or _examined(task, kept, time_limit))
+            display.count("faults", number + 1, len(tasks))
+    return kept.certificate([task.id for task in tasks])
+
+
+def _examined(task: Task, kept: _Kept, time_limit: float) -> Examined:
+    begun = time.monotonic()
+    kept.begin(task.id)
+    try:
+        with _limited(time_limit):
+            return task.examine()
+    except TimeoutError as error:
+        return _unfinished(task, "time-out", str(error), time.monotonic() - begun)
+    except EvidenceError:
+        raise  # the disk is full: not the fault's doing
+    except Exception as error:  # whatever a fault makes of the harness is a result
+        return _unfinished(task, "crash", f"{type(error).__name__}: {error}", time.monotonic() - begun)
+    finally:
+        kept.end()
+
+
+def _ended(task: Task, kept: _Kept) -> Examined | None:
+    """The result of an examination that ended the whole process, each time that it was tried."""
+    if kept.attempts(task.id) < ATTEMPTS:
+        return None
+    return _unfinished(task, "crash", f"the process ended {ATTEMPTS} times while this was examined", 0.0)
+
+
+def _unfinished(task: Task, outcome: Outcome, why: str, seconds: float) -> Examined:
+    return Examined(
+        id=task.id, kind=task.kind, title=task.title, links=task.links, restricted=task.restricted,
+        outcome=outcome, why=why, seconds=seconds,
+    )  # fmt: skip
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise a TimeoutError in this thread after so many seconds. Without an effect outside the main thread."""
+
+    def expired(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class _Kept:
+    """The results in a folder that belong to one envelope."""
+
+    def __init__(self, folder: Path, envelope: CertifiedEnvelope, results: Mapping[str, Examined]) -> None:
+        self.results = dict(results)
+        self._folder, self._envelope = folder, envelope
+        self._running, self._results = folder / f"running-{_key(envelope)}", _results(folder, envelope)
+
+    @classmethod
+    def open(cls, folder: Path, envelope: CertifiedEnvelope) -> _Kept:
+        path = _results(folder, envelope)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EvidenceError(
+                f"{folder} cannot be created: {error.strerror}.", "a writable folder", "name another --out"
+            ) from error
+        jsonl.drop_cut_line(path)
+        return cls(folder, envelope, {one.id: one for one in jsonl.read(path, Examined)})
+
+    def add(self, one: Examined) -> None:
+        """Keep a result."""
+        self.results[one.id] = one
+        jsonl.append(self._results, [one])
+
+    def attempts(self, id: str) -> int:
+        """How often an examination ended the whole process."""
+        return _lines(self._running).count(id)
+
+    def begin(self, id: str) -> None:
+        """Note that an examination has begun."""
+        write_whole(self._running, "\n".join([*_lines(self._running), id]), durable=False)
+
+    def end(self) -> None:
+        """Note that the process outlived the examination."""
+        self._running.unlink(missing_ok=True)
+
+    def certificate(self, ids: Sequence[str]) -> Certificate:
+        """The certificate on what was asked for, which is also written."""
+        examined = tuple(self.results[id] for id in ids if id in self.results)
+        left = tuple(id for id in ids if id not in self.results)
+        made = Certificate(
+            verdict=verdict_on(examined, left), made=timestamp(), assay=assay.__version__, envelope=self._envelope,
+            examined=examined, left=left,
+        )  # fmt: skip
+        write_whole(self._folder / FILE, made.model_dump_json(indent=2) + "\n")
+        return made
+
+
+def _results(folder: Path, envelope: CertifiedEnvelope) -> Path:
+    return folder / f"results-{_key(envelope)}.jsonl"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _key(envelope: CertifiedEnvelope) -> str:
+    return sha256(envelope.model_dump_json().encode()).hexdigest()[:12]

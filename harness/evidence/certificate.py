@@ -1,0 +1,157 @@
+"""The certificate: which seeded faults were shown to be caught, by which suite, in which envelope."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from assay.harness.schema import RULE, Part, read_json
+from assay.harness.verdict import Decided, Verdict
+
+SCHEMA: Literal["assay.certificate/1"] = "assay.certificate/1"
+FILE = "certificate.json"
+"""Name of a certificate's file."""
+Level = Literal["op", "server"]
+Kind = Literal["fault", "equivalent", "honest"]
+Outcome = Literal["caught", "missed", "not shown", "quiet", "false alarm", "crash", "time-out"]
+COMPLETE: tuple[Outcome, ...] = ("caught", "missed", "not shown", "quiet", "false alarm")
+"""Outcomes of an examination that came to its end."""
+
+
+class CertifiedEnvelope(Part):
+    """Where a certificate was made: a fault elsewhere may go unseen.
+
+    Attributes:
+        level: "op" for the op-level matrix, "server" for a pair of servers.
+        device: "cpu" or "cuda".
+        machine: name of the GPU; empty on a CPU.
+        engine: engine and version; empty for the op level.
+        model: model; empty for the op level.
+        dtypes: dtypes of q, k and v.
+        torch: version of PyTorch.
+        calls: calls of the op-level matrix; 0 for servers.
+        layers: layers.
+        heads: q heads.
+        most_new: most new tokens of a sequence.
+        longest: most tokens of a sequence, cached ones included.
+        largest_batch: most sequences of a call.
+        seed: seed of the matrix or of the questions.
+        suites: what looked at each fault.
+        source: hash of assay's source code.
+    """
+
+    level: Level
+    device: str
+    machine: str = ""
+    engine: str = ""
+    model: str = ""
+    dtypes: tuple[str, ...]
+    torch: str
+    calls: int = 0
+    layers: int
+    heads: int
+    most_new: int
+    longest: int
+    largest_batch: int
+    seed: int = 0
+    suites: tuple[str, ...]
+    source: str
+
+
+class Look(Part):
+    """What one suite saw of a fault.
+
+    Attributes:
+        suite: "op-level", "layers", "logits", "greedy" or "mmlu".
+        caught: whether it flagged the fault.
+        after: calls or questions up to the first that was flagged; None if none was, or if it cannot be told.
+        of: calls or questions that it looked at.
+    """
+
+    suite: str
+    caught: bool
+    after: int | None = None
+    of: int
+
+
+class Examined(Part):
+    """What became of one fault, equivalent fault or honest kernel.
+
+    Attributes:
+        id: of the fault, or "honest-" and the noise family.
+        kind: "fault", "equivalent" or "honest".
+        title: name in prose.
+        links: public reports of such a bug.
+        restricted: where it was seeded, in words; empty for everywhere.
+        outcome: "caught" or "missed"; "not shown" if it changes nothing in this envelope; for what must not be flagged, "quiet" or
+            "false alarm"; "crash" or "time-out" if the examination did not come to its end.
+        looks: what each suite saw.
+        named: whether a finding has its name; None if there is no such name, or nothing was caught.
+        pinned: whether the findings give its layers, heads, phases and restriction, and no others; None if nothing was caught.
+        found: ids of the findings.
+        where: where the first finding lies, in its own words.
+        why: why it was not caught, or how it crashed.
+        seed: seed of what it draws.
+        seconds: time that the examination took.
+    """
+
+    id: str
+    kind: Kind
+    title: str
+    links: tuple[str, ...] = ()
+    restricted: str = ""
+    outcome: Outcome
+    looks: tuple[Look, ...] = ()
+    named: bool | None = None
+    pinned: bool | None = None
+    found: tuple[str, ...] = ()
+    where: str = ""
+    why: str = ""
+    seed: int = 0
+    seconds: float
+
+
+class Certificate(Decided):
+    __doc__ = f"Which seeded faults the harness catches in an envelope, and what it wrongly flags there. {RULE}"
+
+    schema_id: Literal["assay.certificate/1"] = Field(SCHEMA, alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    made: str = Field(description="ISO 8601, UTC")
+    assay: str = Field(description="version of assay")
+    envelope: CertifiedEnvelope
+    examined: tuple[Examined, ...]
+    left: tuple[str, ...] = Field((), description="ids that were not examined")
+
+    @property
+    def minutes(self) -> float:
+        """Time that all examinations took."""
+        return sum(one.seconds for one in self.examined) / 60
+
+    def having(self, *outcomes: Outcome) -> list[Examined]:
+        """What ended with one of these outcomes."""
+        return [one for one in self.examined if one.outcome in outcomes]
+
+
+def verdict_on(examined: tuple[Examined, ...], left: tuple[str, ...]) -> Verdict:
+    """The verdict on the harness: "pass" if every fault that shows was caught and nothing else was flagged.
+
+    Args:
+        examined: what was examined.
+        left: ids that were not.
+    """
+    outcomes = {one.outcome for one in examined}
+    if outcomes & {"missed", "false alarm"}:
+        return "regression"
+    return "inconclusive" if left or not examined or outcomes - set(COMPLETE) else "pass"
+
+
+def read_certificate(path: Path) -> Certificate:
+    """A certificate, from its file.
+
+    Raises:
+        EvidenceError: it is missing or damaged.
+    """
+    return read_json(path, Certificate, "make it again: assay certify")

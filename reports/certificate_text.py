@@ -1,0 +1,127 @@
+"""A certificate as a table for the terminal, and as a matrix in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope, Examined, Look
+from assay.harness.text import one_line
+from assay.reports.terminal import say
+
+_COLUMNS = ("fault", "seeded", "public bug", "caught by", "after", "named", "pinned", "crash, time-out", "s")
+_NUMBERED = {"op-level": "calls", "layers": "calls", "logits": "prompts", "greedy": "prompts", "mmlu": "questions"}
+
+
+def headline(certificate: Certificate) -> str:
+    """One sentence: how many faults were caught, named and pinned, and how many false alarms there were."""
+    faults = [one for one in certificate.having("caught", "missed") if one.kind == "fault"]
+    caught = [one for one in faults if one.outcome == "caught"]
+    named = [one for one in caught if one.named is not None]
+    harmless = [one for one in certificate.examined if one.kind != "fault"]
+    alarms = len(certificate.having("false alarm"))
+    text = (
+        f"{len(caught)} of {len(faults)} faults caught; {sum(bool(one.named) for one in named)} of {len(named)} with a name named; "
+        f"{sum(bool(one.pinned) for one in caught)} of {len(caught)} pinned; {alarms} false alarm{'s' * (alarms != 1)} on "
+        f"{len(harmless)} equivalent faults and honest kernels"
+    )
+    unfinished = len(certificate.having("crash", "time-out"))
+    outside = len(certificate.having("not shown"))
+    text += f"; {outside} do not show in this envelope" if outside else ""
+    text += f"; {unfinished} not examined to the end" if unfinished else ""
+    text += f"; {len(certificate.left)} not examined" if certificate.left else ""
+    return f"{text}; {certificate.minutes:.1f} minutes"
+
+
+def envelope_words(envelope: CertifiedEnvelope) -> str:
+    """Where the certificate was made, in words."""
+    parts = [
+        f"{envelope.calls} calls of the op-level matrix" if envelope.level == "op" else envelope.engine,
+        envelope.machine or envelope.device,
+        envelope.model,
+        " and ".join(envelope.dtypes),
+        f"{envelope.layers} layers of {envelope.heads} heads",
+        f"to {envelope.most_new} new tokens, {envelope.longest} tokens and {envelope.largest_batch} sequences in a call",
+        f"PyTorch {envelope.torch}",
+        f"seed {envelope.seed}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def not_caught(certificate: Certificate) -> list[str]:
+    """A line for everything that is not as it should be, with the reason, and for faults that do not show."""
+    wrong = certificate.having("missed", "false alarm", "crash", "time-out", "not shown")
+    return [f"{one.id}: {one.outcome}: {one_line(one.why)}" for one in wrong]
+
+
+def render(certificate: Certificate, console: Console) -> None:
+    """Print the certificate to a terminal."""
+    table = Table(*_COLUMNS)
+    for one in certificate.examined:
+        table.add_row(*(Text(cell) for cell in _row(one, links=False)))
+    console.print(table)
+    say(console, f"{headline(certificate)}.")
+    say(console, f"Envelope: {envelope_words(certificate.envelope)}.")
+    for line in not_caught(certificate):
+        say(console, line)
+
+
+def markdown(certificate: Certificate) -> str:
+    """The certificate as Markdown: the headline, the envelope, and the matrix by kind."""
+    lines = [f"{headline(certificate)}.", "", f"Envelope: {envelope_words(certificate.envelope)}."]
+    if wrong := not_caught(certificate):
+        lines += ["", *(f"- {line}" for line in wrong)]
+    for kind, title in (("fault", "Faults"), ("equivalent", "Equivalent faults"), ("honest", "Honest kernels")):
+        rows = [_row(one, links=True) for one in certificate.examined if one.kind == kind]
+        if rows:
+            lines += ["", f"### {title}", "", *_table(_COLUMNS, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows),
+    ]
+
+
+def _row(one: Examined, *, links: bool) -> tuple[str, ...]:
+    by = [look for look in one.looks if look.caught]
+    unfinished = one.outcome in ("crash", "time-out")
+    shown = ", ".join(look.suite for look in by) or ("" if unfinished else one.outcome)
+    return (
+        one.id, one.restricted or "everywhere", _reports(one, links) if one.kind == "fault" else "",
+        shown if one.outcome != "false alarm" else f"FALSE ALARM: {shown}",
+        ", ".join(_after(look) for look in by), _yes(one.named, "no name"), _yes(one.pinned, ""),
+        f"{one.outcome}: {one_line(one.why)}" if unfinished else "", f"{one.seconds:.1f}",
+    )  # fmt: skip
+
+
+def _reports(one: Examined, links: bool) -> str:
+    if not one.links:
+        return "no public bug known"
+    names = [_name(link) for link in one.links]
+    return (
+        ", ".join(f"[{name}]({link})" for name, link in zip(names, one.links, strict=True))
+        if links
+        else ", ".join(names)
+    )
+
+
+def _name(link: str) -> str:
+    """The short name of a report: repository and number, as in ``sglang#12``."""
+    *_, repository, _, number = link.split("/")
+    return f"{repository}#{number}"
+
+
+def _after(look: Look) -> str:
+    counted = _NUMBERED.get(look.suite, "calls")
+    return f"{look.after} of {look.of} {counted}" if look.after else f"{look.of} {counted}"
+
+
+def _yes(value: bool | None, unknown: str) -> str:
+    return unknown if value is None else "yes" if value else "no"
