@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from assay.harness.backend import Backend
@@ -14,10 +15,12 @@ from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import shadowed_role
 from assay.harness.engines import memory
 from assay.harness.engines.base import Engine, start_together
+from assay.harness.engines.common import agree
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.errors import UsageError
+from assay.harness.evidence.common_settings import read_common_settings, write_common_settings
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.nonce import RUN
@@ -74,8 +77,29 @@ def make_engine(
 
 def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     """A role's engine in a run. Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced
-    because no answers are compared.
+    because no answers are compared. Both also get what only one of the backends forces; it is found out once for a run.
     """
+    engine = _run_engine(plan, folder, role)
+    if not may_differ(plan) or not isinstance(engine, SGLangServer):
+        return engine
+    common = read_common_settings(folder.path, folder.nonce)
+    if common is None:
+        pair = {one: other.launch for one in ROLES if isinstance(other := _run_engine(plan, folder, one), SGLangServer)}
+        common = agree(pair).model_copy(update={"run": folder.nonce})
+        write_common_settings(folder.path, common)
+    return SGLangServer(replace(engine.launch, common=common.flags))
+
+
+def may_differ(plan: Plan) -> bool:
+    """Whether SGLang may resolve the arguments of the two servers differently by their backends.
+
+    On the CPU it does not: assay starts both servers there with ``--disable-cuda-graph``.
+    """
+    two = plan.compares_answers and not plan.has_url and plan.reference.name != plan.candidate.name
+    return two and plan.spec.device == "cuda"
+
+
+def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     environment = {RUN: folder.nonce}
     if plan.has_layer_diff:
         environment |= layer_diff.environment(plan, role, shadowed=role == shadowed_role(plan, folder))

@@ -11,6 +11,8 @@ from typing import Any
 VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
 # What identifies a server: its backend, its address and the name that it answers to.
 IDENTITY_KEYS = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
+# SGLang may fill these in with the server's own backend: then they are the requested difference, not a second one.
+TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
 ABSENT = "absent"
 
 
@@ -25,12 +27,18 @@ def differences(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> d
     Nested arguments are compared leaf by leaf and named with dots: ``cuda_graph_config.decode.backend``. An argument that
     SGLang derives from the backend, for example its page size, is listed: it is a second difference.
     """
-    left, right = _flat(reference), _flat(candidate)
+    left, right = _flat(_without_treatment(reference)), _flat(_without_treatment(candidate))
     return {
         name: (left.get(name, ABSENT), right.get(name, ABSENT))
         for name in sorted(left.keys() | right.keys())
         if left.get(name, ABSENT) != right.get(name, ABSENT)
     }
+
+
+def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, with null for those that only repeat the server's own backend."""
+    own = arguments.get("attention_backend")
+    return {key: None if key in TREATMENT_KEYS and value == own else value for key, value in arguments.items()}
 
 
 def _flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

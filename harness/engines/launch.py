@@ -50,6 +50,7 @@ class Launch:
         startup_timeout: seconds until it must be ready.
         request_timeout: seconds until an answer must be complete.
         engine_args: the user's flags; they come last, so they override assay's.
+        common: flags that both servers get because one of the backends forces them (`assay.harness.engines.common`).
         cpu_core: the core that a CPU server computes on; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
         prefill_graphs: whether prefill may be captured too, if not eager. SGLang then runs it on batches that do not name their
@@ -67,6 +68,7 @@ class Launch:
     startup_timeout: float
     request_timeout: float
     engine_args: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()
     cpu_core: int | None = None
     eager: bool = True
     prefill_graphs: bool = False
@@ -113,6 +115,7 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
         "--enable-cache-report",
         "--random-seed", "0",  # otherwise SGLang draws one for each server
         *profile,
+        *launch.common,
         *launch.engine_args,
     ]  # fmt: skip
 

@@ -1,0 +1,151 @@
+"""What an attention backend forces on its server, found out before either server starts, and given to both.
+
+SGLang resolves some arguments by the backend: with torch_native, for example, it captures no CUDA graphs. Two servers with
+different backends would then differ in more than the backend. `common_settings` says which flags make them agree; `agree` asks
+SGLang itself, in processes that resolve a command line and start nothing, until nothing differs or nothing more can be done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from assay.harness.engines import launch as launching
+from assay.harness.engines.arguments import ABSENT, differences
+from assay.harness.engines.launch import Launch
+from assay.harness.errors import EngineError
+from assay.harness.evidence.common_settings import CommonSettings
+from assay.harness.evidence.records import ROLES, Role
+
+_RESOLVER = "assay.harness.server.resolve_arguments"
+_TIMEOUT_S = 300.0
+_ROUNDS = 3
+"""Most rounds of resolving: a flag may change what SGLang derives from it."""
+
+_LEAST = (
+    "chunked_prefill_size",
+    "max_prefill_tokens",
+    "max_running_requests",
+    "cuda_graph_max_bs",
+    "cuda_graph_max_bs_decode",
+)
+"""Limits: the smaller one holds for both."""
+_GREATEST = ("page_size",)
+"""A backend forces a page size above the default of 1."""
+_NUMBERS = (
+    "kv_cache_dtype", "dtype", "quantization", "quantization_param_path", "tp_size", "dp_size", "model_path", "random_seed",
+)  # fmt: skip
+"""Arguments that change the numbers of both servers: the user decides about them."""
+
+
+def common_settings(
+    reference: Mapping[str, Any], candidate: Mapping[str, Any], names: Mapping[Role, str]
+) -> CommonSettings:
+    """The flags that make two servers' arguments agree.
+
+    Args:
+        reference: the resolved arguments of the reference's server.
+        candidate: those of the candidate's.
+        names: the backend of each role, for the sentences.
+    """
+    flags: dict[str, None] = {}
+    because, impossible = [], []
+    for name, values in differences(reference, candidate).items():
+        found = "; ".join(f"{names[role]}: {value}" for role, value in zip(ROLES, values, strict=True))
+        flag, why = _flag_for(name, *values)
+        if flag:
+            flags[flag] = None
+            because.append(f"both were given {flag}, because SGLang resolves {name} by the backend ({found})")
+        else:
+            impossible.append(f"{name} ({found}) {why}")
+    return CommonSettings(flags=tuple(flags), because=tuple(because), impossible=tuple(impossible))
+
+
+def _flag_for(name: str, ours: str, theirs: str) -> tuple[str, str]:
+    """The flag that makes an argument equal in both servers, or "" and why there is none."""
+    if name.startswith("cuda_graph_config."):
+        return "--disable-cuda-graph", ""
+    if name in _NUMBERS:
+        return "", "changes what both servers compute; set it for both with --engine-arg"
+    dashed = f"--{name.replace('_', '-')}"
+    if name.startswith("disable_") and {ours, theirs} == {"true", "false"}:
+        return dashed, ""
+    if name in _LEAST + _GREATEST and ABSENT not in (ours, theirs):
+        try:
+            numbers = [int(value) for value in (ours, theirs) if value != "null" and int(value) > 0]
+        except ValueError:
+            numbers = []
+        if numbers:
+            return f"{dashed}={min(numbers) if name in _LEAST else max(numbers)}", ""
+    return "", "has no flag that is known to make it equal; try one with --engine-arg"
+
+
+def agree(
+    launches: Mapping[Role, Launch], resolve: Callable[[Launch], Mapping[str, Any]] | None = None
+) -> CommonSettings:
+    """What both servers must be given so that only their backends differ. Nothing is started.
+
+    Args:
+        launches: how both would be launched.
+        resolve: the resolved arguments of a launch; by default SGLang itself is asked.
+
+    Returns:
+        The flags with their reasons. What could not be found out or made equal is in `impossible`; the servers then show it.
+    """
+    resolve = resolve or resolved_arguments
+    names = {role: launches[role].backend for role in ROLES}
+    agreed = CommonSettings()
+    for _ in range(_ROUNDS):
+        now = [replace(launches[role], common=agreed.flags) for role in ROLES]
+        try:
+            with ThreadPoolExecutor(len(now)) as pool:
+                reference, candidate = pool.map(resolve, now)
+        except EngineError as error:
+            return agreed.model_copy(update={"impossible": (str(error),)})
+        found = common_settings(reference, candidate, names)
+        new = tuple(flag for flag in found.flags if flag not in agreed.flags)
+        still = tuple(f"{one}, although both were given it" for one in found.because) if not new else ()
+        agreed = CommonSettings(
+            flags=agreed.flags + new,
+            because=agreed.because + (found.because if new else ()),
+            impossible=found.impossible + still,
+        )
+        if not new:
+            break
+    return agreed
+
+
+def resolved_arguments(launch: Launch) -> dict[str, Any]:
+    """What SGLang makes of a launch's command line, in a process that starts no server.
+
+    Raises:
+        EngineError: it refuses the command line, or says nothing in time.
+    """
+    argv = launching.command(launch, 1, "assay")
+    module = argv.index("-m") + 1
+    argv[module] = _RESOLVER
+    environment = {**os.environ, **launching.settings(launch, os.environ)}
+    try:
+        done = subprocess.run(
+            argv,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        resolved: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return resolved
+    except (subprocess.TimeoutExpired, OSError, IndexError, ValueError) as error:
+        last = done.stderr.strip().splitlines()[-1:] if isinstance(error, (IndexError, ValueError)) else [str(error)]
+        raise EngineError(
+            f"What {launch.backend} forces could not be found out: {' '.join(last)}.",
+            "SGLang to resolve the command line",
+            "see the server's log",
+        ) from None

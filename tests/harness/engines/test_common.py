@@ -1,0 +1,170 @@
+"""Arguments as SGLang 0.5.17 and 0.5.23 resolve them, shortened; `test_sglang_resolves…` asks the installed version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness.engines.arguments import differences
+from assay.harness.engines.common import agree, common_settings, resolved_arguments
+from assay.harness.engines.launch import Launch, command
+from assay.harness.engines.model import TINY_MODEL
+from assay.harness.errors import EngineError
+from assay.harness.evidence.records import Role
+
+NAMES: dict[Role, str] = {"reference": "triton", "candidate": "torch_native"}
+# 0.5.17 on an H100: assay's own flag has disabled prefill graphs in both.
+TRITON = {
+    "attention_backend": "triton",
+    "prefill_attention_backend": None,
+    "decode_attention_backend": None,
+    "page_size": 1,
+    "chunked_prefill_size": 8192,
+    "disable_radix_cache": False,
+    "disable_overlap_schedule": False,
+    "kv_cache_dtype": "auto",
+    "cuda_graph_max_bs_decode": None,
+    "cuda_graph_config": {"decode": {"backend": "full", "bs": [1, 2]}, "prefill": {"backend": "disabled"}},
+}
+NATIVE = TRITON | {
+    "attention_backend": "torch_native",
+    "cuda_graph_config": {"decode": {"backend": "disabled", "bs": [1, 2]}, "prefill": {"backend": "disabled"}},
+}
+
+
+def flags(candidate: Mapping[str, Any]) -> tuple[str, ...]:
+    return common_settings(TRITON, candidate, NAMES).flags
+
+
+def launch(role: Role, backend: str, **changes: Any) -> Launch:
+    fields: dict[str, Any] = {
+        "role": role, "backend": backend, "model": TINY_MODEL, "device": "cuda", "evidence": Path("e"), "log": Path("l"),
+        "decode_backend": "triton", "startup_timeout": 9.0, "request_timeout": 9.0, "eager": False,
+    }  # fmt: skip
+    return Launch(**fields | changes)
+
+
+PAIR: dict[Role, Launch] = {role: launch(role, backend) for role, backend in NAMES.items()}
+
+
+def test_a_backend_without_cuda_graphs_takes_them_from_both() -> None:
+    found = common_settings(TRITON, NATIVE, NAMES)
+    assert found.flags == ("--disable-cuda-graph",)
+    assert found.impossible == ()
+    assert found.because == (
+        "both were given --disable-cuda-graph, because SGLang resolves cuda_graph_config.decode.backend by the backend "
+        "(triton: full; torch_native: disabled)",
+    )
+
+
+def test_the_backend_itself_is_the_treatment() -> None:
+    other = TRITON | {"attention_backend": "fa3", "prefill_attention_backend": "fa3", "decode_attention_backend": "fa3"}
+    assert flags(other) == ()
+    assert differences(TRITON, other) == {}
+    split = other | {"decode_attention_backend": "flashinfer"}
+    assert differences(TRITON, split) == {"decode_attention_backend": ("null", "flashinfer")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"page_size": 64}, ("--page-size=64",)),
+        ({"chunked_prefill_size": 4096}, ("--chunked-prefill-size=4096",)),
+        ({"chunked_prefill_size": -1}, ("--chunked-prefill-size=8192",)),
+        ({"disable_radix_cache": True}, ("--disable-radix-cache",)),
+        ({"cuda_graph_max_bs_decode": 8, "page_size": 128}, ("--cuda-graph-max-bs-decode=8", "--page-size=128")),
+    ],
+)  # fmt: skip
+def test_settings_that_a_flag_makes_equal(changes: dict[str, Any], expected: tuple[str, ...]) -> None:
+    assert flags(TRITON | changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kv_cache_dtype": "fp8_e4m3"}, "changes what both servers compute"),
+        ({"new_argument": 3}, "no flag that is known"),
+    ],
+)
+def test_settings_that_no_flag_makes_equal(changes: dict[str, Any], why: str) -> None:
+    found = common_settings(TRITON, TRITON | changes, NAMES)
+    assert found.flags == ()
+    (one,) = found.impossible
+    assert why in one
+
+
+def sglang(launch: Launch) -> dict[str, Any]:
+    """Stand-in for SGLang's resolution."""
+    graphs = "disabled" if launch.backend == "torch_native" or "--disable-cuda-graph" in launch.common else "full"
+    sizes = [int(flag.partition("=")[2]) for flag in launch.common if flag.startswith("--page-size=")]
+    return TRITON | {
+        "attention_backend": launch.backend,
+        "page_size": 64 if launch.backend == "flashmla" else max(sizes, default=1),
+        "cuda_graph_config": {"decode": {"backend": graphs}, "prefill": {"backend": "disabled"}},
+    }
+
+
+def test_both_are_resolved_again_with_what_was_found() -> None:
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def resolve(one: Launch) -> dict[str, Any]:
+        asked.append((one.role, one.common))
+        return sglang(one)
+
+    found = agree(PAIR, resolve)
+    assert (found.flags, found.impossible) == (("--disable-cuda-graph",), ())
+    assert sorted(asked) == [
+        ("candidate", ()), ("candidate", ("--disable-cuda-graph",)),
+        ("reference", ()), ("reference", ("--disable-cuda-graph",)),
+    ]  # fmt: skip
+
+
+def test_backends_that_agree_are_given_nothing() -> None:
+    found = agree({"reference": launch("reference", "triton"), "candidate": launch("candidate", "fa3")}, sglang)
+    assert (found.flags, found.because, found.impossible) == ((), (), ())
+
+
+def test_a_flag_that_has_no_effect_is_said() -> None:
+    found = agree(PAIR, lambda one: sglang(replace(one, common=())))
+    assert found.flags == ("--disable-cuda-graph",)
+    assert "although both were given it" in found.impossible[0]
+
+
+def test_what_cannot_be_resolved_is_left_to_the_servers() -> None:
+    def refuse(one: Launch) -> dict[str, Any]:
+        raise EngineError("What fa3 forces could not be found out: no GPU.", "e", "d")
+
+    found = agree(PAIR, refuse)
+    assert found.flags == ()
+    assert "no GPU" in found.impossible[0]
+
+
+def test_common_flags_come_before_the_users() -> None:
+    argv = command(launch("reference", "triton", common=("--page-size=64",), engine_args=("--page-size=16",)), 1, "n")
+    assert argv[-2:] == ["--page-size=64", "--page-size=16"]
+
+
+@pytest.mark.slow
+def test_sglang_resolves_cuda_graphs_by_the_backend_and_a_common_flag_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real resolution of the installed version, on the CPU, without the flag that assay gives there."""
+    monkeypatch.setattr(
+        "assay.harness.engines.launch.command",
+        lambda one, port, name: (
+            [flag for flag in command(one, port, name) if flag != "--disable-cuda-graph"] + list(one.common)
+        ),
+    )
+    pair = {role: replace(one, device="cpu", eager=True) for role, one in PAIR.items()}
+    found = agree(pair)
+    assert found.flags == ("--disable-cuda-graph",)
+    assert found.impossible == ()
+    assert "torch_native: disabled" in found.because[0]
+
+
+@pytest.mark.slow
+def test_a_command_line_that_sglang_refuses_is_an_error() -> None:
+    with pytest.raises(EngineError, match="could not be found out"):
+        resolved_arguments(launch("reference", "no_such_backend", device="cpu"))
