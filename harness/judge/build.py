@@ -9,6 +9,7 @@ from assay.harness.baselines import counts_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, Pairing, pair
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
+from assay.harness.evidence.common_settings import read_common_settings
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.executed import KernelTrace, read_kernels
 from assay.harness.evidence.folder import RunFolder
@@ -20,6 +21,7 @@ from assay.harness.judge.binding import Served, check_parsed, check_reconciled, 
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import WHOLE, decide, holm_corrected
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
+from assay.harness.judge.forced_settings import with_common_settings
 from assay.harness.judge.greedy_suite import greedy_suite
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
 from assay.harness.judge.logits_suite import logits_suite
@@ -200,7 +202,10 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
         *rules.check_kernel_ran(servers.get("candidate"), counts["candidate"], counts["reference"]),
         *check_kernels_executed(servers.get("candidate"), evidence.kernels, stored),
         *rules.check_compiled(servers, counts),
-        rules.check_same_servers(evidence.spec, servers, evidence.argument_differences, stored),
+        with_common_settings(
+            rules.check_same_servers(evidence.spec, servers, evidence.argument_differences, stored),
+            read_common_settings(evidence.folder.path, evidence.folder.nonce),
+        ),
         check_reconciled(served, servers),
         *check_parsed(evidence.folder.answers(), evidence.answers),
         *([rules.check_all_answered(len(asked), sum(key in answered for key in asked), mismatched)] if compared else []),
