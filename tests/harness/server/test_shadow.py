@@ -18,16 +18,24 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.faults import rounded_oracle as right
+from assay.harness.attention.honest import MEMBERS
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
-from assay.harness.evidence.pack import Source, read_pack
+from assay.harness.backend import Backend
+from assay.harness.evidence.pack import Source, rank_folder, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
+from assay.harness.evidence.truth_errors import OUTPUT_SUMS, own_error
+from assay.harness.judge.checks import check_layers
+from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
+from assay.harness.offline.replay import diagnose_recorded
+from assay.harness.server import row_sample
 from assay.harness.server.candidates import BackendCandidate, KernelCandidate
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.kv_pool import Pages
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.write_request import is_written, request_write
+from assay.harness.verdict import Check
 
 HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
 Shadowing = Callable[..., tuple[Any, Shadow]]
@@ -252,3 +260,116 @@ def test_errors_are_written_on_request_and_at_intervals(shadowing: Shadowing, tm
     assert read_shadow_errors(tmp_path).headers[0].passes == 5
     server.step("extend", [(4, 0)])
     assert read_shadow_errors(tmp_path).headers[0].passes == 5
+
+
+def against(shadow: Shadow, folder: Path) -> AgainstNoise:
+    return compare_with_noise(seen(shadow, folder))
+
+
+def many_passes(server: Any) -> None:
+    for number in range(6):
+        server.step("extend", [(5, 0), (6, 0), (9, 0)])
+        server.step("extend", [(2, 5), (4, 6), (3, 0)])
+        server.step("decode", [(1, 5 + number), (1, 9)])
+
+
+def test_both_outputs_are_compared_with_the_truth_in_every_cell(shadowing: Shadowing, tmp_path: Path) -> None:
+    server, shadow = shadowing(wrong_with_a_prefix)
+    many_passes(server)
+    errors = seen(shadow, tmp_path)
+    truth = errors.truth
+    assert truth.candidate_honest.shape == truth.reference_honest.shape == (len(truth.index), MEMBERS, len(OUTPUT_SUMS))
+    assert {tuple(row) for row in truth.index} == {tuple(row) for row in errors.index}
+    own = own_error(truth.candidate, truth.truth)
+    wrong = (truth.index[:, :2] == (1, 2)).all(1) & (truth.index[:, 3] != 0)
+    assert np.allclose(own[wrong], 1.0)
+    assert own[~wrong].max() < 1e-6
+    assert own_error(truth.reference, truth.truth).max() < 1e-6
+    header = errors.headers[0]
+    assert (header.rows, header.sampled_rows, header.heads) == (186, 186, dict.fromkeys(range(LAYERS), HEADS))
+    compared = compare_with_noise(errors)
+    assert (compared.cells.flagged == wrong).all()
+    assert not compared.reference.flagged.any()
+
+
+def test_an_exact_kernel_is_not_flagged_and_a_gain_of_a_thousandth_is(
+    stand_in: ModuleType, shadowing: Shadowing, tmp_path: Path
+) -> None:
+    server, shadow = shadowing(right)
+    many_passes(server)
+    compared = against(shadow, tmp_path)
+    assert not any(one.flagged.any() for one in (compared.cells, compared.gains, compared.apart))
+    assert not compared.quiet
+    server, shadow = shadowing(lambda call: right(call) * 1.001)
+    many_passes(server)
+    assert against(shadow, tmp_path).gains.flagged.all()
+
+
+def test_a_kernel_that_declares_int8_and_computes_exactly_is_too_quiet(shadowing: Shadowing, tmp_path: Path) -> None:
+    server, shadow = shadowing(declares(noise="int8_qk")(lambda call: right(call)))
+    many_passes(server)
+    compared = against(shadow, tmp_path)
+    assert {(one.layer, one.phase) for one in compared.quiet} == {
+        (layer, phase) for layer in range(LAYERS) for phase in ("extend", "decode")
+    }
+    assert not compared.cells.flagged.any()
+
+
+def test_of_a_large_call_a_sample_of_queries_is_compared(
+    shadowing: Shadowing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_sample, "MAX_ROWS", 8)
+    server, shadow = shadowing(right)
+    server.step("extend", [(12, 0), (9, 5)])
+    errors = seen(shadow, tmp_path)
+    header = errors.headers[0]
+    assert (header.rows, header.sampled_rows) == (21, 8)
+    of_layer = errors.truth.index[:, 0] == 0
+    assert errors.truth.truth[of_layer, 2].sum() == 8 * HEADS * DIM
+    assert {tuple(row) for row in errors.truth.index} == {tuple(row) for row in errors.index}
+
+
+def test_a_call_that_cannot_be_compared_with_the_truth_is_named(shadowing: Shadowing, tmp_path: Path) -> None:
+    server, shadow = shadowing(declares(noise="int8_qk")(lambda call: right(call)))
+    shadow._candidate.noise = "int3_qk"  # of a later version of assay, for example
+    server.step("extend", [(4, 0)])
+    errors = seen(shadow, tmp_path)
+    assert sorted(errors.headers[0].untested) == list(range(LAYERS))
+    assert "int3_qk" in errors.headers[0].untested[0]
+    assert check_layers(("layers",), errors, ("extend",), range(LAYERS)).status == "missing"
+
+
+def test_processes_that_share_the_heads_are_joined(
+    stand_in: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes with 4 heads each: the second is wrong in its second head, the model's sixth."""
+
+    def wrong(call: AttentionCall) -> Tensor:
+        out = right(call)
+        out[:, 1] *= 2
+        return out
+
+    def process(rank: int, kernel: Kernel) -> None:
+        monkeypatch.setattr(os, "getpid", lambda: 1000 + rank)
+        server = stand_in.Server(rank)
+        pages = Pages(server.runner)
+        source = Source(engine="e", model="m", model_hash="", reference="mine", candidate="other")
+        writer = partial(PackWriter, rank_folder(tmp_path / "pack", rank), source, 10**6)
+        shadow = Shadow(tmp_path, KernelCandidate("other", kernel, pages), writer, pages, rank=rank, ranks=2)
+        stand_in.attach(server, tmp_path, shadow=shadow)
+        server.step("extend", [(5, 0), (3, 2)])
+        server.step("extend", [(4, 7)])
+        shadow.write()
+
+    def checked() -> Check:
+        return check_layers(("layers",), read_shadow_errors(tmp_path), ("extend",), range(LAYERS))
+
+    set_control(tmp_path, Control(shadow=True))
+    process(0, right)
+    assert (checked().status, checked().found) == ("missing", "extend: not layer 0-2, head 4-7")
+    process(1, wrong)
+    assert checked().status == "ok"
+    compared = compare_with_noise(read_shadow_errors(tmp_path))
+    assert set(compared.cells.index[compared.cells.flagged, 1]) == {5}
+    found = diagnose_recorded(tmp_path / "pack", Backend.parse("torch_native"), "")
+    assert [one.where for one in found] == ["extend, all 3 layers, head 5 of 8"]
