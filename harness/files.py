@@ -1,13 +1,21 @@
-"""Files: written so that no reader ever sees half of one, safe names, and the time that they were made."""
+"""Files: written so that no reader ever sees half of one, locked folders, safe names, and the time that they were made."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 
-from assay.harness.errors import EvidenceError
+from assay.harness.errors import EvidenceError, UsageError
+
+LOCK = ".lock"
+"""File of a folder's lock. It holds the id of the process that has it."""
+_UNFINISHED = ".*.part"  # the files that `write_whole` is writing
 
 
 def file_name(text: str) -> str:
@@ -18,6 +26,63 @@ def file_name(text: str) -> str:
 def timestamp() -> str:
     """Now, as documents record it: ISO 8601 in UTC, to the second."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+class FolderLock:
+    """Keeps other processes from writing to a folder for as long as it exists. The operating system drops it with its process,
+    however that ends; this process can take it twice.
+
+    Raises:
+        UsageError: another process has it.
+        EvidenceError: the folder cannot be written.
+    """
+
+    _held: ClassVar[weakref.WeakValueDictionary[Path, FolderLock]] = weakref.WeakValueDictionary()
+
+    def __new__(cls, folder: Path) -> FolderLock:
+        place = folder.resolve()
+        held = cls._held.get(place)
+        if held is None:
+            held = super().__new__(cls)
+            held._take(place)
+            cls._held[place] = held
+        return held
+
+    def _take(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise EvidenceError(
+                f"{folder} cannot be written: {error.strerror}.", "a writable folder", "name another one with --out"
+            ) from None
+        weakref.finalize(self, os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            raise UsageError(
+                f"{folder} is in use by another run (process {owner}).",
+                "a folder that no other run writes to",
+                "wait until it has ended, or name another folder with --out",
+            ) from None
+        with suppress(OSError):  # the lock holds, even where a full disk has no room for the id
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def is_unused(folder: Path, remains: Iterable[str] = ()) -> bool:
+    """Whether a folder does not exist, or holds nothing but a lock, unfinished files, and `remains`."""
+    if not folder.exists():
+        return True
+    ignored = {LOCK, *remains}
+    return folder.is_dir() and all(file.name in ignored or file.match(_UNFINISHED) for file in folder.iterdir())
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files that processes which were killed had not finished, in a folder that this process has locked."""
+    for file in folder.rglob(_UNFINISHED):
+        file.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:

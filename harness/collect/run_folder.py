@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from assay.harness.attention.source import source_hashes
 from assay.harness.baselines import status_of
 from assay.harness.collect.machine import origin_of
 from assay.harness.collect.plan import Plan
@@ -43,6 +44,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
         run_id=path.resolve().name,
         model=plan.spec.model,
         items_hash=hash_items(plan.items),
+        code={role: source_hashes(plan.backend(role).name) for role in ROLES if plan.backend(role).is_kernel},
         noise={role: plan.backend(role).noise for role in ROLES},
     )
     return RunFolder.open(path, manifest, plan.items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from assay.evals.loads import Shape
-from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.errors import UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
@@ -13,7 +13,7 @@ from assay.harness.evidence.manifest import Origin, ServerManifest
 from assay.harness.evidence.nonce import check_run, new_nonce
 from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import AnswerLength, Timing
-from assay.harness.files import write_whole
+from assay.harness.files import FolderLock, is_unused, write_whole
 from assay.harness.schema import read_json
 
 FOLDER = "bench"
@@ -47,6 +47,7 @@ class BenchFolder:
     def __init__(self, path: Path, nonce: str = "") -> None:
         self.path = path
         self.servers = RunFolder(path, nonce)
+        self._lock: FolderLock | None = None
 
     @classmethod
     def new(cls, path: Path, nonce: str = "") -> BenchFolder:
@@ -57,18 +58,15 @@ class BenchFolder:
             nonce: that of the run to which the bench belongs; empty for a bench of its own.
 
         Raises:
-            UsageError: it is not empty.
+            UsageError: it is not empty, or another process writes to it.
             EvidenceError: it cannot be created.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        lock = FolderLock(path) if is_unused(path) else None
+        if lock is None or not is_unused(path):
             raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EvidenceError(
-                f"{path} cannot be created: {error.strerror}.", "a writable folder", "name another --out"
-            ) from error
-        return cls(path, nonce or new_nonce())
+        folder = cls(path, nonce or new_nonce())
+        folder._lock = lock
+        return folder
 
     @property
     def nonce(self) -> str:

@@ -15,7 +15,7 @@ from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.manifest import Manifest, Progress, ServerManifest, hash_items
 from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.records import ROLES, Answer, Item, Role
-from assay.harness.files import write_whole
+from assay.harness.files import FolderLock, is_unused, remove_unfinished, write_whole
 from assay.harness.schema import read_json
 
 # What may change when a run is resumed: how fast and how patiently it asks.
@@ -32,7 +32,7 @@ class AnyManifest(BaseModel):
 
 
 class RunFolder:
-    """A run's folder, new or resumed.
+    """A run's folder, new or resumed. One that `open` returned is locked against other processes for as long as it exists.
 
     Args:
         path: its path.
@@ -41,23 +41,26 @@ class RunFolder:
 
     def __init__(self, path: Path, nonce: str = "") -> None:
         self.path, self._nonce = path, nonce
+        self._lock: FolderLock | None = None
 
     @classmethod
     def open(cls, path: Path, manifest: Manifest, items: Sequence[Item]) -> RunFolder:
         """Begin a run in `path`, or resume it if the same run is there.
 
         Raises:
-            UsageError: `path` holds another run, or something else.
+            UsageError: `path` holds another run, or something else, or another process writes to it.
             EvidenceError: it cannot be written.
         """
         folder = cls(path)
-        if not folder._file("manifest.json").exists():
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise UsageError(
-                    f"{path} exists and is not the folder of a run.",
-                    "a new or empty folder",
-                    "name another one with --out",
-                )
+        written = folder._file("manifest.json")
+        # A run that could not write its manifest, for want of space on the disk, has begun nothing.
+        if not written.exists() and not is_unused(path, remains=("items.jsonl",)):
+            raise UsageError(
+                f"{path} exists and is not the folder of a run.", "a new or empty folder", "name another one with --out"
+            )
+        folder._lock = FolderLock(path)
+        remove_unfinished(path)
+        if not written.exists():
             folder._make(manifest, items)
             return folder
         earlier = folder.manifest()
@@ -73,13 +76,7 @@ class RunFolder:
         return folder
 
     def _make(self, manifest: Manifest, items: Sequence[Item]) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EvidenceError(
-                f"{self.path} cannot be created: {error.strerror}.", "a writable folder", "name another --out"
-            ) from error
-        jsonl.append(self._file("items.jsonl"), items)
+        self._replace("items.jsonl", jsonl.lines_of(items))
         self._replace("manifest.json", manifest.model_dump_json(indent=2))
 
     def manifest(self) -> Manifest:
@@ -212,6 +209,10 @@ def _differing(earlier: Manifest, now: Manifest) -> list[str]:
         if earlier.spec.get(key) != now.spec.get(key)
     ]
     found += [f"the {what} changed" for what, same in _same(earlier, now).items() if not same]
+    for role in ROLES:
+        before, after = earlier.code.get(role, {}), now.code.get(role, {})
+        parts = sorted(part for part in {**before, **after} if before.get(part) != after.get(part))
+        found += [f"the {role}'s kernel changed ({', '.join(parts)})"] if parts else []
     return found
 
 
@@ -220,4 +221,5 @@ def _same(earlier: Manifest, now: Manifest) -> dict[str, bool]:
         "model's files": earlier.model_hash == now.model_hash,
         "questions": earlier.items_hash == now.items_hash,
         "packages": earlier.packages == now.packages,
+        "hardware": earlier.hardware == now.hardware,
     }

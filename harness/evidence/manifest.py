@@ -60,12 +60,14 @@ class Manifest(Origin):
     """What identifies a run: it decides whether the run can be resumed, and lets a reader check and repeat it.
 
     Attributes:
+        code: of the roles whose backend is a kernel, what it is made of, with hashes (`assay.harness.attention.source`).
         noise: the noise family that each role's backend declares; empty for rounding alone.
     """
 
     run_id: str
     model: str
     items_hash: str
+    code: dict[Role, dict[str, str]] = Field(default_factory=dict)
     noise: dict[Role, str] = Field(default_factory=dict)
 
 

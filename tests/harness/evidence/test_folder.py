@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,7 +54,9 @@ def test_answers_have_the_size_of_the_batch_that_admitted_them(tmp_path: Path) -
     served = folder.server_folder("candidate")
     served.mkdir(parents=True)
     # The second line is a later chunk of rid-0; the third was cut off when the server was killed.
-    admitted = [Admission(run="n", process=1, rids=rids, new=(1,) * len(rids), prefix=(0,) * len(rids)) for rids in BATCHES]
+    admitted = [
+        Admission(run="n", process=1, rids=rids, new=(1,) * len(rids), prefix=(0,) * len(rids)) for rids in BATCHES
+    ]
     (served / "admissions.jsonl").write_text(jsonl.lines_of(admitted) + '{"run": "n", "rids": ["rid-')
     assert [a.batch_size for a in folder.answers()] == [2, 2, None]
     assert folder.items() == ITEMS
@@ -140,3 +145,71 @@ def test_a_nan_log_probability_is_read_back(tmp_path: Path) -> None:
     jsonl.append(path, [answer("q0").model_copy(update={"tokens": (Token(text="a", logprob=math.nan),)})])
     (read,) = jsonl.read(path, Answer)
     assert math.isnan(read.tokens[0].logprob)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from assay.harness.files import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def another_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes to the folder ``run``."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+def test_a_folder_belongs_to_one_process_until_that_has_ended(
+    tmp_path: Path, another_run: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(UsageError, match=f"in use by another run \\(process {another_run.pid}\\)"):
+        RunFolder.open(tmp_path / "run", manifest(), ITEMS)
+    another_run.kill()
+    another_run.wait()
+    RunFolder.open(tmp_path / "run", manifest(), ITEMS)
+
+
+def test_a_running_folder_can_be_read(tmp_path: Path, another_run: subprocess.Popen[str]) -> None:
+    (tmp_path / "run" / "manifest.json").write_text(manifest().model_dump_json())
+    (tmp_path / "run" / "items.jsonl").write_text(jsonl.lines_of(ITEMS))
+    folder = RunFolder(tmp_path / "run")
+    assert (folder.items(), folder.answers()) == (ITEMS, [])
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_run_whose_disk_was_full_while_it_was_made_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    replaced: list[Path] = []
+
+    def replace_until_full(old: Path, new: Path) -> None:
+        replaced.append(new)
+        if len(replaced) >= fails_at:
+            raise OSError(28, "No space left on device")
+        Path(old).rename(new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace_until_full)
+        with pytest.raises(EvidenceError, match="No space left"):
+            RunFolder.open(tmp_path / "run", manifest(), ITEMS)
+    folder = RunFolder.open(tmp_path / "run", manifest(), ITEMS)
+    assert folder.items() == ITEMS
+
+
+def test_files_that_a_killed_run_was_writing_are_removed_when_it_is_resumed(tmp_path: Path) -> None:
+    folder = RunFolder.open(tmp_path / "run", manifest(), ITEMS)
+    unfinished = [folder.path / ".progress.json.1.part", folder.server_folder("candidate") / ".x.json.2.part"]
+    for path in unfinished:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{")
+    RunFolder.open(tmp_path / "run", manifest(), ITEMS)
+    assert not any(path.exists() for path in unfinished)

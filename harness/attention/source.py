@@ -1,0 +1,138 @@
+"""What a kernel is made of: hashes of its source files, and of the installed packages that it imports. Runs none of them.
+
+A run that is resumed must not combine answers of one kernel with those of another, and a kernel's name says nothing about its code.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+from assay.harness.attention.published import is_path, published
+
+_ASSAY = __name__.partition(".")[0]
+# Beside a kernel's Python files: what it may load or compile.
+_COMPILED = frozenset({".so", ".pyd", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp", ".hip", ".ptx", ".cubin"})
+
+
+def source_hashes(name: str) -> dict[str, str]:
+    """Hash of each part of a kernel's code, by what it is.
+
+    Parts are the kernel's module; the modules that it imports, and those that they import, as far as they are not installed
+    packages; compiled code and its sources in the folders of these modules; and the installed packages that any of them imports,
+    whose hash is that of their version and their list of files. The standard library is left out, and assay but for the folder
+    of a kernel that ships with it. Imports are read from the source: what a function imports when it is called counts too.
+
+    Args:
+        name: a kernel's published name, or ``module:function``.
+    """
+    module = (name if is_path(name) else published()[name]).partition(":")[0]
+    files: dict[str, Path] = {}
+    installed: set[str] = set()
+    waiting = [module]
+    while waiting:
+        current = waiting.pop()
+        top = current.partition(".")[0]
+        if current in files or top in installed or top in sys.stdlib_module_names:
+            continue
+        file = _file_of(current)
+        if file is None:
+            continue
+        if top == _ASSAY:
+            # Every kernel imports the contract, and its package imports everything.
+            if current != module and (module.rpartition(".")[0] != current.rpartition(".")[0] or module not in files):
+                continue
+        elif _is_installed(file):
+            installed.add(top)
+            continue
+        else:
+            waiting += _parents(current)
+        files[current] = file
+        waiting += _imported(current, file)
+    hashes = {f"module {module}": _hash(file) for module, file in files.items()}
+    for folder in {file.parent for file in files.values()}:
+        compiled = (file for file in folder.iterdir() if file.suffix in _COMPILED and file.is_file())
+        hashes |= {f"file {file.name}": _hash(file) for file in compiled}
+    hashes |= {f"package {top}": _installed_hash(top) for top in installed}
+    return dict(sorted(hashes.items()))
+
+
+def _file_of(module: str) -> Path | None:
+    """The source file of a module, found without importing it; None for a built-in module, a namespace, or a name that is none."""
+    top, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # a module without a spec, such as __main__
+        return None
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.has_location and spec.origin else None
+    for root in spec.submodule_search_locations or ():
+        place = Path(root).joinpath(*rest)
+        for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _parents(module: str) -> Iterator[str]:
+    """The packages that contain a module."""
+    while "." in module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+def _imported(module: str, file: Path) -> Iterator[str]:
+    """Modules that a file may import; what is imported from a module may be one of its attributes instead."""
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+@cache
+def _installed_folders() -> tuple[Path, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(Path(paths[name]).resolve() for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+
+
+def _is_installed(file: Path) -> bool:
+    return any(file.resolve().is_relative_to(folder) for folder in _installed_folders())
+
+
+def _installed_hash(top: str) -> str:
+    """Hash of the versions and file lists of the distributions that contain an installed module."""
+    total = hashlib.sha256()
+    for found in _distributions(top):
+        total.update(f"{found.name} {found.version}\n{found.read_text('RECORD') or ''}\n".encode())
+    return total.hexdigest()
+
+
+def _distributions(top: str) -> list[Distribution]:
+    try:
+        return [distribution(top)]
+    except PackageNotFoundError:  # its name differs from the module's; searching all distributions takes seconds
+        return [distribution(name) for name in sorted(set(packages_distributions().get(top, ())))]
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,58 @@
+"""Which runs can be resumed, from their plans."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.harness.collect.plan import prepare
+from assay.harness.collect.run_folder import open_folder
+from assay.harness.config import RunSpec
+from assay.harness.errors import UsageError
+from assay.harness.evidence.folder import RunFolder
+
+KERNEL = "def forward(call):\n    return call.q\n"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a kernel."""
+    file = tmp_path / "changing_kernel.py"
+    file.write_text(KERNEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "changing_kernel", raising=False)
+    return file
+
+
+def opened(path: Path) -> RunFolder:
+    spec = RunSpec(reference="torch_native", candidate="changing_kernel:forward", questions=4, suites=("mmlu",))
+    return open_folder(prepare(spec), path)
+
+
+def test_a_run_of_a_kernel_that_changed_is_not_resumed(kernel: Path, tmp_path: Path) -> None:
+    opened(tmp_path / "run")
+    opened(tmp_path / "run")
+    kernel.write_text("def forward(call):\n    raise RuntimeError\n")
+    with pytest.raises(UsageError, match=r"the candidate's kernel changed \(module changing_kernel\)"):
+        opened(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("model_hash", "another", "the model's files changed"),
+        ("items_hash", "another", "the questions changed"),
+        ("packages", {"sglang": "0"}, "the packages changed"),
+        ("hardware", "another machine", "the hardware changed"),
+    ],
+)
+def test_a_run_of_anything_else_is_not_resumed(
+    kernel: Path, tmp_path: Path, field: str, value: object, words: str
+) -> None:
+    folder = opened(tmp_path / "run")
+    other = folder.manifest().model_copy(update={field: value})
+    (folder.path / "manifest.json").write_text(other.model_dump_json())
+    with pytest.raises(UsageError, match=words):
+        opened(tmp_path / "run")
