@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
+from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE, PHASES
 from assay.harness.config import RunSpec
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer, Role
-from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.text import percent
+from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors
+from assay.harness.text import one_line, percent, ranges
 from assay.harness.verdict import Check
 
 MIN_COMPILED_SHARE = 0.5
@@ -32,7 +32,8 @@ NOT_CHECKED = (
 def check_layers(
     suites: Sequence[str], errors: ShadowErrors | None, claimed: Sequence[str], expected: Collection[int]
 ) -> Check:
-    """Whether the candidate's output was compared with the reference's, on the same inputs, in every layer.
+    """Whether the candidate's output was compared with the truth, on the reference's inputs, in every phase that it claims, in
+    every head of every layer.
 
     Args:
         suites: suites that were requested.
@@ -40,7 +41,7 @@ def check_layers(
         claimed: phases that the candidate claims to compute.
         expected: layers that called attention.
     """
-    id_, title = "layers-compared", "every layer's output was compared"
+    id_, title = "layers-compared", "every layer's output was compared with the truth"
     if "layers" not in suites:
         found = "the suite layers was not requested"
         return Check(id=id_, title=title, status="not checked", found=found, settles="add layers to --suites")
@@ -51,20 +52,40 @@ def check_layers(
         found = f"the candidate did not compute {sum(one.calls for one in failed)} calls: {failed[0].text}"
         settles = "fix the candidate so that it computes every call"
         return Check(id=id_, title=title, status="failed", found=found, settles=settles)
-    seen = {phase: _layers_of(errors, phase) for phase in claimed}
-    compared = set().union(*seen.values())
-    lacking = sorted(set(expected) - compared)
-    if lacking or not compared:
-        found = f"{len(compared)} of {len(expected)} layers" + (f"; not {lacking[:8]}" if lacking else "")
-        settles = "run so that every layer is shadowed; see the servers' logs"
+    if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
+        layer, why = min(untested.items())
+        found = f"calls of layers {ranges(untested)} could not be compared; layer {layer}: {one_line(why)}"
+        settles = "run so that the kernel contract can express every call"
         return Check(id=id_, title=title, status="missing", found=found, settles=settles)
-    words = [f"{phase}: {len(layers)} layers" if layers else f"{phase}: not observed" for phase, layers in seen.items()]
-    return Check(id=id_, title=title, status="ok", found="; ".join(words))
+    covered = [_coverage(errors, phase, expected) for phase in claimed]
+    complete = bool(covered) and all(met for _, met in covered)
+    return Check(
+        id=id_,
+        title=title,
+        status="ok" if complete else "missing",
+        found="; ".join(words for words, _ in covered) or "no phase is claimed",
+        settles=""
+        if complete
+        else "run so that each of these is shadowed; the report lists why calls were not observed",
+    )
 
 
-def _layers_of(errors: ShadowErrors, phase: str) -> set[int]:
-    table = errors.table(("layer",), {"phase": phase})
-    return {int(layer) for layer, n in zip(table.axes["layer"], table.elements, strict=True) if n > 0}
+def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tuple[str, bool]:
+    """Which layers and heads of a phase were compared with the truth, in words, and whether these are all.
+
+    The processes that share a layer's heads say how many there are; a layer that none of them saw is missing anyway.
+    """
+    layer, head = (DIMENSIONS.index(name) for name in ("layer", "head"))
+    index, members = errors.truth.index, errors.truth.candidate_honest.shape[1]
+    here = index[index[:, DIMENSIONS.index("phase")] == PHASES.index(phase)] if members > 1 else index[:0]
+    seen = {(int(row[layer]), int(row[head])) for row in here}
+    if not seen:
+        return f"{phase}: not observed", False
+    lacking = {(one, number) for one in expected for number in range(errors.heads.get(one, 1))} - seen
+    if not lacking:
+        return f"{phase}: {len(expected)} layers", bool(expected)
+    layers, heads = ({place[axis] for place in lacking} for axis in (0, 1))
+    return f"{phase}: not layer {ranges(layers)}, head {ranges(heads)}", False
 
 
 def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
@@ -249,7 +270,7 @@ def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> 
         answered: answers to these questions, with the same prompt.
         mismatched: items that a role answered with another prompt.
     """
-    complete = bool(asked) and answered == asked
+    complete = bool(asked) and answered == asked and not mismatched
     found, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
     if mismatched:
         found += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
