@@ -26,6 +26,7 @@ from assay.harness.evidence.certificate import (
     verdict_on,
 )
 from assay.harness.files import timestamp, write_whole
+from assay.harness.localize.bounds import noise_kept
 from assay.harness.progress import ProgressDisplay
 
 TIME_LIMIT_S = 120.0
@@ -94,7 +95,7 @@ def certify(
         EvidenceError: the folder cannot be written, or a result in it is damaged.
     """
     kept = _Kept.open(folder, envelope)
-    with display:
+    with display, noise_kept():
         for number, task in enumerate(tasks):
             if task.id not in kept.results:
                 kept.add(_ended(task, kept) or _examined(task, kept, time_limit))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,10 +80,13 @@ class CallNoise:
         call: the call.
         family: the noise family.
         cells: the cells of the call.
+        at_once: whether all cells are simulated as soon as one of them is needed.
     """
 
-    def __init__(self, call: AttentionCall, noise: str = "", cells: CallCells | None = None) -> None:
-        self.call, self.family = call, family(noise)
+    def __init__(
+        self, call: AttentionCall, noise: str = "", cells: CallCells | None = None, at_once: bool = False
+    ) -> None:
+        self.call, self.family, self.at_once = call, family(noise), at_once
         self.cells = cells_of(call) if cells is None else cells
         self._known: dict[int, Tensor] = {}
 
@@ -118,7 +123,7 @@ class CallNoise:
 
     def bounds_of(self, chosen: Sequence[int]) -> Tensor:
         """The bounds of some cells, float64 [chosen, num_q_heads]. Only these are simulated, and each of them once."""
-        if "ensemble" in vars(self) or len(chosen) == len(self.cells.sequence):
+        if self.at_once or "ensemble" in vars(self) or len(chosen) == len(self.cells.sequence):
             return self.bounds[list(chosen)]
         if missing := [cell for cell in chosen if cell not in self._known]:
             simulated = self._bounds(simulate(self.call, self.family, self.cells.only(missing)))
@@ -128,6 +133,31 @@ class CallNoise:
     def _bounds(self, ensemble: Ensemble) -> Tensor:
         bounds = cell_bounds(ensemble.errors.numpy(), ensemble.freedom.numpy(), CELLS, FALSE_FLAGS / 2)
         return torch.from_numpy(bounds).clamp(min=least_bound(self.call))
+
+
+_kept: ContextVar[dict[tuple[int, str], CallNoise] | None] = ContextVar("_kept", default=None)
+
+
+@contextmanager
+def noise_kept() -> Iterator[None]:
+    """Inside, the noise of a call is simulated once, however many kernels compute that very call; the calls must outlive it."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def noise_on(call: AttentionCall, noise: str, cells: CallCells) -> CallNoise:
+    """What noise explains on a call.
+
+    Raises:
+        ValueError: no such noise family.
+    """
+    kept = _kept.get()
+    if kept is None:
+        return CallNoise(call, noise, cells)
+    return kept.setdefault((id(call), noise), CallNoise(call, noise, cells, at_once=True))
 
 
 def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Ensemble:

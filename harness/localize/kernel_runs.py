@@ -13,7 +13,7 @@ from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRe
 from assay.harness.attention.honest import sample_rows, truth
 from assay.harness.attention.kernels import declaration, missing_package, output_fault
 from assay.harness.errors import AssayError
-from assay.harness.localize.bounds import CallNoise, least_bound
+from assay.harness.localize.bounds import CallNoise, least_bound, noise_on
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import CallCells, cells_of, deviation
 
@@ -167,7 +167,7 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
         )
     own = deviation(out, right, cells).relative_l1
     return CallResult(
-        call, out, cells, own, _slopes(out if rows is None else out[rows], right), CallNoise(call, noise, cells)
+        call, out, cells, own, _slopes(out if rows is None else out[rows], right), noise_on(call, noise, cells)
     )
 
 
