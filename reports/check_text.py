@@ -50,13 +50,17 @@ def indifferent(axes: Sequence[Axis]) -> str:
 
 
 def not_covered(result: CheckResult) -> list[str]:
-    """What the kernel refused, grouped by its reason: how many calls, and the first of them."""
+    """What its declaration excludes, and what the kernel refused, grouped by its reason: how many calls, and the first of them."""
+    by_declaration: dict[str, int] = {}
+    for _, why in result.excluded:
+        by_declaration[why] = by_declaration.get(why, 0) + 1
+    excluded = [f"{why}, by declaration ({count} calls)" for why, count in by_declaration.items()]
     by_words: dict[str, list[str]] = {}
     for case, why in result.refused:
         by_words.setdefault(why, []).append(case.name)
     lines = [f"{len(names)} calls refused, for example {names[0]}: {one_line(why)}" for why, names in by_words.items()]
     more = len(lines) - MAX_REFUSALS
-    return lines[:MAX_REFUSALS] + ([f"and {more} more refusals"] if more > 0 else [])
+    return excluded + lines[:MAX_REFUSALS] + ([f"and {more} more refusals"] if more > 0 else [])
 
 
 def message(result: CheckResult) -> str:
@@ -85,7 +89,7 @@ def sentence(results: Sequence[CheckResult]) -> str:
     kernels = len({result.kernel for result in results})
     calls = sum(len(result.computed) + len(result.broken) for result in results)
     worst = max((result.worst.ratio for result in results if result.worst), default=None)
-    refused = sum(len(result.refused) for result in results)
+    refused = sum(len(result.refused) + len(result.excluded) for result in results)
     parts = [f"{kernels} kernel{'s' * (kernels != 1)}", f"{calls} call{'s' * (calls != 1)}"]
     parts += [f"worst {two_digits(worst)} of its bound"] if worst is not None else []
     parts += [f"{refused} not covered"] if refused else []

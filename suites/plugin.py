@@ -77,7 +77,7 @@ class Assay:
             phases: Phases to run; None for those that the kernel declares.
             dtypes: For example ``["bfloat16"]``; None for float16, bfloat16 and float32.
             head_dims: Head dims of the matrix.
-            noise: Quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
+            noise: Noise family whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
             size: "small" or "full"; None for ``--assay-size``.
             device: For example "cuda"; None for ``--assay-device``.
             seed: Seed of the matrix and its data.
@@ -125,21 +125,31 @@ class AssayCase:
         self.kernel, self.case = kernel, case
 
     def check(self) -> CheckResult:
-        """Run the kernel on the case and fail unless it is correct; skip the test if the kernel refuses the case.
+        """Run the kernel on the case and fail unless it is correct.
+
+        The test is skipped if the kernel's declaration excludes the case. A case that the kernel refuses without having declared
+        so is not covered, which is no pass: the test fails.
 
         Raises:
-            AssertionError: The kernel is wrong; the message is the diagnosis.
+            AssertionError: The kernel is wrong, and the message is the diagnosis; or it refuses the case.
         """
         __tracebackhide__ = True
+        from assay.harness.attention.kernels import declaration
         from assay.harness.errors import ExitCode
-        from assay.harness.offline.check import check
+        from assay.harness.offline.check import check, named
         from assay.reports.check_text import message
 
+        if why := declaration(named(self.kernel)[1]).excludes(self.case.make()):
+            pytest.skip(f"not covered by declaration: {why}")
         again = f"assay check {self.kernel} --case {self.case.name}" if isinstance(self.kernel, str) else ""
         result = check(self.kernel, phases=[self.case.condition["phase"]], cases=[self.case], again=again)
         self._config.stash[_RESULTS].append(result)
         if result.refused:
-            pytest.skip(f"not covered: {result.refused[0][1]}")
+            raise AssertionError(
+                f"not covered: the kernel refused {self.case.name}: {result.refused[0][1]}\n"
+                "Expected: an output of every case that its declaration does not exclude\n"
+                "What to do: declare what it supports, for example @declares(head_dims=(64, 128))"
+            )
         if result.exit_code == ExitCode.REGRESSION:
             raise AssertionError(message(result))
         return result

@@ -29,6 +29,9 @@ from assay.harness.text import percent
 from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
 
 CONTRACT_BROKEN = "contract-broken"
+LEAST_COVERED = 0.9
+"""Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs into
+its declaration: there it is a statement, and not a matter of what happened to be refused."""
 _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
 """Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
 
@@ -74,7 +77,9 @@ class CheckResult:
         kernel: its name, as given.
         computed: cases that it computed.
         worst: the case with the largest own error relative to its bound; None if none was computed.
-        refused: cases that it refused, with its reasons: not covered, which is not a pass.
+        refused: cases that it refused, with its reasons: not covered. A pass needs `LEAST_COVERED` of the calls of each phase, and
+            every value of every axis.
+        excluded: cases that its declaration excludes, and by what, for example "head_dim 80": not run, and not covered.
         broken: cases in which it raised, or returned a shape or dtype that breaks the contract.
         missing: conditions of a pass that were not tested.
         findings: what is wrong, named where a hypothesis fits.
@@ -88,6 +93,7 @@ class CheckResult:
     computed: tuple[Computed, ...]
     worst: WorstOfMatrix | None
     refused: tuple[tuple[Case, str], ...]
+    excluded: tuple[tuple[Case, str], ...]
     broken: tuple[tuple[Case, str], ...]
     missing: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -172,9 +178,13 @@ def check(
         cases = matrix(asked, dtypes=dtypes, size=size, device=device, head_dims=head_dims, seed=seed)
     with few_threads(()):
         made = [(case, call) for case in cases if (call := case.make()).phase in asked]
+    excluded = tuple((case, why) for case, call in made if (why := declared.excludes(call)))
+    made = [(case, call) for case, call in made if not declared.excludes(call)]
     if not made:
         raise UsageError(
-            f"There is no case of {' or '.join(asked)} for {name}.", "at least one", "choose other cases or phases"
+            f"There is no case of {' or '.join(asked)} for {name}.",
+            "at least one that its declaration does not exclude",
+            "choose other cases or phases",
         )
 
     guard = Guard(loaded, replace(declared, noise=declared.noise if noise is None else noise))
@@ -196,8 +206,9 @@ def check(
         computed=computed,
         worst=None if worst is None else WorstOfMatrix(case_of[id(worst.call)], *worst.worst_cell),
         refused=tuple((case, why) for case, why in refused if why not in guard.breaches),
+        excluded=excluded,
         broken=broken,
-        missing=tuple(_missing(asked, declared.phases, run)),
+        missing=tuple(_missing(asked, declared.phases, run) + _refused([case for case, _ in made], run, case_of)),
         findings=tuple(findings),
         smallest=smallest,
         test=test,
@@ -374,4 +385,26 @@ def _missing(asked: Sequence[str], declared: Sequence[str], run: KernelRun) -> l
             found.append(f"no {phase} call with a cached prefix was computed")
         if phase == "extend" and all(cached):
             found.append("no extend call without a cached prefix was computed")
+    return found
+
+
+def _refused(made: Sequence[Case], run: KernelRun, case_of: Mapping[int, Case]) -> list[str]:
+    """What a kernel refused too much of: values of an axis without a computed call, and phases with too few."""
+    computed = [case_of[id(result.call)].condition for result in run.results]
+    found = []
+    for phase in dict.fromkeys(case.condition["phase"] for case in made):
+        asked = [case.condition for case in made if case.condition["phase"] == phase]
+        there = [condition for condition in computed if condition["phase"] == phase]
+        if not there:
+            continue  # `_missing` says so
+        if len(there) < LEAST_COVERED * len(asked):
+            found.append(
+                f"only {len(there)} of {len(asked)} {phase} calls were computed; a pass needs {LEAST_COVERED:.0%}"
+            )
+        for axis in asked[0]:
+            values = dict.fromkeys(condition[axis] for condition in asked)
+            lost = [value for value in values if value not in {condition[axis] for condition in there}]
+            if lost:
+                advice = "; declare what it supports" if axis in ("dtype", "head_dim") else ""
+                found.append(f"every {phase} call with {axis} {' or '.join(lost)} was refused{advice}")
     return found
