@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 
-from assay.harness.collect import layer_diff
+from assay.harness.collect import layer_diff, sensitivity
 from assay.harness.collect.find_cause import find_cause
 from assay.harness.collect.interview import AnswerKey, interview, is_answered
 from assay.harness.collect.logit_scoring import Handover, is_scored, score_role
 from assay.harness.collect.plan import Plan
+from assay.harness.collect.question_stop import FIRST_IN_TURN, QuestionStop, outlook
 from assay.harness.collect.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.collect.servers import make_run_engine, manifest_of, running, together
 from assay.harness.collect.trace_kernels import is_traced, trace_kernels
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import read_record
+from assay.harness.evidence.question_plan import read_question_plan, write_question_plan
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.progress import ProgressDisplay
 
@@ -34,32 +36,78 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
     """
     with recorded(folder):
-        answered = {answer.key for answer in folder.answers()}
-        pending = [role for role in asked_roles(plan, folder) if _is_pending(plan, folder, role, answered)]
-        if not pending:
-            display.say("All questions were already answered." if plan.items else "There is nothing to ask.")
-        elif ready:
-            _ask_all(ready, plan, folder, answered, display)
-        else:
-            engines = [make_run_engine(plan, folder, role) for role in pending]
-            groups = [engines] if len(engines) == 1 or together(plan) else [[engine] for engine in engines]
-            for group in groups:
-                display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
-                with running(group, plan.spec.device):
-                    _ask_all(group, plan, folder, answered, display)
+        stop = QuestionStop(plan, folder.answers(), together=_asked_together(plan, folder, ready))
+        if stop.items and stop.reason is None:
+            for line in outlook(plan.spec, len(stop.items)):
+                display.say(line)
+        for first in _rounds(stop):
+            stop.first = first
+            _ask_round(plan, folder, stop, display, ready)
+        _record_stop(folder, stop, display)
         if plan.has_layer_diff:
             find_cause(folder, plan, display)
 
 
-def _is_pending(plan: Plan, folder: RunFolder, role: Role, answered: set[AnswerKey]) -> bool:
+def _asked_together(plan: Plan, folder: RunFolder, ready: Sequence[Engine]) -> bool:
+    """Whether both roles are asked at the same time."""
+    return asked_roles(plan, folder) == ROLES and (bool(ready) or together(plan))
+
+
+def _rounds(stop: QuestionStop) -> list[int]:
+    """How many of the questions the servers get, from round to round: in turn, few first, since those will usually decide."""
+    most = len(stop.items)
+    return [most] if stop.together or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]
+
+
+def _ask_round(
+    plan: Plan, folder: RunFolder, stop: QuestionStop, display: ProgressDisplay, ready: Sequence[Engine]
+) -> None:
+    """Ask both servers what they have not answered yet, together or in turn."""
+    answered = {answer.key for answer in folder.answers()}
+    pending = [role for role in asked_roles(plan, folder) if _is_pending(plan, folder, role, answered, stop)]
+    if not pending:
+        display.say("All questions were already answered." if plan.items else "There is nothing to ask.")
+    elif ready:
+        _ask_all(ready, plan, folder, answered, stop, display)
+    else:
+        groups = [pending] if stop.together else [[role] for role in _in_turn(plan, folder, pending, stop)]
+        for roles in groups:
+            group = [make_run_engine(plan, folder, role) for role in roles]
+            display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
+            with running(group, plan.spec.device):
+                _ask_all(group, plan, folder, answered, stop, display)
+
+
+def _in_turn(plan: Plan, folder: RunFolder, pending: Sequence[Role], stop: QuestionStop) -> Sequence[Role]:
+    """The pending roles; the candidate is pending as well where the reference is about to answer more questions."""
+    both = asked_roles(plan, folder) == ROLES
+    return ROLES if both and "reference" in pending and stop.open_items("reference") else pending
+
+
+def _record_stop(folder: RunFolder, stop: QuestionStop, display: ProgressDisplay) -> None:
+    """Record where asking stopped, and why."""
+    recorded_plan = read_question_plan(folder.path, folder.nonce)
+    if recorded_plan is None or stop.reason is None:
+        return
+    display.say(f"Questions: {stop.reason} after {stop.pairs:,} of {len(stop.items):,}.")
+    write_question_plan(folder.path, recorded_plan.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
+
+
+def _is_pending(plan: Plan, folder: RunFolder, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> bool:
     """Whether a role's server still has something to do."""
     compared = not plan.has_layer_diff or read_record(folder, role) is not None
     traced = not plan.compares_answers or plan.backend(role).is_url or is_traced(folder, role)
-    return not (compared and traced and is_answered(plan, role, answered)) or bool(_unscored(plan, folder, role))
+    done = compared and traced and is_answered(plan, role, answered, stop)
+    return not done or bool(_unscored(plan, folder, role)) or sensitivity.is_open(plan, folder, role)
 
 
 def _ask_all(
-    engines: Sequence[Engine], plan: Plan, folder: RunFolder, answered: set[AnswerKey], display: ProgressDisplay
+    engines: Sequence[Engine],
+    plan: Plan,
+    folder: RunFolder,
+    answered: set[AnswerKey],
+    stop: QuestionStop,
+    display: ProgressDisplay,
 ) -> None:
     """Ask all engines at the same time, each from its own thread; the first failure stops all servers and so all threads."""
     for engine in engines:
@@ -68,13 +116,15 @@ def _ask_all(
         display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
 
     def ask(engine: Engine) -> None:
-        interview(engine, plan, folder, answered, display)
+        interview(engine, plan, folder, answered, stop, display)
         if plan.compares_answers:
             trace_kernels(engine, folder, plan.items)
         _compare_layers(engine, plan, folder, display)
 
+    stop.begin([engine.role for engine in engines])
     _in_parallel(engines, ask)
     _score_all(engines, plan, folder, display)
+    _in_parallel(engines, lambda engine: sensitivity.measure_sensitivity(engine, plan, folder, display))
 
 
 def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
@@ -104,11 +154,15 @@ def _score_all(engines: Sequence[Engine], plan: Plan, folder: RunFolder, display
     Where both roles are open and have a server, both are scored at the same time; otherwise one after the other.
     """
     items, answers = plan.of("logits"), folder.answers()
-    together = [role for engine in engines for role in _unscored(plan, folder, engine.role)] == [e.role for e in engines]
+    together = [role for engine in engines for role in _unscored(plan, folder, engine.role)] == [
+        e.role for e in engines
+    ]
     handover = Handover(len(items)) if together and len(engines) == len(ROLES) else None
 
     def score(engine: Engine) -> None:
-        for role in _unscored(plan, folder, engine.role) if engine.scorer else ():  # without one, logits are not compared
+        for role in (
+            _unscored(plan, folder, engine.role) if engine.scorer else ()
+        ):  # without one, logits are not compared
             substitutes = role != engine.role
             with layer_diff.substituted_everywhere(folder.server_folder(engine.role)) if substitutes else nullcontext():
                 score_role(engine.scorer, items, answers, folder.path, display, role, folder.nonce, handover)

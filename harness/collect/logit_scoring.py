@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.engines.base import Scorer
@@ -219,7 +220,28 @@ def _score_one(
     }
 
 
+def score_again(server: Scorer, reference: Logits, run: str, display: ProgressDisplay | None) -> Logits:
+    """A server's scoring of the sequences of a reference, at its most probable tokens. Nothing is written.
+
+    Args:
+        server: a running server; its cache is flushed.
+        reference: the scored sequences.
+        run: nonce of the run.
+        display: shows the progress; None for none.
+
+    Raises:
+        EngineError: the server failed.
+    """
+    display = display or ProgressDisplay(Console(quiet=True))
+    scored = _score_all(server, Handover.of(reference), False, display, f"{server.role}: logits with a seeded fault")
+    return _logits(server, scored, "candidate", 0, run)
+
+
 def _write(folder: Path, server: Scorer, scored: Sequence[_Scored], role: Role, repeat: int, run: str) -> None:
+    write_logits(folder, _logits(server, scored, role, repeat, run))
+
+
+def _logits(server: Scorer, scored: Sequence[_Scored], role: Role, repeat: int, run: str) -> Logits:
     header = LogitsHeader(
         run=run,
         role=role,
@@ -233,7 +255,7 @@ def _write(folder: Path, server: Scorer, scored: Sequence[_Scored], role: Role, 
         ),
     )
     ids = np.concatenate([np.array(one.ids, dtype=np.int32) for one in scored])
-    write_logits(folder, Logits(header, ids, {c: _positions(c, scored) for c in CACHE_STATES}))
+    return Logits(header, ids, {c: _positions(c, scored) for c in CACHE_STATES})
 
 
 def _scored_reference(folder: Path, role: Role, run: str) -> Logits:

@@ -25,6 +25,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import ROLES, Role
+from assay.harness.server.control import CONTROL, FAULTS
 
 
 def make_engine(
@@ -100,7 +101,9 @@ def may_differ(plan: Plan) -> bool:
 
 
 def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
-    environment = {RUN: folder.nonce}
+    environment = {RUN: folder.nonce, FAULTS: "1"}
+    # A server that was killed may have left a control, which its successor would follow.
+    (folder.server_folder(role) / CONTROL).unlink(missing_ok=True)
     if plan.has_layer_diff:
         environment |= layer_diff.environment(plan, role, shadowed=role == shadowed_role(plan, folder))
     return make_engine(

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from assay.harness.baselines import Status, growth, own_errors_of
-from assay.harness.compare.answers import flips, pair
+from assay.harness.compare.accuracy_test import prefix_of
+from assay.harness.compare.answers import pair
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.question_plan import read_question_plan
 from assay.harness.judge.decide import BASELINE
-from assay.harness.judge.mmlu_suite import loss_metric
+from assay.harness.judge.mmlu_suite import loss_metric, rule_of
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.text import two_digits
@@ -25,7 +27,7 @@ class Comparison:
     """A candidate compared with its accepted baseline.
 
     Attributes:
-        verdict: "regression" if its accuracy or an own error is worse than the policy allows; "pass" if neither is.
+        verdict: "regression" if its accuracy or an own error is shown to be worse than the policy allows; "pass" if neither is.
         why: the sentence that says so.
         decision: on the questions that both answered; None where there were none.
         growth: largest factor by which an own error grew; None where none was measured both times.
@@ -39,8 +41,14 @@ class Comparison:
     decided_by: str
 
 
-def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status) -> SuiteResult | None:
+def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status, non_inferior: bool) -> SuiteResult | None:
     """Compare a run's candidate with its accepted baseline; None where none matches.
+
+    Args:
+        folder: the run's.
+        spec: its spec.
+        status: which baselines match.
+        non_inferior: whether the run itself showed that the candidate is non-inferior to the reference.
 
     Raises:
         EvidenceError: the baseline is damaged.
@@ -50,20 +58,29 @@ def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status) -> SuiteRes
     accepted = stored.read_baseline(folder.baseline("candidate"))
     before = [a.model_copy(update={"role": "reference"}) for a in stored.read_answers(folder.baseline("candidate"))]
     now = [answer for answer in folder.answers() if answer.role == "candidate"]
-    pairs = pair(folder.items(), [*before, *now]).pairs
-    decision = None
-    if pairs:
-        f = flips(pairs)
-        decision = decide_accuracy(
-            len(pairs), f.both_right, len(f.lost), len(f.gained), f.both_wrong, spec.margin, spec.alpha
-        )
-    return _suite(spec, compare_accepted(decision, accepted.own_errors, own_errors_of(folder, "candidate"), spec))
+    items = folder.items()
+    pairing = pair(items, [*before, *now])
+    distinct = [item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated]
+    prefix = prefix_of(distinct, pairing.pairs)
+    rule = rule_of(spec, read_question_plan(folder.path, folder.nonce))
+    decision = decide_accuracy(prefix, rule) if prefix.pairs else None
+    own_errors = own_errors_of(folder, "candidate")
+    return _suite(spec, compare_accepted(decision, accepted.own_errors, own_errors, spec, non_inferior))
 
 
 def compare_accepted(
-    decision: Decision | None, before: Mapping[str, float], now: Mapping[str, float], spec: RunSpec
+    decision: Decision | None,
+    before: Mapping[str, float],
+    now: Mapping[str, float],
+    spec: RunSpec,
+    non_inferior: bool = False,
 ) -> Comparison:
-    """The comparison from its two parts: paired answers, and own errors by layer and condition."""
+    """The comparison from its two parts: paired answers, and own errors by layer and condition.
+
+    Both runs stop asking when they have compared the candidate with the reference, so the questions that they share may be too few
+    to show that nothing was lost in between. Where that is so, and nothing shows a loss beyond the margin, a candidate that is
+    non-inferior to the reference passes.
+    """
     both = {name: growth(before[name], now[name]) for name in before if name in now}
     worst = max(both, key=lambda name: both[name], default=None)
     most = both[worst] if worst is not None else None
@@ -77,6 +94,9 @@ def compare_accepted(
     if decision is None and most is None:
         return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
     verdict: Verdict = "pass" if decision is None else decision.verdict
+    if verdict == "inconclusive" and non_inferior:
+        verdict = "pass"
+        parts.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
     by_growth = decision is None or (grown and verdict != "regression")
     return Comparison(
         "regression" if grown else verdict, " ".join(parts), decision, most, _GROWTH if by_growth else _LOSS
@@ -119,6 +139,7 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
         why=" ".join([compared.why, *([f"Policy: {' and '.join(lines)}."] if lines else [])]),
         metrics=tuple(metrics),
         decided_by=compared.decided_by,
+        p_regression=compared.decision.p_regression if compared.decision else None,
     )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from assay.harness.backend import Backend
 from assay.harness.baselines import counts_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, Pairing, pair
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
 from assay.harness.evidence.common_settings import read_common_settings
 from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
 from assay.harness.evidence.executed import KernelTrace, read_kernels
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
@@ -20,14 +23,23 @@ from assay.harness.judge.accepted import baseline_suite, check_baselines
 from assay.harness.judge.binding import Served, check_parsed, check_reconciled, parsed_from_text
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import WHOLE, decide, holm_corrected
+from assay.harness.judge.envelope import check_envelope, envelope_result
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
 from assay.harness.judge.forced_settings import with_common_settings
 from assay.harness.judge.greedy_suite import greedy_suite
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
 from assay.harness.judge.logits_suite import logits_suite
-from assay.harness.judge.mmlu_suite import accuracy_finding, accuracy_suite
+from assay.harness.judge.mmlu_suite import (
+    Questions,
+    accuracy_finding,
+    accuracy_suite,
+    check_question_plan,
+    read_questions,
+)
 from assay.harness.judge.own_error import LayerDiff, layer_diff
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
+from assay.harness.judge.sensitivity import FaultEvidence, check_sensitive, read_fault_evidence, sensitivity_result
+from assay.harness.judge.sensitivity_result import SensitivityResult
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Finding
 
@@ -41,10 +53,13 @@ class _Evidence:
 
     Attributes:
         pairings: pairs of answers to multiple-choice questions and of greedy texts, by suite.
+        accuracy: the multiple-choice questions, and what the test of accuracy reads.
         servers: by role; empty for a role whose server never started.
         counts: attention calls by role.
         argument_differences: server arguments that differ beyond the backend.
         layers: the layer diff; None without one.
+        envelope: the conditions of the calls that the layer diff compared; None without one.
+        faults: what the servers did while a fault was seeded in them.
         noise: noise families that the roles declare.
         kernels: what each role's processes saw in the passes that they traced.
     """
@@ -54,10 +69,18 @@ class _Evidence:
     items: Sequence[Item]
     answers: Sequence[Answer]
     pairings: Mapping[Suite, Pairing]
+    accuracy: Questions
     servers: Mapping[Role, ServerManifest]
     counts: Mapping[Role, Sequence[CallCount]]
     argument_differences: dict[str, tuple[str, str]]
     layers: LayerDiff | None
+    envelope: EnvelopeCounts | None
+    faults: FaultEvidence
+
+    @cached_property
+    def sensitivity(self) -> SensitivityResult | None:
+        """What the suites saw of the fault that was seeded; None where none was."""
+        return sensitivity_result(self.folder, self.spec, self.faults, _claimed(self), self.noise)
     noise: Sequence[str]
     kernels: Mapping[Role, Sequence[KernelTrace]]
 
@@ -114,6 +137,8 @@ def build(folder: RunFolder) -> Report:
         findings=tuple(_findings(evidence, suites, latency, manifest.command)),
         reproduce=manifest.command,
         layers=layers.result if layers else None,
+        envelope=envelope_result(spec, evidence.envelope, _claimed(evidence)),
+        sensitivity=evidence.sensitivity,
         latency=latency.result,
         kernels=listed_passes(evidence.kernels),
     )
@@ -126,18 +151,22 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
     counts: dict[Role, list[CallCount]] = {role: counts_of(folder, role) for role in ROLES}
     if timed and not servers:
         servers, counts = servers_of(folder)
+    pairings = {suite: pair(items, answers, suite) for suite in ANSWERED}
     return _Evidence(
         folder=folder,
         spec=spec,
         items=items,
         answers=answers,
-        pairings={suite: pair(items, answers, suite) for suite in ANSWERED},
+        pairings=pairings,
+        accuracy=read_questions(folder, spec, items, pairings["mmlu"], answers),
         servers=servers,
         counts=counts,
         argument_differences=differences(servers["reference"].arguments, servers["candidate"].arguments)
         if len(servers) == 2
         else {},
         layers=layer_diff(folder, spec),
+        envelope=envelope_of(folder),
+        faults=read_fault_evidence(folder, items, answers),
         noise=list(folder.manifest().noise.values()),
         kernels={role: read_kernels(folder.server_folder(role), folder.nonce) for role in ROLES},
     )
@@ -146,14 +175,15 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
 def _suites(evidence: _Evidence) -> list[SuiteResult]:
     """The suites that ran, except latency, which depends on their verdicts."""
     spec, status = evidence.spec, status_of(evidence.folder)
-    suites = [accuracy_suite(spec, evidence.questions)] if evidence.questions else []
+    suites = [accuracy_suite(spec, evidence.accuracy)] if evidence.questions else []
     if texts := evidence.pairings["greedy"].pairs:
         suites.append(greedy_suite(spec, texts, evidence.answers, evidence.noise))
     if (logits := logits_suite(evidence.folder, spec, evidence.noise)) is not None:
         suites.append(logits)
     if evidence.layers:
         suites.append(evidence.layers.suite)
-    if status is not None and (accepted := baseline_suite(evidence.folder, spec, status)):
+    non_inferior = any(suite.id == "mmlu" and suite.verdict == "pass" for suite in suites)
+    if status is not None and (accepted := baseline_suite(evidence.folder, spec, status, non_inferior)):
         suites.append(accepted)
     return suites
 
@@ -174,7 +204,8 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
     ran = [suite.id for suite in suites]
     return [
         *checks,
-        *rules.NOT_CHECKED,
+        check_sensitive(spec, evidence.sensitivity, evidence.faults.records, _has_url(spec)),
+        check_envelope(spec, evidence.envelope, _claimed(evidence)),
         *rules.check_logits(spec.suites, "logits" in ran),
         *rules.check_accuracy_tested(spec.suites),
         *latency.checks,
@@ -195,7 +226,13 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
     measured = measured_roles(evidence.folder)
     stored = "reference" not in measured
     served = [Served.read(evidence.folder, role, evidence.answers, evidence.spec.concurrency) for role in measured]
-    asked = [(i.suite, role, i.id, i.prompt_hash) for i in evidence.items if i.suite in compared for role in ROLES]
+    needed = evidence.accuracy.needed | {i.id for i in evidence.items if i.suite != "mmlu"}
+    asked = [
+        (i.suite, role, i.id, i.prompt_hash)
+        for i in evidence.items
+        if i.suite in compared and i.id in needed and i.id not in evidence.pairings[i.suite].repeated
+        for role in ROLES
+    ]
     answered = {(a.suite, a.role, a.item, a.prompt_hash) for a in evidence.answers if a.repeat == 0}
     mismatched = [item for suite in compared for item in evidence.pairings[suite].mismatched]
     return [
@@ -208,8 +245,13 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
         ),
         check_reconciled(served, servers),
         *check_parsed(evidence.folder.answers(), evidence.answers),
+        *([check_question_plan(evidence.spec, evidence.accuracy)] if "mmlu" in compared else []),
         *([rules.check_all_answered(len(asked), sum(key in answered for key in asked), mismatched)] if compared else []),
     ]
+
+
+def _has_url(spec: RunSpec) -> bool:
+    return any(Backend.parse(name).is_url for name in (spec.reference, spec.candidate))
 
 
 def _claimed(evidence: _Evidence) -> Sequence[str]:

@@ -18,16 +18,6 @@ from assay.harness.verdict import Check
 MIN_COMPILED_SHARE = 0.5
 """More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some."""
 
-NOT_CHECKED = (
-    Check(
-        id="workload-sensitive",
-        title="the workload is sensitive",
-        status="not checked",
-        found="no fault was seeded to see whether these questions catch it",
-        settles="seed faults and check that they are caught, which this version of assay cannot do",
-    ),
-)
-
 
 def check_layers(
     suites: Sequence[str], errors: ShadowErrors | None, claimed: Sequence[str], expected: Collection[int]

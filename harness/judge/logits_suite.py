@@ -133,7 +133,7 @@ def _judge(
 def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) -> Iterator[_Test]:
     tested = [prompts for prompts in comparison.prompts if len(prompts.kl)]
     for prompts in tested:
-        limit, explain = _limit(prompts, spec, noise)
+        limit, explain = limit_of(prompts, spec, noise)
         condition, policy = prompts.condition, spec.policy_line("logits_limit") if spec.logits_limit else ""
         # Two-sided intervals of level 1 - alpha. A divergence can only be too large; a log-likelihood can change either way.
         kl, change, opposite = (bootstrap_t(x, spec.alpha / 2) for x in (prompts.kl, prompts.change, -prompts.change))
@@ -159,8 +159,8 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
         )  # fmt: skip
 
 
-def _limit(prompts: PromptMeans, spec: RunSpec, noise: Sequence[str]) -> tuple[float, str]:
-    """The limit of the mean KL, and where it comes from: policy, else the larger of declared noise and floor."""
+def limit_of(prompts: PromptMeans, spec: RunSpec, noise: Sequence[str]) -> tuple[float, str]:
+    """The limit of the mean KL of prompts, and where it comes from: policy, else the larger of declared noise and floor."""
     floor = float(prompts.floor.mean()) if len(prompts.floor) else None
     measured = "not measured" if floor is None else f"{floor:.2g} nats over {len(prompts.floor)} prompts"
     if spec.logits_limit:

@@ -3,31 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+from assay.harness.compare.accuracy_test import Outcome, Prefix, Rule, outcome_of, prefix_of
 from assay.harness.compare.answer_conditions import by_condition, most_telling
-from assay.harness.compare.answers import Flips, Pair, Tally, flips, tally
+from assay.harness.compare.answers import Flips, Pair, Pairing, Tally, flips, tally
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.config import RunSpec
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.question_plan import QuestionPlan, order_hash, read_question_plan
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
-from assay.harness.verdict import Finding
+from assay.harness.stats.outlook import smallest_loss_shown
+from assay.harness.verdict import Check, Finding
 
 _LOSS = "loss-of-accuracy"
 
 
-def accuracy_suite(spec: RunSpec, pairs: Sequence[Pair]) -> SuiteResult:
-    """Whether the candidate's accuracy is non-inferior, within the policy's margin."""
-    flipped = flips(pairs)
-    decision = decide_accuracy(
-        n=len(pairs),
-        both_right=flipped.both_right,
-        lost=len(flipped.lost),
-        gained=len(flipped.gained),
-        both_wrong=flipped.both_wrong,
-        margin=spec.margin,
-        alpha=spec.alpha,
+@dataclass(frozen=True)
+class Questions:
+    """The questions of a run, and what both roles answered.
+
+    Attributes:
+        items: in their random order, each prompt once.
+        pairs: those that both roles answered.
+        again: for each question that the reference answered twice, whether one answer was right and the other not.
+        prefix: what the test reads.
+        rule: what it is made with.
+        plan: what was recorded before the first question was asked; None if there is no record.
+    """
+
+    items: tuple[Item, ...]
+    pairs: tuple[Pair, ...]
+    again: tuple[bool, ...]
+    prefix: Prefix
+    rule: Rule
+    plan: QuestionPlan | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the test says."""
+        return outcome_of(self.prefix, self.rule)
+
+    @property
+    def needed(self) -> set[str]:
+        """Ids of the questions that both roles must have answered: all, unless a beginning of them ended the test."""
+        return {one.item.id for one in self.prefix.pairs} if self.outcome.over else {item.id for item in self.items}
+
+
+def read_questions(
+    folder: RunFolder, spec: RunSpec, items: Sequence[Item], pairing: Pairing, answers: Sequence[Answer]
+) -> Questions:
+    """Read how the questions were planned, and cut the pairs to what the test may read."""
+    plan = read_question_plan(folder.path, folder.nonce)
+    distinct = tuple(item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated)
+    first = {one.item.id: one for one in pairing.pairs}
+    again = [a for a in answers if a.suite == "mmlu" and a.role == "reference" and a.repeat > 0 and a.item in first]
+    return Questions(
+        items=distinct,
+        pairs=pairing.pairs,
+        again=tuple(first[a.item].right("reference") != first[a.item].item.is_right(a.parsed) for a in again),
+        prefix=prefix_of(distinct, pairing.pairs),
+        rule=rule_of(spec, plan),
+        plan=plan,
     )
+
+
+def rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
+    """The test's rule: levels and margin of the policy; only the size of the set comes from the record."""
+    return Rule(spec.margin, spec.alpha, spec.regression_alpha, plan.population if plan else None)
+
+
+def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
+    """Whether order and stopping rule were recorded before the first question was asked, and are those of the run."""
+    plan, expected = questions.plan, (spec.order_seed, spec.margin, spec.alpha, spec.regression_alpha)
+    if plan is None:
+        found = "no record"
+    elif (plan.seed, plan.margin, plan.alpha, plan.regression_alpha) != expected:
+        found = "a record of another seed, margin or alpha than the run's"
+    elif plan.order_hash != order_hash(questions.items):
+        found = "a record of other questions, or of another order"
+    elif plan.population < len({item.unit or item.id for item in questions.items}):
+        found = "a record of a smaller set of questions"
+    else:
+        at_most = f"at most {plan.most:,} questions in the random order of seed {plan.seed}"
+        stop = f"; stopped after {plan.pairs:,}: {plan.stopped}" if plan.stopped else ""
+        return _question_plan("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
+    return _question_plan("missing", found, "run again with a new --out")
+
+
+def _question_plan(status: Literal["ok", "missing"], found: str, settles: str = "") -> Check:
+    title = "the order of the questions and the rule to stop were fixed before the first was asked"
+    return Check(id="question-plan", title=title, status=status, found=found, settles=settles)
+
+
+def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
+    """Whether the candidate's accuracy is non-inferior, within the policy's margin."""
+    pairs = questions.pairs
+    flipped = flips(pairs)
+    decision = decide_accuracy(questions.prefix, questions.rule)
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
     return SuiteResult(
         id="mmlu",
@@ -35,7 +111,8 @@ def accuracy_suite(spec: RunSpec, pairs: Sequence[Pair]) -> SuiteResult:
         synthetic=spec.synthetic,
         verdict=decision.verdict,
         why=f"{decision.why} Policy: {spec.policy_line('margin')}.",
-        metrics=_metrics(spec, decision, tallies, flipped),
+        p_regression=decision.p_regression,
+        metrics=_metrics(spec, decision, tallies, flipped, questions),
         decided_by=_LOSS,
         tallies=tallies,
         conditions=tuple(by_condition(pairs)),
@@ -43,15 +120,19 @@ def accuracy_suite(spec: RunSpec, pairs: Sequence[Pair]) -> SuiteResult:
     )
 
 
-def _metrics(spec: RunSpec, decision: Decision, tallies: tuple[Tally, Tally], flipped: Flips) -> tuple[Metric, ...]:
-    n, least = decision.n, decision.smallest_detectable
+def _metrics(
+    spec: RunSpec, decision: Decision, tallies: tuple[Tally, Tally], flipped: Flips, questions: Questions
+) -> tuple[Metric, ...]:
+    n, asked, most = decision.n, len(questions.pairs), len(questions.items)
+    changed = len(flipped.lost) + len(flipped.gained)
+    least = smallest_loss_shown(changed / asked, spec.margin, spec.regression_alpha, most)
     accuracies = [
         Metric(
             id=f"{one.role}-accuracy",
             title=f"{one.role} accuracy",
-            value=one.right / n,
-            text=f"{one.right / n:.3f}",
-            explain=f"{one.right} of {n}",
+            value=one.right / asked,
+            text=f"{one.right / asked:.3f}",
+            explain=f"{one.right} of {asked}",
         )
         for one in tallies
     ]
@@ -61,16 +142,30 @@ def _metrics(spec: RunSpec, decision: Decision, tallies: tuple[Tally, Tally], fl
         Metric(
             id="flips",
             title="flips",
-            value=len(flipped.lost) + len(flipped.gained),
+            value=changed,
             text=f"{len(flipped.lost)} lost, {len(flipped.gained)} gained",
-            explain=f"Exact McNemar p = {decision.p_two_sided:.2g}",
+            explain=f"Exact McNemar p = {decision.p_two_sided:.2g}, which decides nothing",
+        ),
+        Metric(
+            id="flip-floor",
+            title="reference's own flips",
+            value=sum(questions.again) / len(questions.again) if questions.again else None,
+            text=f"{sum(questions.again)} of {len(questions.again)}" if questions.again else "not measured",
+            explain="Questions that the reference, asked twice, got right only once",
+        ),
+        Metric(
+            id="questions",
+            title="questions until the verdict",
+            value=n,
+            text=f"{n:,} of at most {most:,}",
+            explain="The test looks after each question, in random order, and asking stops when it has decided",
         ),
         Metric(
             id="smallest-detectable-loss",
             title="smallest detectable loss",
             value=None if least is None else 100 * least,
             text="none" if least is None else f"{100 * least:.1f} points",
-            explain=f"Loss that {n} questions detect with a power of 0.8",
+            explain=f"Loss that at most {most:,} questions show to be above the margin, with a power of 0.8",
         ),
     )
 
@@ -95,7 +190,7 @@ def loss_metric(spec: RunSpec, decision: Decision, id_: str, title: str, differe
         bound=100 * spec.margin,
         bound_is="most",
         policy=spec.policy_line("margin"),
-        explain=f"{difference}, with its {100 * decision.interval.level:.0f} % Tango score interval",
+        explain=f"{difference}, with its {100 * decision.interval.level:.0f} % interval by betting, which holds at every look",
     )
 
 

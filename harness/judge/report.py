@@ -19,13 +19,15 @@ from assay.harness.judge.decide import Judgement, SuiteVerdict
 from assay.harness.judge.envelope import EnvelopeResult, EnvelopeRow
 from assay.harness.judge.executed_kernels import KernelRow, PassKernels
 from assay.harness.judge.latency_result import LatencyResult
+from assay.harness.judge.sensitivity_result import FaultSeen, SensitivityResult
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, CheckStatus, Finding, Severity, Verdict
 
 __all__ = [  # all parts of a report, wherever they are defined
     "CallSummary", "Check", "CheckStatus", "ConditionRow", "DepthRow", "DivergenceRow", "EnvelopeResult", "EnvelopeRow",
-    "Environment", "ErrorGrid", "Finding", "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow", "Metric",
-    "PassKernels", "Report", "ServerSummary", "Severity", "SuiteResult", "Tally", "TruthRow", "Verdict", "WorstCall",
+    "Environment", "ErrorGrid", "FaultSeen", "Finding", "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow",
+    "Metric", "PassKernels", "Report", "SensitivityResult", "ServerSummary", "Severity", "SuiteResult", "Tally", "TruthRow",
+    "Verdict", "WorstCall",
 ]  # fmt: skip
 
 SCHEMA: Literal["assay.report/2"] = "assay.report/2"
@@ -252,6 +254,9 @@ class Report(Judgement):
     layers: LayersResult | None = Field(None, description="null without a layer diff")
     envelope: EnvelopeResult | None = Field(
         None, description="what the layer diff covers; null without one, and in older reports"
+    )
+    sensitivity: SensitivityResult | None = Field(
+        None, description="what the suites saw of a seeded fault; null where none was seeded, and in older reports"
     )
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")
     kernels: tuple[PassKernels, ...] = Field(

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.harness.stats.paired import mcnemar_exact, questions_needed, smallest_detectable, tango_interval
-from assay.harness.stats.share import Interval, clopper_pearson, p_not_above
+from assay.harness.compare.accuracy_test import CHANCE, HEADROOM, MOST_UNPARSED, Outcome, Prefix, Rule, outcome_of
+from assay.harness.compare.answers import flips
+from assay.harness.evidence.records import ROLES
+from assay.harness.stats.betting import betting_interval
+from assay.harness.stats.outlook import forecast
+from assay.harness.stats.paired import mcnemar_exact
+from assay.harness.stats.share import Interval, clopper_pearson
 from assay.harness.verdict import Verdict
 
-CHANCE = 0.25
-"""Accuracy of guessing among four options."""
-GUESSING_ALPHA = 0.01
-"""The reference is better than guessing if the p value of "it guesses" is below this."""
 MAX_NEEDED = 100_000
 """A larger number of items is not useful advice, and is not given."""
 
@@ -25,12 +26,12 @@ class Decision:
     Attributes:
         verdict: "pass", "regression" or "inconclusive".
         why: one sentence with the numbers and the bound.
-        n: questions that both roles answered.
-        loss: the reference's accuracy minus the candidate's, as a share of 1; negative for a gain.
-        interval: two-sided score interval of the loss; [-1, 1] if nothing was compared.
-        p_two_sided: exact McNemar p value of "no difference".
-        smallest_detectable: the loss that ``n`` questions would have detected with a power of 0.8; None if they could not have
-            detected any.
+        n: questions that the test looked at.
+        loss: the reference's accuracy minus the candidate's, as a share of 1; negative for a gain. Each unit counts once.
+        interval: the losses that no bets have rejected; it holds at every look; [-1, 1] if nothing was compared.
+        p_two_sided: exact McNemar p value of "no difference", for the reader: it decides nothing.
+        p_regression: anytime-valid p value of "the loss is at most the margin".
+        p_inferior: anytime-valid p value of "the loss is at least the margin".
     """
 
     verdict: Verdict
@@ -39,75 +40,82 @@ class Decision:
     loss: float
     interval: Interval
     p_two_sided: float
-    smallest_detectable: float | None
+    p_regression: float
+    p_inferior: float
 
 
-def decide_accuracy(
-    n: int, both_right: int, lost: int, gained: int, both_wrong: int, margin: float, alpha: float
-) -> Decision:
-    """Decide by the paired answers to ``n`` questions.
+def decide_accuracy(prefix: Prefix, rule: Rule) -> Decision:
+    """Decide by the paired answers to the questions, by the anytime-valid test of `assay.harness.compare.accuracy_test`.
 
-    - *pass*: non-inferior, that is, the upper end of the interval of the loss is below the margin. (A significant loss that
-      is certainly smaller than the margin passes.)
-    - *regression*: not non-inferior, and the loss is significant (McNemar's exact test, two-sided, below ``alpha``).
-    - *inconclusive*: neither; or nothing was compared; or the reference is not clearly better than guessing, since a broken
-      candidate looks no worse than a reference that cannot answer.
-
-    Args:
-        n: questions that both roles answered.
-        both_right: right by both roles.
-        lost: right by the reference only.
-        gained: right by the candidate only.
-        both_wrong: right by neither. An unparsed answer is not right.
-        margin: largest loss that still passes, as a share of 1.
-        alpha: error rate of the interval (of level ``1 - alpha``) and of the test.
-
-    Raises:
-        ValueError: counts that do not add up to ``n``.
+    - *pass*: non-inferior: the loss is shown to be below the margin. (A loss within it may be significant; the sentence says so.)
+    - *regression*: the loss is shown to be above the margin.
+    - *inconclusive*: neither; or nothing was compared; or too many answers are unparsed; or the reference is so near to guessing
+      that a loss could not show.
     """
-    if min(both_right, lost, gained, both_wrong) < 0 or both_right + lost + gained + both_wrong != n:
-        raise ValueError(f"{both_right} + {lost} + {gained} + {both_wrong} is not {n}")
-    tests = mcnemar_exact(lost, gained)
-    interval = tango_interval(lost, gained, n, alpha) if n else Interval(-1.0, 1.0, 1 - alpha)
-    loss = (lost - gained) / n if n else 0.0
-    p_guesses = p_not_above(both_right + lost, n, CHANCE)
+    outcome = outcome_of(prefix, rule)
+    n, interval = len(prefix.pairs), betting_interval(prefix.losses, rule.alpha, -1, 1, rule.population)
+    loss = float(prefix.losses.mean()) if n else 0.0
+    flipped = flips(prefix.pairs)
+    tests = mcnemar_exact(len(flipped.lost), len(flipped.gained))
+    why = _why(prefix, rule, outcome, loss, interval, len(flipped.lost), len(flipped.gained), tests.two_sided)
+    verdict: Verdict = {"regression": "regression", "non-inferior": "pass"}.get(outcome.reason, "inconclusive")  # type: ignore[assignment]
+    return Decision(
+        verdict,
+        why,
+        n,
+        loss,
+        interval,
+        tests.two_sided,
+        p_regression=outcome.p_regression,
+        p_inferior=outcome.p_inferior,
+    )
+
+
+def _why(
+    prefix: Prefix,
+    rule: Rule,
+    outcome: Outcome,
+    loss: float,
+    interval: Interval,
+    lost: int,
+    gained: int,
+    p_mcnemar: float,
+) -> str:
+    n = len(prefix.pairs)
+    if outcome.reason == "nothing":
+        return "Nothing was compared: no question was answered by both roles."
+    if outcome.reason == "unparsed":
+        shares = " and ".join(f"{_percent(prefix.unparsed_share(role))} of the {role}'s" for role in ROLES)
+        return (
+            f"{shares} answers to {n} questions are unparsed, where {_percent(MOST_UNPARSED, 0)} is the most that allows a "
+            "verdict: raise --max-tokens, or use questions that the model answers in the required form."
+        )
+    if outcome.reason == "no headroom":
+        right = sum(pair.right("reference") for pair in prefix.pairs)
+        lower = betting_interval(prefix.reference, rule.alpha, 0, 1, rule.population).low
+        return (
+            f"The reference is right on {right} of {n} questions, {_percent(lower)} or more: not shown to beat guessing "
+            f"({_percent(CHANCE, 0)}) by {HEADROOM:g} margins of {_points(rule.margin)} points, so a broken candidate could look "
+            "no worse."
+        )
     seen = f"{lost} lost and {gained} gained of {n} questions"
     ends = f"{_points(interval.low)} to {_points(interval.high)}"
     of = "" if loss > 0 else "loss of "
     measured = f"{_change(loss)} ({of}{ends} points with {_percent(interval.level, 0)} confidence; {seen})"
-    p = f"exact McNemar p = {tests.two_sided:.2g}"
-    bound = f"the margin of {_points(margin)} points"
-    verdict: Verdict = "inconclusive"
-    if n == 0:
-        why = "Nothing was compared: no question was answered by both roles."
-    elif p_guesses >= GUESSING_ALPHA:
-        why = (
-            f"The reference is right on {both_right + lost} of {n} questions, not clearly better than guessing "
-            f"({_percent(CHANCE, 0)}; p = {p_guesses:.2g}, not below {GUESSING_ALPHA:g}): a broken candidate would look no worse."
-        )
-    elif interval.high < margin:
-        verdict = "pass"
-        but = f", although significant ({p})" if loss > 0 and tests.two_sided < alpha else ""
-        why = f"{measured}: non-inferior, below {bound}{but}."
-    elif loss > 0 and tests.two_sided < alpha:
-        verdict = "regression"
-        beyond = "beyond" if interval.low >= margin else "not shown to stay below"
-        why = f"{measured}: significant ({p}) and {beyond} {bound}."
-    else:
-        estimate = questions_needed(margin, (lost + gained + 0.5) / (n + 1), alpha / 2, loss=loss)
-        needed = max(n + 1, estimate) if estimate <= MAX_NEEDED else None
-        why = (
-            f"{measured}: neither shown to stay below {bound} nor significant ({p}); "
-            f"{_to_resolve(needed, 'questions')}, if answers keep flipping at this rate."
-        )
-    return Decision(
-        verdict=verdict,
-        why=why,
-        n=n,
-        loss=loss,
-        interval=interval,
-        p_two_sided=tests.two_sided,
-        smallest_detectable=smallest_detectable(n, (lost + gained) / n, alpha / 2) if n else None,
+    bound = f"the margin of {_points(rule.margin)} points"
+    if outcome.reason == "regression":
+        return f"{measured}: above {bound} (anytime-valid p = {outcome.p_regression:.2g})."
+    significant = loss > 0 and p_mcnemar < rule.alpha
+    if outcome.reason == "non-inferior":
+        but = f"; within it, the loss is significant (exact McNemar p = {p_mcnemar:.2g})" if significant else ""
+        return f"{measured}: non-inferior, below {bound} (anytime-valid p = {outcome.p_inferior:.2g}){but}."
+    alpha = rule.alpha if loss < rule.margin else rule.regression_alpha
+    needed = forecast(loss, (lost + gained + 0.5) / (n + 1), rule.margin, alpha, MAX_NEEDED).questions
+    known = f" A loss is shown (exact McNemar p = {p_mcnemar:.2g}), but not how large it is." if significant else ""
+    return (
+        f"{measured}: shown neither to be below {bound} (anytime-valid p = {outcome.p_inferior:.2g}) nor above it "
+        f"(p = {outcome.p_regression:.2g}); {_to_resolve(needed and max(n + 1, needed), 'questions')}, if answers keep flipping at "
+        f"this rate.{known}"
     )
 
 

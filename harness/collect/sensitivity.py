@@ -1,0 +1,238 @@
+"""Is the run's workload sensitive? A fault is seeded in the running servers for a few requests, and every suite has to see it.
+
+Nothing is restarted: the control switches the fault on and off. In the candidate's own server it is in what the model uses, for
+answers and logits; in the server with the shadow it is in the shadowed candidate, for the layers. Afterwards the prefix cache is
+emptied, since K and V of later layers were computed with the fault.
+
+`serve_fault` and `shadow_fault` measure any fault of the catalogue; `assay.harness.judge.sensitivity` says whether it was seen.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.evals.questions import PROMPT_HEADER, parse_answer
+from assay.harness.collect.logit_scoring import score_again
+from assay.harness.collect.plan import COLD_QUESTIONS, Plan
+from assay.harness.collect.run_folder import asked_roles, shadowed_role
+from assay.harness.compare.fault_seen import losses, p_no_loss
+from assay.harness.config import RunSpec
+from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
+from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import layers_seen
+from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
+from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.evidence.sensitivity import (
+    SensitivityRecord,
+    read_sensitivity,
+    sensitivity_folder,
+    write_sensitivity,
+)
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
+from assay.harness.progress import ProgressDisplay
+from assay.harness.server.control import Control, set_control
+from assay.harness.server.write_request import write_now
+
+FAULT = "mask-top-left"
+"""The fault of the seed case, which only calls with a cached prefix show."""
+QUESTIONS, AT_ONCE = 24, 8
+"""Most questions that are asked under a fault, and how many at once: no more follow when the fault is seen."""
+PROMPTS = 5
+"""Prompts whose logits are scored under a fault: with fewer, even a sign test that all of them pass has a p value above 0.05."""
+SHADOWED = 2
+"""Questions that are asked while the candidate in the shadow has the fault."""
+
+
+@dataclass(frozen=True)
+class FaultLoad:
+    """What is asked of a server while a fault is switched on.
+
+    Attributes:
+        items: multiple-choice questions that the reference answered.
+        reference: its texts, by id of the question. No more questions are asked once these and the answers show the fault.
+        logits: its scoring of the sequences to score; None for none.
+        spec: limits and policy of the run.
+    """
+
+    items: Sequence[Item]
+    reference: Mapping[str, str]
+    logits: Logits | None
+    spec: RunSpec
+
+
+def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
+    """Whether a role's server still has to measure something under the fault."""
+    return bool(_parts(plan, folder, role)) and read_sensitivity(folder, role) is None
+
+
+def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
+    """Do a server's part, unless it is done. The suites of the run are complete: nothing that they read comes later.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it wrote nothing, or the folder cannot be written.
+    """
+    if not is_open(plan, folder, engine.role):
+        return
+    begun, place = time.monotonic(), folder.server_folder(engine.role)
+    parts = _parts(plan, folder, engine.role)
+    shutil.rmtree(sensitivity_folder(place), ignore_errors=True)  # of a server that was killed
+    record = SensitivityRecord(run=folder.nonce, fault=FAULT, seconds=0.0)
+    if "shadow" in parts:
+        prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:SHADOWED]
+        record = record.model_copy(update={"shadowed": shadow_fault(engine, place, FAULT, prompts, folder.nonce)})
+    if {"answers", "logits"} & parts:
+        load = _load(plan, folder, parts)
+        layers = () if engine.role == "candidate" else layers_seen(place)
+        served = serve_fault(engine, place, FAULT, load, layers, folder.nonce, display)
+        record = served.model_copy(update={"shadowed": record.shadowed})
+    write_sensitivity(place, record.model_copy(update={"seconds": time.monotonic() - begun}))
+
+
+def serve_fault(
+    engine: Engine,
+    place: Path,
+    fault: str,
+    load: FaultLoad,
+    substitute: tuple[int, ...] = (),
+    nonce: str = "",
+    display: ProgressDisplay | None = None,
+) -> SensitivityRecord:
+    """Ask and score while what the model uses has a fault. Logits go to the server's sensitivity folder.
+
+    Args:
+        engine: a running server, launched with `assay.harness.server.control.FAULTS`.
+        place: its folder.
+        fault: id of a fault of the catalogue.
+        load: what to ask.
+        substitute: layers whose output is the other role's backend's, with the fault: in a reference's server, all of them.
+        nonce: of the run.
+        display: shows the progress.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: the folder cannot be written.
+    """
+    begun = time.monotonic()
+    answers: list[Answer] = []
+    scored = 0
+    with switched_on(engine, place, Control(fault=fault, substitute=substitute)) as token:
+        if load.items:
+            cache_header(engine)
+        for start in range(0, len(load.items), AT_ONCE):
+            answers += _ask(engine, load.items[start : start + AT_ONCE], load.spec, nonce)
+            lost = losses({item.id: item for item in load.items}, load.reference, answers)
+            if p_no_loss(lost, load.spec.margin) <= load.spec.alpha:
+                break
+        if load.logits is not None and engine.scorer is not None:
+            logits = score_again(engine.scorer, load.logits, nonce, display)
+            write_logits(sensitivity_folder(place), logits)
+            scored = len(logits.header.sequences)
+        seeded = read_seeded_calls(place, token, nonce)
+    return SensitivityRecord(
+        run=nonce, fault=fault, served=seeded, answers=tuple(answers), scored=scored, seconds=time.monotonic() - begun
+    )
+
+
+def shadow_fault(
+    engine: Engine, place: Path, fault: str, prompts: Sequence[str], nonce: str = ""
+) -> SeededCalls | None:
+    """Ask questions behind the shared header while the candidate in the shadow has a fault, and have its errors written.
+
+    They go to the server's sensitivity folder, so that no verdict on the candidate reads them.
+
+    Args:
+        engine: a running server with a shadow.
+        place: its folder.
+        fault: id of a fault of the catalogue.
+        prompts: the questions.
+        nonce: of the run.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it wrote nothing.
+    """
+    shutil.rmtree(sensitivity_folder(place) / SHADOW_FOLDER, ignore_errors=True)
+    with switched_on(engine, place, Control(shadow=True, fault=fault)) as token:
+        cache_header(engine)
+        _send(engine, prompts)
+        write_now(sensitivity_folder(place), lambda: _send(engine, [PROMPT_HEADER]))
+        return read_seeded_calls(place, token, nonce)
+
+
+@contextmanager
+def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
+    """Within the context a server follows a control; then everything is off and its prefix cache empty.
+
+    Gives the token of the setting.
+    """
+    engine.flush_cache()
+    try:
+        yield set_control(place, control)
+    finally:
+        set_control(place, Control())
+    engine.flush_cache()
+
+
+def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
+    """What a role's server measures under a fault: "shadow", "answers", "logits"."""
+    if plan.backend(role).is_url:
+        return set()
+    asked, shadowed = asked_roles(plan, folder), shadowed_role(plan, folder)
+    parts = {"shadow"} if role == shadowed else set()
+    if role == asked[-1] and (role == "candidate" or shadowed == role):
+        parts |= {"answers"} if "mmlu" in plan.spec.suites and role == "candidate" else set()
+        parts |= {"logits"} if "logits" in plan.spec.suites and not plan.has_url else set()
+    return parts
+
+
+def _load(plan: Plan, folder: RunFolder, parts: set[str]) -> FaultLoad:
+    """The questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
+    texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
+    items = [item for item in plan.of("mmlu") if item.id in texts][:QUESTIONS]
+    logits = None
+    path = logits_path(folder.path, ROLES[0], 0)
+    if "logits" in parts and path.exists():
+        scored = read_logits(path, folder.nonce)
+        chosen = [n for n, one in enumerate(scored.header.sequences) if one.honoured("cached")][:PROMPTS]
+        logits = scored.only(chosen) if chosen else None
+    return FaultLoad(items if "answers" in parts else (), texts, logits, plan.spec)
+
+
+def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> list[Answer]:
+    """Answers to some questions, asked at the same time, in their order."""
+    replies: dict[int, Reply] = {}
+
+    def keep(index: int, reply: Reply) -> None:
+        replies[index] = reply
+
+    engine.ask([ChatRequest(item.prompt, spec.token_limit) for item in items], spec.concurrency, keep)
+    return [
+        Answer(
+            run=nonce,
+            suite="mmlu",
+            role=engine.role,
+            item=item.id,
+            prompt_hash=item.prompt_hash,
+            request_id=replies[number].request_id,
+            text=replies[number].text,
+            parsed=parse_answer(replies[number].text),
+            finish_reason=replies[number].finish_reason,
+            prompt_tokens=replies[number].prompt_tokens,
+            completion_tokens=replies[number].completion_tokens,
+            cached_tokens=replies[number].cached_tokens,
+            latency_s=replies[number].latency_s,
+        )
+        for number, item in enumerate(items)
+    ]
+
+
+def _send(engine: Engine, prompts: Sequence[str]) -> None:
+    """Ask for one token each, and drop the answers."""
+    engine.ask([ChatRequest(prompt, 1) for prompt in prompts], len(prompts), lambda index, reply: None)

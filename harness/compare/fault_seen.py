@@ -1,0 +1,54 @@
+"""Whether answers and logits show a fault that was seeded: the tests, with the numbers that they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from assay.evals.questions import parse_answer
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.stats.betting import log_wealth, p_value
+
+LOST, GAINED = 1.0, -1.0
+
+
+def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequence[Answer]) -> list[float]:
+    """1 for each question that only the reference got right, -1 for each that only the faulty candidate did, else 0.
+
+    Args:
+        items: the questions by id.
+        reference: the reference's texts by id of the question. Questions that it did not answer are left out.
+        faulty: the faulty candidate's answers, in the order in which they were asked. Those to another prompt are left out.
+    """
+    found = []
+    for answer in faulty:
+        item = items.get(answer.item)
+        if item is None or answer.item not in reference or answer.prompt_hash != item.prompt_hash:
+            continue
+        right = [item.is_right(parse_answer(text)) for text in (reference[answer.item], answer.text)]
+        found.append(float(right[0]) - float(right[1]))
+    return found
+
+
+def p_no_loss(lost: Sequence[float], margin: float) -> float:
+    """Anytime-valid p value of "the loss is within the margin"; 1 where nothing was answered.
+
+    Args:
+        lost: see `losses`.
+        margin: of the suite, as a share of 1.
+    """
+    return p_value(log_wealth(lost, margin, GAINED, LOST)) if lost else 1.0
+
+
+def p_within(divergences: Sequence[float], limit: float) -> float:
+    """P value of "half of the prompts or more have a mean KL within the limit": the exact one-sided sign test. 1 without prompts.
+
+    A divergence that is not a number counts as above: the reference's was finite.
+
+    Args:
+        divergences: mean KL of each prompt, in nats.
+        limit: of the suite, in nats.
+    """
+    from scipy.stats import binomtest  # slow to import, and few runs get here
+
+    above = sum(not one <= limit for one in divergences)
+    return float(binomtest(above, len(divergences), 0.5, alternative="greater").pvalue) if divergences else 1.0

@@ -1,0 +1,199 @@
+"""Was the seeded fault seen? What the servers did under it -> the check ``workload-sensitive``.
+
+Each suite of the run has to see the fault by its own measure: answers by the paired test against the policy's margin, logits by a
+sign test against their limit, layers by cells out of bounds. A workload that does not see it proves nothing when it sees nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeGuard
+
+from assay.harness.compare.fault_seen import losses, p_no_loss, p_within
+from assay.harness.compare.logits import compare_roles
+from assay.harness.config import RunSpec
+from assay.harness.evidence.faults import SeededCalls
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import with_roles_exchanged
+from assay.harness.evidence.logit_files import logits_path, read_logits
+from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.evidence.sensitivity import SensitivityRecord, read_sensitivity, sensitivity_folder
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
+from assay.harness.evidence.shadow_errors import read_shadow_errors
+from assay.harness.judge.logits_suite import limit_of
+from assay.harness.judge.sensitivity_result import SUITES, FaultSeen, SensitivityResult
+from assay.harness.judge.truth_bounds import compare_with_noise
+from assay.harness.verdict import Check
+
+CHECK = "workload-sensitive"
+_TITLE = "the workload is sensitive: a fault that was seeded in the running servers was seen"
+
+
+class FaultEvidence(NamedTuple):
+    """What a run's servers did under a fault, by role. The answers are those to compare with."""
+
+    records: Mapping[Role, SensitivityRecord]
+    items: Sequence[Item]
+    answers: Sequence[Answer]
+
+
+def read_fault_evidence(folder: RunFolder, items: Sequence[Item], answers: Sequence[Answer]) -> FaultEvidence:
+    """What the servers of a run did under the fault.
+
+    Raises:
+        EvidenceError: a file is damaged, or of another run.
+    """
+    found = {role: record for role in ROLES if (record := read_sensitivity(folder, role)) is not None}
+    return FaultEvidence(found, items, answers)
+
+
+def sensitivity_result(
+    folder: RunFolder, spec: RunSpec, evidence: FaultEvidence, claimed: Sequence[str], noise: Sequence[str]
+) -> SensitivityResult | None:
+    """What each suite of a run saw of the fault; None where none was seeded.
+
+    Args:
+        folder: the run's.
+        spec: its policy.
+        evidence: what the servers did under the fault.
+        claimed: phases that the candidate claims.
+        noise: noise families that the roles declare.
+
+    Raises:
+        EvidenceError: a file is damaged, or of another run.
+    """
+    if not evidence.records:
+        return None
+    parts = []
+    for role, record in evidence.records.items():
+        place = sensitivity_folder(folder.server_folder(role))
+        if record.answers:
+            parts.append(answers_see(spec, evidence.items, evidence.answers, record.answers))
+        if record.scored:
+            parts.append(logits_see(spec, folder.path, place, noise, folder.nonce))
+        if record.shadowed is not None and any((place / SHADOW_FOLDER).glob("*.safetensors")):
+            parts.append(layers_see(place, claimed, role, folder.nonce))
+    parts.sort(key=lambda one: SUITES.index(one.suite))
+    return SensitivityResult(fault=next(iter(evidence.records.values())).fault, parts=tuple(parts))
+
+
+def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]) -> FaultSeen:
+    """Whether answers with a fault lose more than the margin against the reference's, at the policy's alpha.
+
+    Args:
+        spec: the policy.
+        items: what was asked.
+        answers: both roles' recorded answers; the reference's first ones count.
+        faulty: those with the fault, in the order in which they were asked.
+    """
+    texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
+    lost = losses({item.id: item for item in items if item.suite == "mmlu"}, texts, faulty)
+    p = p_no_loss(lost, spec.margin)
+    net = f"{sum(one > 0 for one in lost)} lost and {sum(one < 0 for one in lost)} gained of {len(lost)} questions"
+    return FaultSeen(suite="mmlu", seen=p <= spec.alpha, found=f"{net}, p = {p:.2g}")
+
+
+def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
+    """Whether the mean KL of prompts that were scored with a fault is above the limit of the suite, behind a cached prefix.
+
+    Args:
+        spec: the policy.
+        folder: the run's folder, with the reference's scoring.
+        place: the folder with the scoring under the fault.
+        noise: noise families that the roles declare.
+        nonce: the run's.
+
+    Raises:
+        EvidenceError: a file is damaged, or of another run.
+    """
+    faulty = read_logits(logits_path(place, "candidate", 0), nonce)
+    reference = read_logits(logits_path(folder, "reference", 0), nonce)
+    order = {one.item: number for number, one in enumerate(reference.header.sequences)}
+    same = reference.only([order[one.item] for one in faulty.header.sequences])
+    compared = compare_roles(same, faulty, None, alpha=spec.alpha)
+    lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
+    cached = next((one for one in compared.prompts if one.condition == "cached"), None)
+    if cached is None or not len(cached.kl):
+        found = f"{lost} positions not finite" if lost else "no prompt was scored behind a cached prefix"
+        return FaultSeen(suite="logits", seen=lost > 0, found=found)
+    limit, _ = limit_of(cached, spec, noise)
+    p = p_within(cached.kl.tolist(), limit)
+    above = sum(not one <= limit for one in cached.kl.tolist())
+    found = f"{above} of {len(cached.kl)} prompts above {limit:.2g} nats, {cached.kl.mean():.2g} on average"
+    return FaultSeen(suite="logits", seen=lost > 0 or p <= spec.alpha, found=found)
+
+
+def layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
+    """Whether a cell of the shadow of a faulty candidate is out of the bounds of noise.
+
+    Args:
+        place: the folder with the shadow's errors under the fault.
+        claimed: phases that the candidate claims.
+        role: role of the server with the shadow.
+        nonce: the run's.
+
+    Raises:
+        EvidenceError: a file is damaged, or of another run.
+    """
+    errors = read_shadow_errors(place, nonce)
+    against = compare_with_noise(errors if role == "reference" else with_roles_exchanged(errors, claimed))
+    tests = (against.cells, against.gains, against.apart, against.reference)
+    flagged, compared = sum(int(one.flagged.sum()) for one in tests), len(against.cells.index)
+    worst = max((float(one.excess.max(initial=0.0)) for one in tests), default=0.0)
+    found = f"{flagged:,} tests out of bounds in {compared:,} cells, at worst {worst:.3g} times"
+    return FaultSeen(suite="layers", seen=flagged > 0, found=found)
+
+
+def check_sensitive(
+    spec: RunSpec, result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
+) -> Check:
+    """Whether every suite of the run saw the fault.
+
+    Args:
+        spec: the run's.
+        result: what they saw; None where no fault was seeded.
+        records: what the servers did under it, by role.
+        url: whether a role is a server that assay did not start.
+    """
+    wanted = [suite for suite in SUITES if suite in spec.suites]
+    if not wanted:
+        found = "no suite that could see a fault was requested"
+        return Check(
+            id=CHECK, title=_TITLE, status="not checked", found=found, settles="add mmlu, logits or layers to --suites"
+        )
+    if result is None or not result.parts:
+        found = "a fault cannot be seeded in a server that assay did not start" if url else "no fault was seeded"
+        settles = (
+            "let assay start both servers, by the names of their backends"
+            if url
+            else "repeat the command, which resumes"
+        )
+        return _missing(found, settles)
+    seen = {one.suite: one for one in result.parts}
+    if idle := [one for record in records.values() for one in (record.served, record.shadowed) if _is_idle(one)]:
+        why = f": {idle[0].why}" if idle[0].why else ", since none had a cached prefix"
+        return _missing(f"{result.fault} changed none of {idle[0].calls:,} calls{why}", _HEADER)
+    if unmeasured := [suite for suite in wanted if suite not in seen]:
+        found = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
+        return _missing(
+            found,
+            "let assay start both servers, by the names of their backends" if url else "run again with a new --out",
+        )
+    if not all(seen[suite].seen for suite in wanted):
+        return _missing(result.sentence, _HEADER)
+    return Check(id=CHECK, title=_TITLE, status="ok", found=result.sentence)
+
+
+_HEADER = (
+    "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
+    "prefix cache on"
+)
+
+
+def _is_idle(calls: SeededCalls | None) -> TypeGuard[SeededCalls]:
+    return calls is not None and not calls.changed
+
+
+def _missing(found: str, settles: str) -> Check:
+    return Check(id=CHECK, title=_TITLE, status="missing", found=found, settles=settles)

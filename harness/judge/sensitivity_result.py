@@ -1,0 +1,35 @@
+"""What the suites of a run saw of a fault that was seeded in its servers: the part of a report."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from assay.harness.schema import Part
+
+Suite = Literal["mmlu", "logits", "layers"]
+SUITES: tuple[Suite, ...] = ("mmlu", "logits", "layers")
+"""Suites that have to see the fault."""
+
+
+class FaultSeen(Part):
+    """Whether a suite saw a fault, with the numbers."""
+
+    suite: Suite
+    seen: bool
+    found: str = Field(description='such as "7 of 8 questions lost, p = 0.01"')
+
+
+class SensitivityResult(Part):
+    """What the suites saw of a fault that was seeded in the running servers."""
+
+    fault: str = Field(description="id of the fault")
+    parts: tuple[FaultSeen, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Which suites saw it, in words."""
+        return f"{self.fault}: " + "; ".join(
+            f"{'seen' if one.seen else 'not seen'} by {one.suite} ({one.found})" for one in self.parts
+        )
