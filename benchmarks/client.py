@@ -205,12 +205,12 @@ def interview_seconds(url: str, questions: int) -> float:
 
 def request_bodies(model: str, questions: int) -> list[dict[str, Any]]:
     """What a run with so many questions asks both roles."""
-    from assay.evals.mmlu import load_questions
+    from assay.evals.mmlu import draw_questions
     from assay.evals.questions import BUILTIN_DATA
     from assay.harness.config import RunSpec
 
     limit = RunSpec(reference="triton", candidate="triton").token_limit
-    prompts = [question.prompt for question in load_questions(BUILTIN_DATA, questions)] * ROLES
+    prompts = [question.prompt for question in draw_questions(BUILTIN_DATA, questions).questions] * ROLES
     return [
         {"model": model, "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": limit}
         for prompt in prompts

@@ -1,7 +1,6 @@
 """MMLU questions from a local CSV or parquet file, a Hugging Face dataset, or the built-in synthetic questions.
 
-From a real dataset, the questions are those that SGLang's own runner and simple-evals draw for the same count:
-``random.Random(0).sample`` over the dataset in its own order.
+They are drawn in a random order with a seed, since a run stops as soon as the answers decide.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,6 @@ _SUBJECTS = {
 SUBJECT_TO_GROUP = {subject: group for group, subjects in _SUBJECTS.items() for subject in subjects.split()}
 """Group of each of the 57 subjects (Hendrycks et al., arXiv 2009.03300, as simple-evals has them)."""
 
-_SAMPLE_SEED = 0  # of SGLang's runner and simple-evals
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WHAT_TO_GIVE = (
     f"give {BUILTIN_DATA!r}, a .csv or .parquet file with the columns {', '.join(FILE_COLUMNS)}, or a Hugging Face dataset that "
@@ -65,37 +62,66 @@ class _Row:
     subject: str
 
 
-def load_questions(data: str, count: int) -> list[Question]:
-    """Load ``count`` questions.
+@dataclass(frozen=True)
+class Drawn:
+    """Questions in a random order.
+
+    Attributes:
+        questions: distinct; those that follow one passage (`Question.unit`) come one after the other.
+        units: units of the whole set from which the order was drawn.
+    """
+
+    questions: tuple[Question, ...]
+    units: int
+
+
+def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
+    """Draw questions in a random order, without putting any back.
+
+    Questions of one passage are drawn together, and a prompt that occurs twice is drawn once. The beginning of the order does not
+    depend on `most` (of the built-in set, up to `synthetic.BUILTIN_POOL` questions).
 
     Args:
         data: ``"builtin"``; a ``.csv`` or ``.parquet`` file with simple-evals' columns; or a Hugging Face dataset with the
             columns of ``cais/mmlu``, by hub name or as a local folder (configuration ``all``, split ``test``).
-        count: how many. The built-in questions are endless; from a larger dataset, a sample is drawn.
+        most: largest number of questions. The built-in set is endless; of a smaller dataset, all are drawn.
+        seed: of the order.
 
     Returns:
-        The questions. Ids of a dataset are ``mmlu-<index in the dataset>``, so they do not depend on the sample.
+        The questions. Ids of a dataset are ``mmlu-<index in the dataset>``, so they do not depend on the order.
 
     Raises:
         UsageError: the file or dataset does not exist, a file cannot be read (with the line), a row is not a question (with its
-            line or row), or ``count`` is below 1 or above the size of the dataset.
+            line or row), or `most` is below 1.
     """
-    if count < 1:
-        raise UsageError(f"{count} questions were asked for.", "1 or more", "give a larger --questions")
+    if most < 1:
+        raise UsageError(f"{most} questions were asked for.", "1 or more", "give a larger --questions")
     if data == BUILTIN_DATA:
-        return list(islice(synthetic.questions(), count))
+        order = list(range(max(most, synthetic.BUILTIN_POOL)))
+        random.Random(seed).shuffle(order)
+        return Drawn(tuple(map(synthetic.question, order[:most])), len(order))
     questions = [_question(index, row) for index, row in enumerate(_rows(data))]
     if not questions:
         raise UsageError(f"{data} has no questions.", "at least one row below the header", _WHAT_TO_GIVE)
-    if count > len(questions):
-        raise UsageError(
-            f"{count} questions were asked for, but {data} has {len(questions)}.",
-            f"1 to {len(questions)}",
-            f"give --questions {len(questions)}, or a larger dataset",
-        )
-    if count == len(questions):
-        return questions
-    return random.Random(_SAMPLE_SEED).sample(questions, count)
+    distinct: dict[str, Question] = {}
+    for question in questions:
+        distinct.setdefault(question.prompt, question)
+    units: dict[str, list[Question]] = {}
+    for question in distinct.values():
+        units.setdefault(question.unit, []).append(question)
+    shuffled = list(units.values())
+    random.Random(seed).shuffle(shuffled)
+    return Drawn(tuple(_whole_units(shuffled, most)), len(units))
+
+
+def _whole_units(units: Sequence[Sequence[Question]], most: int) -> Iterator[Question]:
+    """The first units that have at most `most` questions together; at least one unit."""
+    given = 0
+    for unit in units:
+        if given and given + len(unit) > most:
+            return
+        given += len(unit)
+        yield from unit
 
 
 def _rows(data: str) -> Iterable[_Row]:

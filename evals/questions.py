@@ -13,6 +13,8 @@ from dataclasses import dataclass
 BUILTIN_DATA = "builtin"
 """Name of the built-in set (`assay.evals.synthetic`)."""
 LETTERS = ("A", "B", "C", "D")
+SHORTEST_PASSAGE = 100
+"""Characters from which on a text before the question itself counts as a passage. Those of MMLU have 200 and more."""
 GROUPS = ("stem", "humanities", "social_sciences", "other")
 
 PROMPT_HEADER = (
@@ -47,6 +49,15 @@ class Question:
         """The text of the single user message."""
         options = "\n".join(f"{letter}) {option}" for letter, option in zip(LETTERS, self.options, strict=True))
         return f"{PROMPT_HEADER}\n\n{self.text}\n\n{options}"
+
+    @property
+    def unit(self) -> str:
+        """What the question is drawn with: the same for all questions of a subject that follow one passage, else its own id.
+
+        The passage is all but the last line of the text, if that is long enough to be one; the last line asks.
+        """
+        passage = self.text.rpartition("\n")[0].strip()
+        return f"passage-{prompt_hash(f'{self.subject}/{passage}')}" if len(passage) >= SHORTEST_PASSAGE else self.id
 
     @property
     def prompt_hash(self) -> str:

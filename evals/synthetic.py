@@ -9,6 +9,7 @@ These questions are *synthetic*, and every report says so: they gate an attentio
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from assay.evals.questions import GROUPS, LETTERS, Question
 
 BUILTIN_SEED = 20261120
 """Seed of the built-in set. Training uses other seeds, and drops any draw whose facts are in the built-in set."""
+BUILTIN_POOL = 4096
+"""Questions of the built-in set among which a run draws; more if it may ask more."""
 FEWEST_FACTS, MOST_FACTS = 4, 8
 
 _ONSETS = "b d f g j k l m n p r s t v w z".split()
@@ -92,22 +95,21 @@ def draw(rng: random.Random, group: str, fewest: int = FEWEST_FACTS, most: int =
 
 
 def questions(seed: int = BUILTIN_SEED) -> Iterator[Question]:
-    """The endless questions of a seed; groups take turns.
+    """The endless questions of a seed; groups take turns."""
+    return (question(index, seed) for index in itertools.count())
 
-    Each question has its own random generator, so question ``i`` does not depend on how many are asked.
-    """
-    index = 0
-    while True:
-        rng = random.Random(f"{seed}/{index}")
-        group = GROUPS[index % len(GROUPS)]
-        drawn = draw(rng, group)
-        text, options, answer = drawn.ask(rng, about=rng.randrange(len(drawn.facts)))
-        yield Question(
-            id=f"synthetic-{seed}-{index:05d}",
-            subject=f"synthetic_{group}",
-            group=group,
-            text=text,
-            options=(options[0], options[1], options[2], options[3]),
-            answer=answer,
-        )
-        index += 1
+
+def question(index: int, seed: int = BUILTIN_SEED) -> Question:
+    """Question `index` of a seed. It has its own random generator, so it does not depend on how many are asked."""
+    rng = random.Random(f"{seed}/{index}")
+    group = GROUPS[index % len(GROUPS)]
+    drawn = draw(rng, group)
+    text, options, answer = drawn.ask(rng, about=rng.randrange(len(drawn.facts)))
+    return Question(
+        id=f"synthetic-{seed}-{index:05d}",
+        subject=f"synthetic_{group}",
+        group=group,
+        text=text,
+        options=(options[0], options[1], options[2], options[3]),
+        answer=answer,
+    )

@@ -11,11 +11,11 @@ from scipy.special import bdtrc
 
 from assay.evals.questions import parse_answer
 from assay.harness.bisect.layer_search import LayerSearch, RestoredLayer, SearchResult
+from assay.harness.compare.accuracy_test import CHANCE
 from assay.harness.conditions import CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
 from assay.harness.config import Device
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.records import Item
-from assay.harness.judge.suite_decisions import CHANCE, GUESSING_ALPHA
 from assay.harness.schema import Record
 from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.stats.share import clopper_pearson, p_not_above
@@ -25,6 +25,8 @@ from assay.harness.verdict import Finding
 Criterion = Literal["answers", "text"]
 """What must be right again: the answers to the questions, or the greedy texts (identical to the reference's own)."""
 Outcome = Literal["right", "wrong"]
+GUESSING_ALPHA = 0.01
+"""The reference is better than guessing if the p value of "it guesses" is below this."""
 SCHEMA: Literal["assay.bisect-layers/3"] = "assay.bisect-layers/3"
 
 

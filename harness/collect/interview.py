@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
 from assay.evals.questions import parse_answer
 from assay.harness.collect.plan import Plan
-from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
+from assay.harness.collect.question_stop import QuestionStop
+from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header, never
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item, Role
 from assay.harness.progress import ProgressDisplay
 
-COLD_DIVISOR, MAX_COLD = 8, 16
-"""One question in eight, at most sixteen, is asked with an empty cache, so that both conditions occur in every run."""
 FLOOR_EVERY = 4
 """The reference is asked one greedy prompt in four again."""
 TOP_LOGPROBS = 5
@@ -21,6 +21,9 @@ TOP_LOGPROBS = 5
 
 AnswerKey = tuple[str, str, str, int]
 """`Answer.key`: suite, role, item, repeat."""
+CHUNK, LEAD = 4, 2
+"""Questions that are asked at once, and by how many a role may be ahead of the other when it asks for more, as multiples of the
+requests in flight: what only one role answers is asked in vain."""
 
 
 @dataclass(frozen=True)
@@ -34,65 +37,86 @@ class _Stage:
     top_logprobs: int = 0
 
 
-def _stages(plan: Plan, role: Role, answered: set[AnswerKey]) -> tuple[list[_Stage], list[_Stage]]:
-    """What a role has not answered yet: before the shared header is cached, and after."""
-    questions = plan.of("mmlu")
+def _questions(plan: Plan, role: Role, stop: QuestionStop) -> tuple[_Stage, _Stage]:
+    """The questions that a role has not answered yet: with an empty cache, and with the shared header cached."""
+    items, limit = stop.open_items(role), plan.spec.token_limit
+    cold, cached = ([item for item in items if item.cold is empty] for empty in (True, False))
+    return _Stage("questions, cold", cold, 0, limit), _Stage("questions", cached, 0, limit)
+
+
+def _after_questions(plan: Plan, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> list[_Stage]:
+    """What a role has not answered yet and is asked once the questions are over."""
     greedy = plan.of("greedy")
-    cold = min(len(questions) // COLD_DIVISOR, MAX_COLD)
-    limit = plan.spec.token_limit
-    # The floor's prompts are sent in another order, so that the run-to-run difference includes the effect of batching.
-    floor = [("greedy again", greedy[::FLOOR_EVERY][::-1], FLOOR_REPEAT)] if role == "reference" else []
 
-    def pending(items: list[Item], repeat: int) -> list[Item]:
-        return [item for item in items if (item.suite, role, item.id, repeat) not in answered]
+    def stage(title: str, items: list[Item], repeat: int, max_tokens: int, top_logprobs: int = 0) -> _Stage:
+        pending = [item for item in items if (item.suite, role, item.id, repeat) not in answered]
+        return _Stage(title, pending, repeat, max_tokens, top_logprobs)
 
-    before = [_Stage("questions, cold", pending(questions[:cold], 0), 0, limit)]
-    after = [_Stage("questions", pending(questions[cold:], 0), 0, limit)]
-    for title, items, repeat in [("greedy", greedy, 0), *floor]:
-        after.append(_Stage(title, pending(items, repeat), repeat, GREEDY_TOKENS, TOP_LOGPROBS))
-    return [stage for stage in before if stage.items], [stage for stage in after if stage.items]
+    stages = [stage("greedy", greedy, 0, GREEDY_TOKENS, TOP_LOGPROBS)]
+    if role == "reference":
+        # The floors are asked in another order, so that the run-to-run difference includes the effect of batching.
+        stages = [
+            stage("questions again", stop.asked_again()[::-1], FLOOR_REPEAT, plan.spec.token_limit),
+            *stages,
+            stage("greedy again", greedy[::FLOOR_EVERY][::-1], FLOOR_REPEAT, GREEDY_TOKENS, TOP_LOGPROBS),
+        ]
+    return [one for one in stages if one.items]
 
 
-def is_answered(plan: Plan, role: Role, answered: set[AnswerKey]) -> bool:
-    """Whether a role has answered everything."""
-    return not any(_stages(plan, role, answered))
+def is_answered(plan: Plan, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> bool:
+    """Whether a role has answered everything that it is to be asked."""
+    return not stop.open_items(role) and not _after_questions(plan, role, answered, stop)
 
 
 def interview(
-    engine: Engine, plan: Plan, folder: RunFolder, answered: set[AnswerKey], display: ProgressDisplay
+    engine: Engine,
+    plan: Plan,
+    folder: RunFolder,
+    answered: set[AnswerKey],
+    stop: QuestionStop,
+    display: ProgressDisplay,
 ) -> None:
     """Ask a server everything it has not answered: some questions with an empty cache, then the rest with the header cached.
+
+    Questions are asked until `stop` says that they have decided; those with an empty cache, of which there are few, in any case.
 
     Raises:
         EngineError: the server failed; what it answered before is in the folder.
         EvidenceError: the folder cannot be written.
     """
-    before, after = _stages(plan, engine.role, answered)
-    for stage in before:
+    role, concurrency = engine.role, plan.spec.concurrency
+
+    def ask(stage: _Stage, part: slice, in_flight: int, enough: Callable[[], bool] = never) -> None:
+        items, done = stage.items[part], part.start or 0
+
+        def keep(index: int, reply: Reply) -> None:
+            nonlocal done
+            answer = _answer(role, stage, items[index], reply)
+            folder.append(answer)
+            stop.keep(answer)
+            done += 1
+            display.count(f"{role}: {stage.title}", done, len(stage.items))
+
+        requests = [ChatRequest(item.prompt, stage.max_tokens, stage.top_logprobs) for item in items]
+        engine.ask(requests, in_flight, keep, enough)
+
+    cold, cached = _questions(plan, role, stop)
+    try:
         # One at a time: in a batch, all but the first request would find the header that the first one left in the cache.
-        for number in range(len(stage.items)):
+        for number in range(len(cold.items)):
             engine.flush_cache()
-            _ask(engine, stage, slice(number, number + 1), 1, folder, display)
-    if after:
-        cache_header(engine)
-    for stage in after:
-        _ask(engine, stage, slice(None), plan.spec.concurrency, folder, display)
-
-
-def _ask(
-    engine: Engine, stage: _Stage, part: slice, concurrency: int, folder: RunFolder, display: ProgressDisplay
-) -> None:
-    """Ask part of a stage at once."""
-    items = stage.items[part]
-    done = part.start or 0
-
-    def keep(index: int, reply: Reply) -> None:
-        nonlocal done
-        folder.append(_answer(engine.role, stage, items[index], reply))
-        done += 1
-        display.count(f"{engine.role}: {stage.title}", done, len(stage.items))
-
-    engine.ask([ChatRequest(item.prompt, stage.max_tokens, stage.top_logprobs) for item in items], concurrency, keep)
+            ask(cold, slice(number, number + 1), 1)
+        if cached.items or _after_questions(plan, role, answered, stop):
+            cache_header(engine)
+        for start in range(0, len(cached.items), CHUNK * concurrency):
+            stop.wait(role, LEAD * concurrency, engine.check)
+            if stop.enough():
+                break
+            ask(cached, slice(start, start + CHUNK * concurrency), concurrency, stop.enough)
+    finally:
+        stop.leave(role)
+    for stage in _after_questions(plan, role, answered, stop):
+        ask(stage, slice(None), concurrency)
 
 
 def _answer(role: Role, stage: _Stage, item: Item, reply: Reply) -> Answer:

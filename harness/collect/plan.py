@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.greedy import greedy_prompts
-from assay.evals.mmlu import load_questions
+from assay.evals.mmlu import draw_questions
 from assay.evals.questions import Question, prompt_hash
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
@@ -15,6 +15,8 @@ from assay.harness.engines.launch import check_engine_args
 from assay.harness.engines.model import resolve_model
 from assay.harness.evidence.records import ROLES, Item, Role, Suite
 
+COLD_EVERY, MAX_COLD = 8, 16
+"""One question in eight, until there are sixteen, is asked with an empty cache, so that both conditions occur in every run."""
 COLD_QUESTIONS, WARM_QUESTIONS = 4, 12
 """Questions of the layer diff: with an empty cache, one by one, and with the shared header cached."""
 
@@ -26,7 +28,8 @@ class Plan:
     Attributes:
         spec: what was asked for.
         model: folder of the model.
-        items: what both servers are asked.
+        items: what both servers are asked at most; questions in their random order.
+        units: units of the set from which the questions were drawn (`Item.unit`).
         reference: the reference's backend.
         candidate: the candidate's backend.
     """
@@ -36,6 +39,7 @@ class Plan:
     items: tuple[Item, ...]
     reference: Backend
     candidate: Backend
+    units: int = 0
 
     def of(self, suite: Suite) -> list[Item]:
         """The items of a suite, in order."""
@@ -96,15 +100,16 @@ def prepare(spec: RunSpec) -> Plan:
     asked = spec.questions if "mmlu" in spec.suites else 0
     traced = COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0
     prompts = {suite: count for suite, count in _prompt_counts(spec).items() if suite in spec.suites}
-    questions = load_questions(spec.data, max(asked, traced, *prompts.values(), 1))
-    items = [_item("mmlu", question) for question in questions[:asked]]
+    drawn = draw_questions(spec.data, max(asked, traced, *prompts.values(), 1), spec.order_seed)
+    questions = drawn.questions
+    items = [_item("mmlu", question, place) for place, question in enumerate(questions[:asked])]
     items += [_item("layers", question) for question in questions[:traced]]
     for suite, count in prompts.items():
         items += [
             Item(suite=suite, id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt))
             for id_, prompt in greedy_prompts(questions, count, spec.synthetic)
         ]
-    return Plan(spec, plan.model, tuple(items), reference, candidate)
+    return Plan(spec, plan.model, tuple(items), reference, candidate, drawn.units)
 
 
 def _prompt_counts(spec: RunSpec) -> dict[Suite, int]:
@@ -112,7 +117,7 @@ def _prompt_counts(spec: RunSpec) -> dict[Suite, int]:
     return {"greedy": spec.greedy_prompts, "logits": spec.logits_prompts}
 
 
-def _item(suite: Suite, question: Question) -> Item:
+def _item(suite: Suite, question: Question, place: int | None = None) -> Item:
     return Item(
         suite=suite,
         id=question.id,
@@ -121,4 +126,6 @@ def _item(suite: Suite, question: Question) -> Item:
         group=question.group,
         subject=question.subject,
         expected=question.answer,
+        unit="" if question.unit == question.id else question.unit,
+        cold=place is not None and place < COLD_EVERY * MAX_COLD and place % COLD_EVERY == COLD_EVERY - 1,
     )

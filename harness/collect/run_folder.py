@@ -18,6 +18,7 @@ from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, Manifest, hash_items
 from assay.harness.evidence.nonce import new_nonce
+from assay.harness.evidence.question_plan import QuestionPlan, order_hash, read_question_plan, write_question_plan
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.files import file_name
 
@@ -47,7 +48,27 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
         code={role: source_hashes(plan.backend(role).name) for role in ROLES if plan.backend(role).is_kernel},
         noise={role: plan.backend(role).noise for role in ROLES},
     )
-    return RunFolder.open(path, manifest, plan.items)
+    folder = RunFolder.open(path, manifest, plan.items)
+    _plan_questions(plan, folder)
+    return folder
+
+
+def _plan_questions(plan: Plan, folder: RunFolder) -> None:
+    """Record order and stopping rule of the questions before the first is asked; a resumed run keeps its own."""
+    questions, spec = plan.of("mmlu"), plan.spec
+    if not questions or read_question_plan(folder.path, folder.nonce) is not None:
+        return
+    rule = QuestionPlan(
+        run=folder.nonce,
+        seed=spec.order_seed,
+        order_hash=order_hash(questions),
+        most=len(questions),
+        population=plan.units,
+        margin=spec.margin,
+        alpha=spec.alpha,
+        regression_alpha=spec.regression_alpha,
+    )
+    write_question_plan(folder.path, rule)
 
 
 def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:

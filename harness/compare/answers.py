@@ -24,6 +24,11 @@ class Pair:
         """Whether the role's answer was parsed and is the expected one."""
         return self.item.is_right(self.of(role).parsed)
 
+    @property
+    def loss(self) -> int:
+        """1 where only the reference is right, -1 where only the candidate is, else 0."""
+        return self.right("reference") - self.right("candidate")
+
     def of(self, role: Role) -> Answer:
         """The role's answer."""
         return self.reference if role == "reference" else self.candidate
@@ -36,16 +41,18 @@ class Pairing:
     Attributes:
         pairs: in the order of the items.
         mismatched: ids of the items whose prompt is not the same in item, reference answer and candidate answer.
+        repeated: ids of the items that ask again what an earlier item asked; they count for nothing.
     """
 
     pairs: tuple[Pair, ...]
     mismatched: tuple[str, ...]
+    repeated: tuple[str, ...] = ()
 
 
 def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "mmlu") -> Pairing:
     """Join both roles' answers to each item of a suite.
 
-    Repeats (`Answer.repeat` above 0) are not compared.
+    Repeats (`Answer.repeat` above 0) are not compared, and equal prompts count once: asking twice is no second question.
 
     Raises:
         EvidenceError: one role answered an item twice, or two items have the same id: the records are of several runs.
@@ -57,14 +64,18 @@ def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "mmlu"
             if key in answered:
                 _refuse_second(f"two answers of the {answer.role} to {answer.item}")
             answered[key] = answer
-    pairs, mismatched = [], []
-    seen = set()
+    pairs, mismatched, repeated = [], [], []
+    seen, prompts = set(), set()
     for item in items:
         if item.suite != suite:
             continue
         if item.id in seen:
             _refuse_second(f"two items {item.id}")
         seen.add(item.id)
+        if item.prompt_hash in prompts:
+            repeated.append(item.id)
+            continue
+        prompts.add(item.prompt_hash)
         reference, candidate = answered.get(("reference", item.id)), answered.get(("candidate", item.id))
         if reference is None or candidate is None:
             continue
@@ -72,7 +83,7 @@ def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "mmlu"
             mismatched.append(item.id)
         else:
             pairs.append(Pair(item, reference, candidate))
-    return Pairing(tuple(pairs), tuple(mismatched))
+    return Pairing(tuple(pairs), tuple(mismatched), tuple(repeated))
 
 
 def _refuse_second(what: str) -> None:

@@ -58,6 +58,11 @@ class Reply:
     tokens: tuple[Token, ...] = ()
 
 
+def never() -> bool:
+    """False: all requests are sent."""
+    return False
+
+
 class Scorer(Protocol):
     """An engine that computes the log-probabilities of given tokens (`assay.harness.engines.score`).
 
@@ -116,13 +121,20 @@ class Engine(Protocol):
     def flush_cache(self) -> None:
         """Empty the prefix cache."""
 
-    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
-        """Send all of ``asks`` and pass on each reply as it arrives.
+    def ask(
+        self,
+        asks: Sequence[ChatRequest],
+        concurrency: int,
+        on_reply: Callable[[int, Reply], None],
+        enough: Callable[[], bool] = never,
+    ) -> None:
+        """Send all of ``asks``, unless ``enough`` says stop, and pass on each reply as it arrives.
 
         Args:
             asks: the requests, started in this order.
             concurrency: largest number of requests in flight.
             on_reply: called with the index into ``asks`` and the reply, in the calling thread, one at a time.
+            enough: asked before each request; once it is true, no further request is sent, and those in flight are awaited.
 
         Raises:
             EngineError: on the first failure; replies that arrived before it were passed on.

@@ -20,7 +20,7 @@ import aiohttp
 from pydantic import BaseModel, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.base import ChatRequest, Reply, never
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 
@@ -228,20 +228,32 @@ class Client:
         return asyncio.run(request())
 
     def ask(
-        self, model: str, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]
+        self,
+        model: str,
+        asks: Sequence[ChatRequest],
+        concurrency: int,
+        on_reply: Callable[[int, Reply], None],
+        enough: Callable[[], bool] = never,
     ) -> None:
         """`Engine.ask` with the name of the model."""
         if asks:
-            asyncio.run(self._ask(model, asks, concurrency, on_reply))
+            asyncio.run(self._ask(model, asks, concurrency, on_reply, enough))
 
     async def _ask(
-        self, model: str, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]
+        self,
+        model: str,
+        asks: Sequence[ChatRequest],
+        concurrency: int,
+        on_reply: Callable[[int, Reply], None],
+        enough: Callable[[], bool],
     ) -> None:
         async with self._session() as session:
             waiting = iter(enumerate(asks))
 
             async def work() -> None:
                 for index, ask in waiting:
+                    if enough():
+                        return
                     reply = await self._reply(session, model, ask)
                     if reply.cached_tokens is None and self._unreported_cache is not None:
                         reply = replace(reply, cached_tokens=self._unreported_cache)

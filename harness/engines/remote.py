@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.base import ChatRequest, Engine, Reply, never
 from assay.harness.engines.client import AnyClient, Client
 from assay.harness.engines.sglang import INFO_TIMEOUT_S, served_models
 from assay.harness.evidence.records import Role
@@ -70,7 +70,13 @@ class RemoteServer(Engine):
         """POST /flush_cache, which SGLang has; other servers may refuse it."""
         self._client.status("/flush_cache", INFO_TIMEOUT_S, method="POST")
 
-    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
+    def ask(
+        self,
+        asks: Sequence[ChatRequest],
+        concurrency: int,
+        on_reply: Callable[[int, Reply], None],
+        enough: Callable[[], bool] = never,
+    ) -> None:
         if not self._model:
             self.start()
-        self._client.ask(self._model, asks, concurrency, on_reply)
+        self._client.ask(self._model, asks, concurrency, on_reply, enough)

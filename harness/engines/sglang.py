@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.engines import arguments, launch
-from assay.harness.engines.base import ChatRequest, Engine, Reply, Scorer
+from assay.harness.engines.base import ChatRequest, Engine, Reply, Scorer, never
 from assay.harness.engines.client import AnyClient, Client
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.process import ServerProcess
@@ -148,8 +148,14 @@ class SGLangServer(Engine):
         """Empty the prefix cache, waiting up to `FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""
         self._ready_client().post(f"/flush_cache?timeout={FLUSH_TIMEOUT_S}", FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S)
 
-    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
-        self._ready_client().ask(self._name, asks, concurrency, on_reply)
+    def ask(
+        self,
+        asks: Sequence[ChatRequest],
+        concurrency: int,
+        on_reply: Callable[[int, Reply], None],
+        enough: Callable[[], bool] = never,
+    ) -> None:
+        self._ready_client().ask(self._name, asks, concurrency, on_reply, enough)
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
         """The server's answer to a POST of ``body`` as JSON: for SGLang's own interface, for example ``/generate``.

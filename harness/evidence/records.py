@@ -22,7 +22,12 @@ class Token(Record):
 
 
 class Item(Record):
-    """What is asked: one line of ``items.jsonl``, the same for both roles."""
+    """What is asked: one line of ``items.jsonl``, the same for both roles.
+
+    Attributes:
+        unit: what the question was drawn with: the same for all questions about one passage; empty for one drawn alone.
+        cold: whether it is asked with an empty cache.
+    """
 
     suite: Suite
     id: str
@@ -31,6 +36,8 @@ class Item(Record):
     group: str = ""
     subject: str = ""
     expected: str | None = None
+    unit: str = ""
+    cold: bool = False
 
     def is_right(self, parsed: str | None) -> bool:
         """Whether an answer was parsed and is the expected one."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-import random
 import re
 from collections.abc import Callable
 from itertools import islice
@@ -13,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.evals import synthetic
-from assay.evals.mmlu import FILE_COLUMNS, SUBJECT_TO_GROUP, load_questions
-from assay.evals.questions import GROUPS, LETTERS, PROMPT_HEADER, parse_answer
+from assay.evals.mmlu import FILE_COLUMNS, SUBJECT_TO_GROUP, draw_questions
+from assay.evals.questions import GROUPS, LETTERS, PROMPT_HEADER, Question, parse_answer
 from assay.harness.errors import ExitCode, UsageError
 
 SUBJECTS = ("astronomy", "philosophy", "sociology", "virology", "lip_reading")
@@ -60,7 +59,7 @@ def hub_row(index: int) -> dict[str, object]:
 
 def failure(data: Path | str, count: int = 1) -> str:
     with pytest.raises(UsageError) as caught:
-        load_questions(str(data), count)
+        draw_questions(str(data), count)
     assert caught.value.exit_code == ExitCode.USAGE
     assert caught.value.found
     assert caught.value.expected
@@ -68,12 +67,33 @@ def failure(data: Path | str, count: int = 1) -> str:
     return str(caught.value)
 
 
-def test_builtin_gives_the_first_questions_of_the_built_in_set() -> None:
-    assert load_questions("builtin", 7) == list(islice(synthetic.questions(), 7))
+def in_order(data: Path | str, count: int) -> list[Question]:
+    """All questions that were drawn, in the order of the dataset."""
+    return sorted(draw_questions(str(data), count).questions, key=lambda q: int(q.id.split("-")[1]))
 
 
-def test_a_csv_is_read_completely_and_in_order_if_all_questions_are_asked(tmp_path: Path) -> None:
-    questions = load_questions(str(write_csv(tmp_path / "set.csv", [row(i) for i in range(10)])), 10)
+def test_the_built_in_questions_come_in_a_random_order_that_grows() -> None:
+    few, more = draw_questions("builtin", 7), draw_questions("builtin", 1000)
+    assert few.questions == more.questions[:7]
+    assert (few.units, more.units) == (synthetic.BUILTIN_POOL, synthetic.BUILTIN_POOL)
+    assert few.questions != draw_questions("builtin", 7, seed=1).questions
+    everything = draw_questions("builtin", synthetic.BUILTIN_POOL).questions
+    assert set(everything) == set(islice(synthetic.questions(), synthetic.BUILTIN_POOL))
+    assert everything[:7] == few.questions
+    # In random order, the groups, which take turns in the set, are mixed.
+    assert [q.group for q in everything[:40]] != list(GROUPS) * 10
+
+
+def test_more_built_in_questions_than_the_pool_can_be_asked() -> None:
+    drawn = draw_questions("builtin", synthetic.BUILTIN_POOL + 1)
+    assert len(set(drawn.questions)) == drawn.units == synthetic.BUILTIN_POOL + 1
+
+
+def test_a_csv_is_read_completely_if_all_questions_may_be_asked(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "set.csv", [row(i) for i in range(10)])
+    drawn = draw_questions(str(path), 4096)
+    assert (len(drawn.questions), drawn.units) == (10, 10)
+    questions = in_order(path, 10)
     assert [q.id for q in questions] == [f"mmlu-{i}" for i in range(10)]
     assert [q.group for q in questions] == list(SUBJECT_GROUPS * 2)
     third = questions[2]
@@ -81,15 +101,29 @@ def test_a_csv_is_read_completely_and_in_order_if_all_questions_are_asked(tmp_pa
     assert third.prompt == f"{PROMPT_HEADER}\n\nQuestion 2?\n\nA) option A2\nB) option B2\nC) option C2\nD) option D2"
 
 
-def test_a_sample_is_the_one_that_simple_evals_draws(tmp_path: Path) -> None:
-    rows = [row(i) for i in range(50)]
-    path = write_csv(tmp_path / "set.csv", rows)
-    # What simple-evals' and SGLang's MMLUEval.__init__ do with num_examples=8.
-    examples = [series.to_dict() for _, series in pd.read_csv(path).iterrows()]
-    drawn = random.Random(0).sample(examples, 8)
-    questions = load_questions(str(path), 8)
-    assert [q.text for q in questions] == [example["Question"] for example in drawn]
-    assert [q.id for q in questions] == [f"mmlu-{rows.index(example)}" for example in drawn]
+def test_the_order_is_random_and_that_of_its_seed(tmp_path: Path) -> None:
+    path = str(write_csv(tmp_path / "set.csv", [row(i) for i in range(50)]))
+    first, again, other = (draw_questions(path, 8, seed) for seed in (3, 3, 4))
+    assert first == again != other
+    assert first.questions == draw_questions(path, 50, 3).questions[:8]
+    assert first.units == 50, "what was drawn is a part of the set"
+
+
+def test_questions_about_one_passage_are_drawn_together(tmp_path: Path) -> None:
+    passage = "This question refers to the following information.\n" + "A long passage about history. " * 10
+    rows = [row(i) for i in range(12)]
+    for number in (1, 6, 11):  # of the same subject, philosophy
+        rows[number]["Question"] = f"{passage}\nWhat follows, in part {number}?"
+    rows[2]["Question"] = f"{passage}\nWhat follows for another subject?"
+    path = str(write_csv(tmp_path / "set.csv", rows))
+    for seed in range(5):
+        drawn = draw_questions(path, 12, seed)
+        places = [place for place, q in enumerate(drawn.questions) if q.id in ("mmlu-1", "mmlu-6", "mmlu-11")]
+        assert places == list(range(places[0], places[0] + 3))
+        assert drawn.units == 10
+        for most in range(1, 12):
+            ids = {q.id for q in draw_questions(path, most, seed).questions}
+            assert len(ids & {"mmlu-1", "mmlu-6", "mmlu-11"}) in (0, 3), "no passage is cut"
 
 
 @pytest.mark.parametrize("index", [True, False])
@@ -98,22 +132,22 @@ def test_index_column_byte_order_mark_quotes_and_line_breaks_are_read(index: boo
     pd.DataFrame([{**row(0), "Question": 'Is "ö"\nor, perhaps,\n中?', "C": "None", "D": "NA"}]).to_csv(
         path, encoding="utf-8-sig", index=index
     )
-    (question,) = load_questions(str(path), 1)
+    (question,) = in_order(path, 1)
     assert question.text == 'Is "ö"\nor, perhaps,\n中?'
     assert question.options == ("option A0", "option B0", "None", "NA")
 
 
-def test_blank_lines_and_duplicate_rows_are_allowed(tmp_path: Path) -> None:
+def test_blank_lines_are_allowed_and_equal_rows_count_once(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "set.csv", [row(0), row(0)])
     path.write_bytes(path.read_bytes() + b"\r\n\r\n")
-    assert [q.id for q in load_questions(str(path), 2)] == ["mmlu-0", "mmlu-1"]
+    assert [q.id for q in in_order(path, 2)] == ["mmlu-0"]
 
 
 def test_parquet_gives_the_same_questions_as_csv(tmp_path: Path) -> None:
     rows = [row(i) for i in range(20)]
     pd.DataFrame(rows).to_parquet(tmp_path / "set.parquet")
     path = write_csv(tmp_path / "set.csv", rows)
-    assert load_questions(str(tmp_path / "set.parquet"), 6) == load_questions(str(path), 6)
+    assert in_order(tmp_path / "set.parquet", 6) == in_order(path, 6)
 
 
 def test_a_hub_folder_gives_the_same_questions_as_csv(
@@ -121,7 +155,7 @@ def test_a_hub_folder_gives_the_same_questions_as_csv(
 ) -> None:
     folder = hub_folder([hub_row(i) for i in range(20)])
     path = write_csv(tmp_path / "set.csv", [row(i) for i in range(20)])
-    assert load_questions(folder, 6) == load_questions(str(path), 6)
+    assert in_order(folder, 6) == in_order(path, 6)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +260,9 @@ def test_a_set_without_questions_is_refused(content: str, tmp_path: Path) -> Non
     assert "has no questions" in failure(tmp_path / "set.csv")
 
 
-def test_more_questions_than_the_set_has_are_refused(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "set.csv", [row(0), row(1)])
-    assert "has 2." in failure(path, 3)
+def test_of_a_smaller_set_all_questions_are_drawn(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "set.csv", [row(i) for i in range(5)])
+    assert len(draw_questions(str(path), 6).questions) == 5
 
 
 @pytest.mark.parametrize("data", ["builtin", "set.csv"])

@@ -19,7 +19,7 @@ from assay.harness.bisect.layer_task import LayerBisection
 from assay.harness.cli.app import load_command
 from assay.harness.collect.plan import Plan
 from assay.harness.config import RunSpec
-from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.base import ChatRequest, Engine, Reply, never
 from assay.harness.errors import EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.records import Item
@@ -67,7 +67,13 @@ class Server(Engine):
     def flush_cache(self) -> None:
         self.flushed, self.primed = True, False
 
-    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
+    def ask(
+        self,
+        asks: Sequence[ChatRequest],
+        concurrency: int,
+        on_reply: Callable[[int, Reply], None],
+        enough: Callable[[], bool] = never,
+    ) -> None:
         substitute = frozenset(ControlReader(self.evidence).latest().control.substitute)
         if [one.prompt for one in asks] == [PROMPT_HEADER]:
             self.primed = True

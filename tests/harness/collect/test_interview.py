@@ -11,23 +11,31 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from assay.evals.mmlu import draw_questions
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.collect.collect import collect
+from assay.harness.collect.interview import CHUNK, LEAD, interview
 from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.question_stop import FLOOR_QUESTIONS, QuestionStop, outlook
 from assay.harness.collect.run_folder import default_folder, open_folder
 from assay.harness.config import RunSpec
-from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.base import ChatRequest, Engine, Reply, never
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path
-from assay.harness.evidence.records import Role
+from assay.harness.evidence.question_plan import read_question_plan
+from assay.harness.evidence.records import ROLES, Role
+from assay.harness.judge.build import build
 from assay.harness.progress import ProgressDisplay
+
+EXPECTED = {question.prompt: question.answer for question in draw_questions("builtin", 2000).questions}
 
 
 class FakeEngine(Engine):
-    """Answers A to everything, and records what it is asked."""
+    """Answers questions rightly, or all with the same letter, and records what it is asked."""
 
-    def __init__(self, role: Role, dies_after: int = 10**9) -> None:
+    def __init__(self, role: Role, dies_after: int = 10**9, letter: str = "") -> None:
+        self.letter, self.prompts = letter, list[str]()
         self.role, self.backend, self.url, self.label = role, "fake", "", "a fake"
         self.startup_s, self.launch_command, self.evidence = None, "", None
         self.events: list[str] = []
@@ -49,15 +57,25 @@ class FakeEngine(Engine):
     def flush_cache(self) -> None:
         self.events.append("flush")
 
-    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
+    def ask(
+        self,
+        asks: Sequence[ChatRequest],
+        concurrency: int,
+        on_reply: Callable[[int, Reply], None],
+        enough: Callable[[], bool] = never,
+    ) -> None:
         for index, ask in enumerate(asks):
+            if enough():
+                return
             if self.left == 0:
                 raise EngineError("it died")
             self.left -= 1
             self.events.append(
                 "header" if ask.prompt == PROMPT_HEADER else f"{'greedy' if ask.top_logprobs else 'ask'}/{concurrency}"
             )
-            on_reply(index, Reply("id", "Answer: A", "stop", 100, 3, 0, 0.1))
+            self.prompts.append(ask.prompt)
+            letter = self.letter or EXPECTED.get(ask.prompt, "A")
+            on_reply(index, Reply("id", f"Answer: {letter}", "stop", 100, 3, 0, 0.1))
 
 
 @pytest.fixture
@@ -80,7 +98,9 @@ def test_cold_questions_come_one_by_one_each_on_an_empty_cache(plan: Plan, tmp_p
     cold = ["flush", "ask/1"] * 2
     warm = ["flush", "header"] + ["ask/32"] * 14
     assert engines[1].events == cold + warm + ["greedy/32"] * 3
-    assert engines[0].events == cold + warm + ["greedy/32"] * 6, "the reference is asked again, for its floor"
+    assert engines[0].events == cold + warm + ["ask/32"] * 14 + ["greedy/32"] * 4, (
+        "the reference is asked again, for its floors"
+    )
 
 
 def test_what_was_answered_is_not_asked_again(plan: Plan, tmp_path: Path) -> None:
@@ -96,7 +116,7 @@ def test_what_was_answered_is_not_asked_again(plan: Plan, tmp_path: Path) -> Non
     asked(plan, again, second)
     assert second[1].events == ["flush", "header"] + ["ask/32"] * 8 + ["greedy/32"] * 3
     assert again.progress().failure is None
-    assert len(again.answers()) == 2 * 16 + 3 * 3
+    assert len(again.answers()) == 2 * 16 + 14 + 3 * 2 + 1
 
 
 def test_one_engines_failure_stops_both(plan: Plan, tmp_path: Path) -> None:
@@ -110,8 +130,103 @@ def test_without_a_way_to_score_tokens_logits_are_not_compared(plan: Plan, tmp_p
     folder = open_folder(scored, tmp_path / "run")
     asked(scored, folder, [FakeEngine("reference"), FakeEngine("candidate")])
     assert folder.progress().failure is None
-    assert len(folder.answers()) == 2 * 16 + 3 * 3
+    assert len(folder.answers()) == 2 * 16 + 14 + 3 * 2 + 1
     assert not logits_path(folder.path, "reference", 0).exists()
+
+
+@pytest.fixture
+def long_plan() -> Plan:
+    return prepare(RunSpec(reference="torch_native", candidate="sage_attn", questions=2000, suites=("mmlu",)))
+
+
+def test_asking_stops_when_the_answers_decide(long_plan: Plan, tmp_path: Path) -> None:
+    engines = [FakeEngine("reference"), FakeEngine("candidate")]
+    folder = open_folder(long_plan, tmp_path / "run")
+    asked(long_plan, folder, engines)
+    recorded = read_question_plan(folder.path)
+    assert recorded is not None
+    assert (recorded.stopped, recorded.most, recorded.seed) == ("decided", 2000, 0)
+    assert recorded.pairs is not None
+    assert 200 <= recorded.pairs <= 300, "an equal candidate, of which no answer flips"
+    for engine in engines:
+        questions = [prompt for prompt in engine.prompts if prompt != PROMPT_HEADER]
+        assert len(questions) <= recorded.pairs + (CHUNK + LEAD) * long_plan.spec.concurrency + FLOOR_QUESTIONS
+    items = [item for item in long_plan.of("mmlu") if item.cold]
+    answered = {(answer.role, answer.item) for answer in folder.answers()}
+    assert all((role, item.id) in answered for role in ROLES for item in items), "both conditions are in every run"
+    report = build(folder)
+    assert {suite.id: suite.verdict for suite in report.suites} == {"mmlu": "pass"}
+    assert "ok" in [check.status for check in report.checks if check.id == "all-answered"]
+
+
+def test_a_broken_candidate_is_asked_few_questions(long_plan: Plan, tmp_path: Path) -> None:
+    folder = open_folder(long_plan, tmp_path / "run")
+    asked(long_plan, folder, [FakeEngine("reference"), FakeEngine("candidate", letter="A")])
+    recorded = read_question_plan(folder.path)
+    assert recorded is not None
+    assert recorded.stopped == "decided"
+    assert recorded.pairs is not None
+    assert recorded.pairs < 60
+    assert build(folder).suites[0].verdict == "regression"
+
+
+def test_a_reference_that_guesses_is_not_asked_in_vain(long_plan: Plan, tmp_path: Path) -> None:
+    folder = open_folder(long_plan, tmp_path / "run")
+    asked(long_plan, folder, [FakeEngine("reference", letter="?"), FakeEngine("candidate", letter="?")])
+    recorded = read_question_plan(folder.path)
+    assert recorded is not None
+    assert recorded.stopped == "hopeless"
+    assert len(folder.answers()) < 1000
+    assert build(folder).suites[0].verdict == "inconclusive"
+
+
+def test_a_run_killed_while_asking_goes_on_in_the_same_order(long_plan: Plan, tmp_path: Path) -> None:
+    folder = open_folder(long_plan, tmp_path / "run")
+    asked(long_plan, folder, [FakeEngine("reference"), FakeEngine("candidate", dies_after=90)])
+    before = {answer.key for answer in folder.answers()}
+    assert folder.progress().failure is not None
+    second = [FakeEngine("reference"), FakeEngine("candidate")]
+    asked(long_plan, open_folder(long_plan, tmp_path / "run"), second)
+    answers = folder.answers()
+    assert len({answer.key for answer in answers}) == len(answers), "nothing is asked twice"
+    assert before < {answer.key for answer in answers}
+    place = {item.id: number for number, item in enumerate(long_plan.of("mmlu"))}
+    for role in ROLES:
+        warm = [a.item for a in answers if a.role == role and not a.repeat and place[a.item] % 8 != 7]
+        assert [place[item] for item in warm] == sorted(place[item] for item in warm)
+    asked(
+        long_plan, open_folder(long_plan, tmp_path / "run"), third := [FakeEngine("reference"), FakeEngine("candidate")]
+    )
+    assert [engine.events for engine in third] == [[], []], "what has decided is not asked on"
+
+
+def test_servers_in_turn_share_few_questions_first(long_plan: Plan, tmp_path: Path) -> None:
+    stop = QuestionStop(long_plan, [], together=False)
+    stop.first = 100
+    assert stop.open_items("reference") == stop.items[:100]
+    assert stop.open_items("candidate") == []
+    folder = open_folder(long_plan, tmp_path / "run")
+    with ProgressDisplay(Console(file=StringIO())) as display:
+        stop.begin(["reference"])
+        interview(FakeEngine("reference"), long_plan, folder, set(), stop, display)
+        assert len(stop.open_items("candidate")) == 100
+        stop.begin(["candidate"])
+        interview(FakeEngine("candidate"), long_plan, folder, set(), stop, display)
+        assert (stop.pairs, stop.reason) == (100, None)
+        stop.first = len(stop.items)
+        for role in ROLES:
+            stop.begin([role])
+            interview(FakeEngine(role), long_plan, folder, {answer.key for answer in folder.answers()}, stop, display)
+    assert stop.reason == "decided"
+    by_role = {role: sum(a.role == role and not a.repeat for a in folder.answers()) for role in ROLES}
+    assert by_role["reference"] == 2000
+    assert by_role["candidate"] < 300
+
+
+def test_the_plan_says_what_to_expect_before_anything_is_asked(long_plan: Plan) -> None:
+    lines = outlook(long_plan.spec, 4096)
+    assert lines[0].startswith("Questions: at most 4,096, in the random order of seed 0; margin 0.02, alpha 0.05.")
+    assert "if 0% of the answers flip" in lines[1]
 
 
 def test_the_command_in_the_manifest_repeats_the_run(plan: Plan, tmp_path: Path) -> None:

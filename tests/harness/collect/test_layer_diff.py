@@ -62,7 +62,7 @@ class Server:
     def flush_cache(self) -> None:
         self.header_cached = False
 
-    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Any) -> None:
+    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Any, enough: Any = None) -> None:
         for request in asks:
             if request.prompt != PROMPT_HEADER:
                 self.questions.append(Question(request.prompt, self.header_cached, self.diagnosed))

@@ -1,0 +1,166 @@
+"""When to stop asking questions: shared by the interviews of both roles, which run in threads of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Condition
+
+from assay.harness.collect.plan import Plan
+from assay.harness.compare.accuracy_test import Rule, outcome_of, prefix_of
+from assay.harness.compare.answers import Pair
+from assay.harness.config import RunSpec
+from assay.harness.evidence.question_plan import Stop
+from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.stats.outlook import forecast
+
+LOOK_EVERY = 8
+"""Pairs after which the test looks again. Any number keeps the error rates; a look takes a few milliseconds of 4,096 pairs."""
+FLOOR_QUESTIONS = 32
+"""Questions that the reference is asked twice."""
+FIRST_IN_TURN = 1024
+"""Questions that the reference answers first where the servers run in turn: enough at 5 % of answers flipped in seven runs of ten.
+If they do not decide, both servers start once more."""
+WAIT_S = 0.25
+"""Seconds after which a role that waits for the other checks that its server is still alive."""
+FLIPS = (0.0, 0.02, 0.05)
+"""Shares of flipped answers for which the plan says how many questions it expects."""
+
+
+class QuestionStop:
+    """Looks at the answers of both roles as they arrive, and says when they have decided.
+
+    The verdict never depends on it: it is computed from the answers on disk, by the same test.
+
+    Args:
+        plan: the checked run.
+        answers: those of an earlier attempt.
+        together: whether both roles are asked at the same time.
+
+    Attributes:
+        items: the questions in their order.
+        first: where the roles are asked in turn: how many of the order the reference answers before the candidate is asked.
+        reason: why asking stops; None before.
+    """
+
+    def __init__(self, plan: Plan, answers: Sequence[Answer], together: bool) -> None:
+        spec = plan.spec
+        self.items: list[Item] = plan.of("mmlu")
+        self.together, self.first = together, len(self.items)
+        self._rule = Rule(spec.margin, spec.alpha, spec.regression_alpha, plan.units)
+        self._answers: dict[Role, dict[str, Answer]] = {role: {} for role in ROLES}
+        self._asking: set[Role] = set()
+        self._changed = Condition()
+        self._complete = self._looked = 0
+        self.reason: Stop | None = None
+        for answer in answers:
+            self._take(answer)
+        self._look()
+
+    def keep(self, answer: Answer) -> None:
+        """Take note of an answer."""
+        with self._changed:
+            self._take(answer)
+            if self.reason is None and self._complete - self._looked >= LOOK_EVERY:
+                self._look()
+            self._changed.notify_all()
+
+    def enough(self) -> bool:
+        """Whether no further question needs to be asked."""
+        return self.reason in ("decided", "hopeless")
+
+    @property
+    def pairs(self) -> int:
+        """Questions that both roles answered, up to the first that one of them did not."""
+        return self._complete
+
+    def open_items(self, role: Role) -> list[Item]:
+        """Questions that a role still has to answer, in order. In turn, the candidate is asked what the reference has answered."""
+        if self.enough():
+            return []
+        items, done = self.items, self._answers[role]
+        if not self.together and role == "reference":
+            items = items[: self.first]
+        elif not self.together:
+            items = [item for item in items if item.id in self._answers["reference"]]
+        return [item for item in items if item.id not in done]
+
+    def asked_again(self) -> list[Item]:
+        """Questions that the reference is asked twice, for its flip floor: the first with the shared header in the cache."""
+        answered = [item for item in self.items if not item.cold and item.id in self._answers["reference"]]
+        return answered[:FLOOR_QUESTIONS]
+
+    def begin(self, roles: Sequence[Role]) -> None:
+        """These roles are about to be asked, at the same time."""
+        self._asking = set(roles)
+
+    def wait(self, role: Role, lead: int, check: Callable[[], None]) -> None:
+        """Return once this role has answered no more than `lead` questions more than a role that is asked at the same time.
+
+        What one role answers and the other never will is asked in vain.
+
+        Raises:
+            EngineError: `check` found the server dead.
+        """
+        other: Role = "candidate" if role == "reference" else "reference"
+        with self._changed:
+            while (
+                other in self._asking
+                and not self.enough()
+                and len(self._answers[role]) - len(self._answers[other]) > lead
+            ):
+                self._changed.wait(WAIT_S)
+                check()
+
+    def leave(self, role: Role) -> None:
+        """A role is not asked any more, or has failed."""
+        with self._changed:
+            self._asking.discard(role)
+            self._look()
+            self._changed.notify_all()
+
+    def _take(self, answer: Answer) -> None:
+        if answer.suite != "mmlu" or answer.repeat:
+            return
+        self._answers[answer.role][answer.item] = answer
+        reference, candidate = (self._answers[role] for role in ROLES)
+        while self._complete < len(self.items):
+            id_ = self.items[self._complete].id
+            if id_ not in reference or id_ not in candidate:
+                break
+            self._complete += 1
+
+    def _look(self) -> None:
+        self._looked = self._complete
+        reference, candidate = (self._answers[role] for role in ROLES)
+        pairs = [Pair(item, reference[item.id], candidate[item.id]) for item in self.items[: self._complete]]
+        outcome = outcome_of(prefix_of(self.items, pairs), self._rule)
+        if outcome.over:
+            self.reason = "decided" if outcome.decided else "hopeless"
+        elif self._complete == len(self.items):
+            self.reason = "all asked"
+
+
+def outlook(spec: RunSpec, most: int) -> list[str]:
+    """What the plan of the questions promises, in lines for a person.
+
+    Args:
+        spec: of the run.
+        most: questions planned.
+    """
+    margin, alpha = spec.margin, spec.alpha
+    expected, decided = [], []
+    for flips in FLIPS:
+        equal = forecast(0.0, flips, margin, alpha, most)
+        count = f"about {equal.questions:,}" if equal.questions else f"more than {most:,}"
+        expected.append(f"{count} if {flips:.0%} of the answers flip")
+        decided.append(f"{equal.power:.0%}")
+    shown = [
+        f"{100 * loss:g} points in {forecast(loss, FLIPS[-1], margin, spec.regression_alpha, most).power:.0%}"
+        for loss in (1.5 * margin, 2.5 * margin, 5 * margin)
+    ]
+    return [
+        f"Questions: at most {most:,}, in the random order of seed {spec.order_seed}; margin {margin:g}, alpha {alpha:g}. "
+        "Asking stops when the answers decide.",
+        f"Expected for an equal candidate: {', '.join(expected)}; decided in {', '.join(decided)} of such runs.",
+        f"Power at {FLIPS[-1]:.0%} flips: shown as a regression is a loss of {', of '.join(shown)} of runs.",
+    ]

@@ -1,0 +1,177 @@
+"""The test of a loss of accuracy, paired and anytime-valid; it decides for judge, and for collect when to stop asking.
+
+What is estimated is the *loss*: the share of questions that the reference gets right minus the candidate's, where the questions are
+those of the set, or of the source that they were drawn from, each unit counted once. A *unit* is a question, or all questions about
+one passage, whose mean loss is one value between -1 and 1: questions about one passage are answered alike, so they are not
+independent, but passages are drawn in random order. Subjects are no units: all of them are in the set, so a random order of its
+questions is fair to each.
+
+Two wagers run side by side (`assay.harness.stats.betting`). One bets that the loss is above the margin, on every unit. The other
+bets that it is below, on the questions that were asked with the shared header in the cache; those with an empty cache are too few
+to show anything of their own, and their share falls as more are asked, so they can lose a pass but not win one. Both are looked at
+over the longest beginning of the order in which both roles answered every question: answers arrive out of order, and whether a
+question is slow to answer may depend on whether the answer is right. The first unit at which a wager has won is thus decided by the
+order alone, and the error rates hold at every look:
+
+- an equal candidate, or any whose loss is at most the margin, is called a regression with a probability of at most
+  ``regression_alpha``;
+- a candidate whose loss is the margin or more passes with a probability of at most ``alpha``.
+
+Further answers cannot turn a regression into a pass. They can, as long as someone asks, turn a pass into a regression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+
+from assay.harness.compare.answers import Pair
+from assay.harness.evidence.records import ROLES, Item, Role
+from assay.harness.stats.betting import Array, log_wealth, log_wealth_below, p_value
+
+CHANCE = 0.25
+"""Accuracy of guessing among four options."""
+HEADROOM = 2.0
+"""The reference must be shown to beat guessing by this multiple of the margin: less could not be lost visibly."""
+MOST_UNPARSED = 0.05
+"""Largest share of answers without a letter: a comparison of more is one of formats."""
+
+Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unparsed", "undecided"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the test is made with; see `assay.harness.evidence.question_plan.QuestionPlan`."""
+
+    margin: float
+    alpha: float
+    regression_alpha: float
+    population: int | None
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The longest beginning of the order in which both roles answered every question.
+
+    Attributes:
+        pairs: of its questions.
+        losses: mean loss of each unit.
+        cached: mean loss of each unit over its questions that found the shared header in the cache, where it has any.
+        reference: the reference's accuracy in each unit.
+        unparsed: questions without a letter in the answer, by role.
+        complete: whether it holds all questions that were planned.
+    """
+
+    pairs: tuple[Pair, ...]
+    losses: Array
+    cached: Array
+    reference: Array
+    unparsed: Mapping[Role, int]
+    complete: bool
+
+    def unparsed_share(self, role: Role) -> float:
+        """Share of a role's answers without a letter."""
+        return self.unparsed[role] / len(self.pairs) if self.pairs else 0.0
+
+
+def prefix_of(items: Sequence[Item], pairs: Sequence[Pair]) -> Prefix:
+    """Cut the pairs at the first unit that is not complete.
+
+    Args:
+        items: the questions in their order, each prompt once.
+        pairs: those that both roles answered.
+    """
+    by_item = {one.item.id: one for one in pairs}
+    units: list[list[Pair]] = []
+    complete = True
+    for _, unit in groupby(items, key=lambda item: item.unit or item.id):
+        found = [by_item.get(item.id) for item in unit]
+        if None in found:
+            complete = False
+            break
+        units.append([one for one in found if one is not None])
+    inside = tuple(one for unit in units for one in unit)
+    cached = [[one for one in unit if not one.item.cold] for unit in units]
+    return Prefix(
+        pairs=inside,
+        losses=np.array([np.mean([one.loss for one in unit]) for unit in units], dtype=float),
+        cached=np.array([np.mean([one.loss for one in unit]) for unit in cached if unit], dtype=float),
+        reference=np.array([np.mean([one.right("reference") for one in unit]) for unit in units], dtype=float),
+        unparsed={role: sum(one.of(role).parsed is None for one in inside) for role in ROLES},
+        complete=complete,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the test says of a prefix.
+
+    Attributes:
+        reason: "regression" and "non-inferior" are verdicts; the others say why there is none.
+        hopeless: whether no number of questions is likely to give a verdict.
+        p_regression: anytime-valid p value of "the loss is at most the margin".
+        p_inferior: anytime-valid p value of "the loss is at least the margin".
+    """
+
+    reason: Reason
+    hopeless: bool
+    p_regression: float
+    p_inferior: float
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a verdict."""
+        return self.reason in ("regression", "non-inferior")
+
+    @property
+    def over(self) -> bool:
+        """Whether asking on is pointless."""
+        return self.decided or self.hopeless
+
+
+def outcome_of(prefix: Prefix, rule: Rule) -> Outcome:
+    """Test a prefix.
+
+    - *regression*: the loss is above the margin. Unparsed answers are wrong ones, so a candidate that only stops answering in the
+      required form has regressed.
+    - *non-inferior*: the loss is below the margin, no more than `MOST_UNPARSED` of either role's answers are unparsed, and the
+      reference is so much better than guessing that a loss would show.
+
+    There is neither where the reference has no headroom or too many unparsed answers: it is not fit to compare with.
+    """
+    if not prefix.pairs:
+        return Outcome("nothing", False, 1.0, 1.0)
+    above = log_wealth(prefix.losses, rule.margin, -1, 1, rule.population)
+    below = log_wealth_below(prefix.cached, rule.margin, -1, 1, rule.population)
+    floor = CHANCE + HEADROOM * rule.margin
+    headroom = p_value(log_wealth(prefix.reference, floor, 0, 1, rule.population)) <= rule.alpha
+    p_regression, p_inferior = p_value(above), p_value(below)
+
+    def outcome(reason: Reason, hopeless: bool = False) -> Outcome:
+        return Outcome(reason, hopeless, p_regression, p_inferior)
+
+    if prefix.unparsed_share("reference") > MOST_UNPARSED:
+        return outcome("unparsed", _more_than(prefix.unparsed["reference"], len(prefix.pairs), rule.alpha))
+    if not headroom:
+        never = p_value(log_wealth_below(prefix.reference, floor, 0, 1, rule.population)) <= rule.alpha
+        return outcome("no headroom", never)
+    if p_regression <= rule.regression_alpha:
+        return outcome("regression")
+    if prefix.unparsed_share("candidate") > MOST_UNPARSED:
+        return outcome("unparsed")
+    return outcome("non-inferior" if p_inferior <= rule.alpha else "undecided")
+
+
+def _more_than(unparsed: int, of: int, alpha: float) -> bool:
+    """Whether the share of unparsed answers is clearly above the limit, in whatever order they came.
+
+    The wealth after `of` bets with a stake chosen for a share of a half (a likelihood ratio): it only ends asking, which claims
+    nothing.
+    """
+    odds = unparsed * math.log(0.5 / MOST_UNPARSED) + (of - unparsed) * math.log(0.5 / (1 - MOST_UNPARSED))
+    return odds >= math.log(1 / alpha)

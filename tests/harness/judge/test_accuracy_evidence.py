@@ -1,0 +1,164 @@
+"""Evidence about accuracy that must not pass, from a run's folder to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay.evals.questions import LETTERS
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.run_folder import open_folder
+from assay.harness.config import RunSpec, make_spec
+from assay.harness.errors import UsageError
+from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.judge.build import build
+from assay.harness.judge.report import Report, SuiteResult
+
+Letter = Callable[[int, Item], str | None]
+"""What a role answers to a question, by its place in the order; None for an answer without a letter."""
+
+
+def plan_of(questions: int = 400, margin: float = 0.05) -> Plan:
+    return prepare(
+        RunSpec(reference="torch_native", candidate="sage_attn", questions=questions, margin=margin, suites=("mmlu",))
+    )
+
+
+def right(number: int, item: Item) -> str | None:
+    return item.expected
+
+
+def wrong(number: int, item: Item) -> str:
+    return next(letter for letter in LETTERS if letter != item.expected)
+
+
+def unparsed(number: int, item: Item) -> str | None:
+    return None
+
+
+def share(of: Letter, other: Letter, every: int) -> Letter:
+    """One question in `every` is answered by `of`, the rest by `other`."""
+    return lambda number, item: (of if number % every == 0 else other)(number, item)
+
+
+def begun(plan: Plan, path: Path) -> RunFolder:
+    """A run whose servers have started, and which has answered nothing."""
+    folder = open_folder(plan, path)
+    servers = tuple(
+        ServerManifest(
+            role=role, backend=plan.spec.reference if role == "reference" else plan.spec.candidate,
+            engine="SGLang 0.5.23 on cpu", claimed_phases=("extend",), arguments={"dtype": "float32"},
+        )
+        for role in ROLES
+    )  # fmt: skip
+    folder.update(folder.progress().model_copy(update={"servers": servers}))
+    for role, server in zip(ROLES, servers, strict=True):
+        file = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
+        row = file.row(CounterRow(backend=server.backend, kernel=server.backend, phase="extend", cached_prefix=True))
+        for layer in range(4):
+            file.add(row, layer)
+    return folder
+
+
+def answered(folder: RunFolder, role: Role, items: Sequence[Item], letter: Letter) -> None:
+    for number, item in enumerate(items):
+        parsed = letter(number, item)
+        folder.append(
+            Answer(
+                suite="mmlu", role=role, item=item.id, prompt_hash=item.prompt_hash,
+                text=f"Answer: {parsed}" if parsed else "I do not know.", parsed=parsed, finish_reason="stop",
+                prompt_tokens=100, completion_tokens=3, cached_tokens=54, latency_s=0.1,
+            )
+        )  # fmt: skip
+
+
+def report_of(plan: Plan, path: Path, reference: Letter, candidate: Letter) -> Report:
+    folder = begun(plan, path)
+    answered(folder, "reference", plan.of("mmlu"), reference)
+    answered(folder, "candidate", plan.of("mmlu"), candidate)
+    return build(folder)
+
+
+def mmlu(report: Report) -> SuiteResult:
+    (suite,) = [suite for suite in report.suites if suite.id == "mmlu"]
+    return suite
+
+
+def test_an_equal_candidate_passes_and_a_broken_one_does_not(tmp_path: Path) -> None:
+    assert mmlu(report_of(plan_of(), tmp_path / "equal", right, right)).verdict == "pass"
+    assert mmlu(report_of(plan_of(), tmp_path / "broken", right, share(right, wrong, 8))).verdict == "regression"
+
+
+def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(tmp_path: Path) -> None:
+    plan = plan_of()
+    folder = begun(plan, tmp_path / "run")
+    items = plan.of("mmlu")
+    # The candidate was asked 150 other questions under the same ids, and got them wrong.
+    answered(folder, "reference", items, right)
+    answered(folder, "candidate", items[:-150], right)
+    other = [item.model_copy(update={"prompt_hash": f"{item.prompt_hash[:-4]}else"}) for item in items[-150:]]
+    answered(folder, "candidate", other, wrong)
+    report = build(folder)
+    (check,) = [check for check in report.checks if check.id == "all-answered"]
+    assert mmlu(report).verdict == "pass", "what was asked alike had decided before"
+    assert (report.verdict, check.status) == ("inconclusive", "missing")
+    assert "answers to another prompt: 150" in check.found
+
+
+def test_mostly_unparsed_answers_in_both_roles_give_no_verdict(tmp_path: Path) -> None:
+    def some(number: int, item: Item) -> str | None:
+        return item.expected if number % 5 < 2 else None
+
+    report = report_of(plan_of(), tmp_path / "run", some, some)
+    assert mmlu(report).verdict == "inconclusive"
+    assert "unparsed" in mmlu(report).why or "could not be parsed" in mmlu(report).why
+
+
+def test_unparsed_answers_of_the_candidate_alone_are_lost(tmp_path: Path) -> None:
+    assert mmlu(report_of(plan_of(), tmp_path / "run", right, share(right, unparsed, 8))).verdict == "regression"
+
+
+def test_a_few_unparsed_answers_of_the_candidate_are_no_pass(tmp_path: Path) -> None:
+    # One in fifteen is unparsed where the reference is wrong as well: nothing is lost, and nothing is known.
+    report = report_of(plan_of(), tmp_path / "run", share(wrong, right, 15), share(unparsed, right, 15))
+    assert mmlu(report).verdict == "inconclusive"
+
+
+def test_a_reference_with_less_headroom_than_twice_the_margin_gives_no_verdict(tmp_path: Path) -> None:
+    # A reference that is right on 30 of 100 beats guessing (p = 0.004 of 1,000), but a candidate that guesses loses 5 points only.
+    def hardly(number: int, item: Item) -> str | None:
+        return (right if number % 10 < 3 else wrong)(number, item)
+
+    report = report_of(plan_of(1500), tmp_path / "run", hardly, hardly)
+    assert mmlu(report).verdict == "inconclusive"
+
+
+def test_the_same_question_256_times_counts_once(tmp_path: Path) -> None:
+    first = plan_of().of("mmlu")[0]
+    copies = tuple(first.model_copy(update={"id": f"copy-{number}"}) for number in range(400))
+    plan = replace(plan_of(), items=copies)
+    folder = begun(plan, tmp_path / "run")
+    for role in ROLES:
+        answered(folder, role, copies, right)
+    report = build(folder)
+    assert report.verdict != "pass"
+    assert all(suite.verdict != "pass" for suite in report.suites)
+
+
+@pytest.mark.parametrize("margin", [0.999, 0.5, 0.11])
+def test_a_margin_that_passes_a_broken_candidate_is_refused(margin: float) -> None:
+    with pytest.raises(UsageError, match="--margin"):
+        make_spec({"margin": margin})
+
+
+def test_more_questions_do_not_turn_red_into_green(tmp_path: Path) -> None:
+    # A loss of 2.5 points, within the margin of 5: 7 of 250 are significant by McNemar's test, and 100 of 4,000 clearly within.
+    few, many = (mmlu(report_of(plan_of(n), tmp_path / str(n), right, share(wrong, right, 40))) for n in (250, 4000))
+    assert (few.verdict, many.verdict) == ("inconclusive", "pass")
+    assert "A loss is shown" in few.why
