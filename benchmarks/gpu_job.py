@@ -1,6 +1,7 @@
 """All GPU measurements of docs/gpu.md, in one command and one table.
 
     python benchmarks/gpu_job.py            # --only STEP for one of them
+    python benchmarks/gpu_job.py --backends # SGLang's own backends against triton; --only ROW for one of them
 
 Accuracy, greedy texts, logits and layers with the tiny model, which can answer; layers, layer bisection and latency with the shape
 of an 8B model and random weights, since own error and time do not depend on what the weights say.
@@ -9,6 +10,7 @@ of an 8B model and random weights, since own error and time do not depend on wha
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shutil
 import tempfile
@@ -31,6 +33,62 @@ OFFLINE = ["--shapes", "offline", "--concurrency", "1", "--seconds", "60"]
 CONCURRENCY_4 = ["--concurrency", "4"]  # batches no larger than those that are compiled
 Step = tuple[list[str], int, str, Callable[[dict[str, Any]], str]]
 """Arguments of assay, the expected exit code, the result file, and a function that summarises it."""
+
+
+REFERENCE, BACKENDS, DTYPES = "triton", ("torch_native", "flex_attention", "fa3", "flashinfer"), ("float16", "bfloat16")
+BACKEND_ROWS = {f"{backend}-{dtype}": (backend, dtype) for dtype in DTYPES for backend in BACKENDS}
+BACKEND_COLUMNS = ("verdict", "exit", "s", "own error over bound", "envelope", "both were given", "attention kernels")
+_NEEDED = {"fa3": ("sgl_kernel", "flash_ops*"), "flashinfer": ("flashinfer", "__init__.py")}
+"""Package that a backend needs, and a file in it that a partial installation lacks."""
+
+
+def why_not(backend: str) -> str:
+    """Why a backend cannot be tried here; empty if it can."""
+    if backend not in _NEEDED:
+        return ""
+    package, file = _NEEDED[backend]
+    found = importlib.util.find_spec(package)
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    if any(any(Path(place).rglob(file)) for place in places):
+        return ""
+    return f"not tried: {package} is {'not installed' if found is None else f'installed without {file}'}"
+
+
+def of_backend(report: dict[str, Any]) -> list[str]:
+    """The last four columns of a row of `BACKEND_COLUMNS`."""
+    layers = [metric for suite in report["suites"] if suite["id"] == "layers" for metric in suite["metrics"]]
+    worst = [metric["value"] for metric in layers if metric["bound"] == 1.0 and metric["value"] is not None]
+    same = [check["found"] for check in report["checks"] if check["id"] == "same-servers"]
+    given = sorted({word.rstrip(",") for found in same for word in found.split() if word.startswith("--")})
+    known = {
+        f"{one['phase']}: {kernel['name'][:60]}"
+        for one in report.get("kernels", ())
+        for kernel in one["kernels"]
+        if one["role"] == "candidate" and kernel["of"] in ("candidate", "both")
+    }
+    return [
+        f"{max(worst):.3g}" if worst else "not measured",
+        (report.get("envelope") or {}).get("sentence", "not counted"),
+        " ".join(given) or "nothing",
+        "; ".join(sorted(known)) or "; ".join(report["reasons"][:1])[:300],
+    ]
+
+
+def do_backend(folder: Path, name: str) -> list[str]:
+    """Run a row from its beginning; return its cells."""
+    backend, dtype = BACKEND_ROWS[name]
+    if reason := why_not(backend):
+        return [reason, *[""] * (len(BACKEND_COLUMNS) - 1)]
+    shutil.rmtree(folder / name, ignore_errors=True)
+    begun = time.monotonic()
+    roles = ["--reference", REFERENCE, "--candidate", backend]
+    flags = [f"--engine-arg=--dtype={dtype}", "--startup-timeout=240"]
+    code = assay("run", "--device", "cuda", *roles, *flags, "--out", str(folder / name), cwd=HERE)
+    path = folder / name / "report.json"
+    report = json.loads(path.read_text()) if path.is_file() else None
+    cells = of_backend(report) if report else [""] * 4
+    verdict = report["verdict"] if report else "no report"
+    return [verdict, str(code), f"{time.monotonic() - begun:.0f}", *cells]
 
 
 def of_run(report: dict[str, Any]) -> str:
@@ -88,27 +146,52 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(steps(Path(), "")), help="a step; by default all")
+    choices = [*steps(Path(), ""), *BACKEND_ROWS]
+    parser.add_argument("--only", action="append", choices=choices, help="a step or a row; by default all")
     parser.add_argument(
-        "--out", type=Path, help="a folder to keep; steps that ended there as expected are not repeated"
+        "--backends", action="store_true", help="SGLang's own backends against triton, in fp16 and bf16"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="a folder to keep; steps and rows that ended there as expected are not repeated"
     )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="assay-gpu-") as made:
         folder = (args.out or Path(made)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        ended = folder / "steps.json"
-        rows: dict[str, list[str]] = json.loads(ended.read_text()) if ended.exists() else {}
-        todo = steps(folder, str(shaped_model(folder / "8b")))
-        for name in args.only or [name for name in todo if name not in rows or rows[name][0] != rows[name][1]]:
-            rows[name] = do(folder, name, todo[name])
-            # After each step: the job takes more than half an hour, and a borrowed machine may be gone by then.
-            ended.write_text(json.dumps(rows))
-            CONSOLE.print(f"{name}: exit {rows[name][0]}, expected {rows[name][1]}", highlight=False)
+        if args.backends:
+            backend_table(folder, args.only)
+        else:
+            step_table(folder, args.only)
+
+
+def step_table(folder: Path, only: list[str] | None) -> None:
+    """Run the steps, and print all that have ended."""
+    ended = folder / "steps.json"
+    rows: dict[str, list[str]] = json.loads(ended.read_text()) if ended.exists() else {}
+    todo = steps(folder, str(shaped_model(folder / "8b")))
+    for name in only or [name for name in todo if name not in rows or rows[name][0] != rows[name][1]]:
+        rows[name] = do(folder, name, todo[name])
+        # After each step: the job takes more than half an hour, and a borrowed machine may be gone by then.
+        ended.write_text(json.dumps(rows))
+        CONSOLE.print(f"{name}: exit {rows[name][0]}, expected {rows[name][1]}", highlight=False)
     table = Table("step", "exit", "expected", "s", "result")
     for name in todo:
         if name in rows:
             table.add_row(name, *rows[name])
     CONSOLE.print(table)
+
+
+def backend_table(folder: Path, only: list[str] | None) -> None:
+    """Run the rows of SGLang's own backends, and print all that have ended as a table in Markdown."""
+    ended = folder / "backends.json"
+    rows: dict[str, list[str]] = json.loads(ended.read_text()) if ended.exists() else {}
+    for name in only or [name for name in BACKEND_ROWS if name not in rows]:
+        rows[name] = do_backend(folder, name)
+        ended.write_text(json.dumps(rows))
+    print(f"| candidate against {REFERENCE} | dtype | {' | '.join(BACKEND_COLUMNS)} |")
+    print("|" + "---|" * (2 + len(BACKEND_COLUMNS)))
+    for name, cells in rows.items():
+        print("| " + " | ".join(cell.replace("|", "/") for cell in (*BACKEND_ROWS[name], *cells)) + " |")
 
 
 def do(folder: Path, name: str, step: Step) -> list[str]:

@@ -16,8 +16,8 @@ MIN_SGLANG = "0.5.17"
 """The oldest version of SGLang that assay is tested with."""
 _NATIVE_KERNELS = {
     "triton": ("^_fwd_(grouped_)?kernel(_|$)",),
-    "torch_native": ("scaled_dot_product",),
-    "flex_attention": ("flex_attention|triton_tem_",),
+    "torch_native": ("scaled_dot_product|native_sdpa|fmha_cutlassF|pytorch_flash::",),
+    "flex_attention": ("flex_attention",),
     "fa3": ("flash::FlashAttnFwd",),
     "flashinfer": ("flashinfer::.*(Prefill|Decode)With",),
 }
