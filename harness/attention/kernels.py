@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.attention.published import is_path as is_path
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
@@ -33,8 +34,11 @@ class Declaration:
         phases: phases that it computes. The others are delegated to the reference backend, and the report says so.
         package: distribution that contains it, whose version reports show; empty for none.
         about: one line of description.
-        noise: quantisation whose noise its output has, for example "int8_qk"; empty if it has only the rounding of its dtype.
+        noise: name of the noise family whose noise its output has, for example "int8_qk"; empty if it has only the rounding of its
+            dtype.
         kernels: device kernels that it launches, as regular expressions to be found in their names; see `declares`.
+        head_dims: head dims that it computes; None for all.
+        dtypes: dtypes that it computes, for example "bfloat16"; None for all.
     """
 
     phases: tuple[str, ...] = PHASES
@@ -42,14 +46,25 @@ class Declaration:
     about: str = ""
     noise: str = ""
     kernels: tuple[str, ...] = ()
+    head_dims: tuple[int, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+
+    def excludes(self, call: AttentionCall) -> str:
+        """Why it does not cover a call, "head_dim 80" for example; empty if it does."""
+        head_dim, dtype = call.q.shape[2], str(call.q.dtype).removeprefix("torch.")
+        if self.head_dims is not None and head_dim not in self.head_dims:
+            return f"head_dim {head_dim}"
+        return dtype if self.dtypes is not None and dtype not in self.dtypes else ""
 
 
 def declares(
     phases: tuple[str, ...] = PHASES,
     package: str = "",
     about: str = "",
-    noise: str = "",
+    noise: str | NoiseFamily = "",
     kernels: tuple[str, ...] = (),
+    head_dims: tuple[int, ...] | None = None,
+    dtypes: tuple[str, ...] | None = None,
 ) -> Callable[[Kernel], Kernel]:
     """Declare what a kernel computes: a decorator. A kernel without a declaration is taken to compute every phase.
 
@@ -57,18 +72,27 @@ def declares(
         phases: phases that it computes. The reference backend computes the others, and the report says so.
         package: distribution that contains it, whose version reports show; empty for none.
         about: one line of description.
-        noise: quantisation whose noise its output has, for example "int8_qk"; empty if it has only the rounding of its dtype.
+        noise: noise family that its output has: a name, for example "int8_qk", or a composition, for example
+            `NoiseFamily(k=Quantised("int8", "token"), v=Quantised("e4m3", "head"))`. Empty if it has only the rounding of its
+            dtype. It limits the error from above and from below: a kernel with less noise than it declares fails a check.
         kernels: device kernels that it launches, such as ``("_attn_fwd$", "quant_per_block")``: regular expressions, each to be
             found in the name of a kernel that ran. Names are those that a profiler shows: of a Triton function, of a CUDA
             kernel, or of an operator of PyTorch (``aten::bmm``). A run traces passes of each phase, and passes only if all of
             these kernels ran. Empty for the Triton functions that `package` defines; a kernel that declares `noise` but neither
             of them cannot pass a run.
 
+        head_dims: head dims that it computes; None for all. A check covers no others, and says so.
+        dtypes: dtypes that it computes, for example ``("float16", "bfloat16")``; None for all.
+
     Raises:
-        ValueError: no phase or an unknown one, or a name that is no regular expression.
+        ValueError: no phase or an unknown one, no head dim or dtype, no such noise family, or a name that is no regular expression.
     """
     if not phases or set(phases) - set(PHASES):
         raise ValueError(f"a kernel declares the phases {phases}; expected one or more of {PHASES}")
+    for what, values in (("head_dims", head_dims), ("dtypes", dtypes)):
+        if values is not None and (not values or isinstance(values, str)):
+            raise ValueError(f"a kernel declares {what}={values!r}; expected a tuple of at least one, or None for all")
+    name = noise.name if isinstance(noise, NoiseFamily) else family(noise).name
     for pattern in kernels:
         try:
             re.compile(pattern)
@@ -76,7 +100,7 @@ def declares(
             raise ValueError(f"a kernel declares {pattern!r}, which is no regular expression: {error}") from None
 
     def attach(kernel: Kernel) -> Kernel:
-        vars(kernel)["assay"] = Declaration(phases, package, about, noise, kernels)
+        vars(kernel)["assay"] = Declaration(phases, package, about, name, kernels, head_dims, dtypes)
         return kernel
 
     return attach

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from assay.harness.attention import honest
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.honest import here, honest_outputs, sample_rows, truth
+from assay.harness.attention.noise import FAMILIES, NoiseFamily, Quantised
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
+
+CALL = call_of([(60, 76), (1, 33), (10, 119)], (4, 2), 64, torch.float16, "cpu")
+
+
+def noise(call: AttentionCall, family: NoiseFamily, members: int = 16) -> torch.Tensor:
+    """Relative L1 of each member over the whole call."""
+    right = truth(call)
+    return (honest_outputs(call, family, members=members) - right).abs().sum((1, 2, 3)) / right.abs().sum()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_truth_is_the_oracle_in_every_row(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, rows = replace(CALL, causal=causal), torch.tensor([0, 3, 59, 60, 61, 70])
+    expected = oracle(call)
+    torch.testing.assert_close(truth(call), expected)
+    torch.testing.assert_close(truth(call, rows), expected[rows])
+    monkeypatch.setattr(honest, "NUMBERS_AT_ONCE", 1000)
+    torch.testing.assert_close(truth(call), expected)
+
+
+def test_the_same_seed_gives_the_same_members_and_another_seed_others() -> None:
+    family = FAMILIES["int8_qk"]
+    assert torch.equal(honest_outputs(CALL, family), honest_outputs(CALL, family))
+    assert not torch.equal(honest_outputs(CALL, family), honest_outputs(CALL, family, seed=1))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_members_are_near_the_truth_and_differ(name: str) -> None:
+    errors = noise(CALL, FAMILIES[name])
+    assert 1e-4 < float(errors.min())
+    assert float(errors.max()) < 0.25
+    assert float(errors.max()) < 1.3 * float(errors.min())
+    assert len(errors.unique()) == len(errors)
+
+
+@pytest.mark.parametrize("name", ["", "int8_qk", "fp8_pv"])
+def test_some_rows_have_the_noise_that_all_rows_have_there(name: str) -> None:
+    family, rows, right = FAMILIES[name], torch.arange(20, 40), truth(CALL)[20:40]
+    few = (honest_outputs(CALL, family, rows) - right).abs().sum((1, 2, 3)).mean()
+    many = (honest_outputs(CALL, family)[:, 20:40] - right).abs().sum((1, 2, 3)).mean()
+    assert float(few) == pytest.approx(float(many), rel=0.1)
+
+
+def test_what_is_held_at_a_time_does_not_change_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = float(noise(CALL, FAMILIES["int8_qk"]).mean())
+    monkeypatch.setattr(honest, "NUMBERS_AT_ONCE", 20_000)
+    assert float(noise(CALL, FAMILIES["int8_qk"]).mean()) == pytest.approx(many, rel=0.05)
+
+
+def test_noise_is_that_of_the_rounding_that_is_declared() -> None:
+    exact, int8, e4m3, e5m2, fp4 = (
+        float(noise(CALL, FAMILIES[name]).mean()) for name in ("", "int8_kv", "fp8_kv", "fp8_e5m2_kv", "fp4_kv")
+    )
+    assert exact < int8 / 10
+    # Each bit of mantissa halves the noise.
+    assert e5m2 / e4m3 == pytest.approx(2, rel=0.1)
+    assert fp4 / e5m2 == pytest.approx(2, rel=0.4)
+    # The published average over layers of this quantisation: arXiv 2410.02367, table 4.
+    assert 0.005 < float(noise(CALL, FAMILIES["int8_qk"]).mean()) < 0.019
+
+
+def test_a_finer_scale_costs_less() -> None:
+    errors = [
+        float(noise(CALL, NoiseFamily(k=Quantised("int8", per))).mean()) for per in ("tensor", "head", "block", "token")
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1.2 * errors[-1]
+
+
+def test_smoothing_removes_what_all_keys_share() -> None:
+    common = torch.linspace(-6, 6, 64).half()
+    call = replace(CALL, k=CALL.k + common)
+    plain = NoiseFamily(k=Quantised("int8", "block"))
+    smooth = NoiseFamily(k=Quantised("int8", "block", smooth=True))
+    assert float(noise(call, plain).mean()) > 2 * float(noise(call, smooth).mean())
+
+
+def test_tf32_is_of_the_exact_family_only_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    single = replace(CALL, q=CALL.q.float(), k=CALL.k.float(), v=CALL.v.float())
+    assert here(FAMILIES[""], single) == FAMILIES[""]
+    assert float(noise(single, FAMILIES["tf32"]).mean()) > 100 * float(noise(single, FAMILIES[""]).mean())
+    assert torch.equal(honest_outputs(CALL, FAMILIES["tf32"]), honest_outputs(CALL, FAMILIES[""]))  # fp16 fits into TF32
+
+
+def test_sampled_rows_are_the_ends_the_borders_of_blocks_and_others() -> None:
+    call = call_of([(500, 30), (1, 7), (300, 0)], (1, 1), 8, torch.float32, "cpu")
+    rows = sample_rows(call, 120)
+    assert torch.equal(rows, rows.unique())
+    assert {0, 499, 500, 501, 800} <= set(rows.tolist())
+    assert len(rows) <= 120
+    borders = {at for at in range(128, 500, 128)} | {at - 30 for at in range(128, 530, 128)}
+    assert len(borders & set(rows.tolist())) >= 3
+    assert torch.equal(sample_rows(call, 801), torch.arange(801))
