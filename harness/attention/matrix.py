@@ -43,6 +43,8 @@ HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
 """(q heads, kv heads): MHA, GQA, MQA, with equal numbers of q heads so that a finding can name the wrong ones."""
 LONG: dict[Size, int] = {"small": 130, "full": 2000}
 """Cached prefix, in tokens, of a long sequence next to the one under test."""
+_FAR: dict[str, tuple[tuple[int, int], ...]] = {"extend": ((40, 600), (600, 0)), "decode": ((1, 700), (1, 2200))}
+"""(new tokens, cached prefix) of calls beyond the design, so that windows, blocks and limits of up to 2,048 tokens show."""
 PAGES = (0, 1, 16, 64)
 """Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 
@@ -137,7 +139,7 @@ def cases(
     size: Size = "small",
     head_dims: Sequence[int] = HEAD_DIMS,
 ) -> list[Case]:
-    """The matrix: first the calls of the seed case, then a covering design for each phase.
+    """The matrix: first the calls of the seed case, then a covering design for each phase, then a few long calls.
 
     Args:
         phases: one or both of "extend" and "decode".
@@ -172,7 +174,57 @@ def cases(
         for row in AllPairs([shuffled[axis] for axis in open_axes]):
             chosen = {axis: values[0] for axis, values in shuffled.items()} | dict(zip(open_axes, row, strict=True))
             drawn.append(_Values(phase=phase, **chosen))
+    drawn += [
+        _Values(phase, prefix, new, "one", HEADS[size][1], head_dims[0], kinds[-1], "normal", 0)
+        for phase in phases
+        for new, prefix in _FAR[phase]
+    ]
     return [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
+
+
+_MODEL_PREFIXES, _MODEL_NEW, _MODEL_PAGES = (0, 1, 16, 65, 200), (1, 7, 64, 129), (0, 16, 64)
+
+
+def model_cases(
+    phases: Sequence[str],
+    device: str,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    head_dim: int,
+    tokens: int,
+    seed: int = 0,
+) -> list[Case]:
+    """A matrix for one model, small enough to be part of a run: its dtype, head_dim and numbers of heads, and shorter calls.
+
+    Args:
+        phases: one or both of "extend" and "decode".
+        device: device of the calls' tensors.
+        dtype: of q, k and v.
+        heads: q heads and kv heads.
+        head_dim: of q, k and v.
+        tokens: length of the longest calls: as many new tokens, and as many cached ones.
+        seed: seed of the data and of the design.
+    """
+    drawn: list[_Values] = []
+    for phase in phases:
+        decode = phase == "decode"
+        open_axes: dict[str, tuple[Any, ...]] = {
+            "prefix": tuple(p for p in _MODEL_PREFIXES if p or not decode),
+            "batch": tuple(_BATCHES[phase]),
+            "data": tuple(_DATA),
+            "page": _MODEL_PAGES,
+        } | ({} if decode else {"new": _MODEL_NEW})
+        order = random.Random(seed)
+        shuffled = {axis: order.sample(values, len(values)) for axis, values in open_axes.items()}
+        fixed: dict[str, Any] = {"phase": phase, "heads": heads, "head_dim": head_dim, "dtype": dtype, "new": 1}
+        drawn += [
+            _Values(**(fixed | dict(zip(shuffled, row, strict=True)))) for row in AllPairs(list(shuffled.values()))
+        ]
+        long = fixed | {"batch": "one", "data": "normal", "page": _MODEL_PAGES[1]}
+        drawn.append(_Values(**(long | {"prefix": tokens, "new": 1 if decode else _MODEL_NEW[1]})))
+        if not decode:
+            drawn.append(_Values(**(long | {"prefix": 0, "new": tokens})))
+    return [_case(values, seed * 10_000 + number, device, "small") for number, values in enumerate(drawn)]
 
 
 def _case(values: _Values, seed: int, device: str, size: Size) -> Case:

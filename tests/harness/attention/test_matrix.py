@@ -9,6 +9,8 @@ import torch
 from assay.harness.attention.matrix import LONG, Case, Size, axes, cases
 
 SIZES: list[Size] = ["small", "full"]
+SEED_CASES, FAR_CASES = 2, 2
+"""Calls of a phase before and after those of its design."""
 
 
 def words(axis: str, value: object) -> str:
@@ -35,13 +37,15 @@ def uncovered(made: list[Case], phase: str, size: Size) -> list[tuple[str, str, 
 def test_every_pair_of_values_is_covered(phase: str, size: Size) -> None:
     made = cases((phase,), size=size)
     assert uncovered(made, phase, size) == []
-    assert len(uncovered(made[:-1] if phase == "decode" else made[2:-1], phase, size)) > 0  # each case is needed
+    design = made[0 if phase == "decode" else SEED_CASES : -FAR_CASES]
+    assert uncovered(design, phase, size) == []
+    assert len(uncovered(design[:-1], phase, size)) > 0  # each case is needed
 
 
-@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 62, 45), ("full", 178, 62)])
+@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 64, 47), ("full", 180, 64)])
 def test_the_number_of_cases_is_near_the_minimum(size: Size, extend: int, decode: int) -> None:
     assert Counter(c.condition["phase"] for c in cases(size=size)) == {"extend": extend, "decode": decode}
-    for phase, count in (("extend", extend - 2), ("decode", decode)):
+    for phase, count in (("extend", extend - SEED_CASES - FAR_CASES), ("decode", decode - FAR_CASES)):
         largest, second = sorted((len(values) for values in axes(phase, size).values()), reverse=True)[:2]
         assert count <= 1.05 * largest * second
 
@@ -69,6 +73,14 @@ def test_conditions_that_found_bugs_before_are_covered() -> None:
     assert any(len(one) > 1 and one[-1][0] == 1 for one in lens)  # a sequence of one token last
     assert any(any(a == 0 and b == LONG["small"] for (_, a), (_, b) in pairwise(one)) for one in lens)
     assert any(0 < sum(prefix > 0 for _, prefix in one) < len(one) for one in lens)  # some cached, some not
+    assert any(new > 512 for one in lens for new, _ in one)  # a limit on new tokens
+    assert any(
+        new + prefix > 512 and prefix > new > 1 for one in lens for new, prefix in one
+    )  # windows, and long prefixes
+
+
+def test_decode_calls_reach_beyond_2048_tokens() -> None:
+    assert max(max(case.make().lens_k) for case in cases(("decode",))) > 2048
 
 
 def test_a_seed_determines_cases_and_data() -> None:
