@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from assay.harness.evidence.pack import replay_command
-from assay.harness.judge.report import ErrorGrid, LayersResult, LogitsRow, WorstCall, excess, out_of_bounds
+from assay.harness.judge.report import ErrorGrid, LayersResult, WorstCall, excess, out_of_bounds
 from assay.harness.text import one_line
 from assay.reports import charts
-from assay.reports.summary import WorstCell, layer_diff_lines, worst_cells
+from assay.reports.summary import WorstCell, compared_tokens, layer_diff_lines, worst_cells
 
 CELLS_SHOWN = CALLS_SHOWN = 10
 
@@ -70,7 +69,7 @@ def layer_diff_view(layers: LayersResult) -> LayerDiffView:
         cells=tuple(worst_cells(layers, CELLS_SHOWN)),
         calls=layers.worst[:CALLS_SHOWN],
         judged=any(row.bound is not None for row in layers.depth),
-        masses=_masses(layers.logits),
+        masses=compared_tokens(layers.logits),
         replay=replay_command(layers.pack) if layers.pack else "",
     )
 
@@ -106,16 +105,3 @@ def _says(grid: ErrorGrid) -> str:
         return "no bound"
     count = sum(map(sum, _beyond(grid)))
     return f"{count:,} out of bounds" if count else "within bounds"
-
-
-def _masses(rows: Sequence[LogitsRow]) -> tuple[str, ...]:
-    """Which part of each distribution is compared: one sentence, or one per condition if they differ."""
-    said = {row.condition: _mass(row) for row in rows}
-    if len(set(said.values())) == 1:
-        return (said.popitem()[1],)
-    return tuple(f"{condition}: {text}" for condition, text in said.items())
-
-
-def _mass(row: LogitsRow) -> str:
-    share = "" if row.mass is None else f", which hold {100 * row.mass:.4g} % of its probability"
-    return f"The reference's {row.top_k:,} most probable tokens are compared one by one{share}; all others count as one token."

@@ -53,6 +53,7 @@ class SuiteView:
     flips: tuple[Flip, ...]
     groups: tuple[str, ...]
     divergences: tuple[DivergenceView, ...]
+    masses: tuple[str, ...]
 
 
 def to_html(report: Report) -> str:
@@ -113,4 +114,5 @@ def _suite_view(suite: SuiteResult, index: int) -> SuiteView:
         flips=flips,
         groups=tuple(dict.fromkeys(flip.group for flip in flips)),
         divergences=tuple(split_divergence(d) for d in suite.divergences[:DIVERGENCES_SHOWN]),
+        masses=summary.compared_tokens(suite.logits),
     )

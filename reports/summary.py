@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -218,6 +218,19 @@ def logits_line(row: LogitsRow) -> str:
     text = f"Logits, {row.condition}: mean KL {number(row.mean_kl)}{error} nats (floor {floor}), max {number(row.max)}"
     bad = f"; {row.nonfinite:,} positions not finite" if row.nonfinite else ""
     return f"{text}, same top token {same}{bad}."
+
+
+def compared_tokens(rows: Sequence[LogitsRow]) -> tuple[str, ...]:
+    """Which part of each distribution is compared: one sentence, or one per condition if they differ."""
+    said = {row.condition: _mass(row) for row in rows}
+    if len(set(said.values())) == 1:
+        return (said.popitem()[1],)
+    return tuple(f"{condition}: {text}" for condition, text in said.items())
+
+
+def _mass(row: LogitsRow) -> str:
+    share = "" if row.mass is None else f", which hold {100 * row.mass:.4g} % of its probability"
+    return f"The reference's {row.top_k:,} most probable tokens are compared one by one{share}; all others count as one token."
 
 
 def latency_lines(latency: LatencyResult) -> list[str]:

@@ -18,7 +18,7 @@ import pytest
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parent.parent
-FEW = ["--questions", "48", "--margin", "0.2", "--greedy-prompts", "8", "--greedy-margin", "0.4"]
+FEW = ["--questions", "48", "--margin", "0.2"]
 ANSWERS = ["--questions", "48", "--margin", "0.2", "--suites", "mmlu"]
 """For what is not about the other suites: each start and each call of an interpreted kernel costs seconds."""
 

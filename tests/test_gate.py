@@ -24,11 +24,9 @@ POLICY = """
 [run]
 candidate = "mine:attend"
 questions = 48
-greedy_prompts = 6
 {run}
 [policy]
 margin = 0.2
-greedy_margin = 0.45
 {policy}
 """
 KERNEL = """
@@ -100,9 +98,10 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
     assert {c["status"] for c in made["checks"]} == {"ok", "not checked"}
 
     verdicts = {suite["id"]: suite["verdict"] for suite in made["suites"]}
-    assert verdicts == dict.fromkeys(("mmlu", "greedy", "layers", "baseline"), "regression")
+    assert verdicts == dict.fromkeys(("mmlu", "greedy", "logits", "layers", "baseline"), "regression")
     assert made["findings"][0]["id"] == "mask-top-left"
-    assert made["layers"]["logits"], "both roles' logits were scored in the one server"
+    (logits,) = [suite for suite in made["suites"] if suite["id"] == "logits"]
+    assert [row["condition"] for row in logits["logits"]] == ["cold", "cached"], "both roles were scored in the one server"
     assert check(made, "required-logits")["status"] == "ok"
     assert made["reproduce"].startswith("assay gate ")
     assert "--reference-from=baseline" in made["reproduce"]

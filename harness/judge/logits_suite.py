@@ -46,6 +46,22 @@ class _Test:
 
 
 def logits_suite(folder: RunFolder, spec: RunSpec, noise: Sequence[str]) -> SuiteResult | None:
+    """The suite of a run's folder; None where nothing was scored. See `judge_logits`.
+
+    Args:
+        folder: of the run.
+        spec: its policy.
+        noise: noise families that the roles declare.
+
+    Raises:
+        EvidenceError: a file is damaged, or the roles were scored on different tokens.
+    """
+    if not all(logits_path(folder.path, role, 0).exists() for role in ROLES):
+        return None
+    return judge_logits(compare_logits(folder.path, spec.alpha, folder.nonce), spec, noise)
+
+
+def judge_logits(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) -> SuiteResult:
     """Whether the candidate's distributions are as near to the reference's as its declared noise explains.
 
     - *regression*: a log-probability of the candidate is not finite where the reference's is, or a mean is above its limit
@@ -54,19 +70,10 @@ def logits_suite(folder: RunFolder, spec: RunSpec, noise: Sequence[str]) -> Suit
     - *inconclusive*: anything else, and where the reference's own log-probabilities are not finite.
 
     Args:
-        folder: of the run.
-        spec: its policy.
+        comparison: of both roles' scorings.
+        spec: the policy.
         noise: noise families that the roles declare.
-
-    Returns:
-        None where nothing was scored.
-
-    Raises:
-        EvidenceError: a file is damaged, or the roles were scored on different tokens.
     """
-    if not all(logits_path(folder.path, role, 0).exists() for role in ROLES):
-        return None
-    comparison = compare_logits(folder.path, spec.alpha, folder.nonce)
     tests = list(_tests(comparison, spec, noise))
     verdict, why, decided_by, p = _judge(comparison, tests, spec)
     return SuiteResult(

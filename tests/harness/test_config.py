@@ -141,6 +141,8 @@ def test_a_file_that_is_not_utf8_is_refused(work: Path) -> None:
         ("alpha", 0),
         ("alpha", 0.21),
         ("greedy_prompts", -1),
+        ("logits_prompts", 0),
+        ("logits_limit", 0.0),
         ("greedy_margin", 1.0),
         ("concurrency", 0),
         ("concurrency", 1025),

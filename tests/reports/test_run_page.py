@@ -225,3 +225,13 @@ def test_argument_differences_are_listed(examples: ModuleType) -> None:
     environment = report.environment.model_copy(update={"argument_differences": {"page_size": ("1", "64")}})
     page = run_page.to_html(report.model_copy(update={"environment": environment}))
     assert "<code>page_size</code></th><td><code>1</code></td><td><code>64</code>" in page
+
+
+def test_the_logits_of_a_suite_are_a_table_in_its_section(layer_diffs: ModuleType, examples: ModuleType) -> None:
+    rows = (layer_diffs.logits_row("cold", 0.00012, 0.998), layer_diffs.logits_row("cached", 4.83, 0.031))
+    report = examples.passing()
+    suite = report.suites[0].model_copy(update={"id": "logits", "title": "Logits", "logits": rows})
+    page = run_page.to_html(report.model_copy(update={"suites": (suite,), "layers": None}))
+    assert page.count('<table class="logits">') == 1
+    assert ">4.83<" in page
+    assert "The reference&#39;s 20 most probable tokens are compared one by one" in page.replace("'", "&#39;")

@@ -130,7 +130,7 @@ def regression() -> Report:
             "cached prefix 1: reference 31/32, candidate 31/32",
             "cached prefix >= 16: reference 219/224, candidate 0/224, all unparsed",
         ),
-        reproduce="assay run --candidate sage_attn_as_shipped --questions 32 --greedy-prompts 0",
+        reproduce="assay run --candidate sage_attn_as_shipped --questions 32 --suites mmlu,layers",
     )
     return _report(
         "regression",
@@ -235,7 +235,7 @@ def hostile() -> Report:
     hostile_suite = suite.model_copy(
         update={
             "id": h, "title": h, "why": h, "metrics": (metric,), "flips": flips, "divergences": (divergence,),
-            "conditions": (_row(h, h, 4, 3, 2, 1),),
+            "conditions": (_row(h, h, 4, 3, 2, 1),), "logits": (_hostile_logits(h),),
         }
     )  # fmt: skip
     call = CallSummary(
@@ -256,14 +256,17 @@ def hostile() -> Report:
     return Report.model_validate(raw.model_dump(by_alias=True))
 
 
+def _hostile_logits(h: str) -> LogitsRow:
+    return LogitsRow(
+        condition=h, positions=1, sequences=1, mean_kl=1.0, stderr=None, median=1.0, p99=1.0, p999=1.0, max=1.0, max_at=h,
+        same_top=0.5, top_k=5,
+    )  # fmt: skip
+
+
 def _hostile_layers(h: str) -> LayersResult:
     grid = ErrorGrid(
         id=h, title=h, where=h, columns="head", row_labels=(h, h), column_labels=(h,), values=((1.0,), ("not finite",)),
         bounds=(0.1, 0.1),
-    )  # fmt: skip
-    row = LogitsRow(
-        condition=h, positions=1, sequences=1, mean_kl=1.0, stderr=None, median=1.0, p99=1.0, p999=1.0, max=1.0, max_at=h,
-        same_top=0.5, top_k=5,
     )  # fmt: skip
     call = WorstCall(
         layer=0, phase=h, head=0, relative_l1="not finite", bound=0.1, request=h, position=1, prefix=0, new=2, sequences=1
@@ -271,7 +274,7 @@ def _hostile_layers(h: str) -> LayersResult:
     depth = DepthRow(layer=0, own=1.0, bound=0.1, out_of_bounds=True)
     return LayersResult(
         reference=h, candidate=h, phases=(h,), layers=2, heads=1, passes=1, sources=h,
-        grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,), logits=(row,),
+        grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,), logits=(_hostile_logits(h),),
         not_observed=(h,), pack=h, candidate_errors=(h,),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Item, Role, Token
 from assay.harness.judge.build import build
 
-QUESTIONS, GREEDY, COLD = 160, 30, 16
+QUESTIONS, GREEDY, COLD = 160, 128, 16
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_an_answer_to_another_prompt_does_not_count_as_answered(
     report = build(folder)
     (check,) = [check for check in report.checks if check.id == "all-answered"]
     assert (report.verdict, check.status) == ("inconclusive", "missing")
-    assert check.found.startswith("379 of 380; answers to another prompt: 1,")
+    assert check.found.startswith("575 of 576; answers to another prompt: 1,")
 
 
 def test_a_report_of_the_same_evidence_is_the_same(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
