@@ -18,6 +18,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from assay.harness.collect.plan import Plan
+    from assay.harness.compare.accuracy_test import Prefix
     from assay.harness.engines.base import Engine
     from assay.harness.evidence.bench_folder import BenchFolder
     from assay.harness.evidence.folder import RunFolder
@@ -104,6 +105,13 @@ def served() -> ModuleType:
 def scored_runs() -> ModuleType:
     """Runs with greedy texts and logits."""
     return stand_ins("scored_runs")
+
+
+@pytest.fixture(scope="session")
+def prefix() -> Callable[..., Prefix]:
+    """A function of the numbers of both right, lost, gained and both wrong that makes a prefix of paired answers."""
+    made: Callable[..., Prefix] = stand_ins("paired_answers").prefix
+    return made
 
 
 @pytest.fixture(scope="session")

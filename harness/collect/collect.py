@@ -10,6 +10,7 @@ from assay.harness.collect import layer_diff, sensitivity
 from assay.harness.collect.find_cause import find_cause
 from assay.harness.collect.interview import AnswerKey, interview, is_answered
 from assay.harness.collect.logit_scoring import Handover, is_scored, score_role
+from assay.harness.collect.op_matrix import run_matrix
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.question_stop import FIRST_IN_TURN, QuestionStop, outlook
 from assay.harness.collect.run_folder import asked_roles, recorded, shadowed_role
@@ -40,12 +41,15 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         if stop.items and stop.reason is None:
             for line in outlook(plan.spec, len(stop.items)):
                 display.say(line)
-        for first in _rounds(stop):
+        for number, first in enumerate(_rounds(stop)):
+            if number and stop.enough():
+                break
             stop.first = first
             _ask_round(plan, folder, stop, display, ready)
         _record_stop(folder, stop, display)
         if plan.has_layer_diff:
             find_cause(folder, plan, display)
+            run_matrix(plan, folder, display)
 
 
 def _asked_together(plan: Plan, folder: RunFolder, ready: Sequence[Engine]) -> bool:

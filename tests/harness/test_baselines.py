@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from assay.harness.baselines import (
 )
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import asked_roles, open_folder
+from assay.harness.compare.accuracy_test import Prefix, Rule
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, write_baseline
@@ -166,10 +168,22 @@ def test_growth_of_own_error_is_compared_with_the_policy() -> None:
     assert compare_accepted(None, {"a": 0.01}, {"b": 0.01}, SPEC).verdict == "inconclusive"
 
 
+RULE = Rule(margin=0.05, alpha=0.05, regression_alpha=0.01, population=None)
+
+
 @pytest.mark.parametrize(("lost", "verdict"), [(0, "pass"), (60, "regression")])
-def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str) -> None:
-    decision = decide_accuracy(200, 200 - lost, lost, 0, 0, 0.05, 0.05)
+def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str, prefix: Callable[..., Prefix]) -> None:
+    decision = decide_accuracy(prefix(200 - lost, lost), RULE)
     assert compare_accepted(decision, {}, {}, SPEC).verdict == verdict
+
+
+def test_too_few_common_answers_pass_only_with_a_run_that_shows_the_candidate_non_inferior(
+    prefix: Callable[..., Prefix],
+) -> None:
+    few, worse = decide_accuracy(prefix(20, 1), RULE), decide_accuracy(prefix(0, 30), RULE)
+    assert compare_accepted(few, {}, {}, SPEC).verdict == "inconclusive"
+    assert compare_accepted(few, {}, {}, SPEC, non_inferior=True).verdict == "pass"
+    assert compare_accepted(worse, {}, {}, SPEC, non_inferior=True).verdict == "regression"
 
 
 @pytest.mark.parametrize(
@@ -179,8 +193,10 @@ def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str) ->
         (60, 0.5, "loss-since-accepted"), (None, 0.01, "own-error-growth"), (None, 0.5, "own-error-growth"),
     ],
 )  # fmt: skip
-def test_the_metric_that_decided_is_named(lost: int | None, own_error: float, decided_by: str) -> None:
-    decision = None if lost is None else decide_accuracy(200, 200 - lost, lost, 0, 0, 0.05, 0.05)
+def test_the_metric_that_decided_is_named(
+    lost: int | None, own_error: float, decided_by: str, prefix: Callable[..., Prefix]
+) -> None:
+    decision = None if lost is None else decide_accuracy(prefix(200 - lost, lost), RULE)
     compared = compare_accepted(decision, {"a": 0.01}, {"a": own_error}, SPEC)
     assert (compared.decided_by, compared.verdict == "regression") == (decided_by, lost == 60 or own_error == 0.5)
 

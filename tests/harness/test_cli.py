@@ -49,7 +49,7 @@ WITHOUT_WEIGHTS = {"config.json": "{}", "tokenizer.json": "{}"}
         (["--data", "broken.csv", "--questions", "2"], ["broken.csv", "line 3"]),
         (["--data", "missing.csv"], ["missing.csv"]),
         (["--questions", "0"], ["--questions is 0", "greater than or equal to 1"]),
-        (["--margin", "1.5"], ["--margin is 1.5", "less than 1"]),
+        (["--margin", "1.5"], ["--margin is 1.5", "at most 0.1"]),
         (["--device", "tpu"], ["--device is 'tpu'", "'cpu' or 'cuda'"]),
         (["--config", "bad.toml"], ["bad.toml", "[run]", "'candidat'", "did you mean 'candidate'?"]),
         (["--config", "none.toml"], ["none.toml does not exist"]),

@@ -92,15 +92,19 @@ def asked(plan: Plan, folder: RunFolder, engines: Sequence[FakeEngine]) -> None:
         collect(plan, folder, display, ready=engines)
 
 
+def begins_with(events: list[str], expected: list[str]) -> bool:
+    """Whether the interview, which comes before all else that is asked, was this one."""
+    return events[: len(expected)] == expected
+
+
 def test_cold_questions_come_one_by_one_each_on_an_empty_cache(plan: Plan, tmp_path: Path) -> None:
     engines = [FakeEngine("reference"), FakeEngine("candidate")]
     asked(plan, open_folder(plan, tmp_path / "run"), engines)
     cold = ["flush", "ask/1"] * 2
     warm = ["flush", "header"] + ["ask/32"] * 14
-    assert engines[1].events == cold + warm + ["greedy/32"] * 3
-    assert engines[0].events == cold + warm + ["ask/32"] * 14 + ["greedy/32"] * 4, (
-        "the reference is asked again, for its floors"
-    )
+    assert begins_with(engines[1].events, cold + warm + ["greedy/32"] * 3)
+    again = ["ask/32"] * 14 + ["greedy/32"] * 4
+    assert begins_with(engines[0].events, cold + warm + again), "the reference is asked again, for its floors"
 
 
 def test_what_was_answered_is_not_asked_again(plan: Plan, tmp_path: Path) -> None:
@@ -114,7 +118,7 @@ def test_what_was_answered_is_not_asked_again(plan: Plan, tmp_path: Path) -> Non
     second = [FakeEngine("reference"), FakeEngine("candidate")]
     again = open_folder(plan, tmp_path / "run")
     asked(plan, again, second)
-    assert second[1].events == ["flush", "header"] + ["ask/32"] * 8 + ["greedy/32"] * 3
+    assert begins_with(second[1].events, ["flush", "header"] + ["ask/32"] * 8 + ["greedy/32"] * 3)
     assert again.progress().failure is None
     assert len(again.answers()) == 2 * 16 + 14 + 3 * 2 + 1
 

@@ -25,7 +25,12 @@ def plan() -> Plan:
     suites = ("mmlu", "greedy")
     return prepare(
         RunSpec(
-            reference="torch_native", candidate="sage_attn", questions=QUESTIONS, greedy_prompts=GREEDY, suites=suites
+            reference="torch_native",
+            candidate="sage_attn",
+            questions=QUESTIONS,
+            margin=0.05,
+            greedy_prompts=GREEDY,
+            suites=suites,
         )
     )
 

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.compare.accuracy_test import Prefix, Rule, prefix_of
-from assay.harness.compare.answers import Pair
-from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.compare.accuracy_test import Prefix, Rule
 from assay.harness.judge.suite_decisions import MAX_NEEDED, Decision, decide_accuracy, decide_share
 from assay.harness.stats.share import clopper_pearson
 
@@ -24,32 +22,16 @@ def needed(why: str) -> int | None:
     return int(found[1].replace(",", "")) if found else None
 
 
-def prefix(both_right: int = 0, lost: int = 0, gained: int = 0, both_wrong: int = 0) -> Prefix:
-    """Questions with these outcomes, in an order that mixes them."""
-    outcomes = [("A", "A")] * both_right + [("A", "B")] * lost + [("B", "A")] * gained + [("B", "C")] * both_wrong
-    np.random.default_rng(0).shuffle(outcomes)
-    items = [
-        Item(suite="mmlu", id=str(n), prompt=str(n), prompt_hash=str(n), expected="A") for n in range(len(outcomes))
-    ]
-
-    def answer(item: Item, role: Role, letter: str) -> Answer:
-        return Answer(
-            suite="mmlu", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=letter,
-            finish_reason="stop", prompt_tokens=1, completion_tokens=1, latency_s=0.1,
-        )  # fmt: skip
-
-    pairs = [
-        Pair(item, answer(item, "reference", str(a)), answer(item, "candidate", str(b)))
-        for item, (a, b) in zip(items, outcomes, strict=True)
-    ]
-    return prefix_of(items, pairs)
+Decide = Callable[..., Decision]
 
 
-def decide(both_right: int = 0, lost: int = 0, gained: int = 0, both_wrong: int = 0) -> Decision:
-    return decide_accuracy(prefix(both_right, lost, gained, both_wrong), RULE)
+@pytest.fixture(scope="session")
+def decide(prefix: Callable[..., Prefix]) -> Decide:
+    """The decision on so many questions that both got right, and were lost, gained, and wrong by both."""
+    return lambda *counts: decide_accuracy(prefix(*counts), RULE)
 
 
-def test_the_seed_case_is_a_regression() -> None:
+def test_the_seed_case_is_a_regression(decide: Decide) -> None:
     # 64 questions, 40 right by the reference, 8 by the candidate.
     decision = decide(8, 32, 0, 24)
     assert (decision.verdict, decision.loss, decision.n) == ("regression", 0.5, 64)
@@ -64,14 +46,14 @@ def test_the_seed_case_is_a_regression() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_the_reference_against_itself_passes(lost: int) -> None:
+def test_the_reference_against_itself_passes(lost: int, decide: Decide) -> None:
     decision = decide(250 - lost, lost, 0, 6)
     assert decision.verdict == "pass"
     assert decision.interval.high < MARGIN
     assert "non-inferior, below the margin of 5.0 points" in decision.why
 
 
-def test_too_few_questions_are_inconclusive_and_the_number_that_settles_it_does() -> None:
+def test_too_few_questions_are_inconclusive_and_the_number_that_settles_it_does(decide: Decide) -> None:
     decision = decide(16)
     assert decision.verdict == "inconclusive"
     n = needed(decision.why)
@@ -80,14 +62,14 @@ def test_too_few_questions_are_inconclusive_and_the_number_that_settles_it_does(
     assert decide(n).verdict == "pass"
 
 
-def test_nothing_compared_is_never_a_pass() -> None:
+def test_nothing_compared_is_never_a_pass(decide: Decide) -> None:
     decision = decide()
     assert decision.verdict == "inconclusive"
     assert decision.why == "Nothing was compared: no question was answered by both roles."
     assert (decision.interval.low, decision.interval.high) == (-1, 1)
 
 
-def test_a_reference_that_guesses_proves_nothing() -> None:
+def test_a_reference_that_guesses_proves_nothing(decide: Decide) -> None:
     equal = decide(250, 0, 0, 750)
     assert equal.verdict == "inconclusive"
     assert "not shown to beat guessing (25 %) by 2 margins of 5.0 points" in equal.why
@@ -98,14 +80,14 @@ def test_a_reference_that_guesses_proves_nothing() -> None:
     assert decide(600, 0, 0, 400).verdict == "pass"
 
 
-def test_a_significant_loss_within_the_margin_passes_and_says_so() -> None:
+def test_a_significant_loss_within_the_margin_passes_and_says_so(decide: Decide) -> None:
     decision = decide(2940, 50, 0, 10)
     assert decision.verdict == "pass"
     assert decision.p_two_sided < 1e-6
     assert "within it, the loss is significant (exact McNemar p = " in decision.why
 
 
-def test_a_significant_loss_that_may_be_within_the_margin_is_no_regression() -> None:
+def test_a_significant_loss_that_may_be_within_the_margin_is_no_regression(decide: Decide) -> None:
     decision = decide(240, 10, 0, 6)
     assert decision.interval.low < MARGIN < decision.interval.high
     assert decision.verdict == "inconclusive"
@@ -113,14 +95,16 @@ def test_a_significant_loss_that_may_be_within_the_margin_is_no_regression() -> 
     assert "A loss is shown (exact McNemar p = 0.002), but not how large it is." in decision.why
 
 
-def test_a_gain_is_no_regression() -> None:
+def test_a_gain_is_no_regression(decide: Decide) -> None:
     decision = decide(200, 0, 40, 16)
     assert decision.verdict == "pass"
     assert decision.why.startswith("A gain of 15.6 points")
 
 
 @given(st.integers(0, 90), st.integers(0, 30), st.integers(0, 30), st.integers(0, 60))
-def test_every_verdict_is_what_its_numbers_say(both_right: int, lost: int, gained: int, both_wrong: int) -> None:
+def test_every_verdict_is_what_its_numbers_say(
+    both_right: int, lost: int, gained: int, both_wrong: int, decide: Decide
+) -> None:
     decision = decide(both_right, lost, gained, both_wrong)
     assert decision.loss in decision.interval
     if decision.verdict == "pass":
