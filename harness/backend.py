@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from assay.harness.attention.kernels import Declaration
 
 Kind = Literal["url", "native", "kernel"]
+_NATIVE_KERNELS = {
+    "triton": ("^_fwd_(grouped_)?kernel(_|$)",),
+    "torch_native": ("scaled_dot_product|native_sdpa|fmha_cutlassF|pytorch_flash::",),
+    "flex_attention": ("flex_attention",),
+    "fa3": ("flash::FlashAttnFwd",),
+    "flashinfer": ("flashinfer::.*(Prefill|Decode)With",),
+}
 
 
 @dataclass(frozen=True)
@@ -88,3 +95,12 @@ class Backend:
 
     def __str__(self) -> str:
         return self.name
+
+
+def native_kernels(backend: str) -> tuple[str, ...]:
+    """Names of the kernels with which one of SGLang's own backends computes attention, as regular expressions; empty if not known.
+
+    Sources: SGLang's ``triton_ops``, PyTorch's operator and flex-attention template, FlashAttention 3's ``flash_fwd_kernel_sm90.h``
+    and FlashInfer's ``prefill.cuh`` and ``decode.cuh``.
+    """
+    return _NATIVE_KERNELS.get(backend, ())

@@ -53,7 +53,7 @@ def _attend(
     tl.store(out_ptr + at_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None] < len_q)
 
 
-@declares(about="FlashAttention in Triton, for packed sequences")
+@declares(about="FlashAttention in Triton, for packed sequences", kernels=("^_attend$",))
 def forward(call: AttentionCall) -> Tensor:
     """Attention of a packed batch, [total_q, heads, head_dim].
 

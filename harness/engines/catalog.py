@@ -14,13 +14,6 @@ from assay.harness.errors import UsageError
 
 MIN_SGLANG = "0.5.17"
 """The oldest version of SGLang that assay is tested with."""
-_NATIVE_KERNELS = {
-    "triton": ("^_fwd_(grouped_)?kernel(_|$)",),
-    "torch_native": ("scaled_dot_product|native_sdpa|fmha_cutlassF|pytorch_flash::",),
-    "flex_attention": ("flex_attention",),
-    "fa3": ("flash::FlashAttnFwd",),
-    "flashinfer": ("flashinfer::.*(Prefill|Decode)With",),
-}
 # Where SGLang keeps its list: from 0.5.18 on, and before.
 _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
 
@@ -75,12 +68,3 @@ def checked_backend(flag: str, name: str) -> Backend:
 
     kernels.find(flag, name)
     return backend
-
-
-def native_kernels(backend: str) -> tuple[str, ...]:
-    """Names of the kernels with which one of SGLang's own backends computes attention, as regular expressions; empty if not known.
-
-    Sources: SGLang's ``triton_ops``, PyTorch's operator and flex-attention template, FlashAttention 3's ``flash_fwd_kernel_sm90.h``
-    and FlashInfer's ``prefill.cuh`` and ``decode.cuh``.
-    """
-    return _NATIVE_KERNELS.get(backend, ())

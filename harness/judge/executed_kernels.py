@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from assay.harness.engines.catalog import native_kernels
+from assay.harness.backend import native_kernels
 from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelTrace, TracedPass, passes_of
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Role

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from assay.harness.attention.kernels import Declaration
@@ -142,7 +142,7 @@ class KernelTracer:
                     torch.cuda.synchronize()
         finally:
             self.on = False
-        return out, interpreted + kernels_in(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+        return out, interpreted + kernels_in(profiler.profiler.kineto_results.events())
 
     def _keep(self, kind: tuple[str, bool], kernels: Counter[_Seen]) -> None:
         self._traced.add(kind)

@@ -174,7 +174,7 @@ def test_device_kernels_are_assigned_to_the_call_that_launched_them() -> None:
     def event(
         name: str, device: str, start: int = 0, duration: int = 0, correlation: int = 0, annotation: bool = False
     ) -> Any:
-        from torch.autograd import DeviceType
+        from torch._C._autograd import DeviceType
 
         return SimpleNamespace(
             name=lambda: name, device_type=lambda: getattr(DeviceType, device), start_ns=lambda: start,
