@@ -182,7 +182,7 @@ def cases(
     return [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
 
 
-_MODEL_PREFIXES, _MODEL_NEW, _MODEL_PAGES = (0, 1, 16, 65, 200), (1, 7, 64, 129), (0, 16, 64)
+_MODEL_PREFIXES, _MODEL_NEW, _MODEL_PAGES = (0, 1, 16, 200), (1, 7, 64, 129), (0, 16, 64)
 
 
 def model_cases(

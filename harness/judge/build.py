@@ -17,6 +17,7 @@ from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
 from assay.harness.evidence.executed import KernelTrace, read_kernels
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix
 from assay.harness.evidence.records import ROLES, Answer, Item, Role, Suite
 from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
@@ -36,6 +37,7 @@ from assay.harness.judge.mmlu_suite import (
     check_question_plan,
     read_questions,
 )
+from assay.harness.judge.op_matrix import matrix_suite
 from assay.harness.judge.own_error import LayerDiff, layer_diff
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
 from assay.harness.judge.sensitivity import FaultEvidence, check_sensitive, read_fault_evidence, sensitivity_result
@@ -60,6 +62,7 @@ class _Evidence:
         layers: the layer diff; None without one.
         envelope: the conditions of the calls that the layer diff compared; None without one.
         faults: what the servers did while a fault was seeded in them.
+        matrix: the candidate's kernel on the op-level matrix; None where it was not run.
         noise: noise families that the roles declare.
         kernels: what each role's processes saw in the passes that they traced.
     """
@@ -76,6 +79,7 @@ class _Evidence:
     layers: LayerDiff | None
     envelope: EnvelopeCounts | None
     faults: FaultEvidence
+    matrix: MatrixRecord | None
 
     @cached_property
     def sensitivity(self) -> SensitivityResult | None:
@@ -167,6 +171,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
         layers=layer_diff(folder, spec),
         envelope=envelope_of(folder),
         faults=read_fault_evidence(folder, items, answers),
+        matrix=read_matrix(folder),
         noise=list(folder.manifest().noise.values()),
         kernels={role: read_kernels(folder.server_folder(role), folder.nonce) for role in ROLES},
     )
@@ -182,6 +187,8 @@ def _suites(evidence: _Evidence) -> list[SuiteResult]:
         suites.append(logits)
     if evidence.layers:
         suites.append(evidence.layers.suite)
+    if (matrix := matrix_suite(evidence.matrix)) is not None:
+        suites.append(matrix)
     non_inferior = any(suite.id == "mmlu" and suite.verdict == "pass" for suite in suites)
     if status is not None and (accepted := baseline_suite(evidence.folder, spec, status, non_inferior)):
         suites.append(accepted)
@@ -268,6 +275,7 @@ def _findings(
     lost = any(suite.id == "mmlu" and suite.verdict == "regression" for suite in suites)
     return [
         *(evidence.layers.findings if evidence.layers else ()),
+        *(evidence.matrix.findings if evidence.matrix else ()),
         *([accuracy_finding(evidence.questions, reproduce)] if lost else []),
         *(latency.result.findings if latency.result else ()),
     ]

@@ -48,10 +48,10 @@ class Guard:
         return KernelRefused(how)
 
 
-def run_guarded(guard: Guard, calls: Sequence[AttentionCall]) -> KernelRun:
-    """Run each call once, then repeat up to `MAX_REPEATED` of those that were computed, spread over all of them."""
+def run_guarded(guard: Guard, calls: Sequence[AttentionCall], repeats: int = MAX_REPEATED) -> KernelRun:
+    """Run each call once, then repeat up to `repeats` of those that were computed, spread over all of them."""
     run = run_once(guard, calls)
-    step = -(-len(run.results) // MAX_REPEATED) or 1
+    step = -(-len(run.results) // repeats) or 1
     return replace(run, results=tuple(_repeat(guard, o) if n % step == 0 else o for n, o in enumerate(run.results)))
 
 

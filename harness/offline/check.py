@@ -21,7 +21,7 @@ from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose
-from assay.harness.localize.guard import Guard, run_guarded
+from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded
 from assay.harness.localize.kernel_runs import KernelRun, compute, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
@@ -145,6 +145,7 @@ def check(
     seed: int = 0,
     cases: Sequence[Case] | None = None,
     again: str = "",
+    repeats: int = MAX_REPEATED,
 ) -> CheckResult:
     """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
 
@@ -160,6 +161,7 @@ def check(
         cases: run these instead of the matrix.
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
+        repeats: most calls that are repeated, to see whether the kernel is deterministic.
 
     Raises:
         UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
@@ -189,7 +191,7 @@ def check(
 
     guard = Guard(loaded, replace(declared, noise=declared.noise if noise is None else noise))
     with few_threads([call for _, call in made]):
-        run = run_guarded(guard, [call for _, call in made])
+        run = run_guarded(guard, [call for _, call in made], repeats)
         case_of = {id(call): case for case, call in made}
         computed = tuple(Computed(case_of[id(o.call)], o.fails) for o in run.results)
         refused = tuple((case_of[id(call)], why) for call, why in run.refused)
