@@ -110,7 +110,9 @@ def build(folder: RunFolder) -> Report:
     suites = holm_corrected(suites, spec.alpha)
     checks = _checks(evidence, suites, latency)
     left_out = [suite for suite in WHOLE if suite not in spec.suites]
-    judgement = decide(spec.candidate, suites, checks, progress.failure, left_out=left_out)
+    envelope = envelope_result(spec, evidence.envelope, _claimed(evidence))
+    covers = envelope.sentence if envelope else ""
+    judgement = decide(spec.candidate, suites, checks, progress.failure, left_out=left_out, covers=covers)
     servers, counts, layers = evidence.servers, evidence.counts, evidence.layers
     return Report(
         verdict=judgement.verdict,
@@ -141,7 +143,7 @@ def build(folder: RunFolder) -> Report:
         findings=tuple(_findings(evidence, suites, latency, manifest.command)),
         reproduce=manifest.command,
         layers=layers.result if layers else None,
-        envelope=envelope_result(spec, evidence.envelope, _claimed(evidence)),
+        envelope=envelope,
         sensitivity=evidence.sensitivity,
         latency=latency.result,
         kernels=listed_passes(evidence.kernels),

@@ -1,0 +1,55 @@
+"""Counts of compared calls: what processes write, and how their files are joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.envelope import FOLDER, EngineLimits, EnvelopeCounts, read_envelope, write_envelope
+
+LIMITS = EngineLimits(context_tokens=4096)
+
+
+def counts(layers: dict[int, int], run: str = "n") -> EnvelopeCounts:
+    return EnvelopeCounts(
+        run=run,
+        limits=LIMITS,
+        calls={"extend": {"batch": {"1": layers}}},
+        largest={"extend": {"batch": dict.fromkeys(layers, 1)}},
+    )
+
+
+def test_processes_that_share_heads_count_what_all_of_them_saw(tmp_path: Path) -> None:
+    write_envelope(tmp_path / FOLDER / "1.json", counts({0: 5, 1: 5}))
+    write_envelope(tmp_path / FOLDER / "2.json", counts({0: 5, 1: 4}))
+    found = read_envelope(tmp_path, "n")
+    assert found is not None
+    assert found.calls["extend"]["batch"]["1"] == {0: 5, 1: 4}
+    assert found.count("extend", "batch", "1") == 4
+
+
+def test_processes_with_other_layers_are_joined(tmp_path: Path) -> None:
+    write_envelope(tmp_path / FOLDER / "1.json", counts({0: 5}))
+    write_envelope(tmp_path / FOLDER / "2.json", counts({1: 3}))
+    found = read_envelope(tmp_path)
+    assert found is not None
+    assert found.layers("extend") == [0, 1]
+    assert found.count("extend", "batch", "1") == 3
+
+
+def test_a_layer_that_never_met_a_condition_counts_none() -> None:
+    found = counts({0: 5, 1: 5})
+    found.calls["extend"]["batch"]["2-8"] = {0: 1}
+    assert found.count("extend", "batch", "2-8") == 0
+
+
+def test_counts_of_another_run_are_refused(tmp_path: Path) -> None:
+    write_envelope(tmp_path / FOLDER / "1.json", counts({0: 5}, run="other"))
+    with pytest.raises(EvidenceError, match="belongs to run other"):
+        read_envelope(tmp_path, "n")
+
+
+def test_nothing_was_counted(tmp_path: Path) -> None:
+    assert read_envelope(tmp_path) is None
