@@ -1,0 +1,79 @@
+"""A run whose backends force something: it is found out once, given to both servers, and said in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness.collect import servers
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.run_folder import open_folder
+from assay.harness.collect.servers import make_run_engine
+from assay.harness.config import RunSpec
+from assay.harness.engines.launch import Launch, command
+from assay.harness.engines.sglang import SGLangServer
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.common_settings import CommonSettings, read_common_settings, write_common_settings
+from assay.harness.evidence.records import ROLES, Role
+from assay.harness.judge.forced_settings import with_common_settings
+from assay.harness.verdict import Check, CheckStatus
+
+FORCED = CommonSettings(flags=("--disable-cuda-graph",), because=("both were given it",), impossible=("dtype (a; b)",))
+
+
+def planned(**changes: Any) -> Plan:
+    fields: dict[str, Any] = {
+        "device": "cuda", "reference": "triton", "candidate": "torch_native", "questions": 4, "suites": ("mmlu",),
+    }  # fmt: skip
+    return prepare(RunSpec(**fields | changes))
+
+
+def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def agree(launches: Mapping[Role, Launch]) -> CommonSettings:
+        asked.append([launches[role].backend for role in ROLES])
+        return FORCED
+
+    monkeypatch.setattr(servers, "agree", agree)
+    plan = planned()
+    folder = open_folder(plan, tmp_path / "run")
+    for role in (*ROLES, "candidate"):  # a resumed run makes one again
+        engine = make_run_engine(plan, folder, role)
+        assert isinstance(engine, SGLangServer)
+        assert "--disable-cuda-graph" in command(engine.launch, 1, "n")
+    assert asked == [["triton", "torch_native"]]
+    assert read_common_settings(folder.path, folder.nonce) == FORCED.model_copy(update={"run": folder.nonce})
+
+
+@pytest.mark.parametrize("changes", [{"device": "cpu"}, {"candidate": "triton"}, {"candidate": "http://127.0.0.1:1"}])
+def test_nothing_is_looked_for_where_nothing_can_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    monkeypatch.setattr(servers, "agree", lambda launches: pytest.fail("it was looked for"))
+    plan = planned(**changes)
+    folder = open_folder(plan, tmp_path / "run")
+    for role in ROLES:
+        make_run_engine(plan, folder, role)
+    assert read_common_settings(folder.path) is None
+
+
+def test_common_settings_of_another_run_are_refused(tmp_path: Path) -> None:
+    write_common_settings(tmp_path, FORCED.model_copy(update={"run": "another"}))
+    with pytest.raises(EvidenceError, match="run another"):
+        read_common_settings(tmp_path, "mine")
+
+
+@pytest.mark.parametrize(
+    ("status", "found"),
+    [("ok", "fine; both were given it"), ("failed", "fine; both were given it; not made equal: dtype (a; b)")],
+)
+def test_the_check_says_what_both_were_given(status: CheckStatus, found: str) -> None:
+    check = Check(id="same-servers", title="t", status=status, found="fine")
+    assert with_common_settings(check, FORCED).found == found
+    assert with_common_settings(check, None) == check
