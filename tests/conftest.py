@@ -163,7 +163,7 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     from assay.harness.config import make_spec
 
     candidate = "assay.harness.attention.faults:rounded_oracle"
-    few = {"questions": 48, "margin": 0.2}
+    few = {"questions": 48, "margin": 0.1}
     plan = prepare(make_spec({"device": "cpu", "candidate": candidate, **few}))
     folder = open_folder(plan, tmp_path_factory.mktemp("pair") / "run")
     reference, other = (make_run_engine(plan, folder, role) for role in ("reference", "candidate"))

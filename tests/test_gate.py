@@ -26,7 +26,7 @@ candidate = "mine:attend"
 questions = 48
 {run}
 [policy]
-margin = 0.2
+margin = 0.1
 {policy}
 """
 KERNEL = """

@@ -101,7 +101,7 @@ def test_a_gain_is_no_regression(decide: Decide) -> None:
     assert decision.why.startswith("A gain of 15.6 points")
 
 
-@given(st.integers(0, 90), st.integers(0, 30), st.integers(0, 30), st.integers(0, 60))
+@given(both_right=st.integers(0, 90), lost=st.integers(0, 30), gained=st.integers(0, 30), both_wrong=st.integers(0, 60))
 def test_every_verdict_is_what_its_numbers_say(
     both_right: int, lost: int, gained: int, both_wrong: int, decide: Decide
 ) -> None:
