@@ -158,18 +158,18 @@ def _score_all(engines: Sequence[Engine], plan: Plan, folder: RunFolder, display
     Where both roles are open and have a server, both are scored at the same time; otherwise one after the other.
     """
     items, answers = plan.of("logits"), folder.answers()
-    together = [role for engine in engines for role in _unscored(plan, folder, engine.role)] == [
-        e.role for e in engines
-    ]
-    handover = Handover(len(items)) if together and len(engines) == len(ROLES) else None
+    open_roles = [role for engine in engines for role in _unscored(plan, folder, engine.role)]
+    together = open_roles == [engine.role for engine in engines] and len(engines) == len(ROLES)
+    handover = Handover(len(items)) if together and all(engine.scorer for engine in engines) else None
 
     def score(engine: Engine) -> None:
-        for role in (
-            _unscored(plan, folder, engine.role) if engine.scorer else ()
-        ):  # without one, logits are not compared
+        scorer = engine.scorer
+        if scorer is None:
+            return  # the logits are then not compared
+        for role in _unscored(plan, folder, engine.role):
             substitutes = role != engine.role
             with layer_diff.substituted_everywhere(folder.server_folder(engine.role)) if substitutes else nullcontext():
-                score_role(engine.scorer, items, answers, folder.path, display, role, folder.nonce, handover)
+                score_role(scorer, items, answers, folder.path, display, role, folder.nonce, handover)
 
     if handover:
         _in_parallel(engines, score)

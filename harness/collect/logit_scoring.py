@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -86,7 +87,8 @@ class Handover:
 
     def fail(self, error: BaseException) -> None:
         """End the wait for what will not come."""
-        for future in (self._sequences, *self._top_ids):
+        waited_for: list[Future[Any]] = [self._sequences, *self._top_ids]
+        for future in waited_for:
             if not future.done():
                 future.set_exception(error)
 

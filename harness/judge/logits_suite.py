@@ -143,7 +143,7 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
         limit, explain = limit_of(prompts, spec, noise)
         condition, policy = prompts.condition, spec.policy_line("logits_limit") if spec.logits_limit else ""
         # Two-sided intervals of level 1 - alpha. A divergence can only be too large; a log-likelihood can change either way.
-        kl, change, opposite = (bootstrap_t(x, spec.alpha / 2) for x in (prompts.kl, prompts.change, -prompts.change))
+        kl, change = bootstrap_t(prompts.kl, spec.alpha / 2), bootstrap_t(prompts.change, spec.alpha / 2)
         yield _Test(
             Metric(
                 id=f"mean-kl-{condition}", title=f"mean KL, {condition}", value=kl.value, text=f"{kl.value:.2g} nats",
@@ -153,16 +153,16 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
             min(1.0, 2 * len(tested) * kl.p_not_above(limit)),
         )  # fmt: skip
         most = change_limit(limit)
-        far = max(change.high, opposite.high)
+        far = max(change.high, -change.low)
         yield _Test(
             Metric(
                 id=f"likelihood-change-{condition}", title=f"mean change of the log-likelihood, {condition}",
-                value=abs(change.value), text=f"{change.value:+.2g} nats", low=_finite(max(change.low, opposite.low, 0.0)),
+                value=abs(change.value), text=f"{change.value:+.2g} nats", low=_finite(max(change.low, -change.high, 0.0)),
                 high=_finite(far), bound=most, bound_is="most", policy=policy,
                 explain=f"In either direction; the bound is the root of twice that of the KL: {explain}",
             ),
             far / most,
-            min(1.0, 4 * len(tested) * min(change.p_not_above(most), opposite.p_not_above(most))),
+            min(1.0, 4 * len(tested) * min(change.p_not_above(most), change.p_not_below(-most))),
         )  # fmt: skip
 
 

@@ -38,7 +38,8 @@ def test_of_skewed_values_the_upper_part_is_longer() -> None:
 def test_p_agrees_with_the_bound() -> None:
     mean = bootstrap_t(np.random.default_rng(3).lognormal(0, 1, 40), 0.05)
     assert mean.p_not_above(mean.low * 0.999) < 0.05 < mean.p_not_above(mean.low * 1.001)
-    assert mean.p_not_above(-100.0) == 1 / (DRAWS + 1)
+    assert mean.p_not_above(-100.0) == mean.p_not_below(100.0) == 1 / (DRAWS + 1)
+    assert mean.p_not_below(mean.high * 1.001) < 0.05 < mean.p_not_below(mean.high * 0.999)
     assert mean.p_not_above(100.0) == 1.0
 
 
@@ -47,7 +48,7 @@ def test_equal_values_are_certain(value: float) -> None:
     mean = bootstrap_t([value] * 64, 0.05)
     assert (mean.value, mean.low, mean.high) == (value, value, value)
     assert mean.p_not_above(value) == 1.0
-    assert mean.p_not_above(value - 1) < 0.001
+    assert mean.p_not_above(value - 1) == mean.p_not_below(value + 1) < 0.001
 
 
 def test_a_single_value_has_no_bounds() -> None:
