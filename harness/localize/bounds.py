@@ -60,11 +60,13 @@ class Ensemble:
     Attributes:
         errors: relative L1 of each member, float64 [members, cells, num_q_heads]; 0 where its output is not finite.
         freedom: independent roundings, float64 [cells, num_q_heads].
+        common: share of the members' mean square error that all of them have, float64 [cells, num_q_heads].
         slopes: slope of each member's output on the truth, float64 [members, num_q_heads].
     """
 
     errors: Tensor
     freedom: Tensor
+    common: Tensor
     slopes: Tensor
 
     @property
@@ -94,11 +96,6 @@ class CallNoise:
     def ensemble(self) -> Ensemble:
         """The ensemble of the family, on all cells."""
         return simulate(self.call, self.family, self.cells)
-
-    @cached_property
-    def exact(self) -> Ensemble:
-        """The ensemble of the exact family: what the rounding of the call's dtype costs."""
-        return simulate(self.call, NoiseFamily(), self.cells)
 
     @cached_property
     def bounds(self) -> Tensor:
@@ -131,7 +128,9 @@ class CallNoise:
         return torch.stack([self._known[cell] for cell in chosen])
 
     def _bounds(self, ensemble: Ensemble) -> Tensor:
-        bounds = cell_bounds(ensemble.errors.numpy(), ensemble.freedom.numpy(), CELLS, FALSE_FLAGS / 2)
+        bounds = cell_bounds(
+            ensemble.errors.numpy(), ensemble.freedom.numpy(), CELLS, FALSE_FLAGS / 2, ensemble.common.numpy()
+        )
         return torch.from_numpy(bounds).clamp(min=least_bound(self.call))
 
 
@@ -178,10 +177,27 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Ense
     distance = by_cell(off.abs().sum(-1).movedim(0, -1))  # [cells, heads, members]
     errors = torch.where(size[..., None] > 0, distance / size[..., None].clamp(min=torch.finfo(size.dtype).tiny), 0.0)
     products = by_cell(torch.einsum("mrhd,nrhd->rhmn", off, off))  # [cells, heads, members, members]
-    own = products.diagonal(dim1=-2, dim2=-1)
-    others = products.square().sum((-1, -2)) - own.square().sum(-1)
-    freedom = torch.where(others > 0, own.mean(-1) ** 2 * members * (members - 1) / others, 1.0)
+    freedom, common = _structure(products)
     squares = right.square().sum((0, 2))
     slopes = ((right + off) * right).sum((1, 3)) / torch.where(squares > 0, squares, 1.0)
     assert errors.shape == (count, heads, members)
-    return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom.cpu(), slopes.cpu())
+    return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom.cpu(), common.cpu(), slopes.cpu())
+
+
+def _structure(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Satterthwaite's freedom of what differs between members, and the share of their mean square that they have in common.
+
+    Args:
+        products: inner products of the members' error vectors, [cells, num_q_heads, members, members].
+    """
+    members = products.shape[-1]
+    square = products.diagonal(dim1=-2, dim2=-1).mean(-1)
+    pairs = members * (members - 1)
+    shared = ((products.sum((-1, -2)) - members * square) / pairs).clamp(min=0.0)  # E<a, b> of two members
+    rows, every = products.mean(-1, keepdim=True), products.mean((-1, -2), keepdim=True)
+    centred = products - rows - rows.transpose(-1, -2) + every
+    own = centred.diagonal(dim1=-2, dim2=-1)
+    spread = own.mean(-1) * members / (members - 1)  # trace(C)
+    others = (centred.square().sum((-1, -2)) - own.square().sum(-1)) / pairs - (spread / members).square()  # trace(C^2)
+    freedom = spread.square() / torch.maximum(others, spread.square() / 1e5).clamp(min=torch.finfo(spread.dtype).tiny)
+    return freedom.clamp(min=1.0), torch.where(square > 0, shared / square, 0.0)

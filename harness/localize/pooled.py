@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.honest import here
+from assay.harness.localize.bounds import least_bound
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_quantile_above
 
@@ -27,8 +28,9 @@ quantisation, whose second-order effects depend on details such as blocks. Measu
 LEAST_SHARE = 0.5
 """Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
 per token instead of one per 128 tokens, 0.65 of it on normal data."""
-_CLEAR = 4.0
-"""Noise of a quantisation, as a multiple of the rounding of the dtype, from which a cell tells the two apart."""
+_CLEAR = 2.0
+"""Noise of a quantisation, as a multiple of `least_bound`, from which a cell tells it from the rounding of the dtype: that is about
+half of `least_bound`, so without the quantisation the error is at most a quarter of its noise."""
 
 Floats = NDArray[np.float64]
 Group = tuple[tuple[str, str], ...]
@@ -145,8 +147,8 @@ def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
     """The mean share of the declared noise that own errors have, and its limit; limit 0 where too little can be told."""
     shares, freedom = [], 0.0
     for result in results:
-        declared, rounding = result.limits.ensemble, result.limits.exact
-        clear = declared.noise > _CLEAR * rounding.noise
+        declared = result.limits.ensemble
+        clear = declared.noise > _CLEAR * least_bound(result.call)
         shares += (result.own / declared.noise)[clear].tolist()
         freedom += float(declared.freedom[clear].sum())
     if not shares:

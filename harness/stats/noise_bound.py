@@ -23,7 +23,11 @@ Floats = NDArray[np.float64]
 
 
 def cell_bounds(
-    errors: ArrayLike, freedom: ArrayLike | None = None, cells: int | None = None, alpha: float = FALSE_FLAGS
+    errors: ArrayLike,
+    freedom: ArrayLike | None = None,
+    cells: int | None = None,
+    alpha: float = FALSE_FLAGS,
+    common: ArrayLike = 0.0,
 ) -> Floats:
     """The largest error that noise explains, by cell.
 
@@ -33,6 +37,8 @@ def cell_bounds(
         freedom: independent roundings in each cell, [...]; None to estimate them from the spread of the members.
         cells: cells among which none may be flagged wrongly; None for the number given. Bonferroni's correction.
         alpha: largest probability that any of them is.
+        common: share of the members' mean square that they have in common (operands that are cut off rather than rounded), which
+            another implementation has as well, so that it has no tail, [...].
 
     Returns:
         float64 [...].
@@ -46,7 +52,9 @@ def cell_bounds(
         freedom = freedom_of_spread(errors)
     free = np.maximum(1.0, np.asarray(freedom, dtype=float))
     rate = alpha / max(1, cells if cells is not None else squares[0].size)
-    return MODEL_FACTOR * np.sqrt(squares.mean(0) * f_quantile_above(rate, free, members * free))
+    shared = np.clip(np.asarray(common, dtype=float), 0.0, 1.0)
+    tail = shared + (1 - shared) * f_quantile_above(rate, free, members * free)
+    return MODEL_FACTOR * np.sqrt(squares.mean(0) * tail)
 
 
 def freedom_of_spread(errors: ArrayLike) -> Floats:

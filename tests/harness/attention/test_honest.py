@@ -92,7 +92,9 @@ def test_tf32_is_of_the_exact_family_only_where_the_device_has_it(monkeypatch: p
     single = replace(CALL, q=CALL.q.float(), k=CALL.k.float(), v=CALL.v.float())
     assert here(FAMILIES[""], single) == FAMILIES[""]
     assert float(noise(single, FAMILIES["tf32"]).mean()) > 100 * float(noise(single, FAMILIES[""]).mean())
-    assert torch.equal(honest_outputs(CALL, FAMILIES["tf32"]), honest_outputs(CALL, FAMILIES[""]))  # fp16 fits into TF32
+    assert torch.equal(
+        honest_outputs(CALL, FAMILIES["tf32"]), honest_outputs(CALL, FAMILIES[""])
+    )  # fp16 fits into TF32
 
 
 def test_sampled_rows_are_the_ends_the_borders_of_blocks_and_others() -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.honest import FAMILIES, honest_outputs
 from assay.harness.attention.hypotheses import BY_ID, LEAK
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.bounds import SCHEMES
 from assay.harness.localize.causes import causes
 from assay.harness.localize.diagnose import UNEXPLAINED, diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
@@ -59,7 +59,7 @@ def test_the_repaired_kernel_has_no_finding() -> None:
 
 def test_a_fault_in_int8_noise_is_still_named() -> None:
     def int8(call: AttentionCall) -> Tensor:
-        return SCHEMES["int8_qk"](call, torch.ones(1, dtype=torch.float64))[:, 0]
+        return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
 
     noisy = declares(noise="int8_qk")(fault("prefix-dropped", int8, layers=[1], heads=[2]))
     [cause] = causes(run_and_repeat(noisy, calls(2, 64)))

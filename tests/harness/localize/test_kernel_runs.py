@@ -28,15 +28,15 @@ def only(findings: list[Finding]) -> Finding:
 def test_a_correct_kernel_has_no_message() -> None:
     seen = run_and_repeat(rounded_oracle, CALLS)
     assert [o.call for o in seen.results] == CALLS
-    assert all(float(o.own.max()) <= o.bound for o in seen.results)
+    assert all(bool((o.own <= o.limits.bounds).all()) for o in seen.results)
     assert diagnose(seen) == []
 
 
 def test_a_bound_is_simulated_only_where_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = measure(CALLS[0], rounded_oracle(CALLS[0])), measure(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
-    assert torch.equal(far.failing, far.own > far.bound)
+    assert torch.equal(far.failing, far.own > far.limits.bounds)
     assert bool(far.failing.all())
-    monkeypatch.setattr("assay.harness.localize.kernel_runs.bound_of", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr("assay.harness.localize.bounds.simulate", lambda *_: pytest.fail("simulated"))
     assert near.failing.shape == near.own.shape
     assert not bool(near.failing.any())
 

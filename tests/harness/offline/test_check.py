@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,11 +12,15 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.honest import FAMILIES, honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import cases
+from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
+from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, UNEXPLAINED
+from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
 from assay.harness.offline.check import CONTRACT_BROKEN, CheckResult, check, named
 from assay.reports.check_text import message
 
@@ -36,7 +41,7 @@ def test_a_correct_kernel_passes() -> None:
     assert (result.exit_code, result.missing, result.failing, result.findings) == (ExitCode.PASS, (), [], ())
     assert len(result.computed) == len(cases())
     assert result.worst is not None
-    assert 0 < result.worst.ratio < 0.5
+    assert 0 < result.worst.ratio < 1
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -125,16 +130,91 @@ def refuse(why: str) -> Tensor:
     raise KernelRefused(why)
 
 
-def test_a_refused_dtype_is_not_covered_and_no_failure() -> None:
+def test_a_refused_dtype_is_not_covered_and_no_pass() -> None:
     def halves(call: AttentionCall) -> Tensor:
         return refuse("no float32") if call.q.dtype == torch.float32 else rounded_oracle(call)
 
     result = check(halves)
-    assert result.exit_code == ExitCode.PASS
+    assert result.exit_code == ExitCode.NO_VERDICT
+    assert any("float32 was refused; declare what it supports" in one for one in result.missing)
     assert {why for _, why in result.refused} == {"no float32"}
     assert {case.condition["dtype"] for case, _ in result.refused} == {"float32"}
     assert not {case.name for case, _ in result.refused} & {case.name for case in result.right}
     assert check(halves, dtypes=["float32"]).exit_code == ExitCode.NO_VERDICT
+
+
+def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
+    @declares(dtypes=("float16", "bfloat16"), head_dims=(64,))
+    def halves(call: AttentionCall) -> Tensor:
+        assert call.q.dtype != torch.float32
+        assert call.q.shape[2] == 64
+        return rounded_oracle(call)
+
+    result = check(halves)
+    assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
+    assert len(result.excluded) + len(result.computed) == len(cases())
+    assert "not covered: float32, by declaration" in message(result)
+    assert "not covered: head_dim 128, by declaration" in message(result)
+    with pytest.raises(UsageError, match="does not exclude"):
+        check(halves, dtypes=["float32"])
+
+
+def test_a_kernel_that_refuses_most_calls_does_not_pass() -> None:
+    def picky(call: AttentionCall) -> Tensor:
+        alike = call.q.dtype == torch.float16 and call.q.shape[2] == 64 and call.k.shape[1] == 4
+        return rounded_oracle(call) if alike else refuse("not this one")
+
+    result = check(picky)
+    assert len(result.computed) < 0.2 * len(cases())
+    assert (result.verdict, result.findings) == ("inconclusive", ())
+    assert any("a pass needs 90%" in one for one in result.missing)
+
+
+def test_a_kernel_that_refuses_a_few_calls_passes() -> None:
+    refused = {case.name for case in cases()[10:90:16]}
+    left = iter([case.name not in refused for case in cases()])
+    first: dict[int, bool] = {}
+
+    def forgetful(call: AttentionCall) -> Tensor:
+        key = hash((call.q.double().sum().item(), tuple(call.lens_k)))
+        if key not in first:
+            first[key] = next(left)
+        return rounded_oracle(call) if first[key] else refuse("out of slots")
+
+    result = check(forgetful)
+    assert (result.verdict, len(result.refused)) == ("pass", len(refused))
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_pytorchs_own_attention_passes(seed: int) -> None:
+    # At seed 1 a cell of one query and few keys has 1.3 times a bound that came from one simulated draw.
+    result = check(torch_sdpa, seed=seed)
+    assert (result.verdict, result.findings) == ("pass", ())
+
+
+@pytest.mark.parametrize("noise", ["int8_qk", "fp8_kv"])
+def test_a_declared_quantisation_that_did_not_run_is_a_finding(noise: str) -> None:
+    @declares(noise=noise)
+    def silent(call: AttentionCall) -> Tensor:
+        return torch_sdpa(call)
+
+    result = check(silent, dtypes=["float16", "float32"], head_dims=[64], phases=["extend"])
+    assert result.exit_code == ExitCode.REGRESSION
+    assert kinds(result) == [QUANTISATION_NOT_RUN]
+    assert result.failing == []
+    assert "the kernel that declares it probably did not run" in message(result)
+
+
+def test_a_gain_below_every_bound_is_a_finding() -> None:
+    def gain(call: AttentionCall) -> Tensor:
+        wide = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+        return (oracle(wide) * 1.001).to(call.q.dtype)
+
+    result = check(gain, dtypes=["bfloat16"])
+    assert result.exit_code == ExitCode.REGRESSION
+    assert kinds(result) == [OUTPUT_SCALED]
+    assert result.failing == []
+    assert "the output is 1.00" in result.findings[0].diagnosis
 
 
 @pytest.mark.parametrize(
@@ -194,10 +274,10 @@ def test_what_changes_from_run_to_run_is_wrong() -> None:
 
 def test_noise_is_excused_only_where_it_is_declared() -> None:
     def coarse(call: AttentionCall) -> Tensor:
-        return rounded_oracle(call) * 1.02
+        return honest_outputs(call, FAMILIES["int8_kv"], members=1)[0].to(call.q.dtype)
 
     assert check(coarse, phases=["decode"]).exit_code == ExitCode.REGRESSION
-    assert check(coarse, phases=["decode"], noise="int8_qk").exit_code == ExitCode.PASS
+    assert check(coarse, phases=["decode"], noise="int8_kv").exit_code == ExitCode.PASS
 
 
 def test_the_command_and_the_test_are_those_of_the_kernel() -> None:
