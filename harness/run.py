@@ -22,6 +22,7 @@ from assay.harness.engines.base import Engine
 from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Role
+from assay.harness.interruption import like_ctrl_c
 from assay.harness.judge.build import build
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
@@ -58,9 +59,10 @@ def run(
     """
     display = display or ProgressDisplay(Console(quiet=True))
     opened = OpenRun.open(spec, out, baselines=baselines, display=display)
-    with suppress(KeyboardInterrupt):  # what was answered until then still makes a report
-        opened.collect(display)
-    return opened.report()
+    with like_ctrl_c():
+        with suppress(KeyboardInterrupt):  # what was answered until then still makes a report
+            opened.collect(display)
+        return opened.report()
 
 
 def bench_servers(

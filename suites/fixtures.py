@@ -13,6 +13,7 @@ import pytest
 
 from assay.harness.config import RUN_FLAGS, RunSpec, flag, make_spec
 from assay.harness.errors import UsageError
+from assay.harness.interruption import like_ctrl_c
 
 if TYPE_CHECKING:
     from assay.harness.engines.base import Engine
@@ -72,7 +73,7 @@ def opened_run(spec: RunSpec, request: pytest.FixtureRequest) -> OpenRun:
 @pytest.fixture(scope="session")
 def servers(opened_run: OpenRun, request: pytest.FixtureRequest) -> Iterator[Mapping[Role, Engine]]:
     """Both servers by role, started side by side. If one does not start, a report is written and no test runs."""
-    with _display() as display, opened_run.servers(display) as engines:
+    with like_ctrl_c(), _display() as display, opened_run.servers(display) as engines:
         if not engines:
             failed = _write_report(opened_run, request.config)
             pytest.exit(f"assay: {failed.headline} {failed.reasons[0]}", returncode=failed.exit_code)
@@ -94,9 +95,12 @@ def candidate_server(servers: Mapping[Role, Engine]) -> Engine:
 @pytest.fixture(scope="session")
 def report(opened_run: OpenRun, servers: Mapping[Role, Engine], request: pytest.FixtureRequest) -> Report:
     """The report of the complete run, made once and written to the run's folder; it decides the session's exit code."""
-    with _display() as display:
-        opened_run.collect(display, ready=list(servers.values()))
-    return _write_report(opened_run, request.config)
+    try:
+        with _display() as display:
+            opened_run.collect(display, ready=list(servers.values()))
+    finally:  # what was answered before an interruption still makes a report
+        made = _write_report(opened_run, request.config)
+    return made
 
 
 def _write_report(opened: OpenRun, config: pytest.Config) -> Report:

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
 from assay.harness.errors import AssayError, ExitCode
+from assay.harness.interruption import like_ctrl_c
 
 if TYPE_CHECKING:
     from assay.harness.extras import Extra
@@ -68,6 +69,15 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         # A short help is never cut off.
         return _Deferred(cmd_name, short_help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+
+    def invoke(self, ctx: Any) -> Any:
+        # Typer would exit with 1, which means that the candidate regressed.
+        try:
+            with like_ctrl_c():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            errors.print("assay: interrupted; there is no verdict.", markup=False)
+            raise typer.Exit(ExitCode.NO_VERDICT) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Format the list as plain text: importing what Rich needs for panels takes as long as everything else."""

@@ -1,0 +1,71 @@
+"""Signals, in real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+CODE = """
+import signal, sys, time
+from assay.harness.interruption import like_ctrl_c
+if "ignored" in sys.argv:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with like_ctrl_c():
+    try:
+        print("ready", flush=True)
+        time.sleep(20)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        time.sleep(0.5)
+        print("cleaned up", flush=True)
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", CODE, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_interrupts_and_a_second_one_does_not_cut_the_cleaning_up_short(number: signal.Signals) -> None:
+    with start() as process:
+        process.send_signal(number)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "interrupted\n"
+        for again in (signal.SIGTERM, signal.SIGHUP)[: 2 if number != signal.SIGINT else 0]:
+            process.send_signal(again)
+        assert process.stdout.readline() == "cleaned up\n"
+    assert process.returncode == 0
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    with start("ignored") as process:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate()[0] == "interrupted\ncleaned up\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_interrupted_does_not_exit_as_if_the_candidate_regressed(number: signal.Signals) -> None:
+    code = (
+        "import importlib, sys, time\napp = importlib.import_module('assay.harness.cli.app')\n"
+        "def slow(name):\n    print('ready', flush=True)\n    time.sleep(20)\n"
+        "app.load_command = slow\nsys.argv = ['assay', 'backends']\napp.main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=15)
+    assert (process.returncode, said) == (3, "assay: interrupted; there is no verdict.\n")
