@@ -4,6 +4,7 @@
 
 - real: 1,000 commits, one in ten unbuildable, a regression planted at random (three seeds), one history full of merges, one
   bisection killed and resumed, and two regressions with a fix between them: real git, real kernel processes;
+- simulated: the search alone, with outcomes that are wrong at several rates;
 - flaky: an outcome is wrong one time in ten; the search with simulated outcomes, and `git bisect run` with the same ones (its
   own algorithm, on a real repository), and one real kernel that misaligns its mask nine times in ten.
 """
@@ -26,10 +27,11 @@ import kernel_histories
 from rich.console import Console
 from rich.table import Table
 
-from assay.harness.bisect.commits.search import Found, History, NextProbe, OutcomeCounts, next_step, proof
-from assay.harness.bisect.commits.state import BisectFolder, BisectState
+from assay.harness.bisect.commits.search import Found, History, NextProbe, OutcomeCounts, next_step, prove_ends
+from assay.harness.bisect.commits.state import BisectFolder, BisectSpec, BisectState
 
 console = Console(width=150)
+CONFIDENCE = BisectSpec.model_fields["confidence"].default
 STUB = """
 import random, sys
 from pathlib import Path
@@ -104,28 +106,55 @@ def two_regressions(folder: Path) -> None:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def simulate(count: int, culprit: int, noise: float, rng: random.Random) -> tuple[bool, int]:
-    """The command's search on a straight history with simulated outcomes; whether it was right, and its number of probes."""
+def simulate(
+    count: int, culprit: int, good_as_bad: float, bad_as_good: float, confidence: float, rng: random.Random
+) -> tuple[str, int]:
+    """The command's search on a straight history with simulated outcomes: "right", "wrong" or "none", and its number of probes."""
     history = History([str(i) for i in range(count)], [[i - 1] if i else [] for i in range(count)])
     probes = 0
 
     def probed(count: OutcomeCounts, bad: bool) -> OutcomeCounts:
         nonlocal probes
         probes += 1
-        seen_bad = bad ^ (rng.random() < noise)
+        seen_bad = rng.random() >= bad_as_good if bad else rng.random() < good_as_bad
         return OutcomeCounts(count.good + (not seen_bad), count.bad + seen_bad)
 
     good, bad = OutcomeCounts(), OutcomeCounts()
-    while proof(good, "good", 3) == "more":
-        good = probed(good, False)
-    while proof(bad, "bad", 3) == "more":
-        bad = probed(bad, True)
-    if not proof(good, "good", 3) == proof(bad, "bad", 3) == "proven":
-        return False, probes
+    while (step := prove_ends(good, bad, 1)) in ("probe-good", "probe-bad"):
+        good, bad = (probed(good, False), bad) if step == "probe-good" else (good, probed(bad, True))
+    if step != "proven":
+        return "none", probes
     counts = {str(count - 1): bad}
-    while isinstance(step := next_step(history, counts, set(), good, 0.99), NextProbe):
-        counts[step.commit] = probed(counts.get(step.commit, OutcomeCounts()), int(step.commit) >= culprit)
-    return isinstance(step, Found) and step.commit == str(culprit), probes
+    while isinstance(found := next_step(history, counts, set(), good, confidence), NextProbe):
+        counts[found.commit] = probed(counts.get(found.commit, OutcomeCounts()), int(found.commit) >= culprit)
+    if not isinstance(found, Found):
+        return "none", probes
+    return "right" if found.commit == str(culprit) else "wrong", probes
+
+
+RATES = ((0.0, 0.0), (0.05, 0.05), (0.1, 0.1), (0.3, 0.3), (0.5, 0.5), (0.0, 0.1), (0.0, 0.3), (0.0, 0.5), (0.1, 0.0))
+"""Rates of good commits that come out bad, and of bad commits that come out good."""
+
+
+def simulated(count: int, runs: int, confidences: Sequence[float]) -> None:
+    """Right answers and probes, ends included, by how often outcomes are wrong."""
+    table = Table(
+        "good as bad", "bad as good", "confidence", "right", "wrong", "no answer", "probes: median", "mean", "95 %",
+        title=f"{runs} simulated bisections of {count} commits; log2(n) + 4 = {math.log2(count) + 4:.1f}",
+    )  # fmt: skip
+    for rates in RATES:
+        for confidence in confidences:
+            outcomes, probes = [], []
+            for seed in range(runs):
+                rng = random.Random(seed)
+                # The first commit is the good revision.
+                outcome, cost = simulate(count - 1, rng.randrange(count - 1), *rates, confidence, rng)
+                outcomes.append(outcome)
+                probes.append(cost)
+            shares = [str(outcomes.count(name)) for name in ("right", "wrong", "none")]
+            costs = (statistics.median(probes), statistics.mean(probes), sorted(probes)[int(0.95 * runs)])
+            table.add_row(*(f"{rate:.0%}" for rate in rates), str(confidence), *shares, *(f"{c:.1f}" for c in costs))
+    console.print(table)
 
 
 def flaky(folder: Path, count: int, runs: int, noise: float) -> None:
@@ -136,8 +165,9 @@ def flaky(folder: Path, count: int, runs: int, noise: float) -> None:
     for seed in range(runs):
         rng = random.Random(seed)
         culprit = rng.randrange(1, count)
-        right, cost = simulate(count - 1, culprit - 1, noise, rng)  # the first commit is the good revision
-        ours, probes = ours + right, [*probes, cost]
+        # The first commit is the good revision.
+        outcome, cost = simulate(count - 1, culprit - 1, noise, noise, CONFIDENCE, rng)
+        ours, probes = ours + (outcome == "right"), [*probes, cost]
         rolls, script = folder / "rolls", folder / "stub.py"
         rolls.write_text("")
         script.write_text(STUB.format(culprit=culprit, rolls=str(rolls), seed=seed, noise=noise))
@@ -184,11 +214,14 @@ def main() -> None:
     parser.add_argument("--commits", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--runs", type=int, default=100, help="number of simulated flaky bisections")
-    parser.add_argument("--only", choices=("real", "two", "flaky", "dice"), nargs="+")
+    parser.add_argument("--confidence", type=float, nargs="+", default=[CONFIDENCE], help="for --only simulated")
+    parser.add_argument("--only", choices=("simulated", "real", "two", "flaky", "dice"), nargs="+")
     args = parser.parse_args()
-    parts = args.only or ["real", "two", "flaky", "dice"]
+    parts = args.only or ["simulated", "real", "two", "flaky", "dice"]
     with tempfile.TemporaryDirectory(prefix="assay-bisect-bench-") as made:
         folder = Path(made)
+        if "simulated" in parts:
+            simulated(args.commits, args.runs, args.confidence)
         if "real" in parts:
             real(folder, args.commits, args.seeds)
         if "two" in parts:

@@ -63,10 +63,10 @@ def commits(
     ] = 2.0,
     raises: Raises = "skip",
     first_parent: Annotated[bool, typer.Option("--first-parent", help="Follow first parents only.")] = False,
-    repeats: Annotated[int, typer.Option(help="Probes of each end before the search, if they agree.", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(help="Fewest probes of each end before the search.", min=1)] = 1,
     confidence: Annotated[
         float, typer.Option(help="Probability at which a commit is named.", min=0.51, max=0.9999)
-    ] = 0.99,
+    ] = 0.95,
     scan: Annotated[
         int | None,
         typer.Option(

@@ -12,6 +12,7 @@ from assay.harness.bisect.commits.outcome import changes, outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.search import (
     Ambiguous,
+    EndStep,
     Found,
     History,
     NextProbe,
@@ -19,7 +20,7 @@ from assay.harness.bisect.commits.search import (
     TooFlaky,
     believe,
     next_step,
-    proof,
+    prove_ends,
 )
 from assay.harness.bisect.commits.state import (
     PURPOSES,
@@ -91,8 +92,7 @@ class Session:
             BrokenEnvironment: commits cannot be probed through no fault of their own. The session can be resumed later.
         """
         if self.state.result is None:
-            for purpose in ENDS:
-                self._prove(purpose)
+            self._prove_ends()
             while isinstance(step := self._next(), NextProbe):
                 self._probe(step.commit, step.purpose)
             if isinstance(step, Found):
@@ -105,36 +105,51 @@ class Session:
         counted, good, skipped = count_outcomes(self.state)
         return next_step(self._history, counted, skipped, good, self.state.spec.confidence)
 
-    def _prove(self, purpose: Purpose) -> None:
-        spec, end = self.state.spec, ENDS[purpose]
-        commit = spec.good if end == "good" else spec.bad
+    def _prove_ends(self) -> None:
+        """Probe both ends until the bad revision has come out bad more often than the good one, or clearly has not."""
+        spec = self.state.spec
         while True:
-            # Only this end's own probes: an end that was proven stays so when a bisection is resumed.
-            outcomes = [probe.outcome for probe in self.state.probes if probe.purpose == purpose]
-            count = OutcomeCounts(outcomes.count("good"), outcomes.count("bad"))
-            proven = proof(count, end, spec.repeats)
-            if proven == "proven":
+            good, bad = self._end_counts("good-end"), self._end_counts("bad-end")
+            step = prove_ends(good, bad, spec.repeats)
+            if step == "proven":
                 return
-            if proven == "more":
-                self._probe(commit, purpose)
-                continue
-            last = [probe for probe in self.state.probes if probe.commit == commit][-1]
-            seen = f"{count.good} probes good and {count.bad} bad; last: {_describe(last)}"
-            # Start again next time: the cause may have been fixed by then.
-            self._set(self.state.model_copy(update={"probes": ()}))
-            if proven == "flaky":
-                raise UsageError(
-                    f"the {end} revision {commit[:12]} is too flaky to classify: {seen}.",
-                    f"one that comes out {end} more often than not",
-                    "choose calls that show the error more clearly, with --condition or --pack",
-                )
-            raise UsageError(
-                f"the {end} revision {commit[:12]} is not {end}: {seen}.",
-                f"a revision that comes out {end}",
-                "check --good and --bad; to compare errors with the good revision's own, give --against good"
-                if end == "good"
-                else "check --bad, or choose calls that show the error, with --condition or --pack",
+            if step == "probe-good":
+                self._probe(spec.good, "good-end")
+            elif step == "probe-bad":
+                self._probe(spec.bad, "bad-end")
+            else:
+                raise self._refuted(step, good, bad)
+
+    def _end_counts(self, purpose: Purpose) -> OutcomeCounts:
+        """Outcomes of an end's own probes alone: ends that were proven stay so when a bisection is resumed."""
+        outcomes = [probe.outcome for probe in self.state.probes if probe.purpose == purpose]
+        return OutcomeCounts(outcomes.count("good"), outcomes.count("bad"))
+
+    def _refuted(self, step: EndStep, good: OutcomeCounts, bad: OutcomeCounts) -> UsageError:
+        """The error for ends that are not what the user stated. The next bisection starts again: the cause may be fixed by then."""
+        spec = self.state.spec
+        seen = {
+            end: f"{count.good} probes good and {count.bad} bad; last: {self._last(commit)}"
+            for end, commit, count in (("good", spec.good, good), ("bad", spec.bad, bad))
+        }
+        self._set(self.state.model_copy(update={"probes": ()}))
+        if step == "flaky":
+            return UsageError(
+                f"the ends {spec.good[:12]} and {spec.bad[:12]} are too flaky to tell apart: {seen['good']}; {seen['bad']}.",
+                "a bad revision that comes out bad more often than the good one",
+                "choose calls that show the error more clearly, with --condition or --pack",
             )
+        end = "good" if step == "good-refuted" else "bad"
+        return UsageError(
+            f"the {end} revision {(spec.good if end == 'good' else spec.bad)[:12]} is not {end}: {seen[end]}.",
+            f"a revision that comes out {end}",
+            "check --good and --bad; to compare errors with the good revision's own, give --against good"
+            if end == "good"
+            else "check --bad, or choose calls that show the error, with --condition or --pack",
+        )
+
+    def _last(self, commit: str) -> str:
+        return _describe([probe for probe in self.state.probes if probe.commit == commit][-1])
 
     def _probe(self, commit: str, purpose: Purpose, name_bug: bool = False) -> CommitProbe:
         self._check_environment(purpose)
@@ -212,7 +227,7 @@ class Session:
         suspects = (step.commit,) if isinstance(step, Found) else step.commits
         result = BisectResult(
             outcome="found" if isinstance(step, Found) else "ambiguous" if isinstance(step, Ambiguous) else "flaky",
-            suspects=suspects, confidence=step.confidence, misclassification=(belief.good_as_bad, belief.bad_as_good),
+            suspects=suspects, confidence=step.confidence, misclassification=belief.rates,
             repeated=sum(count.total for count in repeated), outvoted=sum(min(count.good, count.bad) for count in repeated),
             notes=self._notes(counted, skipped),
         )  # fmt: skip

@@ -53,7 +53,7 @@ class BisectSpec(Record):
         calls: maximum number of calls; 0 for all.
         seed: seed of the matrix.
         raises: how to classify a commit whose kernel raises, dies or hangs.
-        repeats: probes of each end before the search begins, if they agree.
+        repeats: fewest probes of each end before the search begins.
         confidence: probability at which a commit is named.
         scan: further commits, spread over the history, that are probed after the culprit is named.
         keep_build: keep the files that git ignores from commit to commit.
@@ -77,8 +77,8 @@ class BisectSpec(Record):
     calls: int = Field(0, ge=0)
     seed: int = 0
     raises: Literal["skip", "bad"] = "skip"
-    repeats: int = Field(3, ge=1)
-    confidence: float = Field(0.99, gt=0.5, lt=1)
+    repeats: int = Field(1, ge=1)
+    confidence: float = Field(0.95, gt=0.5, lt=1)
     scan: int = Field(8, ge=0)
     keep_build: bool = False
     timeout: float = Field(300.0, gt=0)

@@ -82,8 +82,8 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench) -> None:
     assert result is not None
     assert result.suspects == (bench.commits[17],)
     assert (result.outcome, result.exit_code) == ("found", 0)
-    assert result.confidence >= 0.99
-    assert given.asked[:6] == [0, 0, 0, 39, 39, 39]
+    assert result.confidence >= 0.95
+    assert given.asked[:2] == [0, 39]
     assert result.commit is not None
     assert result.commit.subject == "Change 17"
     assert "attn.py" in result.commit.diffstat
@@ -95,9 +95,9 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench) -> None:
 
 
 def test_wrong_ends_stop_a_bisection_before_the_search(bench: Bench) -> None:
-    with pytest.raises(UsageError, match=r"the good revision .* is not good: 0 probes good and 3 bad"):
+    with pytest.raises(UsageError, match=r"the good revision .* is not good: 0 probes good and 7 bad"):
         bench.run(lambda i: measured(5.0))
-    with pytest.raises(UsageError, match=r"the bad revision .* is not bad: 3 probes good and 0 bad"):
+    with pytest.raises(UsageError, match=r"the bad revision .* is not bad: 7 probes good and 0 bad"):
         bench.run(lambda i: measured(0.0))
     with pytest.raises(UsageError, match=r"the good revision .* cannot be probed: build: no compiler"):
         bench.run(lambda i: Measurement(status="build", reason="no compiler"))
@@ -106,7 +106,7 @@ def test_wrong_ends_stop_a_bisection_before_the_search(bench: Bench) -> None:
     assert state.result.suspects == (bench.commits[3],)
 
 
-@pytest.mark.parametrize("stop_after", [0, 2, 6, 9, 14])
+@pytest.mark.parametrize("stop_after", [0, 1, 2, 6, 10])
 def test_a_stopped_bisection_is_resumed(bench: Bench, stop_after: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         bench.run(planted(29), stop_after)
