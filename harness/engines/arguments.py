@@ -9,6 +9,7 @@ from typing import Any
 # A server's state, not its arguments. max_total_num_tokens follows from the memory that was free at start-up, which depends on
 # the other server; the flag behind it, max_total_tokens, is compared.
 VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
+SECRET = frozenset({"api_key", "admin_api_key"})
 # What identifies a server: its backend, its address and the name that it answers to.
 IDENTITY_KEYS = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
 # SGLang may fill these in with the server's own backend: then they are the requested difference, not a second one.
@@ -17,8 +18,8 @@ ABSENT = "absent"
 
 
 def settled(info: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's ``/server_info`` without the fields that change while it runs."""
-    return {key: value for key, value in info.items() if key not in VOLATILE}
+    """A server's ``/server_info`` without the fields that change while it runs, and without its keys."""
+    return {key: value for key, value in info.items() if key not in VOLATILE | SECRET}
 
 
 def differences(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -44,7 +45,7 @@ def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in arguments.items():
-        if not prefix and key in VOLATILE | IDENTITY_KEYS:
+        if not prefix and key in VOLATILE | SECRET | IDENTITY_KEYS:
             continue
         if isinstance(value, Mapping) and value:
             flat |= _flat(value, f"{prefix}{key}.")

@@ -38,6 +38,9 @@ BROKEN = (aiohttp.ClientError, OSError)
 """Raised if a server does not answer; a time-out is an OSError."""
 
 
+Done = TypeVar("Done")
+
+
 class _Alternative(TypedDict):  # hundreds in a reply: models would take three times as long
     token: str
     logprob: float | None
@@ -203,16 +206,16 @@ class Client:
         except json.JSONDecodeError:
             raise self.error(f"answered {path} with {excerpt(response.text)}.", "JSON") from None
 
-    def status(self, path: str, timeout_s: float, method: str = "GET") -> int | None:
-        """HTTP status of ``path``; None if there is no response."""
+    def status(self, path: str, timeout_s: float, method: str = "GET", authorized: bool = True) -> int | None:
+        """HTTP status of ``path``, asked with the key or without; None if there is no response."""
         try:
-            return self._request(method, path, timeout_s).status
+            return self._request(method, path, timeout_s, authorized=authorized).status
         except BROKEN:
             return None
 
     def _call(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Response:
         try:
-            response = self._request(method, path, timeout_s, body)
+            response = self._request(method, path, timeout_s, body, watched=True)
         except BROKEN as error:
             self._check()
             raise self.error(f"did not answer {self.url}{path}: {reason(error)}.") from error
@@ -220,10 +223,22 @@ class Client:
             raise self.error(f"answered {path} with HTTP {response.status}: {excerpt(response.text)}.", "HTTP 200")
         return response
 
-    def _request(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Response:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        body: Mapping[str, Any] | None = None,
+        *,
+        authorized: bool = True,
+        watched: bool = False,
+    ) -> Response:
+        """Send one request; `watched` ends it with an EngineError as soon as the server's process is gone or stopped."""
+
         async def request() -> Response:
-            async with self._session(timeout_s) as session:
-                return await _exchange(session, method, f"{self.url}{path}", body)
+            async with self._session(timeout_s, authorized) as session:
+                exchange = asyncio.ensure_future(_exchange(session, method, f"{self.url}{path}", body))
+                return await (self._while_alive(exchange) if watched else exchange)
 
         return asyncio.run(request())
 
@@ -259,24 +274,27 @@ class Client:
                         reply = replace(reply, cached_tokens=self._unreported_cache)
                     on_reply(index, reply)
 
-            work_all = asyncio.gather(*(work() for _ in range(min(concurrency, len(asks)))))
-            watch = asyncio.create_task(self._watch())
-            try:
-                await asyncio.wait((work_all, watch), return_when=asyncio.FIRST_COMPLETED)
-                if watch.done():
-                    await watch
-                await work_all
-            finally:
-                watch.cancel()
-                work_all.cancel()
-                await asyncio.gather(watch, work_all, return_exceptions=True)
+            await self._while_alive(asyncio.gather(*(work() for _ in range(min(concurrency, len(asks))))))
 
-    def _session(self, timeout_s: float | None = None) -> aiohttp.ClientSession:
+    async def _while_alive(self, work: asyncio.Future[Done]) -> Done:
+        """The result of work that ends as soon as the server's process is seen to be gone, or stopped."""
+        watch = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            if watch.done() and not work.done():
+                await watch
+            return await work
+        finally:
+            watch.cancel()
+            work.cancel()
+            await asyncio.gather(watch, work, return_exceptions=True)
+
+    def _session(self, timeout_s: float | None = None, authorized: bool = True) -> aiohttp.ClientSession:
         """Connections, kept and reused, as many as there are requests in flight."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers=self._headers,
+            headers=self._headers if authorized else {},
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             trust_env=self._proxies,
         )

@@ -4,7 +4,8 @@
 
 Runs COMMAND in its own session. Ends it, and whatever it started, at the end of standard input (only assay holds the other end
 of that pipe, so the kernel closes it however assay ends, SIGKILL included), on SIGTERM, or when COMMAND exits. Then removes
-the folder SCRATCH and ends as COMMAND did, with the same exit status or signal.
+the folder SCRATCH, and the shared memory that these processes left in /dev/shm, and ends as COMMAND did, with the same exit
+status or signal.
 
 It is single-threaded: the kernel sends a parent-death signal when the *thread* that forked ends, not its process.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import resource
 import select
 import shutil
@@ -27,6 +29,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # otherwise be left behind.
 HELPER_GRACE_S = 1.0
 UNKILLABLE_TIMEOUT_S = 30.0
+LOOK_INTERVAL_S = 2.0
+"""Seconds between two looks at the files in /dev/shm that the processes have mapped: names of a killed process are lost with it."""
+# Files of one family of processes: semaphores and shared memory of Python's multiprocessing, and those of SGLang, PyTorch and NCCL.
+_SHARED = re.compile(r"/dev/shm/(sem\.mp-|psm_|sglang_|torch_|nccl-)[^/ ]+$")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -37,9 +43,21 @@ class Family:
         # Orphans of the server become children of this process, so they cannot escape into another session.
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.status: int | None = None
+        self._shared: set[str] = set()
         self.main = os.fork()
         if self.main == 0:
             _become(command)
+
+    def look(self) -> None:
+        """Note the shared memory that the processes have mapped."""
+        for pid in descendants(os.getpid()):
+            self._shared |= shared_files(pid)
+
+    def remove_shared(self) -> None:
+        """Remove the shared memory that was noted and is left."""
+        for path in self._shared:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     def reap(self) -> bool:
         """Collect ended processes. Returns whether none is left."""
@@ -55,6 +73,7 @@ class Family:
 
     def end(self, grace_s: float) -> None:
         """End all processes: SIGTERM, then SIGKILL after ``grace_s`` seconds."""
+        self.look()
         if self.status is None:
             os.killpg(self.main, signal.SIGTERM)
         if self.gone_within(grace_s):
@@ -95,6 +114,15 @@ def descendants(ancestor: int) -> list[int]:
     return found[1:]
 
 
+def shared_files(pid: int) -> set[str]:
+    """Files of `_SHARED` that a process has mapped; none if it has ended."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return set()
+    return {found[0] for line in maps.splitlines() if (found := _SHARED.search(line))}
+
+
 def _become(command: list[str]) -> None:
     guardian = os.getppid()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -123,7 +151,9 @@ def main() -> None:
 
     family = Family(command)
     while family.status is None and not told_to_stop:
-        ready, _, _ = select.select([0, woken], [], [])
+        ready, _, _ = select.select([0, woken], [], [], LOOK_INTERVAL_S)
+        if not ready:
+            family.look()
         if woken in ready:
             os.read(woken, 4096)
         family.reap()
@@ -131,6 +161,7 @@ def main() -> None:
             break
     status = family.status
     family.end(grace_s)
+    family.remove_shared()
     shutil.rmtree(scratch, ignore_errors=True)
     if status is None:
         sys.exit(0)

@@ -9,14 +9,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from assay.harness.engines import guardian
 
 GRACE_S = 2.0
 """Seconds from SIGTERM to SIGKILL. SGLang checks for a SIGTERM every 5 s and has nothing to save that is worth the wait."""
-TAIL_LINES, TAIL_BYTES, LINE_WIDTH = 20, 256 * 1024, 300
+LOOK_INTERVAL_S = 1.0
+"""Seconds between two looks at the states of a server's processes."""
+TAIL_LINES, TAIL_BYTES, LINE_WIDTH, NAME_WIDTH = 20, 256 * 1024, 300, 60
 
 # Never the reason for an exit: the "leaks" that nanobind (in Triton) reports at every exit, up to a hundred lines; successful
 # requests; SGLang's replies to our readiness queries; and the 400 lines of usage before an argparse error.
@@ -31,8 +35,10 @@ _TRACEBACK = "Traceback (most recent call last)"
 class ServerProcess:
     """One launch of a command. It is never restarted: a second launch is another `ServerProcess`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> None:
-        """Launch ``command`` in ``folder`` with its output appended to ``log``.
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, secret: str = ""
+    ) -> None:
+        """Launch ``command`` in ``folder`` with its output appended to ``log``; ``secret`` is left out where the log is quoted.
 
         Raises:
             OSError: folder or log cannot be written.
@@ -40,6 +46,8 @@ class ServerProcess:
         folder.mkdir(parents=True, exist_ok=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
+        self._secret = secret
+        self._looked, self._stopped = 0.0, frozenset[int]()
         # SGLang leaves sockets and other small files in the temporary folder, so it gets one that is removed with it.
         self._scratch = tempfile.mkdtemp(prefix="assay-")
         guarded = [sys.executable, "-I", "-S", guardian.__file__, str(GRACE_S), self._scratch, *command]
@@ -90,18 +98,49 @@ class ServerProcess:
         with self.log.open("rb") as stream:
             end = stream.seek(0, os.SEEK_END)
             stream.seek(max(self.log_start, end - TAIL_BYTES))
-            return stream.read().decode(errors="replace")
+            text = stream.read().decode(errors="replace")
+        return text.replace(self._secret, "***") if self._secret else text
+
+    def stopped(self) -> str:
+        """A process of the server that has been stopped (SIGSTOP, or a debugger) at this look and the one before, with its name and
+        id; empty if none has. Looks at most once in `LOOK_INTERVAL_S`.
+        """
+        now = time.monotonic()
+        if now - self._looked < LOOK_INTERVAL_S:
+            return ""
+        stopped = frozenset(pid for pid in [self.pid, *guardian.descendants(self.pid)] if _state(pid) in "Tt")
+        still, self._stopped, self._looked = stopped & self._stopped, stopped, now
+        return next((f"{name_of(pid)} (process {pid})" for pid in sorted(still)), "")
 
     def stop(self) -> None:
         """End the server and everything it started; return when they have ended. Idempotent; may be called from any thread."""
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
+        with suppress(ProcessLookupError):
+            self._guardian.send_signal(signal.SIGCONT)  # a stopped guardian would not notice
         try:
             self._guardian.wait(GRACE_S + guardian.HELPER_GRACE_S + guardian.UNKILLABLE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._guardian.kill()  # the parent-death signal then ends the server too
             self._guardian.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)  # the guardian did it, unless it was killed
+
+
+def _state(pid: int) -> str:
+    """The state of a process as in ``/proc/<pid>/stat``: "T" is stopped, "t" is stopped by a debugger. "X" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"
+
+
+def name_of(pid: int) -> str:
+    """What a process calls itself, for example "sglang::scheduler"."""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return title[:NAME_WIDTH] or Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "a process"
 
 
 def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:

@@ -18,6 +18,7 @@ from assay.harness.engines.launch import Launch
 from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.manifest import engine_label
+from assay.harness.server.control import API_KEY
 
 PORT_ATTEMPTS = 3
 POLL_INTERVAL_S, PROBE_TIMEOUT_S = 0.25, 5.0
@@ -41,7 +42,7 @@ class SGLangServer(Engine):
         self.label = f"SGLang on {launch.device}"
         self.startup_s: float | None = None
         self.who = f"the {launch.role} server ({launch.backend})"
-        self._name = ""
+        self._name, self._key = "", ""
         self._arguments: dict[str, Any] = {}
         self._process: ServerProcess | None = None
         self._client: Client | None = None
@@ -72,7 +73,7 @@ class SGLangServer(Engine):
             raise
 
     def _start_on(self, port: int) -> None:
-        self._name = f"assay-{self.role}-{secrets.token_hex(4)}"
+        self._name, self._key = f"assay-{self.role}-{secrets.token_hex(4)}", secrets.token_urlsafe(24)
         argv = launch.command(self.launch, port, self._name)
         ours = launch.settings(self.launch, os.environ)
         self.url, self.launch_command = f"http://127.0.0.1:{port}", launch.shell_line(ours, argv)
@@ -80,7 +81,9 @@ class SGLangServer(Engine):
         self.startup_s, started = None, time.monotonic()
         with self._lock:
             try:
-                self._process = ServerProcess(argv, {**os.environ, **ours}, self.launch.evidence, self.launch.log)
+                # The key is not in the launch command, which reports show.
+                environment = {**os.environ, **ours, API_KEY: self._key}
+                self._process = ServerProcess(argv, environment, self.launch.evidence, self.launch.log, self._key)
             except OSError as error:
                 raise EvidenceError(
                     f"{self.who} cannot be launched: {error}.", "a folder that can be written", "give another --out"
@@ -107,12 +110,18 @@ class SGLangServer(Engine):
         names = served_models(client)
         if names != [self._name]:
             raise _PortTaken(f"{self.url} belongs to another server, which serves {names}")
+        if client.status("/v1/models", PROBE_TIMEOUT_S, authorized=False) != 401:
+            raise client.error(
+                "answers requests without the key that it was given.",
+                "HTTP 401, so that nobody else's requests are counted",
+                "install assay where the server's Python finds it: its plugin sets the key",
+            )
 
     def client(self, kind: type[AnyClient]) -> AnyClient:
         return kind(
             self.url,
             self.who,
-            api_key="EMPTY",
+            api_key=self._key,
             timeout_s=self.launch.request_timeout,
             proxies=False,
             check=self.check,
@@ -131,6 +140,12 @@ class SGLangServer(Engine):
             raise EngineError(f"{self.who} was not started.", "a running server", "start it first")
         if process.exit_status is not None:
             raise self._dead(process)
+        if stopped := process.stopped():
+            raise EngineError(
+                f"{self.who} hangs: {stopped} is stopped, as by SIGSTOP.\n{process.log_tail()}",
+                "running processes",
+                "find out who stopped it, and repeat the command, which resumes",
+            )
 
     def _dead(self, process: ServerProcess) -> EngineError:
         when = "during start-up" if self.startup_s is None else "after it was ready"

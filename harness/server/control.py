@@ -24,6 +24,9 @@ DELEGATE = "ASSAY_DELEGATE"
 KERNEL = "ASSAY_KERNEL"
 """Environment variable: a kernel to register in addition to the published ones, as ``module:function``."""
 
+API_KEY = "ASSAY_API_KEY"
+"""Environment variable: the key that a server asks of its clients, so that only this run's requests are answered."""
+
 SHADOW = "ASSAY_SHADOW"
 """Environment variable: a candidate to attach to the serving backend, for shadow and substitution. Needs `EVIDENCE`. It does
 nothing until the control says so."""

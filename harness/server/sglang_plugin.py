@@ -10,11 +10,12 @@ In a server that assay did not start (no ``ASSAY_EVIDENCE``) the kernels can be 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from assay.harness.attention import kernels
-from assay.harness.server.control import DELEGATE, EVIDENCE, FAULTS, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
+from assay.harness.server.control import API_KEY, DELEGATE, EVIDENCE, FAULTS, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
 
 
 def register() -> None:
@@ -27,10 +28,18 @@ def register() -> None:
     for name in sorted(names - set(ATTENTION_BACKENDS)):
         ATTENTION_BACKENDS[name] = _factory(name)
     _add_choices(sorted(names))
+    _ask_for_key()
     if folder := os.environ.get(EVIDENCE):
         _meter_all(ATTENTION_BACKENDS, Path(folder))
         if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE, FAULTS)):
             _attach_all(ATTENTION_BACKENDS, Path(folder))
+
+
+def _ask_for_key() -> None:
+    """Give the server its key as if by a flag: everybody on the machine can read a command line, but not an environment."""
+    key = os.environ.get(API_KEY)
+    if key and "--api-key" not in sys.argv:
+        sys.argv += ["--api-key", key]
 
 
 def _factory(name: str) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from assay.harness.engines.guardian import descendants
+from assay.harness.engines.guardian import LOOK_INTERVAL_S, descendants, shared_files
 from assay.harness.engines.process import ServerProcess
 
 ROOT = Path(__file__).parents[3]
@@ -167,6 +167,57 @@ def test_the_servers_own_temporary_folder_is_removed(tmp_path: Path) -> None:
     left = Path((tmp_path / "server.log").read_text().strip())
     assert left.parent.name.startswith("assay-")
     assert not left.parent.exists()
+
+
+SHARING = """
+import mmap, os, sys, time
+for path in sys.argv[1:]:
+    with open(path, "wb+") as file:
+        file.truncate(4096)
+        kept = globals().setdefault("maps", [])
+        kept.append(mmap.mmap(file.fileno(), 4096))
+open("ready", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ending", ["stop", "killed"])
+def test_shared_memory_that_the_server_leaves_is_removed(tmp_path: Path, ending: str) -> None:
+    names = [f"{kind}assay-test-{os.getpid()}-{ending}" for kind in ("sem.mp-", "sglang_loads_", "psm_", "somebodys-")]
+    files = [Path("/dev/shm") / name for name in names]
+    command = [sys.executable, "-c", SHARING, *map(str, files)]
+    process = ServerProcess(command, os.environ, tmp_path, tmp_path / "server.log")
+    try:
+        assert wait_for((tmp_path / "ready").exists)
+        (server,) = psutil.Process(process.pid).children()
+        assert wait_for(lambda: shared_files(server.pid) == set(map(str, files[:3])))
+        if ending == "killed":
+            time.sleep(LOOK_INTERVAL_S + 0.5)  # until the guardian has looked
+            server.kill()
+        else:
+            process.stop()
+        assert wait_for(lambda: process.exit_status is not None)
+        assert [file.exists() for file in files] == [False, False, False, True], "what may belong to others stays"
+    finally:
+        process.stop()
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def test_a_process_that_was_stopped_is_named_and_can_be_ended(tmp_path: Path) -> None:
+    process = launch(tmp_path, SERVER)
+    family = pids(tmp_path)
+    try:
+        assert not wait_for(lambda: process.stopped() != "", 2.5), "running processes are not stopped"
+        os.kill(family["scheduler"], signal.SIGSTOP)
+        assert wait_for(lambda: process.stopped() != "", 5)
+        os.kill(family["scheduler"], signal.SIGCONT)
+        assert wait_for(lambda: process.stopped() == "", 5)
+        for pid in (family["scheduler"], process.pid):
+            os.kill(pid, signal.SIGSTOP)
+    finally:
+        process.stop()
+    assert survivors(family) == []
 
 
 def test_descendants_are_found_through_generations(tmp_path: Path) -> None:

@@ -29,6 +29,15 @@ def test_log_tail_of_a_silent_launch_says_that_it_is_empty(tmp_path: Path) -> No
     assert run_to_end(tmp_path, "pass").log_tail().endswith("is empty.")
 
 
+def test_a_secret_is_left_out_where_the_log_is_quoted(tmp_path: Path) -> None:
+    code = "print('ServerArgs(api_key=abc123, port=1)')"
+    process = ServerProcess([sys.executable, "-c", code], os.environ, tmp_path, tmp_path / "server.log", "abc123")
+    deadline = time.monotonic() + 15
+    while process.exit_status is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.log_tail().endswith("ServerArgs(api_key=***, port=1)")
+
+
 def test_wrote_ignores_case(tmp_path: Path) -> None:
     process = run_to_end(tmp_path, "print('ERROR: Address already IN USE')")
     assert process.wrote("address already in use")

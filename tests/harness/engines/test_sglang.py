@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,9 +23,10 @@ import pytest
 from assay.harness.engines import sglang
 from assay.harness.engines.arguments import differences
 from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.guardian import shared_files
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang import SGLangServer
+from assay.harness.engines.sglang import SGLangServer, served_models
 from assay.harness.errors import EngineError
 
 pytestmark = pytest.mark.server
@@ -80,8 +82,8 @@ def test_a_ready_server_identifies_itself(server_pair: ServerPair) -> None:
     assert reference.startup_s > 0
     assert f"--attention-backend {candidate.backend}" in candidate.launch_command
     assert candidate.arguments()["attention_backend"] == candidate.backend
-    with urllib.request.urlopen(f"{candidate.url}/v1/models") as response:
-        names = [model["id"] for model in json.load(response)["data"]]
+    assert candidate._client is not None
+    names = served_models(candidate._client)
     assert len(names) == 1
     assert re.fullmatch(r"assay-candidate-[0-9a-f]{8}", names[0])
     reference.check()
@@ -123,10 +125,29 @@ def test_the_prefix_cache_is_reported_and_can_be_flushed(server_pair: ServerPair
     assert ask_all(server, question)[0].cached_tokens == 0
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/server_info", "/generate", "/flush_cache", "/v1/chat/completions"])
+def test_strangers_are_not_answered(server_pair: ServerPair, path: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{server_pair[0].url}{path}")
+
+
+def test_the_key_is_not_in_what_a_run_records(server_pair: ServerPair) -> None:
+    for server in server_pair:
+        key = server._key
+        assert len(key) >= 32
+        assert key not in server.launch_command
+        assert key not in json.dumps(server.arguments())
+        assert server._process is not None
+        assert key not in server._process.log_tail()
+        assert all(key not in " ".join(process.cmdline()) for process in family(server))
+
+
 @pytest.mark.slow
 def test_stop_leaves_no_process_and_no_litter(own_server: SGLangServer) -> None:
     server = own_server
     processes = family(server)
+    shared = set().union(*(shared_files(process.pid) for process in processes))
+    assert shared, "SGLang keeps its load in shared memory"
     assert len(processes) >= 4  # guardian, main, scheduler, detokenizer
     assert server._process is not None
     scratch = Path(processes[1].environ()["TMPDIR"])
@@ -134,6 +155,7 @@ def test_stop_leaves_no_process_and_no_litter(own_server: SGLangServer) -> None:
     server.stop()
     assert not any(process.is_running() for process in processes)
     assert not scratch.exists()
+    assert not [path for path in shared if Path(path).exists()]
     server.stop()
     with pytest.raises(EngineError, match="the candidate server"):
         server.check()
@@ -146,11 +168,17 @@ def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer, mon
     victim = scheduler(processes)
     assert server._client is not None
     victim.send_signal(signal.SIGSTOP)
-
-    monkeypatch.setattr(server._client, "timeout_s", 3.0)
-    with pytest.raises(EngineError, match=r"has not answered a request for 3 s") as hung:
+    monkeypatch.setattr(server._client, "timeout_s", 60.0)
+    asked_at = time.monotonic()
+    with pytest.raises(EngineError, match=r"hangs: sglang::scheduler.* is stopped") as hung:
         ask_all(server, [ChatRequest("hello", 4)] * 4)
+    assert time.monotonic() - asked_at < 10, "long before the time-out"
     assert "Its log" in str(hung.value)
+    asked_at = time.monotonic()
+    with pytest.raises(EngineError, match=r"hangs: sglang::scheduler.* is stopped"):
+        server.send("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}})
+    assert time.monotonic() - asked_at < 10
+    victim.send_signal(signal.SIGCONT)
 
     monkeypatch.setattr(server._client, "timeout_s", 120.0)
     killed_at: list[float] = []
