@@ -84,7 +84,7 @@ def regression() -> Report:
                 high=89.4,
                 bound=5.0,
                 bound_is="most",
-                explain="Reference minus candidate, paired by question; 95 % Tango score interval, against the margin.",
+                explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
             ),
             Metric(
                 id="flips",
@@ -405,7 +405,7 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
                 high=1.8,
                 bound=5.0,
                 bound_is="most",
-                explain="Reference minus candidate, paired by question; 95 % Tango score interval, against the margin.",
+                explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
             ),
         ),
         tallies=(
