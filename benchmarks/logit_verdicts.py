@@ -25,14 +25,14 @@ from assay.harness.compare.noise_limits import kl_limit
 from assay.harness.config import RunSpec
 from assay.harness.evidence.logit_files import CACHE_STATES
 from assay.harness.judge.greedy_suite import MIN_PROMPTS as GREEDY_PROMPTS
-from assay.harness.judge.logits_suite import MIN_PROMPTS, judge_logits
+from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, judge_logits
 from assay.harness.judge.suite_decisions import decide_share
 from assay.harness.stats.bootstrap import bootstrap_t
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(0)
 ALPHA, MARGIN = 0.05, 0.10
-FLOOR_PROMPTS, POSITIONS = 16, 25
+FLOOR_PROMPTS, POSITIONS = 32, 25
 SPEC = RunSpec(reference="torch_native", candidate="triton")
 VERDICTS = ("pass", "inconclusive", "regression")
 
@@ -119,7 +119,7 @@ def logits(runs: int) -> Table:
     for sigma in (0.8, 1.2):
         for floor in (0.0, 1e-4, 1e-2):
             for name, multiple in candidates:
-                excess = multiple * max(limit, 3 * floor)
+                excess = multiple * max(limit, FLOOR_FACTOR * floor)
                 seen = [logits_verdict(floor, excess, sigma) for _ in range(runs)]
                 shares = (f"{seen.count(verdict) / runs:.3f}" for verdict in VERDICTS)
                 table.add_row(f"{sigma:g}", f"{floor:g}", name, *shares)

@@ -49,8 +49,8 @@ MAX_ANSWER_TOKENS = 16
 """Most tokens of an answer that are scored: with the prompt's, some 30 positions of each sequence."""
 GENERATED_AT_ONCE = 16
 """Answers that are generated at the same time; only scoring needs batches of one."""
-FLOOR_EVERY = 4
-"""The reference is scored again on one sequence in four."""
+FLOOR_EVERY = 2
+"""The reference is scored again on every second sequence: it would otherwise wait for the candidate."""
 
 _Sequence = tuple[ScoredSequence, tuple[int, ...]]
 

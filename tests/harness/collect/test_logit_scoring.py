@@ -128,9 +128,11 @@ def test_both_roles_are_scored_on_the_same_ids_cold_and_then_cached(tmp_path: Pa
         score_role(model, items(), (), tmp_path, display())
     once = ["flush", "/generate", "/generate"]
     assert candidate.calls == once * 3
-    assert reference.calls == ["/v1/chat/completions"] * 3 + once * 4
+    assert reference.calls == ["/v1/chat/completions"] * 3 + once * 5
     assert candidate.scored == reference.scored[:6]
-    assert reference.scored[6:] == reference.scored[:2], "one sequence in four is scored again, for the floor"
+    assert reference.scored[6:] == [*reference.scored[4:6], *reference.scored[:2]], (
+        "every second one again, for the floor"
+    )
     assert [s.cached for s in read_logits(logits_path(tmp_path, "candidate", 0)).header.sequences] == [
         {"cold": 0, "cached": start} for start in (40 - 1 - PROMPT_TAIL, 16, 60 - 1 - PROMPT_TAIL)
     ]
@@ -150,7 +152,7 @@ def test_existing_scores_are_kept(tmp_path: Path) -> None:
     for model in (idle, rest):
         score_role(model, items(), (), tmp_path, display())
     assert idle.calls == []
-    assert len(rest.scored) == 2
+    assert len(rest.scored) == 4
     assert compare_logits(tmp_path, 0.05).rows[0].floor_mean_kl == 0.0
 
 
@@ -158,10 +160,9 @@ def test_the_floor_is_scored_in_the_opposite_order(tmp_path: Path) -> None:
     many = [item.model_copy(update={"id": f"greedy-{i:03d}"}) for i, item in enumerate(items() * 3)]
     reference = Model("reference")
     score_role(reference, many, (), tmp_path, display())
-    assert reference.scored[18::2] == [reference.scored[2 * i] for i in (8, 4, 0)]
-    assert [s.item for s in read_logits(logits_path(tmp_path, "reference", 1)).header.sequences] == [
-        "greedy-000", "greedy-004", "greedy-008",
-    ]  # fmt: skip
+    assert reference.scored[18::2] == [reference.scored[2 * i] for i in (8, 6, 4, 2, 0)]
+    header = read_logits(logits_path(tmp_path, "reference", 1)).header
+    assert [sequence.item for sequence in header.sequences] == [f"greedy-{i:03d}" for i in (0, 2, 4, 6, 8)]
 
 
 def test_both_roles_are_scored_at_the_same_time(tmp_path: Path) -> None:
