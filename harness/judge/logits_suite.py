@@ -25,9 +25,9 @@ from assay.harness.verdict import Verdict
 MIN_PROMPTS = 64
 """Fewer prompts under a condition give no verdict: the interval's coverage is measured from here on."""
 FLOOR_FACTOR = 5.0
-"""A mean KL of up to this multiple of the reference's own floor is no loss: the floor is a mean over half of the prompts. A candidate
-as noisy as the reference then passes in 94 % of runs even where the mean KLs of prompts are log-normal with a sigma of 1.2 (0.8 is
-measured; ``python benchmarks/logit_verdicts.py``)."""
+"""Mean KL up to this multiple of the reference's own floor is no loss: the floor is a mean over half of the prompts. A candidate
+as noisy as the reference then passes in 94 % of runs even if mean KLs of prompts are log-normal with a sigma of 1.2 (measured: 0.8;
+see ``python benchmarks/logit_verdicts.py``)."""
 _NOT_FINITE = "not-finite"
 
 
