@@ -73,6 +73,7 @@ MASKS = (
 PREFIX = (
     _of("prefix-dropped"),
     _of("prefix-dropped", suffix="-layer-0", where=Where(layers=(0,)), only="in layer 0"),
+    _of("prefix-dropped", suffix="-few-new", where=Where(phase="extend", new=(2, 16)), only="for 2 to 16 new tokens"),
     _of("prefix-one-token-late", "tanishqkumar/ssd#22"),
     _of("prefix-one-token-early"),
     _of("prefix-values-shifted"),

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.faults import CATALOGUE
+from assay.harness.attention.matrix import Case
+from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.attention.seeded import SeededFault, Where
+from assay.harness.certify.footprint import footprint
+from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest
+from assay.harness.certify.op_tasks import op_envelope, op_tasks
+from assay.harness.certify.session import Task, certify
+from assay.harness.errors import ExitCode, UsageError
+from assay.harness.evidence.certificate import Certificate, Examined, read_certificate
+from assay.harness.localize.bounds import CallNoise
+from assay.harness.offline.check import CheckResult
+from assay.harness.progress import ProgressDisplay
+
+
+class FewCases(OpLevel):
+    """Every fourth case: enough for a fault that shows everywhere."""
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        return super().cases[::3]
+
+
+FEW, ALL = FewCases(), OpLevel()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run(folder: Path, tasks: Sequence[Task], time_limit: float = 60) -> Certificate:
+    return certify(tasks, op_envelope(FEW), folder, ProgressDisplay(Console(quiet=True)), time_limit)
+
+
+def a_task(examine: object, id: str = "a-fault") -> Task:
+    return Task(id, "fault", "a fault", (), "", examine)  # type: ignore[arg-type]
+
+
+def caught(id: str = "a-fault") -> Examined:
+    return Examined(id=id, kind="fault", title="a fault", outcome="caught", seconds=1.0)
+
+
+@pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if not f.equivalent], ids=lambda f: f.id)
+def test_every_fault_changes_some_output(fault: SeededFault) -> None:
+    rounds = 5 if fault.where.share < 1 else 1
+    assert any(footprint(fault, ALL.at(seed).wide).calls for seed in range(rounds))
+
+
+@pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if f.equivalent], ids=lambda f: f.id)
+def test_equivalent_faults_change_nothing_and_are_not_flagged(fault: SeededFault) -> None:
+    assert footprint(fault, FEW.wide).calls == ()
+    assert examine_fault(fault, FEW).outcome == "quiet"
+
+
+def test_a_footprint_is_where_the_fault_was_put() -> None:
+    zero = SeededFault(
+        "zero", "zero", "", lambda call, out: out * 0, where=Where(layers=(2,), heads=(1,), phase="decode")
+    )
+    shown = footprint(zero, ALL.wide)
+    assert (shown.layers, shown.heads, shown.phases) == ((2,), (1,), ("decode",))
+    assert {number for number, _ in shown.sequences} == set(shown.calls)
+
+
+def test_a_fault_is_caught_named_and_pinned() -> None:
+    one = examine_fault(CATALOGUE["mask-top-left-head-3"], FEW)
+    assert (one.outcome, one.named, one.pinned) == ("caught", True, True)
+    [look] = one.looks
+    assert look.after is not None
+    assert 1 <= look.after <= look.of == len(FEW.cases)
+
+
+def test_a_finding_elsewhere_does_not_pin_a_fault() -> None:
+    def wrong_head(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
+        return checked(elsewhere, cases)
+
+    def elsewhere(call: AttentionCall) -> torch.Tensor:
+        out = torch_sdpa(call)
+        out[:, 0] *= 2
+        return out
+
+    one = examine_fault(CATALOGUE["head-3-zero"], FEW, wrong_head)
+    assert (one.outcome, one.pinned) == ("caught", False)
+
+
+def test_an_honest_kernel_is_left_alone() -> None:
+    assert examine_honest("", FEW).outcome == "quiet"
+
+
+def test_an_undeclared_family_is_a_false_alarm_if_it_is_flagged() -> None:
+    def as_exact(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
+        return checked(lambda call: kernel(call), cases)  # the wrapper hides the declaration
+
+    assert examine_honest("int8_qk", FEW, as_exact).outcome == "false alarm"
+
+
+def test_a_check_with_bounds_that_are_far_too_wide_fails_the_certificate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ids = ["mask-top-left", "gain-0.1-percent", "identity"]
+    assert run(tmp_path / "right", op_tasks(FEW, ids)).exit_code == ExitCode.PASS
+    right = CallNoise._bounds
+    monkeypatch.setattr(CallNoise, "_bounds", lambda self, ensemble: 1e9 * right(self, ensemble))
+    monkeypatch.setattr("assay.harness.localize.diagnose.scaled", lambda results: None)
+    broken = run(tmp_path / "broken", op_tasks(FEW, ids))
+    assert {one.id for one in broken.having("missed")} == {"mask-top-left", "gain-0.1-percent"}
+    assert broken.exit_code == ExitCode.REGRESSION
+
+
+def test_a_check_that_flags_everything_fails_the_certificate(tmp_path: Path) -> None:
+    def alarmist(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
+        return checked(lambda call: 2 * torch_sdpa(call), cases)
+
+    made = run(tmp_path, op_tasks(FEW, ["mask-top-left", "identity"], alarmist))
+    assert [one.id for one in made.having("false alarm")] == ["identity"]
+    assert made.exit_code == ExitCode.REGRESSION
+
+
+def test_a_fault_outside_the_envelope_is_not_counted_as_missed(tmp_path: Path) -> None:
+    far = SeededFault("far", "far", "", lambda call, out: out * 0, where=Where(length=(10**6, None)))
+    made = run(tmp_path, [Task.of(far, lambda fault: examine_fault(fault, FEW))])
+    assert [one.outcome for one in made.examined] == ["not shown"]
+    assert made.exit_code == ExitCode.PASS
+
+
+def test_an_unknown_fault_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no fault gremlins"):
+        op_tasks(FEW, ["gremlins"])
+
+
+def test_crashes_and_time_outs_are_kept_apart_and_leave_no_verdict(tmp_path: Path) -> None:
+    def crash() -> Examined:
+        raise RuntimeError("boom")
+
+    def hang() -> Examined:
+        while True:
+            pass
+
+    made = run(tmp_path, [a_task(crash, "crashes"), a_task(hang, "hangs"), a_task(caught)], time_limit=0.2)
+    assert [one.outcome for one in made.examined] == ["crash", "time-out", "caught"]
+    assert "boom" in made.examined[0].why
+    assert made.exit_code == ExitCode.NO_VERDICT
+
+
+def test_a_repeated_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def stopped() -> Examined:
+        raise KeyboardInterrupt
+
+    def examine() -> Examined:
+        seen.append("b")
+        return caught("b")
+
+    first = a_task(lambda: seen.append("a") or caught("a"), "a")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, [first, a_task(stopped, "b")])
+    made = run(tmp_path, [first, a_task(examine, "b")])
+    assert seen == ["a", "b"]
+    assert [one.id for one in made.examined] == ["a", "b"]
+    assert read_certificate(tmp_path / "certificate.json") == made
+
+
+def test_what_ends_the_process_twice_counts_as_a_crash(tmp_path: Path) -> None:
+    envelope = op_envelope(FEW)
+
+    def killed() -> Examined:
+        raise SystemError("never reached: the process is gone")
+
+    run(tmp_path, [a_task(lambda: caught("before"), "before")])
+    [results] = tmp_path.glob("results-*.jsonl")
+    running = tmp_path / results.name.replace("results-", "running-").removesuffix(".jsonl")
+    running.write_text("killer\nkiller")  # as two processes left it that were killed
+    made = certify([a_task(killed, "killer")], envelope, tmp_path, ProgressDisplay(Console(quiet=True)))
+    assert [(one.outcome, "ended 2 times" in one.why) for one in made.examined] == [("crash", True)]
+
+
+def test_results_of_another_envelope_are_not_taken(tmp_path: Path) -> None:
+    run(tmp_path, [a_task(caught)])
+    other = op_envelope(FEW).model_copy(update={"source": "another"})
+    made = certify(
+        [a_task(lambda: caught().model_copy(update={"seconds": 2.0}))],
+        other,
+        tmp_path,
+        ProgressDisplay(Console(quiet=True)),
+    )
+    assert [one.seconds for one in made.examined] == [2.0]
