@@ -113,6 +113,8 @@ class ShadowHeader(Record):
         untested: layers with a call that could not be compared with the truth, and why.
         candidate_noise: the candidate's noise family.
         reference_noise: the reference's, in the phases that it computes itself.
+        dtype: dtype of the calls that are compared with the truth; empty if none is.
+        accumulation: arithmetic that the candidate's noise family has on this device, such as "tf32".
         heads: q heads of each layer that was observed, over all processes that share them.
         seed: of the draw of queries that are compared with the truth.
         rows: queries of the observed passes.
@@ -132,6 +134,8 @@ class ShadowHeader(Record):
     untested: dict[int, str] = Field(default_factory=dict)
     candidate_noise: str = ""
     reference_noise: str = ""
+    dtype: str = ""
+    accumulation: str = ""
     heads: dict[int, int] = Field(default_factory=dict)
     seed: int = 0
     rows: int = 0

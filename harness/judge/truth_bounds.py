@@ -21,12 +21,16 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence import error_sums
 from assay.harness.evidence.error_sums import Floats
 from assay.harness.evidence.folder import REPEAT_RUN
-from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors
+from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader
 from assay.harness.evidence.truth_errors import TruthErrors, gain, own_error
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile_above, freedom_of_spread
 
 SLACK_BELOW = 2.0
 """An honest kernel of a finer granularity than its family's may cost this much less than the family's members."""
+GAIN_ROUNDINGS, GAIN_TF32 = 1 / 16, 1.5e-3
+"""Share of a dtype's eps by which a correct kernel may scale its output on average over any number of calls, and the same with TF32
+operands: cut off, both lose 2^-12 on average. Measured over the honest kernels of `benchmarks/honest_kernels.py`."""
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 LAYER, HEAD, PHASE = (DIMENSIONS.index(name) for name in ("layer", "head", "phase"))
 _GAIN_LEVELS = ((LAYER, PHASE, HEAD), (LAYER, PHASE), (PHASE,))
 Flags = NDArray[np.bool_]
@@ -113,7 +117,7 @@ def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
     reference = _cells(errors, errors.reference, errors.reference_honest, FALSE_FLAGS)
     return AgainstNoise(
         cells=cells,
-        gains=_gains(errors, FALSE_FLAGS / 2),
+        gains=_gains(errors, FALSE_FLAGS / 2, _tolerance(shadow.headers[0])),
         reference=reference,
         apart=_apart(shadow, cells, reference),
         quiet=tuple(_quiet(errors)) if _quantises(shadow.headers[0].candidate_noise) else (),
@@ -160,7 +164,15 @@ def _noise(errors: TruthErrors, honest: Floats) -> Floats:
     return own_error(honest, errors.truth[:, None]).T
 
 
-def _gains(errors: TruthErrors, rate: float) -> Measured:
+def _tolerance(header: ShadowHeader) -> float:
+    """How much an honest kernel may scale its output however many calls are averaged."""
+    if header.dtype == "float32" and header.accumulation == "tf32":
+        return GAIN_TF32
+    coarsest = "float16" if header.accumulation == "fp16" and header.dtype == "float32" else header.dtype
+    return GAIN_ROUNDINGS * _EPS.get(coarsest, _EPS["bfloat16"]) + 4 * _EPS["float32"]
+
+
+def _gains(errors: TruthErrors, rate: float, tolerance: float) -> Measured:
     """The candidate's gain at each level, against the root mean square of the members': their bias and their spread."""
     tests = []
     for level in _GAIN_LEVELS if _bounded(errors.candidate_honest) else ():
@@ -170,7 +182,7 @@ def _gains(errors: TruthErrors, rate: float) -> Measured:
         observed = np.where(np.isnan(observed), 0.0, observed)
         members = np.abs(gain(merged.candidate_honest, merged.truth[:, None])).T
         # A gain is one number, so it has one degree of freedom.
-        bound = cell_bounds(members, freedom=1.0, alpha=rate / len(_GAIN_LEVELS))
+        bound = tolerance + cell_bounds(members, freedom=1.0, alpha=rate / len(_GAIN_LEVELS))
         tests.append(Measured(merged.index, observed, bound))
     parts = zip(*((one.index, one.observed, one.bound) for one in (_NOTHING, *tests)), strict=True)
     return Measured(*(np.concatenate(part) for part in parts))

@@ -234,6 +234,8 @@ class Shadow:
             unrecorded=self._unrecorded,
             untested=self._untested,
             candidate_noise=self._noise,
+            dtype=next((sums.dtype for sums in self._truth.values()), ""),
+            accumulation=next((sums.accumulation for sums in self._truth.values()), ""),
             reference_noise=self._reference_noise("extend"),
             heads={layer: sums.heads * self._ranks for layer, sums in self._sums.items()},
             seed=self._seed,

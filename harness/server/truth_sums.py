@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import family, honest_outputs, truth
+from assay.harness.attention.honest import family, here, honest_outputs, truth
 from assay.harness.evidence.shadow_errors import CONDITIONS
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, TruthErrors
 
@@ -27,6 +27,11 @@ class TruthSums:
         candidate_noise: name of the candidate's noise family.
         reference_noise: name of the reference's noise family.
 
+    Attributes:
+        heads: q heads that this process computes.
+        dtype: dtype of the calls, such as "float16"; empty before the first.
+        accumulation: arithmetic of the candidate's family on the calls' device.
+
     Raises:
         ValueError: there is no such family.
     """
@@ -36,6 +41,7 @@ class TruthSums:
         self._families = [family(name) for name in dict.fromkeys((candidate_noise, reference_noise))]
         self._reference_family = 0 if candidate_noise == reference_noise else 1
         self._members: list[int] = []
+        self.dtype = self.accumulation = ""
         self._sums: dict[int, tuple[Tensor, Tensor]] = {}
 
     def add(
@@ -57,6 +63,8 @@ class TruthSums:
         right = truth(call, at)
         defined = right.isfinite()
         right = torch.where(defined, right, 0.0)
+        self.dtype = str(call.q.dtype).removeprefix("torch.")
+        self.accumulation = here(self._families[0], call).accumulation
         honest = [honest_outputs(call, one, at, seed=seed) for one in self._families]
         self._members = [len(outputs) for outputs in honest]
         outputs = [torch.stack([candidate[at], reference[at]]).double(), *honest]
