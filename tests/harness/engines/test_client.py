@@ -176,6 +176,15 @@ def test_the_request_body(mock: MockServer) -> None:
     assert json.loads(mock.bodies[1])["top_logprobs"] == 5
 
 
+def test_no_request_is_sent_once_there_are_enough_answers(mock: MockServer) -> None:
+    replies: dict[int, Reply] = {}
+    asks = [ChatRequest(f"question {number}", 8, 0) for number in range(50)]
+    make_client(mock).ask("mock-model", asks, 4, replies.__setitem__, lambda: len(replies) >= 10)
+    assert 10 <= len(replies) <= 13, "those in flight are awaited and kept"
+    assert sorted(replies) == list(range(len(replies)))
+    assert len(mock.bodies) == len(replies)
+
+
 def test_every_request_is_sent_once_and_concurrency_is_bounded(mock: MockServer) -> None:
     lock, flying, most = threading.Lock(), 0, 0
 
