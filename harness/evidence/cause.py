@@ -17,11 +17,13 @@ _FILE = "cause.json"
 
 
 class LayerBound(Record):
-    """The largest own error (relative L1) that noise explained in the replayed calls of a layer and phase."""
+    """The largest own error (relative L1) that noise explained in the replayed calls of a layer and phase, and the largest that was
+    found, as a multiple of its own bound."""
 
     layer: int
     phase: str
     bound: float
+    worst: float = 0.0
 
 
 class ReplayResult(Record):

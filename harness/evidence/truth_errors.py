@@ -91,9 +91,8 @@ def joined(parts: Sequence[TruthErrors]) -> TruthErrors:
         return np.concatenate([getattr(part, name)[:, :members] for part in there])
 
     plain = [np.concatenate([getattr(part, name) for part in there]) for name in _BY_CELL]
-    return TruthErrors(*plain, common("candidate_honest"), common("reference_honest")).merged(
-        range(there[0].index.shape[1])
-    )
+    honest = (common("candidate_honest"), common("reference_honest"))
+    return TruthErrors(*plain, *honest).merged(range(there[0].index.shape[1]))
 
 
 def own_error(output: Floats, truth: Floats) -> Floats:

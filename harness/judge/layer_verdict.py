@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.config import RunSpec
@@ -130,11 +131,22 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
     """
     against, errors = evidence.against, evidence.errors
     found = [wrong_reference(evidence), quiet_finding(evidence)]
-    if against.cells.flagged.any():
-        found.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, against.cells, errors))
-    if against.gains.flagged.any():
+    if (rest := _unnamed(evidence)).flagged.any():
+        found.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, rest, errors))
+    if against.gains.flagged.any() and not against.cells.flagged.any():  # else the error explains the gain
         found.append(_finding(GAIN, "output scaled", "serious", WORST_GAIN, against.gains, errors))
     return [one.model_copy(update={"reproduce": reproduce}) for one in found if one]
+
+
+def _unnamed(evidence: LayerEvidence) -> Measured:
+    """The cells of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
+    cells, replay = evidence.against.cells, evidence.replay
+    named = (
+        {(one.layer, one.phase) for one in replay.bounds if one.worst > 1} if replay and not evidence.foreign else set()
+    )
+    places = [(int(row[LAYER]), CONDITIONS["phase"][row[PHASE]]) for row in cells.index]
+    rest = np.array([place not in named for place in places], bool)
+    return Measured(cells.index[rest], cells.observed[rest], cells.bound[rest])
 
 
 def wrong_reference(evidence: LayerEvidence) -> Finding | None:
@@ -193,7 +205,7 @@ def _sentence(metric: str, measured: Measured, errors: ShadowErrors) -> str:
     return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"
 
 
-def _where(index: np.ndarray, errors: ShadowErrors) -> str:  # type: ignore[type-arg]
+def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
     """Tests in words: "extend, layer 2 of 4, all 4 heads, cached prefix >= 16"."""
     phases = [CONDITIONS["phase"][number] for number in np.unique(index[:, PHASE])]
     parts = [" and ".join(phases)]
@@ -207,7 +219,7 @@ def _where(index: np.ndarray, errors: ShadowErrors) -> str:  # type: ignore[type
     return ", ".join(parts)
 
 
-def _numbers(index: np.ndarray, column: int) -> list[int] | None:  # type: ignore[type-arg]
+def _numbers(index: NDArray[np.int64], column: int) -> list[int] | None:
     """What tests cover in a dimension; None if one of them covers all of it."""
     found = sorted({int(number) for number in index[:, column]})
     return None if -1 in found else found

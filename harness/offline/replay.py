@@ -164,12 +164,19 @@ def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
 
 
 def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
-    """The largest bound of each layer and phase."""
-    largest: dict[tuple[int, str], float] = {}
+    """The largest bound of each layer and phase, and the largest own error as a multiple of its bound."""
+    found: dict[tuple[int, str], list[CallResult]] = {}
     for result in results:
-        where = (result.call.layer, result.call.phase)
-        largest[where] = max(largest.get(where, 0.0), result.limits.largest_bound)
-    return [LayerBound(layer=layer, phase=phase, bound=bound) for (layer, phase), bound in sorted(largest.items())]
+        found.setdefault((result.call.layer, result.call.phase), []).append(result)
+    return [
+        LayerBound(
+            layer=layer,
+            phase=phase,
+            bound=max(one.limits.largest_bound for one in here),
+            worst=max(one.worst for one in here),
+        )
+        for (layer, phase), here in sorted(found.items())
+    ]
 
 
 def _measured(one: RecordedCall, noise: str, served: bool) -> CallResult:

@@ -119,7 +119,7 @@ def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:
         defined: where it is.
     """
     parts = []
-    for some in outputs.split(max(1, _AT_ONCE // max(1, right.numel()))):
+    for some in torch.split(outputs, max(1, _AT_ONCE // max(1, right.numel()))):
         compared = some.isfinite() & defined
         off = torch.where(compared, some - right, 0.0)
         lost = (defined & ~compared).sum(-1).double()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from assay.harness.config import make_spec
-from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TruthErrors
 from assay.harness.judge.layer_verdict import LayerEvidence, LayersJudgement, findings, judge_layers
@@ -95,6 +95,16 @@ def test_a_uniform_gain_of_a_thousandth_is_a_regression_that_no_bound_on_an_erro
     assert "scaled by 0.1 %" in judged.why
     assert ids(shadowed(gain=1e-3)) == ["gain"]
     assert judge(shadowed(gain=1e-5)).verdict == "pass"
+
+
+def test_cells_of_layers_that_the_replay_speaks_of_are_no_further_finding(shadowed: Any) -> None:
+    errors = shadowed(lambda layer, *_: 1.0 if layer in (1, 2) else None)
+    named = replay("serious", worst=9.0, bounds=(LayerBound(layer=1, phase="extend", bound=0.04, worst=9.0),))
+    (found,) = findings(LayerEvidence(errors, compare_with_noise(errors), named), "again")
+    assert (found.id, found.where) == (
+        "own-error-out-of-bounds",
+        "extend, layer 2 of 4, all 4 heads, cached prefix 0, >= 16",
+    )
 
 
 def test_a_reference_that_is_not_right_proves_nothing_about_the_candidate(shadowed: Any) -> None:
