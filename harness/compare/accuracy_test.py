@@ -99,9 +99,9 @@ def prefix_of(items: Sequence[Item], pairs: Sequence[Pair]) -> Prefix:
     cached = [[one for one in unit if not one.item.cold] for unit in units]
     return Prefix(
         pairs=inside,
-        losses=np.array([np.mean([one.loss for one in unit]) for unit in units], dtype=float),
-        cached=np.array([np.mean([one.loss for one in unit]) for unit in cached if unit], dtype=float),
-        reference=np.array([np.mean([one.right("reference") for one in unit]) for unit in units], dtype=float),
+        losses=np.array([sum(one.loss for one in unit) / len(unit) for unit in units], dtype=float),
+        cached=np.array([sum(one.loss for one in unit) / len(unit) for unit in cached if unit], dtype=float),
+        reference=np.array([sum(one.right("reference") for one in unit) / len(unit) for unit in units], dtype=float),
         unparsed={role: sum(one.of(role).parsed is None for one in inside) for role in ROLES},
         complete=complete,
     )
