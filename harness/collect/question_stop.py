@@ -19,8 +19,8 @@ LOOK_EVERY, LOOK_SHARE = 8, 0.02
 FLOOR_QUESTIONS = 32
 """Questions that the reference is asked twice."""
 FIRST_IN_TURN = 1024
-"""Questions that the reference answers first where the servers run in turn: enough in nine of ten runs at 2 % of answers flipped, and
-in six at 5 %. If they do not decide, both servers start once more."""
+"""Questions that the reference answers first where the servers run in turn: enough in nine of ten runs at 2 % of answers flipped,
+and in six at 5 %. If they do not decide, both servers start once more."""
 WAIT_S = 0.25
 """Seconds after which a role that waits for the other checks that its server is still alive."""
 FLIPS = (0.0, 0.02, 0.05)
