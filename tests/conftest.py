@@ -96,6 +96,12 @@ def layer_diffs() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def random_kills() -> ModuleType:
+    """The benchmark that kills and resumes runs on stand-ins for SGLang."""
+    return load(Path(__file__).parents[1] / "benchmarks" / "random_kills.py")
+
+
+@pytest.fixture(scope="session")
 def served() -> ModuleType:
     """Complete runs on disk."""
     return stand_ins("served")

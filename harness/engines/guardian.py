@@ -32,7 +32,8 @@ UNKILLABLE_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 2.0
 """Seconds between two looks at the files in /dev/shm that the processes have mapped: names of a killed process are lost with it."""
 # Files of one family of processes: semaphores and shared memory of Python's multiprocessing, and those of SGLang, PyTorch and NCCL.
-_SHARED = re.compile(r"/dev/shm/(sem\.mp-|psm_|sglang_|torch_|nccl-)[^/ ]+$")
+_SHARED_MEMORY = "/dev/shm"
+_SHARED = re.compile(r"sem\.mp-|psm_|sglang_|torch_|nccl-")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -115,12 +116,17 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def shared_files(pid: int) -> set[str]:
-    """Files of `_SHARED` that a process has mapped; none if it has ended."""
+    """Files in shared memory, of the kinds of `_SHARED`, that a process has mapped; none if it has ended.
+
+    They are recognised by their inodes: the C library makes a semaphore under another name, and then renames it.
+    """
     try:
-        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+        mapped = {int(line.split(maxsplit=5)[4]) for line in maps if f"{_SHARED_MEMORY}/" in line}
+        with os.scandir(_SHARED_MEMORY) as files:
+            return {file.path for file in files if _SHARED.match(file.name) and file.inode() in mapped}
     except OSError:
         return set()
-    return {found[0] for line in maps.splitlines() if (found := _SHARED.search(line))}
 
 
 def _become(command: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
@@ -90,7 +91,8 @@ class SGLangServer(Engine):
                 ) from error
         self._wait_until_ready(self._client, self._process, started)
         self.startup_s = time.monotonic() - started
-        self._arguments = self._client.get("/server_info", INFO_TIMEOUT_S)
+        info = self._client.get("/server_info", INFO_TIMEOUT_S)
+        self._arguments = json.loads(json.dumps(info).replace(self._key, "***"))  # its command line has the key, too
         self.label = engine_label(self._arguments.get("version", ""), self.launch.device)
 
     def _wait_until_ready(self, client: Client, process: ServerProcess, started: float) -> None:
