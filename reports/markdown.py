@@ -7,9 +7,17 @@ from collections.abc import Sequence
 
 from assay.harness.judge.report import Check, Finding, Report
 from assay.harness.text import one_line, visible
-from assay.reports.summary import CHECK_SIGNS, VERDICTS, latency_lines, layer_diff_lines, suite_line, unmet
+from assay.reports.summary import (
+    CHECK_SIGNS,
+    VERDICTS,
+    envelope_lines,
+    latency_lines,
+    layer_diff_lines,
+    suite_line,
+    unmet,
+)
 
-_REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 6, 5, 3, 4, 5
+_REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 6, 5, 3, 4, 3
 _FINDINGS_BESIDE_LATENCY = 2
 _COMMAND_CHARACTERS = 2_000
 _SIGNS = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
@@ -37,6 +45,8 @@ def to_markdown(report: Report) -> str:
             "",
             *_list([escape(line, 400) for line in layer_diff_lines(report.layers)], _LAYERS),
         ]
+    if report.envelope:
+        lines += [f"**Envelope**: {' '.join(escape(line, 800) for line in envelope_lines(report))}", ""]
     if report.latency:
         lines += [f"**Latency**: {' '.join(escape(line, 400) for line in latency_lines(report.latency))}", ""]
     lines += _command(report.reproduce)

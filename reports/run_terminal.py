@@ -15,6 +15,7 @@ from assay.reports.summary import (
     NOTHING,
     VERDICTS,
     SuiteLine,
+    envelope_lines,
     latency_lines,
     layer_diff_lines,
     layer_rows,
@@ -82,6 +83,10 @@ def render(report: Report, console: Console) -> None:
         for line in layer_diff_lines(report.layers):
             page.line(f"- {one_line(line, 400)}", indent=2)
         _layers(page, report.layers)
+    if report.envelope:
+        page.heading("Envelope")
+    for line in envelope_lines(report):
+        page.line(f"- {one_line(line, 800)}", indent=2)
     if report.latency:
         page.heading("Latency")
         for line in latency_lines(report.latency):

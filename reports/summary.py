@@ -210,6 +210,16 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
     return lines
 
 
+def envelope_lines(report: Report) -> list[str]:
+    """What a verdict covers and what it does not, in two sentences; empty where nothing was counted."""
+    if report.envelope is None:
+        return []
+    return [
+        f"Covered in every layer: {report.envelope.sentence}; {report.envelope.policy}.",
+        f"Not covered: {'; '.join(report.envelope.not_covered)}.",
+    ]
+
+
 def logits_line(row: LogitsRow) -> str:
     """For example "Logits, cached prefix: mean KL 0.0123 ± 0.0004 nats (floor 1e-07), max 3.2, same top token 98.2 %."."""
     error = "" if row.stderr is None else f" ± {number(row.stderr)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import UsageError
-from assay.harness.evidence.records import ROLES, Answer
+from assay.harness.evidence.records import FLOOR_REPEAT, ROLES, Answer
 from assay.harness.progress import ProgressDisplay
 
 
@@ -22,21 +23,23 @@ def spec(**flags: object) -> RunSpec:
     return make_spec({"questions": 8, "suites": ("mmlu",), "candidate": "sage_attn", "startup_timeout": 1.0} | flags)
 
 
-def answer_everything(out: Path) -> None:
+def answer_everything(out: Path, served: ModuleType) -> None:
     plan = prepare(spec())
     folder = open_folder(plan, out)
-    for role in ROLES:
+    for role, repeat in ((role, repeat) for role in ROLES for repeat in (0, FLOOR_REPEAT)):
         for item in plan.of("mmlu"):
             folder.append(
                 Answer(
-                    suite="mmlu", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=item.expected,
+                    suite="mmlu", role=role, item=item.id, repeat=repeat, prompt_hash=item.prompt_hash, text="", parsed=item.expected,
                     finish_reason="stop", prompt_tokens=9, completion_tokens=1, latency_s=0.1,
                 )
             )  # fmt: skip
+    served.see_fault(folder, plan)
+    served.mark_traced(folder)
 
 
-def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path) -> None:
-    answer_everything(tmp_path / "run")
+def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path, served: ModuleType) -> None:
+    answer_everything(tmp_path / "run", served)
     shown = StringIO()
     report = run(spec(), tmp_path / "run", display=ProgressDisplay(Console(file=shown)))
     assert "All questions were already answered." in shown.getvalue()
@@ -45,8 +48,8 @@ def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path) -
     assert report.reproduce.startswith("assay run ")
 
 
-def test_baselines_are_read_only_on_request(tmp_path: Path) -> None:
-    answer_everything(tmp_path / "run")
+def test_baselines_are_read_only_on_request(tmp_path: Path, served: ModuleType) -> None:
+    answer_everything(tmp_path / "run", served)
     checked = [
         any(check.id == "candidate-baseline" for check in run(spec(), tmp_path / "run", baselines=baselines).checks)
         for baselines in (False, True)

@@ -23,8 +23,11 @@ from assay.harness.judge.report import (
     ConditionRow,
     DepthRow,
     DivergenceRow,
+    EnvelopeResult,
+    EnvelopeRow,
     Environment,
     ErrorGrid,
+    FaultSeen,
     Finding,
     Flip,
     KernelRow,
@@ -33,6 +36,7 @@ from assay.harness.judge.report import (
     Metric,
     PassKernels,
     Report,
+    SensitivityResult,
     ServerSummary,
     SuiteResult,
     Tally,
@@ -249,7 +253,8 @@ def hostile() -> Report:
     raw = Report(
         run_id=h, created=h, seconds=1.0, verdict="regression", headline=h, reasons=(h,), reference=server,
         candidate=server, environment=environment, checks=(Check(id=h, title=h, status="failed", found=h, settles=h),),
-        kernels=(_kernels("candidate", h, h, "candidate"),),
+        kernels=(_kernels("candidate", h, h, "candidate"),), envelope=_envelope(h),
+        sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="mmlu", seen=False, found=h),)),
         suites=(hostile_suite,), findings=(finding,), reproduce=h, layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
     # model_copy does not validate; a round through the constructor does what a real report goes through.
@@ -517,6 +522,22 @@ def _calls(candidate: str) -> tuple[CallSummary, ...]:
     )  # fmt: skip
 
 
+def _envelope(text: str = "") -> EnvelopeResult:
+    wanted = [("new-tokens", "new tokens", "17-128", 74), ("new-tokens", "new tokens", "129-512", 2)]
+    return EnvelopeResult(
+        policy=text or "envelope_tokens = 512 (default)",
+        sentence=text or "prefill to 512 new tokens, 512 cached and 576 in all, in batches of up to 10; decode is the reference's",
+        reached={"extend": {"new-tokens": 512}},
+        rows=tuple(
+            EnvelopeRow(
+                phase=text or "extend", condition=text or id_, title=text or title, label=text or label, calls=calls, wanted=True
+            )
+            for id_, title, label, calls in wanted
+        ),
+        not_covered=(text or "extend: more than 512 new tokens at once", text or "speculative decoding"),
+    )  # fmt: skip
+
+
 def _report(
     verdict: Verdict,
     candidate: str,
@@ -558,6 +579,11 @@ def _report(
         kernels=(
             _kernels("reference", "extend", "aten::scaled_dot_product_attention", "reference"),
             _kernels("candidate", "extend", "_attn_fwd", "candidate"),
+        ),
+        envelope=_envelope(),
+        sensitivity=SensitivityResult(
+            fault="mask-top-left",
+            parts=(FaultSeen(suite="mmlu", seen=True, found="8 lost and 0 gained of 8 questions, p = 0.017"),),
         ),
         reproduce=REPRODUCE.format(candidate=candidate),
     )  # fmt: skip

@@ -9,9 +9,13 @@ from assay.harness.collect.run_folder import open_folder
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import ADMISSIONS, FOLDER, Admission, CounterFile, CounterRow
+from assay.harness.evidence.executed import FOLDER as KERNELS
+from assay.harness.evidence.faults import SeededCalls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Item, Role, Token
+from assay.harness.evidence.sensitivity import SensitivityRecord, write_sensitivity
+from assay.harness.files import write_whole
 
 LAYERS, COLD, PROMPT_TOKENS, CACHED_TOKENS = 4, 16, 100, 54
 
@@ -34,7 +38,29 @@ def complete_run(plan: Plan, path: Path) -> RunFolder:
         for number, item in enumerate(item for item in plan.items if item.suite in ("mmlu", "greedy")):
             folder.append(answer_of(role, item, 0 if number < COLD else CACHED_TOKENS))
         count_served(folder, role, plan.backend(role).name)
+    see_fault(folder, plan)
     return folder
+
+
+def mark_traced(folder: RunFolder) -> None:
+    """Leave what says that both servers have listed their kernels."""
+    for role in ROLES:
+        write_whole(folder.server_folder(role) / KERNELS / "complete", folder.nonce, durable=False)
+
+
+def see_fault(folder: RunFolder, plan: Plan, lost: int = 8, changed: int = 40) -> None:
+    """Write what the candidate's server did with a seeded fault: it lost the first questions of eight."""
+    answers = [answer_of("candidate", item, CACHED_TOKENS) for item in plan.of("mmlu")[:8]]
+    wrong = [one.model_copy(update={"text": "", "parsed": None, "run": folder.nonce}) for one in answers]
+    calls = SeededCalls(run=folder.nonce, fault="mask-top-left", calls=40, changed=changed, refused=0)
+    record = SensitivityRecord(
+        run=folder.nonce,
+        fault="mask-top-left",
+        served=calls,
+        answers=(*wrong[:lost], *answers[lost:]),
+        seconds=1.0,
+    )
+    write_sensitivity(folder.server_folder("candidate"), record)
 
 
 def answer_of(role: Role, item: Item, cached: int, repeat: int = 0) -> Answer:

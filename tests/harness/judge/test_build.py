@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -77,6 +78,7 @@ def evidence(served: ModuleType) -> Evidence:
                 folder.append(answer(role, item, cached, text="no" if broken and role == "candidate" else "yes"))
             if counted:
                 served.count_served(folder, role, plan.backend(role).name)
+        served.see_fault(folder, plan)
         return folder
 
     return make
@@ -155,6 +157,35 @@ def test_the_kernels_of_each_traced_pass_are_in_the_report(plan: Plan, tmp_path:
     listed = {(one.role, one.cached_prefix): {(row.name, row.of) for row in one.kernels} for one in report.kernels}
     assert listed["candidate", True] == {(name, "candidate") for name in SAGE}
     assert listed["reference", False] == {("aten::scaled_dot_product_attention", "reference")}
+
+
+def test_a_workload_that_does_not_see_a_seeded_fault_is_no_pass(
+    evidence: Evidence, served: ModuleType, plan: Plan, tmp_path: Path
+) -> None:
+    folder = evidence(plan, tmp_path / "run")
+    served.see_fault(folder, plan, lost=0)
+    report = build(folder)
+    assert (report.verdict, report.exit_code) == ("inconclusive", 3)
+    (check,) = [check for check in report.checks if check.id == "workload-sensitive"]
+    assert "not seen by mmlu (0 lost and 0 gained of 8 questions" in check.found
+    assert report.sensitivity is not None
+
+
+def test_a_fault_that_changed_no_call_is_no_pass(
+    evidence: Evidence, served: ModuleType, plan: Plan, tmp_path: Path
+) -> None:
+    folder = evidence(plan, tmp_path / "run")
+    served.see_fault(folder, plan, changed=0)
+    report = build(folder)
+    (check,) = [check for check in report.checks if check.id == "workload-sensitive"]
+    assert (report.verdict, check.status) == ("inconclusive", "missing")
+    assert "none had a cached prefix" in check.found
+
+
+def test_without_a_seeded_fault_there_is_no_pass(evidence: Evidence, plan: Plan, tmp_path: Path) -> None:
+    folder = evidence(plan, tmp_path / "run")
+    shutil.rmtree(folder.server_folder("candidate") / "sensitivity")
+    assert build(folder).verdict == "inconclusive"
 
 
 def test_a_missing_answer_is_no_pass(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:

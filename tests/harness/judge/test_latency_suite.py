@@ -50,6 +50,8 @@ def run(tmp_path: Path, served: ModuleType) -> Callable[..., RunFolder]:
                 said: Answer = served.answer_of(role, item, 0 if number < COLD else 54)
                 folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)
             served.count_served(folder, role, "torch_native")
+        if plan.of("mmlu"):
+            served.see_fault(folder, plan)
         return folder
 
     return make
