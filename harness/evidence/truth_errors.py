@@ -21,7 +21,6 @@ TRUTH_SUMS = ("size", "squared", "elements")
 """Sums over the elements where the truth t is finite: |t|, t^2, and their number."""
 _OFF, _ALONG, _, _NONFINITE = range(len(OUTPUT_SUMS))
 _SIZE, _SQUARED, _ELEMENTS = range(len(TRUTH_SUMS))
-_BY_CELL = ("index", "truth", "candidate", "reference")
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,11 @@ def joined(parts: Sequence[TruthErrors]) -> TruthErrors:
         members = min(getattr(part, name).shape[1] for part in there)
         return np.concatenate([getattr(part, name)[:, :members] for part in there])
 
-    plain = [np.concatenate([getattr(part, name) for part in there]) for name in _BY_CELL]
-    honest = (common("candidate_honest"), common("reference_honest"))
-    return TruthErrors(*plain, *honest).merged(range(there[0].index.shape[1]))
+    index, truth, candidate, reference = (
+        np.concatenate([getattr(part, name) for part in there]) for name in ("index", "truth", "candidate", "reference")
+    )
+    every = TruthErrors(index, truth, candidate, reference, common("candidate_honest"), common("reference_honest"))
+    return every.merged(range(index.shape[1]))
 
 
 def own_error(output: Floats, truth: Floats) -> Floats:

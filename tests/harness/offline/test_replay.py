@@ -94,11 +94,12 @@ def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, m
     def never(*_: object) -> None:
         raise AssertionError("the kernel was run")
 
+    exact = Backend.parse("assay.harness.attention.sdpa:torch_sdpa")
     monkeypatch.setattr(replayed := sys.modules["assay.harness.offline.replay"], "run_once", never)
     monkeypatch.setattr(replayed, "repeat", never)
-    (finding,) = diagnose_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("sage_attn"), "again")
+    (finding,) = diagnose_recorded(pack(tmp_path / "pack", KERNEL), exact, "again")
     assert (finding.id, finding.reproduce) == ("mask-top-left", "again")
-    assert not diagnose_recorded(pack(tmp_path / "right", sdpa), Backend.parse("sage_attn"), "again")
+    assert not diagnose_recorded(pack(tmp_path / "right", sdpa), exact, "again")
 
 
 def test_in_the_candidates_own_server_its_outputs_are_the_served_ones(tmp_path: Path) -> None:
