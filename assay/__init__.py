@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from assay.harness.attention.kernels import declares as declares
     from assay.harness.attention.matrix import Case as Case
     from assay.harness.attention.matrix import cases as cases
+    from assay.harness.attention.noise import NoiseFamily as NoiseFamily
+    from assay.harness.attention.noise import Quantised as Quantised
     from assay.harness.attention.oracle import oracle as oracle
     from assay.harness.attention.sample_calls import call_of as call_of
     from assay.harness.conditions import PHASES as PHASES
@@ -51,6 +53,8 @@ _HOME = {
     "KernelRefused": "assay.harness.attention.call",
     "PHASES": "assay.harness.conditions",
     "declares": "assay.harness.attention.kernels",
+    "NoiseFamily": "assay.harness.attention.noise",
+    "Quantised": "assay.harness.attention.noise",
     "oracle": "assay.harness.attention.oracle",
     "check": "assay.harness.offline.check",
     "CheckResult": "assay.harness.offline.check",

@@ -359,12 +359,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, draw: _
         scores = scores + draw.eps * errors * draw.normal(scores)
     scores = scores.masked_fill(~seen, -math.inf)
     top = scores.amax(-1, keepdim=True)
-    reference = _reference(scores, draw.way)
     exact = (scores - top).exp()
     if draw.family.p is None:
         weights = draw.rounded(exact, draw.dtype)  # a rounding of floating point does not depend on the reference
         weights = draw.operand(weights)
     else:
+        reference = _reference(scores, draw.way)
         weights = _stored_weights((scores - reference).exp().nan_to_num(), draw) * (reference - top).exp()
     total = (weights if draw.way.rounded_sum else exact).sum(-1, keepdim=True)
     out = (weights @ v) / total

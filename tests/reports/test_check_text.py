@@ -9,11 +9,13 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import BY_ID
+from assay.harness.attention.matrix import cases
 from assay.harness.errors import ExitCode
 from assay.harness.offline.check import CheckResult, check
 from assay.reports.check_text import MAX_REFUSALS, headline, message, not_covered, render, sentence
 
 TOP_LEFT = fault("mask-top-left")
+DECODE = len(cases(("decode",)))
 
 
 def wrong_at_128(call: AttentionCall) -> Tensor:
@@ -36,7 +38,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     result = check(wrong_at_128, phases=["decode"])
     for text in (message(result), printed(result)):
         for part in (
-            f"wrong on {len(result.failing)} of 45 calls", f'matches "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
+            f"wrong on {len(result.failing)} of {DECODE} calls", f'matches "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
             "fails for every value of", "1+1, 1 q head on 1 kv head, head_dim 128",
             "as a test:" if text == message(result) else "A test",
             "replace(call_of([(1, 1)]",
@@ -51,7 +53,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
 def test_a_correct_kernel_is_one_sentence() -> None:
     result = check(rounded_oracle, phases=["decode"])
     assert headline(result).startswith(
-        "assay.harness.attention.faults:rounded_oracle is correct on all 45 calls; worst own error"
+        f"assay.harness.attention.faults:rounded_oracle is correct on all {DECODE} calls; worst own error"
     )
     assert "times its bound" in headline(result)
     assert len(printed(result).splitlines()) == 1
@@ -69,10 +71,10 @@ def test_what_is_not_covered_is_summarised() -> None:
 
 def test_one_line_for_several_kernels() -> None:
     right, wrong = check(rounded_oracle, phases=["decode"]), check(wrong_at_128, phases=["decode"])
-    assert sentence([right]).startswith("1 kernel, 45 calls, worst 0.0")
-    assert sentence([right, wrong, right]).startswith("2 kernels, 135 calls, worst ")
+    assert sentence([right]).startswith(f"1 kernel, {DECODE} calls, worst 0.")
+    assert sentence([right, wrong, right]).startswith(f"2 kernels, {3 * DECODE} calls, worst ")
     refuses_all = check(picky, dtypes=["float32"], phases=["decode"])
-    assert sentence([refuses_all]) == "1 kernel, 0 calls, 45 not covered"
+    assert sentence([refuses_all]) == f"1 kernel, 0 calls, {DECODE} not covered"
     assert "No verdict" in headline(refuses_all)
     assert refuses_all.exit_code == ExitCode.NO_VERDICT
     assert "no decode call was computed" in printed(refuses_all)

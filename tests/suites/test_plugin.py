@@ -47,12 +47,22 @@ def test_each_wrong_call(assay_case):
 @pytest.mark.assay_kernel("refusing:kernel", phases=["decode"], dtypes=["float16"])
 def test_each_refused_call(assay_case):
     assay_case.check()
+
+
+@pytest.mark.assay_kernel("refusing:halves", phases=["decode"], dtypes=["float32"])
+def test_each_excluded_call(assay_case):
+    assay_case.check()
 """
 REFUSING = """
-from assay import KernelRefused
+from assay import KernelRefused, declares
 
 
 def kernel(call):
+    raise KernelRefused("not today")
+
+
+@declares(dtypes=("float16", "bfloat16"))
+def halves(call):
     raise KernelRefused("not today")
 """
 
@@ -98,7 +108,7 @@ def test_the_documented_example_passes_as_it_stands(documented: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert outcome(found["test_attention"]) == "passed"
     each = [name for name in found if name.startswith("test_each_call[")]
-    assert len(each) == 60 + 2
+    assert len(each) == len(cases(("extend",), dtypes=[torch.bfloat16]))
     [line] = re.findall(r"^assay: 1 kernel, (\d+) calls, worst 0\.\d+ of its bound$", done.stdout, re.MULTILINE)
     assert int(line) == len(cases()) + len(each)
 
@@ -145,7 +155,9 @@ def test_each_case_is_a_test(
     assert wrong == expected
     assert set(wrong.values()) == {"passed", "failure"}
     refused = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_refused_call[")]
-    assert set(refused) == {"skipped"}
+    assert set(refused) == {"failure"}  # what was not computed is no pass
+    excluded = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_excluded_call[")]
+    assert set(excluded) == {"skipped"}
 
 
 def test_head_dims_are_by_default_those_of_the_matrix() -> None:

@@ -59,7 +59,7 @@ def test_nondeterminism_below_noise_is_information() -> None:
     def rounding(call: AttentionCall) -> Tensor:
         nonlocal runs
         runs += 1
-        return rounded_oracle(call) * (1 + 2**-7 * (runs % 2))
+        return rounded_oracle(call) * (1 + 2**-9 * (runs % 2))
 
     finding = only(diagnose(run_and_repeat(rounding, CALLS)))
     assert (finding.id, finding.severity) == (NONDETERMINISM, "info")

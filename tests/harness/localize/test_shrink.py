@@ -13,6 +13,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.honest import FAMILIES, honest_outputs
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
@@ -91,13 +92,17 @@ def run_test(source: str) -> None:
 
 MODULE = """
 from assay.harness.attention.faults import fault
+from assay.harness.attention.honest import FAMILIES, honest_outputs
 
 top_left = fault("mask-top-left")
 saturating = fault("values-saturate-fp8-e4m3")
 
 
-def coarse(call):
-    return 1.02 * fault("mask-top-left")(call)
+def int8(call):
+    return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
+
+
+coarse = fault("mask-top-left", int8)
 """
 
 
@@ -154,7 +159,10 @@ def test_data_that_is_needed_is_written_into_the_test(module: str) -> None:
 
 
 def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
-    kernel = declares(noise="int8_qk")(lambda call: 1.02 * fault("mask-top-left")(call))
+    def int8(call: AttentionCall) -> Tensor:
+        return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
+
+    kernel = declares(noise="int8_qk")(fault("mask-top-left", int8))
     small = shrink(kernel, CALL)
     [finding] = diagnose(run_and_repeat(kernel, [small]))
     source = as_pytest(small, f"{module}:coarse", finding, noise="int8_qk")
