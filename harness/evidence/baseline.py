@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import ServerManifest
@@ -70,6 +71,7 @@ class Baseline(Record):
         own_errors: own error (relative L1) by id, for example "layer-3-extend-cached-prefix-at-least-16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
         server: what the server reported about itself.
+        answers_sha256: hash of ``answers.jsonl``; empty in a baseline that was accepted before it was recorded.
     """
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
@@ -84,6 +86,7 @@ class Baseline(Record):
     own_errors: dict[str, float] = Field(default_factory=dict)
     calls: tuple[CallCount, ...] = ()
     server: ServerManifest
+    answers_sha256: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -111,9 +114,16 @@ def read_answers(folder: Path) -> list[Answer]:
     """A baseline's answers.
 
     Raises:
-        EvidenceError: they are damaged.
+        EvidenceError: they are damaged, or are not those that were accepted.
     """
-    return jsonl.read(folder / ANSWERS, Answer)
+    path, accepted = folder / ANSWERS, read_baseline(folder).answers_sha256
+    if accepted and (not path.exists() or _sha256(path.read_bytes()) != accepted):
+        raise EvidenceError(
+            f"{path} was changed after it was accepted.",
+            f"the file with SHA-256 {accepted[:12]}…",
+            "restore the file, or remove its folder and accept a new run",
+        )
+    return jsonl.read(path, Answer)
 
 
 def read_all(folder: Path) -> dict[str, Baseline]:
@@ -133,10 +143,15 @@ def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer]) 
     Raises:
         EvidenceError: the disk is full or not writable.
     """
-    target = folder / baseline.key.name
-    write_whole(target / ANSWERS, jsonl.lines_of(answers))
+    target, lines = folder / baseline.key.name, jsonl.lines_of(answers).encode()
+    baseline = baseline.model_copy(update={"answers_sha256": _sha256(lines)})
+    write_whole(target / ANSWERS, lines)
     write_whole(target / FILE, baseline.model_dump_json(indent=1) + "\n")
     return target
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _short(value: object) -> str:

@@ -29,7 +29,7 @@ from assay.harness.collect.run_folder import asked_roles, open_folder
 from assay.harness.compare.accuracy_test import Prefix, Rule
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, write_baseline
+from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, read_baseline, write_baseline
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
@@ -351,3 +351,28 @@ def test_a_nonfinite_output_of_its_own_server_is_the_candidates() -> None:
     assert errors["layer-0-extend-cached-prefix-at-least-16"] == float("inf")
     assert (seen.headers[0].reference, seen.headers[0].candidate) == ("torch_native", "mine")
     assert own_errors_by_condition(with_roles_exchanged(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_answers_that_are_not_those_accepted_are_refused(plan: Plan, tmp_path: Path, damage: str) -> None:
+    run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
+    place, _ = accept(run, propose(run, "pass", root), root)
+    path = place / "answers.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(read_answers(place)) == 8
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_text("".join(lines[:-1]) if damage == "cut" else "".join(lines).replace('"A"', '"B"'))
+    with pytest.raises(EvidenceError, match="was changed after it was accepted"):
+        read_answers(place)
+    with pytest.raises(EvidenceError, match="was changed after it was accepted"):
+        attach_baselines(open_folder(plan, tmp_path / "second"))
+
+
+def test_a_baseline_without_a_hash_is_read(plan: Plan, tmp_path: Path) -> None:
+    run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
+    place, _ = accept(run, propose(run, "pass", root), root)
+    older = read_baseline(place).model_copy(update={"answers_sha256": ""})
+    (place / FILE).write_text(older.model_dump_json())
+    assert len(read_answers(place)) == 8

@@ -29,6 +29,20 @@ def test_hostile_and_large_reports_are_written(examples: ModuleType, tmp_path: P
         assert all(path.stat().st_size > 0 for path in paths)
 
 
+def test_ten_megabytes_of_hostile_text_make_small_reports(examples: ModuleType, tmp_path: Path) -> None:
+    text = (examples.HOSTILE * (10_000_000 // len(examples.HOSTILE) + 1)).encode("utf-8", "replace").decode()
+    report = examples.hostile()
+    suite = report.suites[0]
+    flips = tuple(flip.model_copy(update={"prompt": text, "candidate_text": text}) for flip in suite.flips)
+    parted = tuple(
+        row.model_copy(update={"reference_text": text, "candidate_text": f"{text}x"}) for row in suite.divergences
+    )
+    large = suite.model_copy(update={"flips": flips, "divergences": parted})
+    paths = write.write_reports(report.model_copy(update={"suites": (large,)}), tmp_path)
+    assert read_report(paths[0]).suites[0].flips[0].candidate_text == text, "the document has it all"
+    assert all(path.stat().st_size < 400_000 for path in paths[1:])
+
+
 def test_a_full_disk_leaves_the_old_file_intact_and_no_partial_one(
     examples: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
