@@ -36,7 +36,18 @@ def wrong_beyond_128(call: AttentionCall):
 
 def diffed(folder: Path, kernel: str) -> dict[str, Any]:
     (folder / "mine.py").write_text(KERNEL)
-    command = [sys.executable, "-m", "assay", "run", "--suites", "layers", "--candidate", f"mine:{kernel}", "--out", "run"]
+    command = [
+        sys.executable,
+        "-m",
+        "assay",
+        "run",
+        "--suites",
+        "layers",
+        "--candidate",
+        f"mine:{kernel}",
+        "--out",
+        "run",
+    ]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
     subprocess.run(command, cwd=folder, env=environment, timeout=600, check=False)
     made: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
@@ -56,3 +67,17 @@ def test_the_envelope_of_a_right_kernel_is_covered_and_says_what_is_not(tmp_path
     assert report["envelope"]["reached"]["extend"]["new-tokens"] == 512
     assert report["envelope"]["reached"]["extend"]["prefix-tokens"] >= 512
     assert "extend: more than 512 new tokens at once" in report["envelope"]["not_covered"]
+
+
+def test_a_workload_that_cannot_see_attention_is_inconclusive(tmp_path: Path) -> None:
+    """With dummy weights every answer is noise, whatever the attention."""
+    command = [
+        sys.executable, "-m", "assay", "run", "--suites", "mmlu", "--candidate", "torch_native", "--out", "run",
+        "--questions", "24", "--engine-arg=--load-format=dummy",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=600, check=False)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    (check,) = [check for check in report["checks"] if check["id"] == "workload-sensitive"]
+    assert (ended.returncode, report["verdict"], check["status"]) == (3, "inconclusive", "missing")
+    assert "not seen by mmlu" in check["found"]
