@@ -335,7 +335,7 @@ def test_requested_logits_that_were_not_scored_are_reported(plan: Plan, tmp_path
     asked = plan.spec.model_copy(update={"suites": ("mmlu", "logits"), "require": ("logits",)})
     report = build(run_of(replace(plan, spec=asked), tmp_path / "run"))
     status = {check.id: check.status for check in report.checks}
-    assert status["logits-compared"] == "not checked"
+    assert status["logits-compared"] == "missing"
     assert status["required-logits"] == "missing"
 
 
