@@ -58,10 +58,11 @@ def not_caught(certificate: Certificate) -> list[str]:
 
 
 def render(certificate: Certificate, console: Console) -> None:
-    """Print the certificate to a terminal."""
-    table = Table(*_COLUMNS)
+    """Print the certificate to a terminal, without its links and restrictions, which the Markdown has."""
+    table = Table("fault", "caught by", "after", "named", "pinned", "s")
     for one in certificate.examined:
-        table.add_row(*(Text(cell) for cell in _row(one, links=False)))
+        id, _, _, by, after, named, pinned, _, seconds = _row(one, links=False)
+        table.add_row(*(Text(cell) for cell in (id, by or one.outcome, after, named, pinned, seconds)))
     console.print(table)
     say(console, f"{headline(certificate)}.")
     say(console, f"Envelope: {envelope_words(certificate.envelope)}.")
@@ -92,11 +93,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _row(one: Examined, *, links: bool) -> tuple[str, ...]:
     by = [look for look in one.looks if look.caught]
     unfinished = one.outcome in ("crash", "time-out")
+    no_name = "no name" if by and one.kind == "fault" else ""
     shown = ", ".join(look.suite for look in by) or ("" if unfinished else one.outcome)
     return (
         one.id, one.restricted or "everywhere", _reports(one, links) if one.kind == "fault" else "",
         shown if one.outcome != "false alarm" else f"FALSE ALARM: {shown}",
-        ", ".join(_after(look) for look in by), _yes(one.named, "no name"), _yes(one.pinned, ""),
+        ", ".join(_after(look) for look in by), _yes(one.named, no_name), _yes(one.pinned, ""),
         f"{one.outcome}: {one_line(one.why)}" if unfinished else "", f"{one.seconds:.1f}",
     )  # fmt: skip
 

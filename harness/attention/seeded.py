@@ -117,7 +117,9 @@ def _within(number: int, limits: tuple[int, int | None]) -> bool:
 
 def _range(what: str, limits: tuple[int, int | None]) -> str:
     least, most = limits
-    return f"{what} >= {least}" if most is None else f"{what} <= {most}" if not least else f"{what} {least}-{most}"
+    if most is None:
+        return f"{what} >= {least}"
+    return f"{what} <= {most}" if not least else f"{what} {least}" + f"-{most}" * (most > least)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import torch
 from assay.harness.attention.faults import CATALOGUE
 from assay.harness.attention.honest import FAMILIES
 from assay.harness.certify.op_level import SUITE, Checker, OpLevel, checked, examine_fault, examine_honest
-from assay.harness.certify.session import Task, source_hash
-from assay.harness.errors import UsageError
+from assay.harness.certify.session import Task, chosen, source_hash
 from assay.harness.evidence.certificate import CertifiedEnvelope
 
 HONEST = "honest-"
@@ -30,12 +29,7 @@ def op_tasks(level: OpLevel, only: Collection[str] = (), checker: Checker = chec
     """
     tasks = [Task.of(fault, lambda fault: examine_fault(fault, level, checker)) for fault in CATALOGUE.values()]
     tasks += [_honest(name, level, checker) for name in FAMILIES]
-    unknown = set(only) - {task.id for task in tasks}
-    if unknown:
-        raise UsageError(
-            f"There is no fault {', '.join(sorted(unknown))}.", f"one of {', '.join(task.id for task in tasks)}", "correct the id"
-        )  # fmt: skip
-    return [task for task in tasks if not only or task.id in only]
+    return chosen(tasks, only)
 
 
 def _honest(name: str, level: OpLevel, checker: Checker) -> Task:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,7 +14,7 @@ from types import FrameType
 
 import assay
 from assay.harness.attention.seeded import SeededFault
-from assay.harness.errors import EvidenceError
+from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.certificate import (
     FILE,
@@ -60,6 +60,18 @@ class Task:
         """The examination of a fault."""
         kind: Kind = "equivalent" if fault.equivalent else "fault"
         return cls(fault.id, kind, fault.title, fault.links, fault.where.words, lambda: examine(fault))
+
+
+def chosen(tasks: Sequence[Task], only: Collection[str]) -> list[Task]:
+    """The tasks with these ids; all of them if none is given.
+
+    Raises:
+        UsageError: there is nothing with one of these ids.
+    """
+    known = [task.id for task in tasks]
+    if unknown := sorted(set(only) - set(known)):
+        raise UsageError(f"There is no fault {', '.join(unknown)}.", f"one of {', '.join(known)}", "correct the id")
+    return [task for task in tasks if not only or task.id in only]
 
 
 def source_hash() -> str:

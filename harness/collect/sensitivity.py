@@ -88,7 +88,7 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
         prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:SHADOWED]
         record = record.model_copy(update={"shadowed": shadow_fault(engine, place, FAULT, prompts, folder.nonce)})
     if {"answers", "logits"} & parts:
-        load = _load(plan, folder, parts)
+        load = fault_load(plan, folder, parts)
         layers = () if engine.role == "candidate" else layers_seen(place)
         served = serve_fault(engine, place, FAULT, load, layers, folder.nonce, display)
         record = served.model_copy(update={"shadowed": record.shadowed})
@@ -192,7 +192,7 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
     return parts
 
 
-def _load(plan: Plan, folder: RunFolder, parts: set[str]) -> FaultLoad:
+def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> FaultLoad:
     """The questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
     texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
     items = [item for item in plan.of("mmlu") if item.id in texts][:QUESTIONS]

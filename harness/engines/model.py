@@ -65,6 +65,7 @@ class ModelShape:
         kv_heads: key and value heads of a layer; 0 if it does not say.
         head_dim: size of a head; 0 if it does not say.
         dtype: of the weights, such as "bfloat16"; empty if it does not say.
+        layers: number of layers; 0 if it does not say.
     """
 
     vocabulary: int
@@ -73,6 +74,7 @@ class ModelShape:
     kv_heads: int = 0
     head_dim: int = 0
     dtype: str = ""
+    layers: int = 0
 
 
 def model_shape(model: Path) -> ModelShape:
@@ -92,6 +94,7 @@ def model_shape(model: Path) -> ModelShape:
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or (hidden // heads if heads else 0)),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+            layers=int(config.get("num_hidden_layers") or 0),
         )
     except KeyError as error:
         raise UsageError(

@@ -1,0 +1,324 @@
+"""Examining faults in a pair of running servers, which stay up: the control switches each fault on and off.
+
+A run comes first, whose evidence is what the faulty outputs are compared with; its candidate is an honest kernel. Then, for each
+fault, the candidate's server answers questions, writes greedy texts and scores logits with the fault in what its model uses, while
+in the reference's server the candidate in the shadow has it, on the load of the envelope.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from assay.evals.envelope_load import BATCH, DEPTH, longest
+from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
+from assay.evals.questions import PROMPT_HEADER
+from assay.harness.attention.faults import CATALOGUE
+from assay.harness.attention.sdpa import TORCH_SDPA
+from assay.harness.attention.seeded import SeededFault
+from assay.harness.certify.session import Task, chosen, source_hash
+from assay.harness.collect.envelope import drive_envelope
+from assay.harness.collect.interview import TOP_LOGPROBS
+from assay.harness.collect.machine import installed_packages
+from assay.harness.collect.sensitivity import QUESTIONS, fault_load, serve_fault, switched_on
+from assay.harness.compare.answers import Pair
+from assay.harness.conditions import PHASES
+from assay.harness.config import RunSpec, make_spec
+from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
+from assay.harness.engines.model import ModelShape, model_shape
+from assay.harness.errors import EngineError
+from assay.harness.evidence.certificate import CertifiedEnvelope, Examined, Look, Outcome
+from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.evidence.sensitivity import SensitivityRecord, sensitivity_folder
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
+from assay.harness.evidence.shadow_errors import read_shadow_errors
+from assay.harness.judge.greedy_suite import greedy_suite
+from assay.harness.judge.report import Report
+from assay.harness.judge.sensitivity import answers_see, logits_see
+from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, compare_with_noise
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run import OpenRun
+from assay.harness.server.control import Control
+from assay.harness.server.write_request import write_now
+from assay.harness.text import some
+
+SUITES = ("layers", "logits", "greedy", "mmlu")
+GREEDY_PROMPTS = 8
+"""Greedy texts that are written under a fault: with 3 of 8 apart, a share of 10 % is rejected at 5 %."""
+SHADOWED_TOKENS = 4
+"""Tokens of each answer while the candidate in the shadow has a fault: the first is of the prompt, the others are of decode."""
+HONEST = "honest-served"
+
+
+@dataclass(frozen=True)
+class Under:
+    """What the servers did under one fault.
+
+    Attributes:
+        served: answers and logits of the candidate's server.
+        greedy: its greedy texts.
+        shadowed: calls of the shadow in the reference's server.
+        against: errors of the candidate in that shadow, against what noise explains.
+    """
+
+    served: SensitivityRecord
+    greedy: tuple[Answer, ...]
+    shadowed: SeededCalls | None
+    against: AgainstNoise
+
+
+class ServerLevel:
+    """A pair of servers that stays up from fault to fault; it is started again after one of them has failed.
+
+    Args:
+        spec: what to run; its candidate is an honest kernel.
+        folder: of the run.
+        display: shows the progress.
+
+    Raises:
+        UsageError: the spec cannot be run, or the folder holds another run. Nothing was started.
+    """
+
+    def __init__(self, spec: RunSpec, folder: Path, display: ProgressDisplay) -> None:
+        self._opened = OpenRun.open(spec, folder, kept_running=True, display=display)
+        self._display = display
+        self._up: ExitStack | None = None
+        self._engines: Mapping[Role, Engine] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._stop()
+
+    @property
+    def spec(self) -> RunSpec:
+        """What is run."""
+        return self._opened.plan.spec
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run's folder."""
+        return self._opened.folder
+
+    @property
+    def model(self) -> ModelShape:
+        """The model that is served."""
+        return model_shape(self._opened.plan.model)
+
+    def report(self) -> Report:
+        """The report of the run without a fault, which is collected first.
+
+        Raises:
+            EngineError: the servers did not start.
+        """
+        self._running()
+        return self._opened.report()
+
+    def under(self, fault: str) -> Under:
+        """Switch a fault on in both servers, and measure what every suite sees of it.
+
+        Raises:
+            EngineError: a server failed; both are started again for the next fault.
+            EvidenceError: the folder cannot be written.
+        """
+        engines = self._running()
+        try:
+            with ThreadPoolExecutor(len(engines)) as pool:
+                shadow = pool.submit(self._shadowed, engines["reference"], fault)
+                served, greedy = self._served(engines["candidate"], fault)
+                seeded, against = shadow.result()
+        except EngineError:
+            self._stop()
+            raise
+        return Under(served, greedy, seeded, against)
+
+    def _running(self) -> Mapping[Role, Engine]:
+        if self._engines:
+            return self._engines
+        with ExitStack() as starting:
+            engines = starting.enter_context(self._opened.servers(self._display))
+            if not engines:
+                raise EngineError(
+                    f"The servers did not start: {self.folder.progress().failure}.", "both", "read their logs"
+                )
+            self._opened.collect(self._display, list(engines.values()))
+            self._up = starting.pop_all()
+        self._engines = engines
+        return engines
+
+    def _stop(self) -> None:
+        self._engines = {}
+        if self._up is not None:
+            self._up.close()
+        self._up = None
+
+    def _served(self, engine: Engine, fault: str) -> tuple[SensitivityRecord, tuple[Answer, ...]]:
+        plan, place, nonce = self._opened.plan, self.folder.server_folder(engine.role), self.folder.nonce
+        load = fault_load(plan, self.folder, {"answers", "logits"})
+        record = serve_fault(engine, place, fault, load, nonce=nonce)
+        items, replies = plan.of("greedy")[:GREEDY_PROMPTS], dict[int, Reply]()
+        with switched_on(engine, place, Control(fault=fault)):
+            cache_header(engine)
+            asks = [ChatRequest(item.prompt, GREEDY_TOKENS, TOP_LOGPROBS) for item in items]
+            engine.ask(asks, plan.spec.concurrency, replies.__setitem__)
+        return record, tuple(_greedy_answer(item, replies[number], nonce) for number, item in enumerate(items))
+
+    def _shadowed(self, engine: Engine, fault: str) -> tuple[SeededCalls | None, AgainstNoise]:
+        plan, place, nonce = self._opened.plan, self.folder.server_folder(engine.role), self.folder.nonce
+        prompts = [ChatRequest(item.prompt, SHADOWED_TOKENS) for item in plan.of("layers")]
+
+        def poke() -> None:
+            engine.ask([ChatRequest(PROMPT_HEADER, 1)], 1, lambda index, reply: None)
+
+        shutil.rmtree(sensitivity_folder(place) / SHADOW_FOLDER, ignore_errors=True)
+        with switched_on(engine, place, Control(shadow=True, fault=fault)) as token:
+            cache_header(engine)
+            engine.ask(prompts, plan.spec.concurrency, lambda index, reply: None)
+            drive_envelope(engine, place, plan, lambda: write_now(sensitivity_folder(place), poke))
+            seeded = read_seeded_calls(place, token, nonce)
+        return seeded, compare_with_noise(read_shadow_errors(sensitivity_folder(place), nonce))
+
+
+def examine(fault: SeededFault, level: ServerLevel) -> Examined:
+    """What the suites of a run make of a fault in running servers.
+
+    Raises:
+        EngineError: a server failed.
+    """
+    begun = time.monotonic()
+    under = level.under(fault.id)
+    looks = looks_at(level, under)
+    caught, changed = any(look.caught for look in looks), _changed(under)
+    outcome: Outcome = "caught" if caught else "missed" if changed else "not shown"
+    if fault.equivalent:
+        outcome = "false alarm" if caught else "quiet"
+    flagged = flagged_places(under.against)
+    return Examined(
+        id=fault.id, kind="equivalent" if fault.equivalent else "fault", title=fault.title, links=fault.links,
+        restricted=fault.where.words, outcome=outcome, looks=looks,
+        pinned=is_pinned_in(fault, flagged, level.model) if flagged else None,
+        where=flagged_words(flagged, level.model) if flagged else "",
+        why="" if outcome in ("caught", "quiet") else f"{changed} calls were changed",
+        seed=fault.where.seed, seconds=time.monotonic() - begun,
+    )  # fmt: skip
+
+
+def looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
+    """What each suite saw, by the measure of the run's own check of its sensitivity."""
+    spec, folder, answers = level.spec, level.folder, level.folder.answers()
+    items = {item.id: item for item in folder.items() if item.suite == "greedy"}
+    references = {a.item: a for a in answers if (a.suite, a.role, a.repeat) == ("greedy", "reference", 0)}
+    pairs = [Pair(items[a.item], references[a.item], a) for a in under.greedy if a.item in references]
+    place = sensitivity_folder(folder.server_folder("candidate"))
+    asked = len(under.served.answers)
+    right = answers_see(spec, folder.items(), answers, under.served.answers).seen
+    return (
+        Look(suite="layers", caught=bool(flagged_places(under.against)), of=under.shadowed.calls if under.shadowed else 0),
+        Look(suite="logits", caught=logits_see(spec, folder.path, place, [], folder.nonce).seen, of=under.served.scored),
+        Look(suite="greedy", caught=greedy_suite(spec, pairs, answers, []).verdict == "regression", of=len(pairs)),
+        Look(suite="mmlu", caught=right, after=asked if right else None, of=QUESTIONS),
+    )  # fmt: skip
+
+
+def flagged_places(against: AgainstNoise) -> frozenset[tuple[int, int, int]]:
+    """(layer, head, phase) of every cell that noise does not explain."""
+    found = [
+        test.index[test.flagged][:, [LAYER, HEAD, PHASE]] for test in (against.cells, against.gains, against.apart)
+    ]
+    return frozenset((int(layer), int(head), int(phase)) for layer, head, phase in np.concatenate(found))
+
+
+def is_pinned_in(fault: SeededFault, flagged: Collection[tuple[int, int, int]], model: ModelShape) -> bool:
+    """Whether what was flagged lies in the layers, heads and phases that the fault is restricted to, and in every such layer."""
+    layers = set(range(model.layers)) if fault.where.layers is None else set(fault.where.layers)
+    heads = set(fault.where.q_heads(model.q_heads))
+    places = [(layer, head, phase) for layer, head, phase in flagged if layer >= 0]  # a gain may cover all layers
+    within = all(layer in layers and (head in heads or head < 0) for layer, head, _ in places)
+    phases = {PHASES[phase] for _, _, phase in places}
+    return within and {layer for layer, _, _ in places} == layers and fault.where.phase in ("", *phases) and (
+        not fault.where.phase or phases == {fault.where.phase}
+    )  # fmt: skip
+
+
+def flagged_words(flagged: Collection[tuple[int, int, int]], model: ModelShape) -> str:
+    """What was flagged, in words."""
+    layers = sorted({layer for layer, _, _ in flagged if layer >= 0})
+    heads = sorted({head for _, head, _ in flagged if head >= 0})
+    phases = " and ".join(PHASES[phase] for phase in sorted({phase for _, _, phase in flagged}))
+    return ", ".join(
+        [phases, some("layer", layers, range(model.layers)), some("head", heads, range(model.q_heads))]
+    )  # fmt: skip
+
+
+def examine_run(level: ServerLevel) -> Examined:
+    """Whether the run without a fault leaves its honest candidate alone.
+
+    Raises:
+        EngineError: the servers did not start.
+    """
+    begun = time.monotonic()
+    report = level.report()
+    looks = tuple(
+        Look(suite=one.id, caught=one.verdict == "regression", of=0) for one in report.suites if one.id in SUITES
+    )
+    flagged = report.verdict == "regression"
+    return Examined(
+        id=HONEST, kind="honest", title="honest kernel in a whole run", outcome="false alarm" if flagged else "quiet", looks=looks,
+        found=tuple(one.id for one in report.findings), why=report.headline if flagged else "", seconds=time.monotonic() - begun,
+    )  # fmt: skip
+
+
+def server_tasks(level: ServerLevel, only: Collection[str] = ()) -> list[Task]:
+    """The run without a fault, and the examination of every fault.
+
+    Raises:
+        UsageError: there is nothing with one of these ids.
+    """
+    tasks = [Task(HONEST, "honest", "honest kernel in a whole run", (), "", lambda: examine_run(level))]
+    tasks += [Task.of(fault, lambda fault: examine(fault, level)) for fault in CATALOGUE.values()]
+    return chosen(tasks, only)
+
+
+def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
+    """The envelope of the servers: what the policy of their run asks for."""
+    spec, model = level.spec, level.model
+    length = longest(spec.envelope, model.context, DEPTH[spec.device])
+    return CertifiedEnvelope(
+        level="server", device=spec.device, machine=torch.cuda.get_device_name() if spec.device == "cuda" else "",
+        engine=f"SGLang {installed_packages().get('sglang', '')}, {spec.reference} as reference", model=spec.model,
+        dtypes=(model.dtype,) if spec.device == "cuda" else ("float32",), torch=torch.__version__, layers=model.layers,
+        heads=model.q_heads, most_new=length, longest=length, largest_batch=BATCH[spec.device], seed=spec.order_seed,
+        suites=SUITES, source=source_hash(),
+    )  # fmt: skip
+
+
+def certified_spec(device: str, model: str) -> RunSpec:
+    """The run in whose servers faults are seeded: an honest kernel against the device's reference."""
+    return make_spec(
+        {"device": device, "model": model, "candidate": TORCH_SDPA, "suites": ",".join(reversed(SUITES))}, None
+    )
+
+
+def _greedy_answer(item: Item, reply: Reply, nonce: str) -> Answer:
+    return Answer(
+        run=nonce, suite="greedy", role="candidate", item=item.id, prompt_hash=item.prompt_hash, request_id=reply.request_id,
+        text=reply.text, parsed=None, finish_reason=reply.finish_reason, prompt_tokens=reply.prompt_tokens,
+        completion_tokens=reply.completion_tokens, cached_tokens=reply.cached_tokens, latency_s=reply.latency_s,
+        tokens=reply.tokens,
+    )  # fmt: skip
+
+
+def _changed(under: Under) -> int:
+    return sum(calls.changed for calls in (under.served.served, under.shadowed) if calls is not None)
