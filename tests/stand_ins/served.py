@@ -10,6 +10,7 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import ADMISSIONS, FOLDER, Admission, CounterFile, CounterRow
 from assay.harness.evidence.executed import FOLDER as KERNELS
+from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelTrace, TracedPass, write_kernels
 from assay.harness.evidence.faults import SeededCalls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
@@ -40,6 +41,13 @@ def complete_run(plan: Plan, path: Path) -> RunFolder:
         count_served(folder, role, plan.backend(role).name)
     see_fault(folder, plan)
     return folder
+
+
+def trace(folder: RunFolder, role: Role, backend: str, claim: KernelClaim, names: tuple[str, ...]) -> None:
+    kernels = tuple(ExecutedKernel(kind="operator", name=name, attention=True, launches=4) for name in names)
+    passes = tuple(TracedPass(phase="extend", cached_prefix=cached, kernels=kernels) for cached in (False, True))
+    seen = KernelTrace(run=folder.nonce, backend=backend, claim=claim, passes=passes)
+    write_kernels(folder.server_folder(role), seen)
 
 
 def mark_traced(folder: RunFolder) -> None:

@@ -12,7 +12,7 @@ import pytest
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
-from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelTrace, TracedPass, write_kernels
+from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import ROLES, Answer, Item, Role, Token
@@ -67,8 +67,8 @@ def evidence(served: ModuleType) -> Evidence:
             for role in ROLES
         )
         folder.update(folder.progress().model_copy(update={"servers": servers, "seconds": 12.0}))
-        trace(folder, "reference", "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
-        trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
+        served.trace(folder, "reference", "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
+        served.trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
         for role in ROLES:
             for number, item in enumerate(plan.of("mmlu")):
                 tokens = 0 if number < COLD else cached
@@ -82,13 +82,6 @@ def evidence(served: ModuleType) -> Evidence:
         return folder
 
     return make
-
-
-def trace(folder: RunFolder, role: Role, backend: str, claim: KernelClaim, names: tuple[str, ...]) -> None:
-    kernels = tuple(ExecutedKernel(kind="operator", name=name, attention=True, launches=4) for name in names)
-    passes = tuple(TracedPass(phase="extend", cached_prefix=cached, kernels=kernels) for cached in (False, True))
-    seen = KernelTrace(run=folder.nonce, backend=backend, claim=claim, passes=passes)
-    write_kernels(folder.server_folder(role), seen)
 
 
 def answer(role: Role, item: Item, cached: int, text: str) -> Answer:

@@ -14,6 +14,7 @@ from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import make_spec
 from assay.harness.evidence.bench_folder import COUNTERS, TIMINGS, bench_folder
+from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import ROLES, Answer
@@ -22,7 +23,7 @@ from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
 from assay.reports import json_report
 
-QUESTIONS, COLD = 160, 16
+QUESTIONS, COLD = 240, 16
 BOUND = "latency_bound = 1.1 (default)"
 
 MakeRun = Callable[..., Report]
@@ -50,6 +51,7 @@ def run(tmp_path: Path, served: ModuleType) -> Callable[..., RunFolder]:
                 said: Answer = served.answer_of(role, item, 0 if number < COLD else 54)
                 folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)
             served.count_served(folder, role, "torch_native")
+            served.trace(folder, role, "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
         if plan.of("mmlu"):
             served.see_fault(folder, plan)
         return folder
