@@ -36,7 +36,7 @@ class Admissions:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / ADMISSIONS).open("a", buffering=1)
+        self._file = (folder / ADMISSIONS).open("ab", buffering=0)  # processes share it: a line must be one write
         self._layer: int | None = None
         self._run = nonce_of_process()
 
@@ -53,7 +53,7 @@ class Admissions:
             rids=tuple(batch.rids or ()),
             **{name: tuple(int(n) for n in values) for name, values in lengths.items()},
         )
-        self._file.write(admission.model_dump_json() + "\n")
+        self._file.write(admission.model_dump_json().encode() + b"\n")
 
 
 @cache

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from assay.harness.engines import process as process_module
 from assay.harness.engines import sglang
 from assay.harness.engines.arguments import differences
 from assay.harness.engines.base import ChatRequest, Reply
@@ -179,6 +180,9 @@ def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer, mon
         server.send("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}})
     assert time.monotonic() - asked_at < 10
     victim.send_signal(signal.SIGCONT)
+    time.sleep(process_module.LOOK_INTERVAL_S)
+    assert ask_all(server, [ChatRequest("hello", 4)])[0].prompt_tokens > 0, "it goes on"
+    victim.send_signal(signal.SIGSTOP)  # so that it cannot answer before it dies
 
     monkeypatch.setattr(server._client, "timeout_s", 120.0)
     killed_at: list[float] = []
@@ -187,7 +191,7 @@ def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer, mon
         killed_at.append(time.monotonic())
         victim.kill()
 
-    timer = threading.Timer(1.0, kill)
+    timer = threading.Timer(0.5, kill)
     timer.start()
     with pytest.raises(EngineError, match="after it was ready") as died:
         ask_all(server, [ChatRequest("hello", 4)] * 4)
