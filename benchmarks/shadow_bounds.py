@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 from honest_kernels import KERNELS
+from torch import Tensor
 
-from assay.harness.attention.call import Kernel
+from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.kernels import load
 from assay.harness.attention.sample_calls import call_of
@@ -50,8 +51,13 @@ def session(kernel: Kernel, noise: str, dtype: torch.dtype, seed: int, repeats: 
 
 
 def scaled(kernel: Kernel, factor: float) -> Kernel:
-    """The kernel with its output scaled, before it is rounded to the dtype again."""
-    return lambda call: (kernel(call).double() * factor).to(call.q.dtype)
+    """The kernel with its output scaled in float32, before it is rounded to the dtype of the call."""
+
+    def wrong(call: AttentionCall) -> Tensor:
+        wide = replace(call, q=call.q.float(), k=call.k.float(), v=call.v.float())
+        return (kernel(wide).double() * factor).to(call.q.dtype)
+
+    return wrong
 
 
 def main() -> None:

@@ -192,10 +192,11 @@ def multiple(error: OwnError, bound: float | None) -> str:
 
 def layer_diff_lines(layers: LayersResult) -> list[str]:
     """The layer diff in a few sentences: the worst cell, the logits, what was not observed, what failed."""
-    lines = []
+    lines = [_truth_line(layers)] if layers.against_truth else []
+    what = "Largest difference from the reference" if layers.against_truth else "Worst own error"
     for cell in worst_cells(layers, 1):
         lines.append(
-            f"Worst own error: layer {cell.layer}, head {cell.head}, {cell.where}: relative L1 {own_error_text(cell.error)}, "
+            f"{what}: layer {cell.layer}, head {cell.head}, {cell.where}: relative L1 {own_error_text(cell.error)}, "
             f"{multiple(cell.error, cell.bound)}. {_sources(layers)}"
         )
     if not lines:
@@ -208,6 +209,18 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
         more = f", and {len(layers.candidate_errors) - 1} more" if len(layers.candidate_errors) > 1 else ""
         lines.append(f"Not computed by {layers.candidate}: {layers.candidate_errors[0]}{more}.")
     return lines
+
+
+def _truth_line(layers: LayersResult) -> str:
+    """The layer and phase that are nearest to their bounds, or farthest beyond them, and the largest gain."""
+    worst = max(layers.against_truth, key=lambda row: excess(row.own, row.bound))
+    gain = max(layers.against_truth, key=lambda row: excess(row.gain, row.gain_bound))
+    cells = sum(row.cells for row in layers.against_truth)
+    return (
+        f"Against the truth, in {cells:,} cells: worst own error in layer {worst.layer}, {worst.phase}: relative L1 "
+        f"{own_error_text(worst.own)}, {multiple(worst.own, worst.bound)}; largest gain in layer {gain.layer}, {gain.phase}: "
+        f"{own_error_text(gain.gain)}, {multiple(gain.gain, gain.gain_bound)}."
+    )
 
 
 def envelope_lines(report: Report) -> list[str]:
