@@ -33,7 +33,7 @@ _LARGEST = {"int8": 127.0, "e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
 """Largest value of a format; a scale maps the largest magnitude to it."""
 _CAST = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.float16}
 _SCORE_ROUNDINGS, _EXP_ROUNDINGS, _SUM_ROUNDINGS = 0.2, 0.5, 0.2
-"""Standard deviations of the errors of sums and exponents in the accumulator, in units of its eps. Adding n numbers one after the
+"""Standard deviations of the errors of sums and exponents, in units of the accumulator's eps. Adding n numbers one after the
 other rounds each partial sum by eps / sqrt(12) of its size; for a sum that grows like a random walk that makes
 eps / sqrt(12) * sqrt(n / 2) of the sum's size, or 0.2 sqrt(n) eps, and for a score 0.2 eps |q| |k|. The exponential of a GPU is
 accurate to 2 ulp (CUDA C++ Programming Guide, intrinsic functions), about half of eps as a standard deviation."""
@@ -102,7 +102,12 @@ def truth(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
 
 def honest_outputs(
-    call: AttentionCall, family: NoiseFamily, rows: Tensor | None = None, members: int = MEMBERS, seed: int = 0
+    call: AttentionCall,
+    family: NoiseFamily,
+    rows: Tensor | None = None,
+    members: int = MEMBERS,
+    seed: int = 0,
+    stretch: float = 1.0,
 ) -> Tensor:
     """What honest implementations of a family answer on a call. The same arguments give the same answers.
 
@@ -114,6 +119,7 @@ def honest_outputs(
         rows: packed query rows, int64 [rows], in increasing order; None for all.
         members: implementations.
         seed: of all that they draw.
+        stretch: factor on what storing Q and K costs, to see what a rare draw does.
 
     Returns:
         float64 [members, rows, num_q_heads, head_dim_v], on the call's device. Not finite where a format overflows.
@@ -127,7 +133,7 @@ def honest_outputs(
     groups = []
     for number, way in enumerate(ways[:members]):
         count = len(range(number, members, len(ways)))
-        draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean)
+        draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean, stretch)
         outs = [_answers(part, call, draw, count) for part in _parts(call, rows)]
         groups.append(_joined(outs, call, count))
     return torch.cat(groups)
@@ -192,7 +198,7 @@ class _Part:
         heads, group, len_q, _ = self.q.shape
         keys = torch.arange(self.k.shape[1], device=self.k.device)
         at_once = max(1, NUMBERS_AT_ONCE // (members * heads * group * max(1, len(keys))))
-        for some in self.rows.split(at_once):
+        for some in torch.split(self.rows, at_once):
             last = some + len(keys) - len_q if self.causal else torch.full_like(some, len(keys))
             yield some, (keys <= last[:, None]).repeat(group, 1)
 
@@ -203,8 +209,8 @@ class _Part:
     def rows_first(self, out: Tensor) -> Tensor:
         """[..., num_kv_heads, group * r, head_dim_v] -> [..., r, num_q_heads, head_dim_v]."""
         heads, group = self.q.shape[:2]
-        split = out.unflatten(-2, (group, -1))  # [..., kv heads, group, r, dim]
-        return split.movedim(-2, -4).flatten(-3, -2) if heads else split
+        split = out.reshape(*out.shape[:-3], heads, group, -1, out.shape[-1])
+        return split.movedim(-2, -4).flatten(-3, -2)
 
 
 def _parts(call: AttentionCall, rows: Tensor | None) -> list[_Part]:
@@ -215,7 +221,8 @@ def _parts(call: AttentionCall, rows: Tensor | None) -> list[_Part]:
         if rows is not None:
             asked = rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
         if len(asked):
-            q = call.q[rows_q].transpose(0, 1).unflatten(0, (heads, -1))
+            len_q, _, dim = call.q[rows_q].shape
+            q = call.q[rows_q].transpose(0, 1).reshape(heads, -1, len_q, dim)
             k, v = call.k[rows_k].transpose(0, 1), call.v[rows_k].transpose(0, 1)
             found.append(_Part(q, k, v, asked, call.causal))
     return found
@@ -239,11 +246,17 @@ class _Draw:
     work: torch.dtype
     largest: dict[str, Tensor]
     mean: Tensor
+    stretch: float
 
     @property
     def eps(self) -> float:
         """Of the accumulator."""
         return torch.finfo(torch.float16 if self.family.accumulation == "fp16" else self.work).eps
+
+    @property
+    def at_once(self) -> int:
+        """Products that are added before a sum is rounded: those of one instruction of a tensor core, where sums are in fp16."""
+        return 16 if self.family.accumulation == "fp16" else 1
 
     def uniform(self, *shape: int) -> Tensor:
         """[0, 1)."""
@@ -268,19 +281,23 @@ class _Draw:
         return (x * factors).to(dtype).to(x.dtype) / factors
 
     def operand(self, x: Tensor) -> Tensor:
-        """x as an operand of a product: in TF32 cut off to 10 bits of mantissa, as tensor cores do with plain float32. Kernels that
-        round instead have half of this noise."""
+        """x as an operand of a product.
+
+        In TF32 it is cut off to 10 bits of mantissa, as tensor cores do with plain float32, with a random phase. Kernels that round
+        instead have half of this noise.
+        """
         if self.family.accumulation != "tf32" or self.dtype != torch.float32:
             return x
-        return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+        factors = self.factors(x)
+        return ((x * factors).view(torch.int32) & ~0x1FFF).view(torch.float32) / factors
 
     def stored(self, x: Tensor, what: str, members: int) -> Tensor:
         """[members, heads, tokens, dim]: a tensor [heads, tokens, dim] of the call as each member stores it."""
         how: Quantised | None = getattr(self.family, what)
         x = x.to(self.work)
-        if how is None:
-            return self.operand(x)[None]
         every = x.expand(members, *x.shape)
+        if how is None:
+            return self.operand(every) if self.family.accumulation == "tf32" else x[None]
         if how.format == "fp16":
             return x[None] if self.dtype == torch.float16 else self.rounded(every, torch.float16)
         largest = self.largest[what]
@@ -288,7 +305,8 @@ class _Draw:
             mean = self.mean[:, None] if self.way.over_batch else x.mean(1, keepdim=True)
             every, largest = every - mean, (x - mean).abs().amax()
         scale = self.scale(every[0], how, largest, self.way.q_block if what == "q" else self.way.k_block)
-        return self.quantised(every / scale, how) * scale
+        found = self.quantised(every / scale, how) * scale
+        return found if what == "v" or self.stretch == 1.0 else every + self.stretch * (found - every)
 
     def scale(self, x: Tensor, how: Quantised, largest: Tensor, block: int) -> Tensor:
         """The scale of each token of x [heads, tokens, dim], broadcasting to it."""
@@ -340,7 +358,8 @@ def _answers(part: _Part, call: AttentionCall, draw: _Draw, members: int) -> Ten
     chunks = []
     for count in sizes:
         stored = partial(draw.stored, members=count)
-        q = stored(part.q.flatten(0, 1), "q").unflatten(1, (heads, group))
+        q = stored(part.q.flatten(0, 1), "q")
+        q = q.reshape(len(q), heads, group, *q.shape[2:])
         k, v = stored(part.k, "k"), stored(part.v, "v")
         asked = [
             part.rows_first(_attend(q[:, :, :, some].flatten(2, 3), k, v, seen, call.scale, draw, count)).double()
@@ -355,8 +374,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, draw: _
     scores = (scale * q @ k.transpose(-2, -1)).expand(members, -1, -1, -1)
     sizes = scale * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[..., None, :]
     if draw.eps * float(sizes.amax()) > torch.finfo(draw.dtype).eps / 16:  # else far below the rounding of the output
-        errors = _SCORE_ROUNDINGS * (sizes + 2 * scores.abs()) + _EXP_ROUNDINGS
-        scores = scores + draw.eps * errors * draw.normal(scores)
+        added = draw.eps * sizes / math.sqrt(draw.at_once)
+        raised = torch.finfo(draw.work).eps * (2 * _SCORE_ROUNDINGS * scores.abs() + _EXP_ROUNDINGS)
+        scores = scores + (_SCORE_ROUNDINGS * added + raised) * draw.normal(scores)
     scores = scores.masked_fill(~seen, -math.inf)
     top = scores.amax(-1, keepdim=True)
     exact = (scores - top).exp()
@@ -369,8 +389,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, draw: _
     total = (weights if draw.way.rounded_sum else exact).sum(-1, keepdim=True)
     out = (weights @ v) / total
     if draw.dtype.itemsize > 2 or draw.family.accumulation == "fp16":
-        steps = v.shape[-2] if draw.family.accumulation != "fp16" else -(-v.shape[-2] // 16)  # products of 16 are exact
-        errors = draw.eps * _SUM_ROUNDINGS * math.sqrt(max(1, steps))
+        errors = draw.eps * _SUM_ROUNDINGS * math.sqrt(-(-v.shape[-2] // draw.at_once))
         out = out * (1 + errors * draw.normal(out))
     return draw.rounded(out, draw.dtype)
 
@@ -383,7 +402,7 @@ def _reference(scores: Tensor, way: _Way) -> Tensor:
     keys = scores.shape[-1]
     blocks = -(-keys // way.k_block)
     padded = torch.nn.functional.pad(scores, (0, blocks * way.k_block - keys), value=-math.inf)
-    tops = padded.unflatten(-1, (blocks, way.k_block)).amax(-1)
+    tops = padded.reshape(*padded.shape[:-1], blocks, way.k_block).amax(-1)
     if way.maximum == "running":
         tops = (tops.flip(-1).cummax(-1)[0].flip(-1)) if way.backwards else tops.cummax(-1)[0]
     tops = torch.where(tops.isinf(), top, tops)  # a block of which nothing is seen
@@ -396,7 +415,8 @@ def _stored_weights(weights: Tensor, draw: _Draw) -> Tensor:
     assert how is not None
     if how.format == "fp16":
         return draw.rounded(weights, torch.float16)
-    scale = 1 / _LARGEST[how.format]
+    top = weights.new_ones(1)
     if how.per == "token":
-        scale = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny) * scale
+        top = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    scale = top / _LARGEST[how.format]
     return draw.quantised(weights / scale, how) * scale

@@ -129,9 +129,6 @@ def _part(text: str) -> tuple[str, Quantised | str]:
         return what, value
     if what not in _STORED:
         raise ValueError(f"{what!r} is neither accumulation nor one of {', '.join(_STORED)}")
-    stored, *rest = value.split("-")
-    smooth = rest[-1:] == ["smooth"]
-    per = rest[: len(rest) - smooth]
-    if len(per) > 1:
-        raise ValueError(f"{value!r} names more than one granularity")
-    return what, Quantised(stored, *per, smooth=smooth)  # type: ignore[arg-type]
+    smooth = value.endswith("-smooth")
+    stored, _, per = value.removesuffix("-smooth").partition("-")
+    return what, Quantised(stored, per or "block", smooth)  # type: ignore[arg-type]

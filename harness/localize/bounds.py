@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -22,6 +22,8 @@ CELLS = 20_000
 2,000, the full one 15,000."""
 MAX_MEMBERS = 48
 """Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
+_RARE = 5.5
+"""Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 2 / `CELLS`."""
 _SMALL = 2**16
 """Scores of a call (queries x keys x heads) from which on an ensemble has `MEMBERS`."""
 _LEAST_ROUNDING, _LEAST_ACCUMULATION = 0.5, 4.0
@@ -110,12 +112,16 @@ class CallNoise:
     def bounds_where(self, own: Tensor) -> Tensor:
         """The bounds of the cells of which an own error needs one, float64 [cells, num_q_heads]; `least_bound` elsewhere.
 
-        Only the cells with an own error above `least_bound` are simulated.
+        Only the cells with an own error above `least_bound` are simulated. An own error above the bound of its cell is also
+        compared with what `rare_excess` adds to it.
         """
         found = torch.full_like(own, least_bound(self.call))
         needed = (own > found).any(1).nonzero().flatten().tolist()
         if needed:
             found[needed] = self.bounds_of(needed)
+        above = (own > found).any(1).nonzero().flatten().tolist()
+        if above and (self.family.q is not None or self.family.k is not None):
+            found[above] += rare_excess(self.call, self.family, self.cells.only(above))
         return found
 
     def bounds_of(self, chosen: Sequence[int]) -> Tensor:
@@ -157,6 +163,30 @@ def noise_on(call: AttentionCall, noise: str, cells: CallCells) -> CallNoise:
     if kept is None:
         return CallNoise(call, noise, cells)
     return kept.setdefault((id(call), noise), CallNoise(call, noise, cells, at_once=True))
+
+
+def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Tensor:
+    """What a rare draw costs beyond its multiple of the usual noise, relative L1, float64 [cells, num_q_heads].
+
+    Storing Q and K shifts scores, and weights follow exponentially: where two keys are far apart and scores are coarse, a draw of
+    five standard deviations makes another key win, which no ensemble of usual draws shows. Each member's shifts are therefore
+    repeated with `_RARE` times their size; what that adds to `_RARE` times their error is the excess of one query. It happens to
+    one query of a cell at a time. Where the error grows linearly, as with INT8 on most data, it is zero.
+    """
+    scores = replace(family, v=None, p=None)
+    right = truth(call, cells.rows)
+    usual, rare = (
+        (honest_outputs(call, scores, cells.rows, MEMBERS, stretch=stretch) - right)
+        .abs()
+        .sum(-1)
+        .nan_to_num(nan=0.0, posinf=0.0)
+        for stretch in (1.0, _RARE)
+    )
+    excess = (rare - _RARE * usual).clamp(min=0.0).amax(0)  # [rows, heads]
+    here = [cells.of_row == cell for cell in range(len(cells.sequence))]
+    worst = torch.stack([excess[rows].amax(0) for rows in here])
+    size = torch.stack([right[rows].abs().sum((0, 2)) for rows in here])
+    return torch.where(size > 0, worst / size, 0.0).cpu()
 
 
 def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Ensemble:

@@ -86,7 +86,8 @@ class CallResult:
     def worst_cell(self) -> tuple[float, float]:
         """Own error and bound of the cell and head with the largest own error relative to its bound."""
         cell, head = divmod(int((self.own / self.bounds).argmax()), self.own.shape[1])
-        return float(self.own[cell, head]), float(self.limits.bounds_of([cell])[0, head])
+        bound = torch.maximum(self.bounds[cell, head], self.limits.bounds_of([cell])[0, head])
+        return float(self.own[cell, head]), float(bound)
 
     @property
     def worst(self) -> float:

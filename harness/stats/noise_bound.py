@@ -54,7 +54,7 @@ def cell_bounds(
     rate = alpha / max(1, cells if cells is not None else squares[0].size)
     shared = np.clip(np.asarray(common, dtype=float), 0.0, 1.0)
     tail = shared + (1 - shared) * f_quantile_above(rate, free, members * free)
-    return MODEL_FACTOR * np.sqrt(squares.mean(0) * tail)
+    return np.asarray(MODEL_FACTOR * np.sqrt(squares.mean(0) * tail))
 
 
 def freedom_of_spread(errors: ArrayLike) -> Floats:
@@ -68,7 +68,7 @@ def freedom_of_spread(errors: ArrayLike) -> Floats:
     mean = squares.mean(0)
     relative = np.divide(squares.var(0, ddof=1), mean**2, out=np.full_like(mean, 2.0), where=mean > 0)
     upper = relative / chi2_quantile_below(0.01, degrees)
-    return np.maximum(1.0, 2.0 / np.maximum(upper, 1e-9))
+    return np.asarray(np.maximum(1.0, 2.0 / np.maximum(upper, 1e-9)))
 
 
 def _squares(errors: ArrayLike) -> Floats:
