@@ -66,7 +66,9 @@ class RunSpec(BaseModel):
         4096, ge=1, description="most multiple-choice questions asked; fewer are, as soon as the answers decide"
     )
     order_seed: int = Field(0, ge=0, description="seed of the random order of the questions")
-    margin: float = Field(0.02, gt=0, description="largest loss of accuracy that still passes, as a fraction; at most 0.1")
+    margin: float = Field(
+        0.02, gt=0, description="largest loss of accuracy that still passes, as a fraction; at most 0.1"
+    )
     alpha: float = Field(0.05, gt=0, le=0.2, description="error rate of each interval and test")
     greedy_prompts: int = Field(
         128, description="number of prompts in the greedy comparison; fewer than 128 cannot pass"
@@ -121,6 +123,10 @@ class RunSpec(BaseModel):
         description="length in tokens up to which a pass must have compared calls; by default 512 on the CPU, 2048 on a GPU",
     )
     baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
+    certificate: str = Field(
+        "",
+        description="certificate of the harness that the report cites; by default certificate.json among the baselines",
+    )
     growth: float = Field(
         1.5, ge=1, description="largest growth of an own error over the accepted baseline's, as a factor"
     )
@@ -212,6 +218,7 @@ POLICY = (
     "bounds",
     "envelope_tokens",
     "baselines",
+    "certificate",
     "growth",
     "reference_from",
 )

@@ -83,8 +83,7 @@ PREFIX = (
          changes(effects.prefix_overwritten), "sgl-project/sglang#24527", "vllm-project/vllm!37152"),
     _own("prefix-cut", "prefix cut", "only the last 32 cached tokens are seen", _change(effects.prefix_cut, 32),
          "vllm-project/vllm#26042", where=Where(phase="extend")),
-    _own("prefix-twice", "prefix seen twice", "every query sees the cached prefix twice", changes(effects.prefix_twice),
-         "vllm-project/vllm#22103"),
+    _own("prefix-twice", "prefix seen twice", "every query sees the cached prefix twice", changes(effects.prefix_twice)),
 )  # fmt: skip
 WINDOWS = (
     _of("sliding-window-16", suffix="-decode", where=Where(phase="decode"), only="in decode"),
@@ -136,10 +135,9 @@ MERGES = (
 )  # fmt: skip
 BLOCKS = (
     _of("last-block-lost-16"),
-    _of("last-block-lost-64"),
+    _of("last-block-lost-64", "jax-ml/jax#27224"),
     _of("last-block-lost-128", "NVIDIA/TensorRT-LLM#17648"),
-    _own("block-skipped", "block skipped", "the second block of 64 keys is not seen", _change(effects.block_skipped, 64),
-         "jax-ml/jax#27224"),
+    _own("block-skipped", "block skipped", "the second block of 64 keys is not seen", _change(effects.block_skipped, 64)),
     _own("first-block-again", "first block read again", "every block of 64 keys is read from the first",
          _change(effects.first_block_again, 64), "sgl-project/sglang#25556"),
     _own("values-of-another-page", "values of another page", "the values of the first two pages are swapped",
@@ -197,7 +195,7 @@ QUANTISATION = (
     _own("kv-in-fp8-from-97", "K and V in FP8 from 97 tokens on", "longer sequences are read from an FP8 cache, undeclared",
          _change(effects.keys_rounded, torch.float8_e4m3fn, "kv"), "sgl-project/sglang#25790", where=Where(length=(97, None))),
     _own("weights-in-fp8", "weights in FP8", "attention weights are rounded to FP8, undeclared",
-         _change(effects.weights_rounded, torch.float8_e4m3fn), "thu-ml/SageAttention#154"),
+         _change(effects.weights_rounded, torch.float8_e4m3fn)),
 )  # fmt: skip
 PRECISION = (
     _of("accumulator-fp16", "vllm-project/vllm#23813", "vllm-project/vllm#27889"),
@@ -206,9 +204,10 @@ PRECISION = (
     _own("scores-in-bf16", "scores in bfloat16", "scores are rounded to bfloat16 before the softmax",
          _change(effects.scores_rounded, torch.bfloat16), "mlc-ai/mlc-llm!1870"),
     _own("denominator-in-bf16", "denominator in bfloat16", "the sum of the weights is kept in bfloat16",
-         changes(effects.denominator_rounded), "ikawrakow/ik_llama.cpp!1196"),
+         changes(effects.denominator_rounded)),
     _own("overflow-beyond-256", "overflow beyond 256 keys", "sequences of more than 256 tokens have infinite outputs",
-         _with(effects.constant, math.inf), "mlc-ai/mlc-llm!1870", where=Where(length=(257, None), heads=(0,))),
+         _with(effects.constant, math.inf), "mlc-ai/mlc-llm!1870", "ikawrakow/ik_llama.cpp!1196",
+         where=Where(length=(257, None), heads=(0,))),
 )  # fmt: skip
 OUTPUTS = (
     _own("zero-beyond-128-new", "zero beyond 128 new tokens", "new tokens from the 129th on have no output",

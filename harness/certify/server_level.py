@@ -19,14 +19,14 @@ from typing import Self
 import numpy as np
 import torch
 
-from assay.evals.envelope_load import BATCH, DEPTH, longest
+from assay.evals.envelope_load import BATCH, DEPTH, long_wave, longest
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.attention.faults import CATALOGUE
 from assay.harness.attention.sdpa import TORCH_SDPA
 from assay.harness.attention.seeded import SeededFault
 from assay.harness.certify.session import Task, chosen, source_hash
-from assay.harness.collect.envelope import drive_envelope
+from assay.harness.collect.envelope import send_ids
 from assay.harness.collect.interview import TOP_LOGPROBS
 from assay.harness.collect.machine import installed_packages
 from assay.harness.collect.sensitivity import QUESTIONS, fault_load, serve_fault, switched_on
@@ -134,14 +134,14 @@ class ServerLevel:
             EvidenceError: the folder cannot be written.
         """
         engines = self._running()
-        try:
-            with ThreadPoolExecutor(len(engines)) as pool:
+        with ThreadPoolExecutor(len(engines)) as pool:
+            try:
                 shadow = pool.submit(self._shadowed, engines["reference"], fault)
                 served, greedy = self._served(engines["candidate"], fault)
                 seeded, against = shadow.result()
-        except EngineError:
-            self._stop()
-            raise
+            except BaseException:
+                self._stop()  # which also ends what the other thread waits for
+                raise
         return Under(served, greedy, seeded, against)
 
     def _running(self) -> Mapping[Role, Engine]:
@@ -186,7 +186,10 @@ class ServerLevel:
         with switched_on(engine, place, Control(shadow=True, fault=fault)) as token:
             cache_header(engine)
             engine.ask(prompts, plan.spec.concurrency, lambda index, reply: None)
-            drive_envelope(engine, place, plan, lambda: write_now(sensitivity_folder(place), poke))
+            if engine.scorer is not None:
+                length, depth = reach(self.spec, self.model), DEPTH[self.spec.device]
+                send_ids(engine.scorer, long_wave(length, depth, self.model.vocabulary, token))
+            write_now(sensitivity_folder(place), poke)
             seeded = read_seeded_calls(place, token, nonce)
         return seeded, compare_with_noise(read_shadow_errors(sensitivity_folder(place), nonce))
 
@@ -294,7 +297,7 @@ def server_tasks(level: ServerLevel, only: Collection[str] = ()) -> list[Task]:
 def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
     """The envelope of the servers: what the policy of their run asks for."""
     spec, model = level.spec, level.model
-    length = longest(spec.envelope, model.context, DEPTH[spec.device])
+    length = reach(spec, model)
     return CertifiedEnvelope(
         level="server", device=spec.device, machine=torch.cuda.get_device_name() if spec.device == "cuda" else "",
         engine=f"SGLang {installed_packages().get('sglang', '')}, {spec.reference} as reference", model=spec.model,
@@ -302,6 +305,11 @@ def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
         heads=model.q_heads, most_new=length, longest=length, largest_batch=BATCH[spec.device], seed=spec.order_seed,
         suites=SUITES, source=source_hash(),
     )  # fmt: skip
+
+
+def reach(spec: RunSpec, model: ModelShape) -> int:
+    """Tokens up to which requests under a fault reach."""
+    return longest(spec.envelope, model.context, DEPTH[spec.device])
 
 
 def certified_spec(device: str, model: str) -> RunSpec:

@@ -29,8 +29,6 @@ from assay.harness.files import timestamp, write_whole
 from assay.harness.localize.bounds import noise_kept
 from assay.harness.progress import ProgressDisplay
 
-TIME_LIMIT_S = 120.0
-"""Longest examination of one fault, in seconds: about a hundred times the usual one at the op level."""
 ATTEMPTS = 2
 """Times that an examination may end the whole process before it counts as a crash: the first may have been stopped by hand."""
 
@@ -90,7 +88,7 @@ def certify(
     envelope: CertifiedEnvelope,
     folder: Path,
     display: ProgressDisplay,
-    time_limit: float = TIME_LIMIT_S,
+    time_limit: float,
 ) -> Certificate:
     """Examine everything that the folder has no result of, and write the certificate after each.
 

@@ -28,7 +28,14 @@ def certify(
         list[str] | None, typer.Option(help="Only the fault with this id; may be repeated.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the op-level matrix and of its data.", min=0)] = 0,
-    time_limit: Annotated[float, typer.Option(help="Longest examination of one fault, in seconds.", min=1)] = 120.0,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Longest examination of one fault, in seconds; by default 120, or 1,200 with servers, which may have to start.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Seed every fault of the catalogue, and certify which of them are caught, named and pinned, and that nothing else is flagged.
 
@@ -48,7 +55,7 @@ def certify(
         from assay.harness.certify.op_tasks import op_envelope, op_tasks
 
         matrix = OpLevel(device, seed)
-        certificate = run(op_tasks(matrix, fault or ()), op_envelope(matrix), out, display, time_limit)
+        certificate = run(op_tasks(matrix, fault or ()), op_envelope(matrix), out, display, time_limit or 120)
     else:
         from assay.harness.certify import server_level as servers
         from assay.harness.extras import require
@@ -56,7 +63,7 @@ def certify(
         require("serve", "assay certify --level server")
         with servers.ServerLevel(servers.certified_spec(device, model), out / "run", display) as pair:
             tasks = servers.server_tasks(pair, fault or ())
-            certificate = run(tasks, servers.server_envelope(pair), out, display, time_limit)
+            certificate = run(tasks, servers.server_envelope(pair), out, display, time_limit or 1200)
     write_whole(out / MATRIX, markdown(certificate))
     render(certificate, console)
     say(f"Written: {out / MATRIX}, {out / 'certificate.json'}")

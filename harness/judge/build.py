@@ -23,6 +23,7 @@ from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
 from assay.harness.judge.binding import Served, check_parsed, check_reconciled, parsed_from_text
 from assay.harness.judge.call_counts import call_summaries
+from assay.harness.judge.certified import check_certificate
 from assay.harness.judge.decide import WHOLE, decide, holm_corrected
 from assay.harness.judge.envelope import check_envelope, envelope_result
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
@@ -85,6 +86,7 @@ class _Evidence:
     def sensitivity(self) -> SensitivityResult | None:
         """What the suites saw of the fault that was seeded; None where none was."""
         return sensitivity_result(self.folder, self.spec, self.faults, _claimed(self), self.noise)
+
     noise: Sequence[str]
     kernels: Mapping[Role, Sequence[KernelTrace]]
 
@@ -215,6 +217,7 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
         *checks,
         check_sensitive(spec, evidence.sensitivity, evidence.faults.records, _has_url(spec)),
         check_envelope(spec, evidence.envelope, _claimed(evidence)),
+        check_certificate(spec, {server.engine.partition(" on ")[0] for server in evidence.servers.values()}),
         *rules.check_logits(spec.suites, "logits" in ran),
         *rules.check_accuracy_tested(spec.suites),
         *latency.checks,
@@ -255,7 +258,11 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
         check_reconciled(served, servers),
         *check_parsed(evidence.folder.answers(), evidence.answers),
         *([check_question_plan(evidence.spec, evidence.accuracy)] if "mmlu" in compared else []),
-        *([rules.check_all_answered(len(asked), sum(key in answered for key in asked), mismatched)] if compared else []),
+        *(
+            [rules.check_all_answered(len(asked), sum(key in answered for key in asked), mismatched)]
+            if compared
+            else []
+        ),
     ]
 
 

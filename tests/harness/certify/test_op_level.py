@@ -182,7 +182,7 @@ def test_what_ends_the_process_twice_counts_as_a_crash(tmp_path: Path) -> None:
     [results] = tmp_path.glob("results-*.jsonl")
     running = tmp_path / results.name.replace("results-", "running-").removesuffix(".jsonl")
     running.write_text("killer\nkiller")  # as two processes left it that were killed
-    made = certify([a_task(killed, "killer")], envelope, tmp_path, ProgressDisplay(Console(quiet=True)))
+    made = certify([a_task(killed, "killer")], envelope, tmp_path, ProgressDisplay(Console(quiet=True)), 60)
     assert [(one.outcome, "ended 2 times" in one.why) for one in made.examined] == [("crash", True)]
 
 
@@ -194,5 +194,6 @@ def test_results_of_another_envelope_are_not_taken(tmp_path: Path) -> None:
         other,
         tmp_path,
         ProgressDisplay(Console(quiet=True)),
+        60,
     )
     assert [one.seconds for one in made.examined] == [2.0]
