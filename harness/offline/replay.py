@@ -116,12 +116,13 @@ class _Examined:
 
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
     """The recorded outputs of a candidate, and a choice of them, compared with the oracle."""
-    recorded = [one for one in read_pack(pack) if one.phase in candidate.phases]
+    phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
+    recorded = [one for one in read_pack(pack) if one.phase in phases]
     recorded = [one for one in recorded if served or one.candidate is not None]
     if not recorded:
         raise _nothing(pack, "no output of a candidate", candidate.name)
     chosen = choose(recorded)
-    run = KernelRun(tuple(_measured(one, candidate.noise, served) for one in chosen))
+    run = KernelRun(tuple(_measured(one, noise, served) for one in chosen))
     return _Examined(pack, recorded, chosen), run
 
 
