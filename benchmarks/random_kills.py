@@ -109,9 +109,9 @@ class Trial:
     def _left_now(self) -> list[str]:
         left = [f"process {pid}: {name}" for pid, name in _processes_of(self.place).items()]
         left += [f"temporary {path.name}" for path in self.temporary.iterdir()]
-        pids = {file.name.partition(".")[0] for file in self.run.glob("servers/*/counters/*.rows.json")}
-        shared = [Path(f"/dev/shm/sglang_loads_stand_in_{pid}.shm") for pid in pids]
-        return left + [str(path) for path in shared if path.exists()]
+        listed = self.place / "asked.shared"
+        shared = listed.read_text().split() if listed.exists() else []
+        return left + [path for path in shared if Path(path).exists()]
 
 
 def _processes_of(place: Path) -> dict[int, str]:

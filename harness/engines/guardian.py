@@ -29,8 +29,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # otherwise be left behind.
 HELPER_GRACE_S = 1.0
 UNKILLABLE_TIMEOUT_S = 30.0
-LOOK_INTERVAL_S = 2.0
-"""Seconds between two looks at the files in /dev/shm that the processes have mapped: names of a killed process are lost with it."""
+LOOK_INTERVAL_S, LOOK_AGAIN_S = 2.0, 0.1
+"""Seconds between two looks at the files in /dev/shm that the processes have mapped, where the kernel does not tell when one is
+created; and from such news to a second look. What a process had mapped cannot be found once it was killed."""
+IN_CREATE, IN_NONBLOCK = 0x100, os.O_NONBLOCK  # linux/inotify.h
 # Files of one family of processes: semaphores and shared memory of Python's multiprocessing, and those of SGLang, PyTorch and NCCL.
 _SHARED_MEMORY = "/dev/shm"
 _SHARED = re.compile(r"sem\.mp-|psm_|sglang_|torch_|nccl-")
@@ -129,6 +131,15 @@ def shared_files(pid: int) -> set[str]:
         return set()
 
 
+def watch_shared_memory() -> int:
+    """A descriptor that can be read when a file is created in /dev/shm; -1 if there is none."""
+    events: int = _libc.inotify_init1(IN_NONBLOCK | os.O_CLOEXEC)
+    if events >= 0 and _libc.inotify_add_watch(events, _SHARED_MEMORY.encode(), IN_CREATE) < 0:
+        os.close(events)
+        return -1
+    return events
+
+
 def _become(command: list[str]) -> None:
     guardian = os.getppid()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -156,10 +167,16 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # the default disposition would not wake select
 
     family = Family(command)
+    events = watch_shared_memory()
+    unasked = None if events >= 0 else LOOK_INTERVAL_S
+    wait_s = unasked
     while family.status is None and not told_to_stop:
-        ready, _, _ = select.select([0, woken], [], [], LOOK_INTERVAL_S)
-        if not ready:
+        ready, _, _ = select.select([0, woken, *([events] if events >= 0 else [])], [], [], wait_s)
+        if events in ready or not ready:
             family.look()
+            wait_s = LOOK_AGAIN_S if ready else unasked  # a file is created before it is mapped
+        if events in ready:
+            os.read(events, 65536)
         if woken in ready:
             os.read(woken, 4096)
         family.reap()

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from assay.harness.engines.guardian import LOOK_INTERVAL_S, descendants, shared_files
+from assay.harness.engines.guardian import LOOK_AGAIN_S, descendants, shared_files
 from assay.harness.engines.process import ServerProcess
 
 ROOT = Path(__file__).parents[3]
@@ -210,7 +210,7 @@ def test_shared_memory_that_the_server_leaves_is_removed(tmp_path: Path, ending:
         (server,) = psutil.Process(process.pid).children()
         assert wait_for(lambda: shared_files(server.pid) == set(map(str, files[:3])))
         if ending == "killed":
-            time.sleep(LOOK_INTERVAL_S + 0.5)  # until the guardian has looked
+            time.sleep(5 * LOOK_AGAIN_S)
             server.kill()
         else:
             process.stop()

@@ -4,7 +4,8 @@ Environment variables, for tests:
 
 - STAND_IN_FAILS: "ROLE:FAILURE", where FAILURE is one of `FAILURES`.
 - STAND_IN_LOG: a file to which a line is appended for each chat request: role, request id, hash of the prompt, and "sent" once the
-  answer was sent. Requests under a seeded fault or a trace are left out.
+  answer was sent. Requests under a seeded fault or a trace are left out. Beside it, "….shared" lists the server's files in shared
+  memory.
 - STAND_IN_PACE_S: seconds that an answer takes.
 """
 
@@ -207,9 +208,13 @@ def main() -> None:
     with shared.open("wb+") as file:
         file.truncate(4096)
         mapped = mmap.mmap(file.fileno(), 4096)
+    if log := os.environ.get("STAND_IN_LOG"):
+        with open(f"{log}.shared", "a") as file:
+            file.write(f"{shared}\n")
     tempfile.mkstemp()
     if state.failure == "dies-starting":
         print("out of memory, says the stand-in", file=sys.stderr, flush=True)
+        time.sleep(0.5)
         os._exit(2)
     Handler.state, Handler.child = state, child
     with Server(("127.0.0.1", int(state.arguments["port"])), Handler) as server:
