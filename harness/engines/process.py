@@ -47,7 +47,9 @@ class ServerProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self._secret = secret
-        self._looked, self._stopped = 0.0, frozenset[int]()
+        self._looked = 0.0
+        self._essential: dict[int, str] = {}
+        self._trouble: dict[int, str] = {}
         # SGLang leaves sockets and other small files in the temporary folder, so it gets one that is removed with it.
         self._scratch = tempfile.mkdtemp(prefix="assay-")
         guarded = [sys.executable, "-I", "-S", guardian.__file__, str(GRACE_S), self._scratch, *command]
@@ -101,16 +103,26 @@ class ServerProcess:
             text = stream.read().decode(errors="replace")
         return text.replace(self._secret, "***") if self._secret else text
 
-    def stopped(self) -> str:
-        """A process of the server that has been stopped (SIGSTOP, or a debugger) at this look and the one before, with its name and
-        id; empty if none has. Looks at most once in `LOOK_INTERVAL_S`.
+    def trouble(self, essential: str) -> str:
+        """What a process of the server has come to, in words; empty if nothing is wrong. Looks at most once in `LOOK_INTERVAL_S`.
+
+        Only what two looks in a row have seen counts: a debugger stops a process for a moment, and a server whose process has died
+        may be about to end.
+
+        Args:
+            essential: how those processes call themselves that must not end before the server does.
         """
         now = time.monotonic()
         if now - self._looked < LOOK_INTERVAL_S:
             return ""
-        stopped = frozenset(pid for pid in [self.pid, *guardian.descendants(self.pid)] if _state(pid) in "Tt")
-        still, self._stopped, self._looked = stopped & self._stopped, stopped, now
-        return next((f"{name_of(pid)} (process {pid})" for pid in sorted(still)), "")
+        self._looked = now
+        states = {pid: _state(pid) for pid in {self.pid, *guardian.descendants(self.pid), *self._essential}}
+        self._essential |= {pid: name for pid in states if (name := name_of(pid)).startswith(essential)}
+        found = {pid: "is stopped, as by SIGSTOP" for pid, state in states.items() if state in "Tt"}
+        found |= {pid: "has ended" for pid in self._essential if states[pid] in "XZ"}
+        still = sorted(found.items() & self._trouble.items())
+        self._trouble = found
+        return next((f"{self._essential.get(pid) or name_of(pid)} (process {pid}) {what}" for pid, what in still), "")
 
     def stop(self) -> None:
         """End the server and everything it started; return when they have ended. Idempotent; may be called from any thread."""

@@ -25,6 +25,7 @@ PORT_ATTEMPTS = 3
 POLL_INTERVAL_S, PROBE_TIMEOUT_S = 0.25, 5.0
 INFO_TIMEOUT_S = 60.0
 FLUSH_TIMEOUT_S = 10
+_ESSENTIAL = "sglang::"  # the titles of its scheduler and detokenizer; it does not notice if they exit with status 0
 
 
 class _PortTaken(Exception):
@@ -142,11 +143,11 @@ class SGLangServer(Engine):
             raise EngineError(f"{self.who} was not started.", "a running server", "start it first")
         if process.exit_status is not None:
             raise self._dead(process)
-        if stopped := process.stopped():
+        if trouble := process.trouble(_ESSENTIAL):
             raise EngineError(
-                f"{self.who} hangs: {stopped} is stopped, as by SIGSTOP.\n{process.log_tail()}",
+                f"{self.who} hangs: {trouble}.\n{process.log_tail()}",
                 "running processes",
-                "find out who stopped it, and repeat the command, which resumes",
+                "find out why, and repeat the command, which resumes",
             )
 
     def _dead(self, process: ServerProcess) -> EngineError:

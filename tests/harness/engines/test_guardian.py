@@ -1,6 +1,7 @@
 """The guardian with real processes: nothing of a server may outlive it or assay, however either ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -226,16 +227,32 @@ def test_a_process_that_was_stopped_is_named_and_can_be_ended(tmp_path: Path) ->
     process = launch(tmp_path, SERVER)
     family = pids(tmp_path)
     try:
-        assert not wait_for(lambda: process.stopped() != "", 2.5), "running processes are not stopped"
+        assert not wait_for(lambda: process.trouble("-") != "", 2.5), "running processes are well"
         os.kill(family["scheduler"], signal.SIGSTOP)
-        assert wait_for(lambda: process.stopped() != "", 5)
+        said: list[str] = []
+        assert wait_for(lambda: bool(said.append(process.trouble("-")) or said[-1]), 5)
+        assert said[-1].endswith(f"(process {family['scheduler']}) is stopped, as by SIGSTOP")
         os.kill(family["scheduler"], signal.SIGCONT)
-        assert wait_for(lambda: process.stopped() == "", 5)
+        assert not wait_for(lambda: process.trouble("-") != "", 2.5), "it goes on"
         for pid in (family["scheduler"], process.pid):
             os.kill(pid, signal.SIGSTOP)
     finally:
         process.stop()
     assert survivors(family) == []
+
+
+def test_an_essential_process_that_ended_is_named(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, time\n"
+        "subprocess.Popen(['sleep', '3'])\nsubprocess.Popen(['sleep', '600'])\nsubprocess.Popen(['true'])\ntime.sleep(600)"
+    )
+    process = launch(tmp_path, code)
+    try:
+        said: list[str] = []
+        assert wait_for(lambda: bool(said.append(process.trouble("sleep 3")) or said[-1]), 10)
+        assert re.fullmatch(r"sleep 3 \(process \d+\) has ended", said[-1])
+    finally:
+        process.stop()
 
 
 def test_descendants_are_found_through_generations(tmp_path: Path) -> None:
