@@ -7,13 +7,16 @@ Equivalent faults change nothing that matters: to flag one is a false alarm.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from assay.harness.attention import fault_effects as effects
 from assay.harness.attention.fault_effects import changes, hypothesis
 from assay.harness.attention.hypotheses import BY_ID
+from assay.harness.attention.oracle import Request
 from assay.harness.attention.seeded import Effect, SeededFault, Where
 
 _GITHUB = "https://github.com"
@@ -47,14 +50,14 @@ def _same(id: str, title: str, about: str, effect: Effect, where: Where | None =
     return SeededFault(id, title, about, effect, where=where or Where(), equivalent=True)
 
 
-def _with(effect: object, *values: object) -> Effect:
+def _with(effect: Callable[..., Tensor | None], *values: object) -> Effect:
     """An effect on outputs with its parameters."""
-    return partial(effect, *values)  # type: ignore[arg-type]
+    return partial(effect, *values)
 
 
-def _change(change: object, *values: object) -> Effect:
+def _change(change: Callable[..., Request | Tensor | None], *values: object) -> Effect:
     """A change of one sequence with its parameters, as an effect."""
-    return changes(partial(change, *values))  # type: ignore[arg-type]
+    return changes(partial(change, *values))
 
 
 MASKS = (

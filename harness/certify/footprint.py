@@ -53,7 +53,9 @@ def widened(calls: Sequence[AttentionCall]) -> list[WideCall]:
 def footprint(fault: SeededFault, calls: Sequence[WideCall]) -> Footprint:
     """Where a fault changes the outputs of these calls, made once each in this order."""
     fault.restart()
-    changed, layers, heads, phases, sequences = [], set(), set(), set(), set()
+    changed: list[int] = []
+    layers, heads = set[int](), set[int]()
+    phases, sequences = set[str](), set[tuple[int, int]]()
     for number, wide in enumerate(calls):
         there = _changed(fault.apply(wide.call, wide.out), wide)
         if not bool(there.any()):

@@ -12,7 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 
-import assay
 from assay.harness.attention.seeded import SeededFault
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
@@ -74,7 +73,7 @@ def chosen(tasks: Sequence[Task], only: Collection[str]) -> list[Task]:
 
 def source_hash() -> str:
     """Hash of assay's source code, which every result is bound to, 12 hexadecimal digits."""
-    root = Path(assay.__file__).parent
+    root = Path(__file__).parents[2]
     total = sha256()
     for part in sorted(path for path in root.iterdir() if path.is_dir()):
         for path in sorted(part.resolve().rglob("*.py")):  # in a checkout, the parts are links
@@ -204,7 +203,7 @@ class _Kept:
         examined = tuple(self.results[id] for id in ids if id in self.results)
         left = tuple(id for id in ids if id not in self.results)
         made = Certificate(
-            verdict=verdict_on(examined, left), made=timestamp(), assay=assay.__version__, envelope=self._envelope,
+            verdict=verdict_on(examined, left), made=timestamp(), envelope=self._envelope,
             examined=examined, left=left,
         )  # fmt: skip
         write_whole(self._folder / FILE, made.model_dump_json(indent=2) + "\n")

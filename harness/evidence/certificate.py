@@ -120,7 +120,6 @@ class Certificate(Decided):
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     made: str = Field(description="ISO 8601, UTC")
-    assay: str = Field(description="version of assay")
     envelope: CertifiedEnvelope
     examined: tuple[Examined, ...]
     left: tuple[str, ...] = Field((), description="ids that were not examined")

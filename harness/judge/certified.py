@@ -8,7 +8,7 @@ from pathlib import Path
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.certificate import FILE, Certificate, read_certificate
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, CheckStatus
 
 CHECK = "certificate"
 _TITLE = "a certificate says which faults the harness catches in this envelope"
@@ -41,7 +41,7 @@ def check_certificate(spec: RunSpec, engines: Collection[str]) -> Check:
 def _differences(found: Certificate, spec: RunSpec, engines: Collection[str]) -> list[str]:
     """How the envelope of a certificate differs from a run's."""
     made = found.envelope
-    pairs = [("device", made.device, spec.device)]
+    pairs: list[tuple[str, str, str]] = [("device", made.device, spec.device)]
     if made.level == "server":
         pairs += [("model", made.model, spec.model)]
         pairs += [("engine", made.engine.partition(",")[0], engine) for engine in engines]
@@ -58,5 +58,5 @@ def _counts(found: Certificate) -> str:
     return text + f", {left} not examined" * (left > 0)
 
 
-def _check(status: str, found: str, settles: str = "") -> Check:
-    return Check(id=CHECK, title=_TITLE, status=status, found=found, settles=settles)  # type: ignore[arg-type]
+def _check(status: CheckStatus, found: str, settles: str = "") -> Check:
+    return Check(id=CHECK, title=_TITLE, status=status, found=found, settles=settles)

@@ -27,7 +27,7 @@ def checked(
     path = folder / "certificate.json"
     examined = (Examined(id="a", kind="fault", title="a", outcome="caught", seconds=1.0),)
     certificate = Certificate(
-        verdict=verdict, made="2026-01-02T03:04:05Z", assay="0", envelope=made, examined=examined  # type: ignore[arg-type]
+        verdict=verdict, made="2026-01-02T03:04:05Z", envelope=made, examined=examined  # type: ignore[arg-type]
     )  # fmt: skip
     path.write_text(certificate.model_dump_json())
     return check_certificate(RunSpec(**{**RUN, "certificate": str(path), **(spec or {})}), {ENGINE})
