@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.call_conditions import SequenceShape, separating, sequence_shapes
+from assay.harness.localize.call_conditions import SequenceShape, condition_of, separating, sequence_shapes
 
 
 def extend(new: int, prefix: int, batch: int = 1, index: int = 0) -> SequenceShape:
@@ -34,6 +34,13 @@ def test_sequence_shapes_of_a_call() -> None:
         ([extend(9, 3, 2, 1)], [extend(9, 3, 2, 0), extend(9, 3)], "not the first of its batch"),
         ([extend(9, 3, 2, 0), extend(9, 3, 2, 1)], [extend(9, 3)], "batch > 1"),
         ([extend(200, 0), extend(65, 0)], [extend(64, 0), extend(9, 0)], "length > 64"),
+        ([extend(9, 37), extend(9, 80)], [extend(9, 36), extend(200, 0)], "cached prefix >= 37"),
+        ([extend(9, 0), extend(40, 0)], [extend(41, 0), extend(50, 3)], "new tokens <= 40"),
+        (
+            [extend(9, 37), extend(9, 80)],
+            [extend(9, 36), SequenceShape("decode", 1, 90, 1, 0)],
+            "extend only and cached prefix >= 37",
+        ),
     ],
 )
 def test_the_simplest_condition_is_first(
@@ -44,3 +51,23 @@ def test_the_simplest_condition_is_first(
 
 def test_what_no_condition_separates_has_none() -> None:
     assert separating([extend(9, 3)], [extend(9, 3)]) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "holds", "fails"),
+    [
+        ("extend and decode, cached prefix > 0, all 4 layers, all 4 heads", extend(9, 1), extend(9, 0)),
+        ("extend, only where batch > 1 and new tokens > 1, layer 2 of 4", extend(9, 0, 2), extend(9, 0)),
+        ("extend, only where cached prefix >= 37, all 4 layers", extend(9, 37), extend(9, 36)),
+        ("extend, extend only and length % 64 != 0, all 4 layers", extend(9, 0), extend(64, 0)),
+    ],
+)
+def test_the_condition_that_a_finding_states(where: str, holds: SequenceShape, fails: SequenceShape) -> None:
+    stated = condition_of(where)
+    assert stated is not None
+    assert stated.holds(holds)
+    assert not stated.holds(fails)
+
+
+def test_a_finding_without_a_condition_states_none() -> None:
+    assert condition_of("extend and decode, all 4 layers, heads 0, 2 of 4, query positions 1-15, 16-63") is None
