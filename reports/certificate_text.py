@@ -23,9 +23,10 @@ def headline(certificate: Certificate) -> str:
     named = [one for one in caught if one.named is not None]
     harmless = [one for one in certificate.examined if one.kind != "fault"]
     alarms = len(certificate.having("false alarm"))
-    text = (
-        f"{len(caught)} of {len(faults)} faults caught; {sum(bool(one.named) for one in named)} of {len(named)} with a name named; "
-        f"{sum(bool(one.pinned) for one in caught)} of {len(caught)} pinned; {alarms} false alarm{'s' * (alarms != 1)} on "
+    text = f"{len(caught)} of {len(faults)} faults caught"
+    text += f"; {sum(bool(one.named) for one in named)} of {len(named)} with a name named" if named else ""
+    text += (
+        f"; {sum(bool(one.pinned) for one in caught)} of {len(caught)} pinned; {alarms} false alarm{'s' * (alarms != 1)} on "
         f"{len(harmless)} equivalent faults and honest kernels"
     )
     unfinished = len(certificate.having("crash", "time-out"))
@@ -93,7 +94,13 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _row(one: Examined, *, links: bool) -> tuple[str, ...]:
     by = [look for look in one.looks if look.caught]
     unfinished = one.outcome in ("crash", "time-out")
-    no_name = "no name" if by and one.kind == "fault" else ""
+    no_name = (
+        ""
+        if not by or one.kind != "fault"
+        else "no name"
+        if any(look.suite == "op-level" for look in by)
+        else "not measured"
+    )
     shown = ", ".join(look.suite for look in by) or ("" if unfinished else one.outcome)
     return (
         one.id, one.restricted or "everywhere", _reports(one, links) if one.kind == "fault" else "",

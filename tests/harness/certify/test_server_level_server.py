@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from assay.harness.attention.faults import CATALOGUE
+from assay.harness.certify.server_level import ServerLevel, certified_spec, examine
+from assay.harness.progress import ProgressDisplay
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+
+def test_one_pair_of_servers_sees_one_fault_after_the_other(tmp_path: Path) -> None:
+    spec = certified_spec("cpu", "tiny")
+    with ServerLevel(spec, tmp_path / "run", ProgressDisplay(Console(quiet=True))) as level:
+        found = {
+            id: examine(CATALOGUE[id], level)
+            for id in ("mask-top-left", "identity", "layer-2-zero", "gain-0.1-percent")
+        }
+    assert {id: one.outcome for id, one in found.items()} == {
+        "mask-top-left": "caught", "identity": "quiet", "layer-2-zero": "caught", "gain-0.1-percent": "caught",
+    }  # fmt: skip
+    assert {look.suite for look in found["mask-top-left"].looks if look.caught} == {
+        "layers",
+        "logits",
+        "greedy",
+        "mmlu",
+    }
+    assert {look.suite for look in found["gain-0.1-percent"].looks if look.caught} == {"layers"}
+    assert found["layer-2-zero"].where.startswith("extend and decode, layer 2 of 4")
+    assert all(found[id].pinned for id in ("mask-top-left", "layer-2-zero"))

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope, Examined, Look, verdict_on
+from assay.reports.certificate_text import headline, markdown, not_caught, render
+
+LOOK = Look(suite="op-level", caught=True, after=3, of=111)
+EXAMINED = (
+    Examined(
+        id="lost", kind="fault", title="lost", links=("https://github.com/owner/name/issues/12",), restricted="layer 2",
+        outcome="caught", looks=(LOOK,), named=True, pinned=True, found=("lost",), seconds=30.0,
+    ),
+    Examined(id="unseen", kind="fault", title="unseen", outcome="missed", why="changes 3 calls", seconds=30.0),
+    Examined(id="same", kind="equivalent", title="same", outcome="quiet", seconds=30.0),
+    Examined(id="honest-exact", kind="honest", title="honest", outcome="crash", why="boom | bang", seconds=30.0),
+)  # fmt: skip
+
+
+def certificate() -> Certificate:
+    envelope = CertifiedEnvelope(
+        level="op", device="cpu", dtypes=("float32",), torch="2", calls=111, layers=4, heads=4, most_new=600, longest=2201,
+        largest_batch=3, suites=("op-level",), source="abc",
+    )  # fmt: skip
+    return Certificate(verdict=verdict_on(EXAMINED, ()), made="2026-01-02", envelope=envelope, examined=EXAMINED)
+
+
+def test_the_headline_counts() -> None:
+    assert headline(certificate()) == (
+        "1 of 2 faults caught; 1 of 1 with a name named; 1 of 1 pinned; 0 false alarms on 2 equivalent faults and honest kernels; "
+        "1 not examined to the end; 2.0 minutes"
+    )
+
+
+def test_what_was_not_caught_is_listed_with_its_reason() -> None:
+    assert not_caught(certificate()) == ["unseen: missed: changes 3 calls", "honest-exact: crash: boom | bang"]
+
+
+def test_the_matrix_in_markdown() -> None:
+    lines = markdown(certificate()).splitlines()
+    assert (
+        "| lost | layer 2 | [name#12](https://github.com/owner/name/issues/12) | op-level | 3 of 111 calls | yes | yes |  | 30.0 |"
+        in lines
+    )
+    assert "| unseen | everywhere | no public bug known | missed |  |  |  |  | 30.0 |" in lines
+    assert "| honest-exact | everywhere |  |  |  |  |  | crash: boom / bang | 30.0 |" in lines
+    widths = {line.count("|") for line in lines if line.startswith("|")}
+    assert widths == {10}
+
+
+def test_the_terminal_shows_every_fault() -> None:
+    out = io.StringIO()
+    render(certificate(), Console(file=out, width=120))
+    assert all(one.id in out.getvalue() for one in EXAMINED)
+    assert "boom | bang" in out.getvalue()
