@@ -60,7 +60,7 @@ def test_freedom_is_estimated_from_below() -> None:
     squares = rng.chisquare(30, (16, 4000)) / 30
     found = freedom_of_spread(np.sqrt(squares))
     assert float((found > 30).mean()) < 0.02
-    assert 5 < float(np.median(found))
+    assert float(np.median(found)) > 5
     assert freedom_of_spread(np.zeros((4, 1)))[0] == 1
 
 
