@@ -25,7 +25,7 @@ from assay.evals.questions import PROMPT_HEADER
 from assay.harness.attention.faults import CATALOGUE
 from assay.harness.attention.sdpa import TORCH_SDPA
 from assay.harness.attention.seeded import SeededFault
-from assay.harness.certify.session import Task, chosen, source_hash
+from assay.harness.certify.session import CannotContinueError, Task, chosen, source_hash
 from assay.harness.collect.envelope import send_ids
 from assay.harness.collect.interview import TOP_LOGPROBS
 from assay.harness.collect.machine import installed_packages
@@ -35,7 +35,6 @@ from assay.harness.conditions import PHASES
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.engines.model import ModelShape, model_shape
-from assay.harness.errors import EngineError
 from assay.harness.evidence.certificate import CertifiedEnvelope, Examined, Look, Outcome
 from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
 from assay.harness.evidence.folder import RunFolder
@@ -121,7 +120,7 @@ class ServerLevel:
         """The report of the run without a fault, which is collected first.
 
         Raises:
-            EngineError: the servers did not start.
+            CannotContinueError: the servers did not start, or the run failed.
         """
         self._running()
         return self._opened.report()
@@ -131,6 +130,7 @@ class ServerLevel:
 
         Raises:
             EngineError: a server failed; both are started again for the next fault.
+            CannotContinueError: they do not start.
             EvidenceError: the folder cannot be written.
         """
         engines = self._running()
@@ -148,12 +148,13 @@ class ServerLevel:
         if self._engines:
             return self._engines
         with ExitStack() as starting:
+            # Of servers that a fault ended: these are new ones.
+            self.folder.update(self.folder.progress().model_copy(update={"failure": None}))
             engines = starting.enter_context(self._opened.servers(self._display))
-            if not engines:
-                raise EngineError(
-                    f"The servers did not start: {self.folder.progress().failure}.", "both", "read their logs"
-                )
-            self._opened.collect(self._display, list(engines.values()))
+            if engines:
+                self._opened.collect(self._display, list(engines.values()))
+            if failure := self.folder.progress().failure:
+                raise CannotContinueError(failure.message, "a complete run", "read the logs, and repeat the command")
             self._up = starting.pop_all()
         self._engines = engines
         return engines
@@ -269,7 +270,7 @@ def examine_run(level: ServerLevel) -> Examined:
     """Whether the run without a fault leaves its honest candidate alone.
 
     Raises:
-        EngineError: the servers did not start.
+        CannotContinueError: the servers did not start, or the run failed.
     """
     begun = time.monotonic()
     report = level.report()

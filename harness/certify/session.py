@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from assay.harness.attention.seeded import SeededFault
-from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.certificate import (
     FILE,
@@ -30,6 +30,10 @@ from assay.harness.progress import ProgressDisplay
 
 ATTEMPTS = 2
 """Times that an examination may end the whole process before it counts as a crash: the first may have been stopped by hand."""
+
+
+class CannotContinueError(AssayError):
+    """Nothing can be examined any more, through no fault that was seeded. Exit code 3; a repeated command goes on."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ def certify(
 
     Raises:
         EvidenceError: the folder cannot be written, or a result in it is damaged.
+        CannotContinueError: an examination says that no other can be made either.
     """
     kept = _Kept.open(folder, envelope)
     with display, noise_kept():
@@ -120,8 +125,8 @@ def _examined(task: Task, kept: _Kept, time_limit: float) -> Examined:
             return task.examine()
     except TimeoutError as error:
         return _unfinished(task, "time-out", str(error), time.monotonic() - begun)
-    except EvidenceError:
-        raise  # the disk is full: not the fault's doing
+    except (EvidenceError, CannotContinueError):
+        raise  # the disk is full, or no server starts: not the fault's doing
     except Exception as error:  # whatever a fault makes of the harness is a result
         return _unfinished(task, "crash", f"{type(error).__name__}: {error}", time.monotonic() - begun)
     finally:

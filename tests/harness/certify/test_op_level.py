@@ -16,7 +16,7 @@ from assay.harness.attention.seeded import SeededFault, Where
 from assay.harness.certify.footprint import footprint
 from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest
 from assay.harness.certify.op_tasks import op_envelope, op_tasks
-from assay.harness.certify.session import Task, certify
+from assay.harness.certify.session import CannotContinueError, Task, certify
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.certificate import Certificate, Examined, read_certificate
 from assay.harness.localize.bounds import CallNoise
@@ -151,6 +151,15 @@ def test_crashes_and_time_outs_are_kept_apart_and_leave_no_verdict(tmp_path: Pat
     assert [one.outcome for one in made.examined] == ["crash", "time-out", "caught"]
     assert "boom" in made.examined[0].why
     assert made.exit_code == ExitCode.NO_VERDICT
+
+
+def test_what_is_not_the_doing_of_a_fault_ends_the_command_and_is_no_result(tmp_path: Path) -> None:
+    def no_servers() -> Examined:
+        raise CannotContinueError("no server starts")
+
+    with pytest.raises(CannotContinueError):
+        run(tmp_path, [a_task(no_servers)])
+    assert [one.outcome for one in run(tmp_path, [a_task(caught)]).examined] == ["caught"]
 
 
 def test_a_repeated_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
