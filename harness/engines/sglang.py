@@ -75,7 +75,7 @@ class SGLangServer(Engine):
             raise
 
     def _start_on(self, port: int) -> None:
-        self._name, self._key = f"assay-{self.role}-{secrets.token_hex(4)}", secrets.token_urlsafe(24)
+        self._name, self._key = f"assay-{self.role}-{secrets.token_hex(4)}", secrets.token_hex(24)
         argv = launch.command(self.launch, port, self._name)
         ours = launch.settings(self.launch, os.environ)
         self.url, self.launch_command = f"http://127.0.0.1:{port}", launch.shell_line(ours, argv)
