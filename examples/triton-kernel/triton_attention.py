@@ -53,7 +53,12 @@ def _attend(
     tl.store(out_ptr + at_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None] < len_q)
 
 
-@declares(about="FlashAttention in Triton, for packed sequences", kernels=("^_attend$",))
+@declares(
+    about="FlashAttention in Triton, for packed sequences",
+    kernels=("^_attend$",),
+    head_dims=(16, 32, 64, 128, 256),
+    dtypes=("float16", "bfloat16"),
+)
 def forward(call: AttentionCall) -> Tensor:
     """Attention of a packed batch, [total_q, heads, head_dim].
 

@@ -43,14 +43,22 @@ _DONE = "assay_speed"
 
 def speed_up_interpreter() -> None:
     """Speed up the interpreter: now if it has been imported, else as soon as it is."""
+    when_imported(_speed_up)
+
+
+def when_imported(change: Callable[[Any], None]) -> None:
+    """Change the interpreter's module: now if it has been imported, else as soon as it is."""
     if _MODULE in sys.modules:
-        _speed_up(sys.modules[_MODULE])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        change(sys.modules[_MODULE])
+    elif not any(isinstance(finder, _Finder) and finder.change is change for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(change))
 
 
 class _Finder(MetaPathFinder):
-    """Finds the interpreter as usual, and speeds it up once it is imported."""
+    """Finds the interpreter as usual, and changes it once it is imported."""
+
+    def __init__(self, change: Callable[[Any], None]) -> None:
+        self.change = change
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _MODULE:
@@ -60,11 +68,11 @@ class _Finder(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_speed_up(module: ModuleType) -> None:
+            def load_and_change(module: ModuleType) -> None:
                 load(module)
-                _speed_up(module)
+                self.change(module)
 
-            spec.loader.exec_module = load_and_speed_up  # type: ignore[method-assign]
+            spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
         return spec
 
 

@@ -184,7 +184,12 @@ def check(
     made = [(case, call) for case, call in made if not declared.excludes(call)]
     if not made:
         raise UsageError(
-            f"There is no case of {' or '.join(asked)} for {name}.",
+            f"There is no case of {' or '.join(asked)} for {name}"
+            + (
+                f": its declaration excludes {', '.join(dict.fromkeys(why for _, why in excluded))}."
+                if excluded
+                else "."
+            ),
             "at least one that its declaration does not exclude",
             "choose other cases or phases",
         )

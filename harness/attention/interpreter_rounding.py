@@ -1,0 +1,48 @@
+"""Triton's interpreter, made to round float32 to bfloat16 as compiled kernels do: to the nearest number, ties to even.
+
+The interpreter of Triton 3.9 cuts the lower 16 bits off, which makes every number smaller, by 0.3 % on average. An interpreted
+kernel would seem to scale its output, and would have more error than bfloat16 explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.harness.attention.interpreter_speed import when_imported
+
+_DONE = "assay_rounding"
+
+
+def round_to_nearest() -> None:
+    """Have the interpreter round: now if it has been imported, else as soon as it is."""
+    when_imported(_round)
+
+
+def _round(interpreter: Any) -> None:
+    """Replace the conversion. An interpreter of another form is left as it is."""
+    if hasattr(interpreter, "_convert_float") and not hasattr(interpreter, _DONE):
+        setattr(interpreter, _DONE, True)
+        interpreter._convert_float = _nearest(interpreter, interpreter._convert_float)
+
+
+def _nearest(interpreter: Any, convert: Callable[..., Any]) -> Callable[..., Any]:
+    """`_convert_float`, which rounds float32 to bfloat16 unless it is asked to round towards zero."""
+    tl, towards_zero = interpreter.tl, interpreter._ir.ROUNDING_MODE.RTZ
+
+    def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source == tl.float32 and target == tl.bfloat16 and rounding != towards_zero:
+            return bfloat16_bits(np.asarray(data))
+        return convert(data, source, target, rounding)
+
+    return convert_float
+
+
+def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bits of the bfloat16 numbers that are nearest to x, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)  # carries into the exponent, up to infinity
+    return np.where(np.isnan(x), (bits >> 16) | 0x40, rounded >> 16).astype(np.uint16).reshape(np.shape(x))

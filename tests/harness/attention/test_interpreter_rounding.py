@@ -1,0 +1,48 @@
+"""The interpreter rounds float32 to bfloat16 as PyTorch and compiled kernels do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from assay.harness.attention.interpreter_rounding import bfloat16_bits
+
+_COPY = """
+from assay.harness.attention.interpreter import interpret_without_gpu
+interpret_without_gpu()
+import torch
+from copied import copy
+x = torch.randn(1024, generator=torch.Generator().manual_seed(0))
+y = torch.empty(1024, dtype=torch.bfloat16)
+copy[(1,)](x, y, 1024)
+assert torch.equal(y, x.to(torch.bfloat16))
+"""
+_KERNEL = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copy(x, y, n: tl.constexpr):
+    i = tl.arange(0, n)
+    tl.store(y + i, tl.load(x + i).to(y.dtype.element_ty))
+"""
+
+
+def test_bits_are_those_of_pytorch() -> None:
+    special = [0.0, -0.0, 1.0, 3.3895e38, -3.4e38, 1e-40, float("inf"), float("-inf"), 1 + 2**-8, 1 + 3 * 2**-8]
+    x = torch.cat([torch.tensor(special), 10.0 ** torch.linspace(-44, 38, 9991), torch.randn(9999)])
+    expected = x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    assert np.array_equal(bfloat16_bits(x.numpy()), expected)
+    nan = torch.tensor([float("nan"), -float("nan")]).numpy()
+    assert bool(torch.from_numpy(bfloat16_bits(nan).view(np.int16)).view(torch.bfloat16).isnan().all())
+
+
+def test_an_interpreted_kernel_rounds_to_nearest(tmp_path: Path) -> None:
+    (tmp_path / "copied.py").write_text(_KERNEL)
+    done = subprocess.run([sys.executable, "-c", _COPY], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
