@@ -245,15 +245,17 @@ def flagged_places(against: AgainstNoise) -> frozenset[tuple[int, int, int]]:
 
 
 def is_pinned_in(fault: SeededFault, flagged: Collection[tuple[int, int, int]], model: ModelShape) -> bool:
-    """Whether what was flagged lies in the layers, heads and phases that the fault is restricted to, and in every such layer."""
+    """Whether what was flagged lies in the layers, heads and phases that the fault is restricted to, and in every such layer.
+
+    A fault that comes and goes may miss a layer by chance.
+    """
     layers = set(range(model.layers)) if fault.where.layers is None else set(fault.where.layers)
     heads = set(fault.where.q_heads(model.q_heads))
     places = [(layer, head, phase) for layer, head, phase in flagged if layer >= 0]  # a gain may cover all layers
     within = all(layer in layers and (head in heads or head < 0) for layer, head, _ in places)
+    everywhere = {layer for layer, _, _ in places} == layers or fault.where.counts
     phases = {PHASES[phase] for _, _, phase in places}
-    return within and {layer for layer, _, _ in places} == layers and fault.where.phase in ("", *phases) and (
-        not fault.where.phase or phases == {fault.where.phase}
-    )  # fmt: skip
+    return within and everywhere and (not fault.where.phase or phases == {fault.where.phase})
 
 
 def flagged_words(flagged: Collection[tuple[int, int, int]], model: ModelShape) -> str:
