@@ -84,9 +84,7 @@ def test_the_engine_gate_on_the_cpu(tmp_path: Path) -> None:
     """The command that its README gives for a machine without a GPU, with fewer questions and a wider margin."""
     folder = shutil.copytree(ENGINE, tmp_path / "engine")
     (command,) = re.findall(r"^assay (gate --device cpu .*)$", (ENGINE / "README.md").read_text(), re.MULTILINE)
-    few = command.replace(
-        "--questions 256 --margin 0.05", "--questions 48 --margin 0.1"
-    )
+    few = command.replace("--questions 256 --margin 0.05", "--questions 48 --margin 0.1")
     assert few != command
     done = run(folder, "assay", *few.split(), "--out", "run")
     assert done.returncode in (0, 1, 3), done.stdout + done.stderr

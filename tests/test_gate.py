@@ -101,7 +101,9 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
     assert verdicts == dict.fromkeys(("mmlu", "greedy", "logits", "layers", "baseline"), "regression")
     assert made["findings"][0]["id"] == "mask-top-left"
     (logits,) = [suite for suite in made["suites"] if suite["id"] == "logits"]
-    assert [row["condition"] for row in logits["logits"]] == ["cold", "cached"], "both roles were scored in the one server"
+    assert [row["condition"] for row in logits["logits"]] == ["cold", "cached"], (
+        "both roles were scored in the one server"
+    )
     assert check(made, "required-logits")["status"] == "ok"
     assert made["reproduce"].startswith("assay gate ")
     assert "--reference-from=baseline" in made["reproduce"]

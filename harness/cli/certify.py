@@ -16,7 +16,7 @@ _LEVELS = ("op", "server")
 
 @app.command()
 def certify(
-    out: Annotated[Path, typer.Option(help="Folder of the results: a repeated command goes on from there.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of the results; a repeated command resumes there.")] = Path(
         "certificate"
     ),
     level: Annotated[str, typer.Option(help="op: the op-level matrix; server: a pair of running servers.")] = "op",
@@ -37,7 +37,7 @@ def certify(
         ),
     ] = None,
 ) -> None:
-    """Seed every fault of the catalogue, and certify which of them are caught, named and pinned, and that nothing else is flagged.
+    """Seed a catalogue of faults, and certify which of them are caught, named and pinned.
 
     Exit codes: 0 if every fault that shows was caught and there was no false alarm, 1 if not, 3 if something was not examined.
     """

@@ -23,9 +23,9 @@ from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import Source, rank_folder
 from assay.harness.server.candidates import make_candidate
 from assay.harness.server.control import CONTROL, Control, Setting, read_setting
+from assay.harness.server.eager_passes import run_eagerly_while
 from assay.harness.server.envelope_tally import EnvelopeTally
 from assay.harness.server.faults import Faults, FaultyCandidate
-from assay.harness.server.eager_passes import run_eagerly_while
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.kv_pool import Pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ def sampled_rows(new: Sequence[int], prefix: Sequence[int], random: np.random.Ge
 def _certain(start: int, length: int, random: np.random.Generator) -> list[int]:
     """The first and the last query of a sequence, and one of each position bucket; `start` is the row of its first query."""
     edges = [edge for edge in POSITION.starts if edge < length] + [length]
-    drawn = [int(random.integers(low, high)) for low, high in zip(edges, edges[1:], strict=False)]
+    drawn = [int(random.integers(low, high)) for low, high in pairwise(edges)]
     return sorted({start, start + length - 1, *(start + position for position in drawn)})
 
 

@@ -30,7 +30,8 @@ def answer_everything(out: Path, served: ModuleType) -> None:
         for item in plan.of("mmlu"):
             folder.append(
                 Answer(
-                    suite="mmlu", role=role, item=item.id, repeat=repeat, prompt_hash=item.prompt_hash, text="", parsed=item.expected,
+                    suite="mmlu", role=role, item=item.id, repeat=repeat, prompt_hash=item.prompt_hash, text="",
+                    parsed=item.expected,
                     finish_reason="stop", prompt_tokens=9, completion_tokens=1, latency_s=0.1,
                 )
             )  # fmt: skip
