@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 from assay.harness.collect import layer_diff, sensitivity
 from assay.harness.collect.find_cause import find_cause
@@ -127,8 +127,21 @@ def _ask_all(
 
     stop.begin([engine.role for engine in engines])
     _in_parallel(engines, ask)
-    _score_all(engines, plan, folder, display)
-    _in_parallel(engines, lambda engine: sensitivity.measure_sensitivity(engine, plan, folder, display))
+    with _matrix_aside(plan, folder, display):
+        _score_all(engines, plan, folder, display)
+        _in_parallel(engines, lambda engine: sensitivity.measure_sensitivity(engine, plan, folder, display))
+
+
+@contextmanager
+def _matrix_aside(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> Iterator[None]:
+    """Run the op-level matrix on a CPU core that the servers no longer keep busy; a GPU's memory is theirs until they stop."""
+    if plan.spec.device != "cpu" or not plan.has_layer_diff:
+        yield
+        return
+    with ThreadPoolExecutor(1) as pool:
+        matrix = pool.submit(run_matrix, plan, folder, display)
+        yield
+        matrix.result()
 
 
 def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
