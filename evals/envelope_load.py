@@ -40,6 +40,8 @@ def longest(tokens: int, context: int, depth: int) -> int:
 def long_wave(tokens: int, output: int, vocabulary: int, seed: str) -> tuple[Request, ...]:
     """A long prompt, and shorter ones that share none, a few or many of its first tokens.
 
+    Where each request generates more than a few tokens, one of them passes a border while it is decoded.
+
     Args:
         tokens: length of the envelope. The long prompt is `REST` longer; servers that prefill at most `tokens` at once
             (``--chunked-prefill-size``) split it there.
@@ -59,6 +61,7 @@ def long_wave(tokens: int, output: int, vocabulary: int, seed: str) -> tuple[Req
         sharing(_FEW, BORDER - 1),
         sharing(some, -(-(some + 1) // BORDER) * BORDER),
         sharing(0, BORDER + 1),
+        *([sharing(0, 2 * BORDER - _FEW // 2)] if output > _FEW else []),
         *(sharing(0, step) for step in _STEPS if step < tokens),
         *(sharing(step, step + 16) for step in _STEPS if step < tokens),
     )

@@ -47,3 +47,8 @@ def test_a_batch_is_short_and_partly_shares_a_prefix() -> None:
     assert len(wave) == 10
     assert len({one.ids[:24] for one in wave if len(one.ids) > 24}) == 1
     assert {one.output for one in wave} == {4}
+
+
+def test_a_prompt_passes_a_border_while_it_is_decoded() -> None:
+    ends = {(len(one.ids) + step) % BORDER for one in long_wave(512, 9, VOCABULARY, "seed") for step in range(1, 9)}
+    assert {BORDER - 1, 0, 1} <= ends
