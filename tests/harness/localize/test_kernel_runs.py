@@ -125,3 +125,13 @@ def test_refused_and_delegated_calls_are_reported() -> None:
 def test_an_output_of_a_wrong_shape_is_refused() -> None:
     with pytest.raises(AssayError, match=r"\[5, 64\]"):
         measure(CALLS[0], torch.zeros(5, 64))
+
+
+def test_a_cell_fits_a_bug_within_the_noise_that_other_keys_would_cost_it() -> None:
+    # Behind a top-left mask the queries of the first sequence see a few of its 576 keys, with the noise of few keys.
+    call = call_of([(64, 512), (65, 0)], (2, 1), 64, torch.float32, "cpu", 0)
+    wrong = torch.zeros_like(call.q)
+    quantised, exact = measure(call, wrong, "int8_qk"), measure(call, wrong)
+    assert (quantised.fit_bounds == quantised.bounds.amax()).all()
+    assert float(quantised.bounds.min()) < 0.5 * float(quantised.bounds.max())
+    assert (exact.fit_bounds < quantised.fit_bounds).all()
