@@ -108,11 +108,12 @@ def interview(
             ask(cold, slice(number, number + 1), 1)
         if cached.items or _after_questions(plan, role, answered, stop):
             cache_header(engine)
-        for start in range(0, len(cached.items), CHUNK * concurrency):
-            stop.wait(role, LEAD * concurrency, engine.check)
-            if stop.enough():
-                break
-            ask(cached, slice(start, start + CHUNK * concurrency), concurrency, stop.enough)
+        asked = 0
+        while part := stop.next_items(
+            role, cached.items[asked:], CHUNK * concurrency, LEAD * concurrency, engine.check
+        ):
+            ask(cached, slice(asked, asked + len(part)), concurrency, stop.enough)
+            asked += len(part)
     finally:
         stop.leave(role)
     for stage in _after_questions(plan, role, answered, stop):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from threading import Condition
 
 from assay.harness.collect.plan import Plan
-from assay.harness.compare.accuracy_test import Rule, outcome_of, prefix_of
+from assay.harness.compare.accuracy_test import Rule, outcome_of, prefix_of, soonest_pass
 from assay.harness.compare.answers import Pair
 from assay.harness.config import RunSpec
 from assay.harness.evidence.question_plan import Stop
@@ -40,6 +40,8 @@ class QuestionStop:
     Attributes:
         items: the questions in their order.
         first: where the roles are asked in turn: how many of the order the reference answers before the candidate is asked.
+        soonest: how many of the order a pass needs at least. No more are asked before these are answered: what is in flight when
+            the answers decide was asked in vain, and a slow kernel needs seconds for it.
         reason: why asking stops; None before.
     """
 
@@ -47,11 +49,12 @@ class QuestionStop:
         spec = plan.spec
         self.items: list[Item] = plan.of("mmlu")
         self.together, self.first = together, len(self.items)
+        self._places = {item.id: number for number, item in enumerate(self.items)}
         self._rule = Rule(spec.margin, spec.alpha, spec.regression_alpha, plan.units)
         self._answers: dict[Role, dict[str, Answer]] = {role: {} for role in ROLES}
         self._asking: set[Role] = set()
         self._changed = Condition()
-        self._complete = self._looked = 0
+        self._complete = self._looked = self.soonest = 0
         self.reason: Stop | None = None
         for answer in answers:
             self._take(answer)
@@ -61,7 +64,8 @@ class QuestionStop:
         """Take note of an answer."""
         with self._changed:
             self._take(answer)
-            if self.reason is None and self._complete - self._looked >= max(LOOK_EVERY, LOOK_SHARE * self._complete):
+            due = self._complete - self._looked >= max(LOOK_EVERY, LOOK_SHARE * self._complete)
+            if self.reason is None and (due or self._complete >= self.soonest):
                 self._look()
             self._changed.notify_all()
 
@@ -94,23 +98,35 @@ class QuestionStop:
         """These roles are about to be asked, at the same time."""
         self._asking = set(roles)
 
-    def wait(self, role: Role, lead: int, check: Callable[[], None]) -> None:
-        """Return once this role has answered no more than `lead` questions more than a role that is asked at the same time.
+    def next_items(
+        self, role: Role, waiting: Sequence[Item], most: int, lead: int, check: Callable[[], None]
+    ) -> Sequence[Item]:
+        """The questions to ask a role next, once there are some; none if no further one needs to be asked.
 
-        What one role answers and the other never will is asked in vain.
+        Where the roles are asked at the same time, a role waits while it is more than `lead` questions ahead, or has answered all
+        that the soonest pass needs: what one role answers and the other never will is asked in vain.
+
+        Args:
+            role: which role.
+            waiting: the questions it has not answered, in order.
+            most: how many to ask at once.
+            lead: how many questions it may be ahead of the other.
+            check: called while waiting.
 
         Raises:
             EngineError: `check` found the server dead.
         """
         other: Role = "candidate" if role == "reference" else "reference"
         with self._changed:
-            while (
-                other in self._asking
-                and not self.enough()
-                and len(self._answers[role]) - len(self._answers[other]) > lead
-            ):
+            while waiting and not self.enough():
+                if other not in self._asking:
+                    return waiting[:most]
+                needed = sum(self._places[item.id] < self.soonest for item in waiting[:most])
+                if needed and len(self._answers[role]) - len(self._answers[other]) <= lead:
+                    return waiting[:needed]
                 self._changed.wait(WAIT_S)
                 check()
+        return []
 
     def leave(self, role: Role) -> None:
         """A role is not asked any more, or has failed."""
@@ -133,12 +149,16 @@ class QuestionStop:
     def _look(self) -> None:
         self._looked = self._complete
         reference, candidate = (self._answers[role] for role in ROLES)
-        pairs = [Pair(item, reference[item.id], candidate[item.id]) for item in self.items[: self._complete]]
-        outcome = outcome_of(prefix_of(self.items, pairs), self._rule)
+        both = [item for item in self.items if item.id in reference and item.id in candidate]
+        pairs = [Pair(item, reference[item.id], candidate[item.id]) for item in both]
+        outcome = outcome_of(prefix_of(self.items, pairs[: self._complete]), self._rule)
         if outcome.over:
             self.reason = "decided" if outcome.decided else "hopeless"
         elif self._complete == len(self.items):
             self.reason = "all asked"
+        soonest = soonest_pass(self.items, pairs, self._rule)
+        # Beyond it, something else is missing: the reference has not been shown to beat guessing yet, or letters are.
+        self.soonest = soonest if soonest > self._complete else len(self.items)
 
 
 def outlook(spec: RunSpec, most: int) -> list[str]:

@@ -107,6 +107,28 @@ def prefix_of(items: Sequence[Item], pairs: Sequence[Pair]) -> Prefix:
     )
 
 
+def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:
+    """How many questions of the order a pass needs at least: those it takes if all that is still open shows no difference.
+
+    Args:
+        items: the questions in their order, each prompt once.
+        pairs: those that both roles answered, in any order.
+        rule: of the test.
+
+    Returns:
+        At most the number of `items`, also if they cannot show a pass any more.
+    """
+    losses = {one.item.id: one.loss for one in pairs}
+    units = [list(unit) for _, unit in groupby(items, key=lambda item: item.unit or item.id)]
+    cached = [[losses.get(item.id, 0) for item in unit if not item.cold] for unit in units]
+    bets = np.array([sum(unit) / len(unit) for unit in cached if unit], dtype=float)
+    won = log_wealth_below(bets, rule.margin, -1, 1, rule.population) >= math.log(1 / rule.alpha)
+    if not won.any():
+        return len(items)
+    places = [number for number, unit in enumerate(cached) if unit]
+    return sum(len(unit) for unit in units[: places[int(won.argmax())] + 1])
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the test says of a prefix.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.compare.accuracy_test import Outcome, Prefix, Rule, outcome_of, prefix_of
+from assay.harness.compare.accuracy_test import Outcome, Prefix, Rule, outcome_of, prefix_of, soonest_pass
 from assay.harness.compare.answers import Pair, pair
 from assay.harness.evidence.records import ROLES, Answer, Item
 
@@ -127,3 +127,25 @@ def test_one_more_loss_never_makes_a_regression_of_less(outcomes: str) -> None:
         if outcome.reason == "non-inferior":
             assert outcome.p_inferior <= RULE.alpha
             assert outcome.p_regression > RULE.regression_alpha
+
+
+@pytest.mark.parametrize(
+    ("known", "cold"),
+    [("", ()), ("=" * 40, ()), ("=" * 20 + "-", ()), ("+" * 3, ()), ("", (7, 15, 23)), ("-" * 60, ())],
+)
+def test_a_pass_comes_no_sooner_than_it_would_without_further_losses(known: str, cold: tuple[int, ...]) -> None:
+    items = items_of(600, cold=cold)
+    answered = pairs_of(items, known + "=" * (600 - len(known)))
+
+    def passes(after: int) -> bool:
+        return outcome_of(prefix_of(items[:after], answered[:after]), RULE).reason == "non-inferior"
+
+    first = next((after for after in range(1, 601) if passes(after)), 600)
+    assert soonest_pass(items, answered[: len(known)], RULE) == first
+
+
+def test_a_loss_anywhere_puts_off_the_soonest_pass() -> None:
+    items = items_of(600)
+    without = soonest_pass(items, (), RULE)
+    late = pairs_of(items, "=" * (without - 1) + "-" + "=" * (600 - without))[without - 1 : without]
+    assert without < soonest_pass(items, late, RULE) < 600
