@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from assay.harness.engines.model import TINY_MODEL
 
@@ -34,10 +36,11 @@ def python_path(*folders: Path) -> str:
     return os.pathsep.join([*map(str, folders), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def assay(*arguments: str, cwd: Path | None = None) -> int:
-    """Run ``assay`` with the kernels of this folder importable; return its exit code."""
+def assay(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Run ``assay`` with the kernels of this folder importable, and variables added to the environment; return its exit code."""
     command = [sys.executable, "-m", "assay", *arguments]
-    return subprocess.run(command, cwd=cwd, env=os.environ | {"PYTHONPATH": python_path()}, check=False).returncode
+    variables = os.environ | {"PYTHONPATH": python_path()} | env
+    return subprocess.run(command, cwd=cwd, env=variables, check=False).returncode
 
 
 def shaped_model(folder: Path) -> Path:

@@ -1,7 +1,8 @@
-"""A kernel with a known fault, for benchmarks: ``--candidate faulty:one_layer`` with this folder on ``PYTHONPATH``."""
+"""Kernels with a known fault, for benchmarks: ``--candidate faulty:one_layer`` with this folder on ``PYTHONPATH``."""
 
 from __future__ import annotations
 
+import torch.distributed
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
@@ -14,3 +15,9 @@ def one_layer(call: AttentionCall) -> Tensor:
     """PyTorch's attention, a million times too large in one layer: with random weights, nothing smaller shows in the text."""
     out = torch_sdpa(call)
     return out * 1e6 if call.layer == LAYER else out
+
+
+def second_rank(call: AttentionCall) -> Tensor:
+    """PyTorch's attention, 10 % too large in the heads of the second of several ranks."""
+    out = torch_sdpa(call)
+    return out * 1.1 if torch.distributed.get_rank() == 1 else out

@@ -3,6 +3,9 @@
     python benchmarks/gpu_job.py            # --only STEP for one of them
     python benchmarks/gpu_job.py --backends # SGLang's own backends against triton; --only ROW for one of them
 
+With --side-by-side, each step or row gets a GPU of its own (two-ranks: two), and as many run at once as there are GPUs: for
+verdicts, not for times.
+
 Accuracy, greedy texts, logits and layers with the tiny model, which can answer; layers, layer bisection and latency with the shape
 of an 8B model and random weights, since own error and time do not depend on what the weights say.
 """
@@ -15,10 +18,14 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Condition
 from typing import Any
 
+import torch
 from common import DUMMY_WEIGHTS, HERE, assay, shaped_model
 from faulty import LAYER
 from rich.console import Console
@@ -31,6 +38,10 @@ SAGE = ["--candidate", "sage_attn", "--servers", "together"]
 SHAPES = ["--shapes", "short,long,shared,chunked,offline"]
 OFFLINE = ["--shapes", "offline", "--concurrency", "1", "--seconds", "60"]
 CONCURRENCY_4 = ["--concurrency", "4"]  # batches no larger than those that are compiled
+RANKS = {"two-ranks": 2, "two-ranks-wrong": 2}
+"""GPUs that a step needs, if not one."""
+EQUAL = [f"equal-{n}" for n in range(5)]
+"""Runs of the reference against itself, each with another order of the questions."""
 Step = tuple[list[str], int, str, Callable[[dict[str, Any]], str]]
 """Arguments of assay, the expected exit code, the result file, and a function that summarises it."""
 
@@ -74,7 +85,50 @@ def of_backend(report: dict[str, Any]) -> list[str]:
     ]
 
 
-def do_backend(folder: Path, name: str) -> list[str]:
+class Gpus:
+    """Lends GPUs to steps that run side by side; without any, each step sees what this process sees, one after the other."""
+
+    def __init__(self, count: int) -> None:
+        self.workers = max(1, count)
+        self._free, self._changed = set(range(count)), Condition()
+
+    @contextmanager
+    def lent(self, count: int) -> Iterator[dict[str, str]]:
+        """The environment of a step that needs so many."""
+        if not self._free and self.workers == 1:
+            yield {}
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= count)
+            mine = [self._free.pop() for _ in range(count)]
+        try:
+            yield {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
+        finally:
+            with self._changed:
+                self._free.update(mine)
+                self._changed.notify_all()
+
+
+def each(
+    names: Sequence[str],
+    gpus: Gpus,
+    run: Callable[[str, dict[str, str]], list[str]],
+    rows: dict[str, list[str]],
+    file: Path,
+) -> None:
+    """Run what is named. The rows are written after each: the job takes more than half an hour, and a lent machine may be gone."""
+
+    def one(name: str) -> None:
+        with gpus.lent(RANKS.get(name, 1)) as env:
+            rows[name] = run(name, env)
+        file.write_text(json.dumps(dict(rows)))
+        CONSOLE.print(f"{name}: {' | '.join(rows[name][:3])}", highlight=False)
+
+    with ThreadPoolExecutor(gpus.workers) as pool:
+        list(pool.map(one, names))
+
+
+def do_backend(folder: Path, name: str, env: dict[str, str]) -> list[str]:
     """Run a row from its beginning; return its cells."""
     backend, dtype = BACKEND_ROWS[name]
     if reason := why_not(backend):
@@ -83,7 +137,7 @@ def do_backend(folder: Path, name: str) -> list[str]:
     begun = time.monotonic()
     roles = ["--reference", REFERENCE, "--candidate", backend]
     flags = [f"--engine-arg=--dtype={dtype}", "--startup-timeout=240"]
-    code = assay("run", "--device", "cuda", *roles, *flags, "--out", str(folder / name), cwd=HERE)
+    code = assay("run", "--device", "cuda", *roles, *flags, "--out", str(folder / name), cwd=HERE, env=env)
     path = folder / name / "report.json"
     report = json.loads(path.read_text()) if path.is_file() else None
     cells = of_backend(report) if report else [""] * 4
@@ -112,6 +166,14 @@ def calls_of(counts: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def of_certificate(result: dict[str, Any]) -> str:
+    outcomes = [one["outcome"] for one in result["examined"]]
+    named = [
+        one["id"] for one in result["examined"] if one["outcome"] in ("missed", "false alarm", "crash", "time-out")
+    ]
+    return ", ".join(f"{outcomes.count(one)} {one}" for one in sorted(set(outcomes))) + f"; {' '.join(named)}"
+
+
 def of_bisect(result: dict[str, Any]) -> str:
     layers = [one["layer"] for one in result["restored"]]
     return f"layers {layers} ({LAYER} was seeded), {len(result['probes'])} probes"
@@ -128,12 +190,17 @@ def of_bench(result: dict[str, Any]) -> str:
 
 def steps(folder: Path, model: str) -> dict[str, Step]:
     """The steps, by name."""
-    cuda = ["--device", "cuda"]
+    cuda, itself, ranks = ["--device", "cuda"], ["--candidate", REFERENCE], "--engine-arg=--tp=2"
     large = [*cuda, "--model", model, DUMMY]
     pack = str(folder / "layers" / "servers" / "reference" / "pack")
     return {
         "accuracy": (["run", *cuda, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "accuracy-as-shipped": (["run", *cuda, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
+        **{name: (["run", *cuda, *itself, f"--order-seed={n}"], 0, "report.json", of_run) for n, name in enumerate(EQUAL)},
+        "two-ranks": (["run", *cuda, "--candidate", "sage_attn", ranks], 0, "report.json", of_run),
+        "two-ranks-wrong": (["diff", *cuda, "--candidate", "faulty:second_rank", ranks], 1, "report.json", of_run),
+        "certify-op": (["certify", *cuda], 0, "certificate.json", of_certificate),
+        "certify-server": (["certify", *cuda, "--level", "server"], 0, "certificate.json", of_certificate),
         "accuracy-compiled": (["run", *cuda, "--candidate", "sage_attn", *COMPILED, *CONCURRENCY_4], 0, "report.json", of_run),
         "layers": (["diff", *large, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "layers-as-shipped": (["diff", *large, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
@@ -154,26 +221,25 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="a folder to keep; steps and rows that ended there as expected are not repeated"
     )
+    parser.add_argument("--side-by-side", action="store_true", help="each step or row on a GPU of its own")
     args = parser.parse_args()
+    gpus = Gpus(torch.cuda.device_count() if args.side_by_side else 0)
     with tempfile.TemporaryDirectory(prefix="assay-gpu-") as made:
         folder = (args.out or Path(made)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         if args.backends:
-            backend_table(folder, args.only)
+            backend_table(folder, args.only, gpus)
         else:
-            step_table(folder, args.only)
+            step_table(folder, args.only, gpus)
 
 
-def step_table(folder: Path, only: list[str] | None) -> None:
+def step_table(folder: Path, only: list[str] | None, gpus: Gpus) -> None:
     """Run the steps, and print all that have ended."""
     ended = folder / "steps.json"
     rows: dict[str, list[str]] = json.loads(ended.read_text()) if ended.exists() else {}
     todo = steps(folder, str(shaped_model(folder / "8b")))
-    for name in only or [name for name in todo if name not in rows or rows[name][0] != rows[name][1]]:
-        rows[name] = do(folder, name, todo[name])
-        # After each step: the job takes more than half an hour, and a borrowed machine may be gone by then.
-        ended.write_text(json.dumps(rows))
-        CONSOLE.print(f"{name}: exit {rows[name][0]}, expected {rows[name][1]}", highlight=False)
+    names = only or [name for name in todo if name not in rows or rows[name][0] != rows[name][1]]
+    each(names, gpus, lambda name, env: do(folder, name, todo[name], env), rows, ended)
     table = Table("step", "exit", "expected", "s", "result")
     for name in todo:
         if name in rows:
@@ -181,26 +247,26 @@ def step_table(folder: Path, only: list[str] | None) -> None:
     CONSOLE.print(table)
 
 
-def backend_table(folder: Path, only: list[str] | None) -> None:
+def backend_table(folder: Path, only: list[str] | None, gpus: Gpus) -> None:
     """Run the rows of SGLang's own backends, and print all that have ended as a table in Markdown."""
     ended = folder / "backends.json"
     rows: dict[str, list[str]] = json.loads(ended.read_text()) if ended.exists() else {}
-    for name in only or [name for name in BACKEND_ROWS if name not in rows]:
-        rows[name] = do_backend(folder, name)
-        ended.write_text(json.dumps(rows))
+    names = only or [name for name in BACKEND_ROWS if name not in rows]
+    each(names, gpus, lambda name, env: do_backend(folder, name, env), rows, ended)
     print(f"| candidate against {REFERENCE} | dtype | {' | '.join(BACKEND_COLUMNS)} |")
     print("|" + "---|" * (2 + len(BACKEND_COLUMNS)))
-    for name, cells in rows.items():
-        print("| " + " | ".join(cell.replace("|", "/") for cell in (*BACKEND_ROWS[name], *cells)) + " |")
+    for name in BACKEND_ROWS:
+        if name in rows:
+            print("| " + " | ".join(cell.replace("|", "/") for cell in (*BACKEND_ROWS[name], *rows[name])) + " |")
 
 
-def do(folder: Path, name: str, step: Step) -> list[str]:
+def do(folder: Path, name: str, step: Step, env: dict[str, str]) -> list[str]:
     """Run a step from its beginning; return its row of the table."""
     command, expected, file, show = step
     shutil.rmtree(folder / name, ignore_errors=True)  # left by a step that was interrupted
     out = [] if name == "kernel" else ["--out", str(folder / name)]
     begun = time.monotonic()
-    code = assay(*command, *out, cwd=HERE)
+    code = assay(*command, *out, cwd=HERE, env=env)
     path = folder / name / file
     shown = show(json.loads(path.read_text()) if path.is_file() else {}) if not file or path.is_file() else "no result"
     return [str(code), str(expected), f"{time.monotonic() - begun:.0f}", shown]
