@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -86,23 +87,23 @@ def of_backend(report: dict[str, Any]) -> list[str]:
 
 
 class Gpus:
-    """Lends GPUs to steps that run side by side; without any, each step sees what this process sees, one after the other."""
+    """Lends GPUs to steps that run side by side; without any, the steps run one after the other and see what this process sees."""
 
-    def __init__(self, count: int) -> None:
-        self.workers = max(1, count)
-        self._free, self._changed = set(range(count)), Condition()
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self.count, self.workers = len(gpus), max(1, len(gpus))
+        self._free, self._changed = set(gpus), Condition()
 
     @contextmanager
     def lent(self, count: int) -> Iterator[dict[str, str]]:
         """The environment of a step that needs so many."""
-        if not self._free and self.workers == 1:
+        if self.count < count:
             yield {}
             return
         with self._changed:
             self._changed.wait_for(lambda: len(self._free) >= count)
             mine = [self._free.pop() for _ in range(count)]
         try:
-            yield {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
+            yield {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
         finally:
             with self._changed:
                 self._free.update(mine)
@@ -223,7 +224,9 @@ def main() -> None:
     )
     parser.add_argument("--side-by-side", action="store_true", help="each step or row on a GPU of its own")
     args = parser.parse_args()
-    gpus = Gpus(torch.cuda.device_count() if args.side_by_side else 0)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    every = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+    gpus = Gpus(every if args.side_by_side else [])
     with tempfile.TemporaryDirectory(prefix="assay-gpu-") as made:
         folder = (args.out or Path(made)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
