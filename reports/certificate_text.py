@@ -34,6 +34,7 @@ def headline(certificate: Certificate) -> str:
     text += f"; {outside} do not show in this envelope" if outside else ""
     text += f"; {unfinished} not examined to the end" if unfinished else ""
     text += f"; {len(certificate.left)} not examined" if certificate.left else ""
+    text += f"; {len(certificate.not_asked)} of the catalogue left out" if certificate.not_asked else ""
     return f"{text}; {certificate.minutes:.1f} minutes"
 
 
@@ -41,6 +42,7 @@ def envelope_words(envelope: CertifiedEnvelope) -> str:
     """Where the certificate was made, in words."""
     parts = [
         f"{envelope.calls} calls of the op-level matrix" if envelope.level == "op" else envelope.engine,
+        f"{envelope.reference} as reference" if envelope.reference else "",
         envelope.machine or envelope.device,
         envelope.model,
         " and ".join(envelope.dtypes),
@@ -48,6 +50,7 @@ def envelope_words(envelope: CertifiedEnvelope) -> str:
         f"to {envelope.most_new} new tokens, {envelope.longest} tokens and {envelope.largest_batch} sequences in a call",
         f"PyTorch {envelope.torch}",
         f"seed {envelope.seed}",
+        f"assay {envelope.version} ({envelope.source})" if envelope.version else "",
     ]
     return ", ".join(part for part in parts if part)
 

@@ -9,8 +9,8 @@ import torch
 from assay.harness.attention.faults import CATALOGUE
 from assay.harness.attention.honest import FAMILIES
 from assay.harness.certify.op_level import SUITE, Checker, OpLevel, checked, examine_fault, examine_honest
-from assay.harness.certify.session import Task, chosen, source_hash
-from assay.harness.evidence.certificate import CertifiedEnvelope
+from assay.harness.certify.session import Task, chosen
+from assay.harness.evidence.certificate import CertifiedEnvelope, installed_version, source_hash
 
 HONEST = "honest-"
 """What the ids of honest kernels begin with."""
@@ -47,5 +47,5 @@ def op_envelope(level: OpLevel) -> CertifiedEnvelope:
         torch=torch.__version__, calls=len(calls), layers=len({call.layer for call in calls}),
         heads=max(call.q.shape[1] for call in calls), most_new=max(max(call.lens_q) for call in calls),
         longest=max(max(call.lens_k) for call in calls), largest_batch=max(len(call.lens_q) for call in calls),
-        seed=level.seed, suites=(SUITE,), source=source_hash(),
+        seed=level.seed, suites=(SUITE,), version=installed_version(), source=source_hash(),
     )  # fmt: skip

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -22,10 +23,13 @@ import torch
 from assay.evals.envelope_load import BATCH, DEPTH, long_wave, longest
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
 from assay.evals.questions import PROMPT_HEADER
+from assay.harness.attention.call import AttentionCall, default_device
 from assay.harness.attention.faults import CATALOGUE
 from assay.harness.attention.sdpa import TORCH_SDPA
 from assay.harness.attention.seeded import SeededFault
-from assay.harness.certify.session import CannotContinueError, Task, chosen, source_hash
+from assay.harness.certify.op_level import seeded
+from assay.harness.certify.pins import is_named
+from assay.harness.certify.session import CannotContinueError, Task, chosen
 from assay.harness.collect.envelope import send_ids
 from assay.harness.collect.interview import TOP_LOGPROBS
 from assay.harness.collect.machine import installed_packages
@@ -35,9 +39,19 @@ from assay.harness.conditions import PHASES
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.engines.model import ModelShape, model_shape
-from assay.harness.evidence.certificate import CertifiedEnvelope, Examined, Look, Outcome
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.certificate import (
+    CertifiedEnvelope,
+    Examined,
+    Look,
+    Outcome,
+    installed_version,
+    source_hash,
+)
 from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import pack_of
+from assay.harness.evidence.pack import read_pack
 from assay.harness.evidence.records import Answer, Item, Role
 from assay.harness.evidence.sensitivity import SensitivityRecord, sensitivity_folder
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
@@ -46,11 +60,15 @@ from assay.harness.judge.greedy_suite import greedy_suite
 from assay.harness.judge.report import Report
 from assay.harness.judge.sensitivity import answers_see, logits_see
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, compare_with_noise
+from assay.harness.localize.staged import diagnose_kernel
+from assay.harness.localize.threads import few_threads
+from assay.harness.offline.replay import choose
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import OpenRun
 from assay.harness.server.control import Control
 from assay.harness.server.write_request import write_now
 from assay.harness.text import some
+from assay.harness.verdict import Finding
 
 SUITES = ("layers", "logits", "greedy", "mmlu")
 GREEDY_PROMPTS = 8
@@ -110,6 +128,20 @@ class ServerLevel:
     def folder(self) -> RunFolder:
         """The run's folder."""
         return self._opened.folder
+
+    @cached_property
+    def recorded(self) -> list[AttentionCall]:
+        """Calls that the run without a fault recorded, as many as a replay examines.
+
+        Raises:
+            EvidenceError: it recorded none, or a file is damaged.
+        """
+        pack = pack_of(self.folder)
+        if pack is None:
+            raise EvidenceError(
+                f"{self.folder.path} has no recorded call.", "a replay pack", "remove it, and certify again"
+            )
+        return [one.call.to(default_device()) for one in choose(read_pack(pack))]
 
     @property
     def model(self) -> ModelShape:
@@ -209,14 +241,27 @@ def examine(fault: SeededFault, level: ServerLevel) -> Examined:
     if fault.equivalent:
         outcome = "false alarm" if caught else "quiet"
     flagged = flagged_places(under.against)
+    findings = findings_of(fault, level.recorded) if caught and not fault.equivalent else []
     return Examined(
         id=fault.id, kind="equivalent" if fault.equivalent else "fault", title=fault.title, links=fault.links,
         restricted=fault.where.words, outcome=outcome, looks=looks,
-        pinned=is_pinned_in(fault, flagged, level.model) if flagged else None,
+        named=is_named(fault, findings) if caught and not fault.equivalent else None,
+        pinned=is_pinned_in(fault, flagged, level.model) if flagged else None, found=tuple(one.id for one in findings),
         where=flagged_words(flagged, level.model) if flagged else "",
         why="" if outcome in ("caught", "quiet") else f"{changed} calls were changed",
         seed=fault.where.seed, seconds=time.monotonic() - begun,
     )  # fmt: skip
+
+
+def findings_of(fault: SeededFault, calls: Sequence[AttentionCall]) -> list[Finding]:
+    """What a report would name: the findings on recorded calls of the candidate with the fault.
+
+    The calls are those that the run without a fault recorded, and the fault sits on the certified kernel in assay's own process, as
+    `assay replay` would run it.
+    """
+    fault.restart()
+    with few_threads(calls):
+        return list(diagnose_kernel(seeded(fault), calls).findings)
 
 
 def looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
@@ -303,10 +348,11 @@ def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
     length = reach(spec, model)
     return CertifiedEnvelope(
         level="server", device=spec.device, machine=torch.cuda.get_device_name() if spec.device == "cuda" else "",
-        engine=f"SGLang {installed_packages().get('sglang', '')}, {spec.reference} as reference", model=spec.model,
+        engine=f"SGLang {installed_packages().get('sglang', '')}", reference=spec.reference, model=spec.model,
+        model_hash=level.folder.manifest().model_hash,
         dtypes=(model.dtype,) if spec.device == "cuda" else ("float32",), torch=torch.__version__, layers=model.layers,
         heads=model.q_heads, most_new=length, longest=length, largest_batch=BATCH[spec.device], seed=spec.order_seed,
-        suites=SUITES, source=source_hash(),
+        suites=SUITES, version=installed_version(), source=source_hash(),
     )  # fmt: skip
 
 

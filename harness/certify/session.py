@@ -75,23 +75,13 @@ def chosen(tasks: Sequence[Task], only: Collection[str]) -> list[Task]:
     return [task for task in tasks if not only or task.id in only]
 
 
-def source_hash() -> str:
-    """Hash of assay's source code, which every result is bound to, 12 hexadecimal digits."""
-    root = Path(__file__).parents[2]
-    total = sha256()
-    for part in sorted(path for path in root.iterdir() if path.is_dir()):
-        for path in sorted(part.resolve().rglob("*.py")):  # in a checkout, the parts are links
-            name = path.relative_to(part.resolve())
-            total.update(f"{part.name}/{name}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return total.hexdigest()[:12]
-
-
 def certify(
     tasks: Sequence[Task],
     envelope: CertifiedEnvelope,
     folder: Path,
     display: ProgressDisplay,
     time_limit: float,
+    known: Sequence[str] = (),
 ) -> Certificate:
     """Examine everything that the folder has no result of, and write the certificate after each.
 
@@ -103,6 +93,7 @@ def certify(
         folder: keeps the results; made if it does not exist.
         display: shows the progress.
         time_limit: longest examination, in seconds.
+        known: ids of everything that could be examined there; the certificate lists what was not asked for.
 
     Raises:
         EvidenceError: the folder cannot be written, or a result in it is damaged.
@@ -114,7 +105,7 @@ def certify(
             if task.id not in kept.results:
                 kept.add(_ended(task, kept) or _examined(task, kept, time_limit))
             display.count("faults", number + 1, len(tasks))
-    return kept.certificate([task.id for task in tasks])
+    return kept.certificate([task.id for task in tasks], known)
 
 
 def _examined(task: Task, kept: _Kept, time_limit: float) -> Examined:
@@ -203,13 +194,13 @@ class _Kept:
         """Note that the process outlived the examination."""
         self._running.unlink(missing_ok=True)
 
-    def certificate(self, ids: Sequence[str]) -> Certificate:
+    def certificate(self, ids: Sequence[str], known: Sequence[str] = ()) -> Certificate:
         """The certificate on what was asked for, which is also written."""
         examined = tuple(self.results[id] for id in ids if id in self.results)
         left = tuple(id for id in ids if id not in self.results)
         made = Certificate(
             verdict=verdict_on(examined, left), made=timestamp(), envelope=self._envelope,
-            examined=examined, left=left,
+            examined=examined, left=left, not_asked=tuple(id for id in known if id not in ids),
         )  # fmt: skip
         write_whole(self._folder / FILE, made.model_dump_json(indent=2) + "\n")
         return made

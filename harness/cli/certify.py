@@ -55,15 +55,16 @@ def certify(
         from assay.harness.certify.op_tasks import op_envelope, op_tasks
 
         matrix = OpLevel(device, seed)
-        certificate = run(op_tasks(matrix, fault or ()), op_envelope(matrix), out, display, time_limit or 120)
+        known = [task.id for task in op_tasks(matrix)]
+        certificate = run(op_tasks(matrix, fault or ()), op_envelope(matrix), out, display, time_limit or 120, known)
     else:
         from assay.harness.certify import server_level as servers
         from assay.harness.extras import require
 
         require("serve", "assay certify --level server")
         with servers.ServerLevel(servers.certified_spec(device, model), out / "run", display) as pair:
-            tasks = servers.server_tasks(pair, fault or ())
-            certificate = run(tasks, servers.server_envelope(pair), out, display, time_limit or 1200)
+            tasks, known = servers.server_tasks(pair, fault or ()), [task.id for task in servers.server_tasks(pair)]
+            certificate = run(tasks, servers.server_envelope(pair), out, display, time_limit or 1200, known)
     write_whole(out / MATRIX, markdown(certificate))
     render(certificate, console)
     say(f"Written: {out / MATRIX}, {out / 'certificate.json'}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +30,10 @@ class CertifiedEnvelope(Part):
         device: "cpu" or "cuda".
         machine: name of the GPU; empty on a CPU.
         engine: engine and version; empty for the op level.
+        reference: backend of the reference; empty for the op level.
         model: model; empty for the op level.
+        model_hash: hash of the model's files; empty for the op level.
+        noise: noise family of the kernel in which faults were seeded; empty for rounding alone.
         dtypes: dtypes of q, k and v.
         torch: version of PyTorch.
         calls: calls of the op-level matrix; 0 for servers.
@@ -39,6 +44,7 @@ class CertifiedEnvelope(Part):
         largest_batch: most sequences of a call.
         seed: seed of the matrix or of the questions.
         suites: what looked at each fault.
+        version: version of assay.
         source: hash of assay's source code.
     """
 
@@ -46,7 +52,10 @@ class CertifiedEnvelope(Part):
     device: str
     machine: str = ""
     engine: str = ""
+    reference: str = ""
     model: str = ""
+    model_hash: str = ""
+    noise: str = ""
     dtypes: tuple[str, ...]
     torch: str
     calls: int = 0
@@ -57,6 +66,7 @@ class CertifiedEnvelope(Part):
     largest_batch: int
     seed: int = 0
     suites: tuple[str, ...]
+    version: str = ""
     source: str
 
 
@@ -123,6 +133,7 @@ class Certificate(Decided):
     envelope: CertifiedEnvelope
     examined: tuple[Examined, ...]
     left: tuple[str, ...] = Field((), description="ids that were not examined")
+    not_asked: tuple[str, ...] = Field((), description="ids of the catalogue that were left out with --fault")
 
     @property
     def minutes(self) -> float:
@@ -132,6 +143,22 @@ class Certificate(Decided):
     def having(self, *outcomes: Outcome) -> list[Examined]:
         """What ended with one of these outcomes."""
         return [one for one in self.examined if one.outcome in outcomes]
+
+
+def installed_version() -> str:
+    """Version of assay, as installed."""
+    return version("assay")
+
+
+def source_hash() -> str:
+    """Hash of assay's source code, which every result is bound to, 12 hexadecimal digits."""
+    root = Path(__file__).parents[2]
+    total = sha256()
+    for part in sorted(path for path in root.iterdir() if path.is_dir()):
+        for path in sorted(part.resolve().rglob("*.py")):  # in a checkout, the parts are links
+            name = path.relative_to(part.resolve())
+            total.update(f"{part.name}/{name}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()[:12]
 
 
 def verdict_on(examined: tuple[Examined, ...], left: tuple[str, ...]) -> Verdict:

@@ -11,6 +11,7 @@ from assay.harness.baselines import counts_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, Pairing, pair
 from assay.harness.config import RunSpec
 from assay.harness.engines.arguments import differences
+from assay.harness.evidence.certificate import installed_version, source_hash
 from assay.harness.evidence.common_settings import read_common_settings
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
@@ -23,7 +24,7 @@ from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
 from assay.harness.judge.binding import Served, check_parsed, check_reconciled, parsed_from_text
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.certified import check_certificate
+from assay.harness.judge.certified import RunEnvelope, check_certificate
 from assay.harness.judge.decide import WHOLE, decide, holm_corrected
 from assay.harness.judge.envelope import check_envelope, envelope_result
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
@@ -217,12 +218,26 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
         *checks,
         check_sensitive(spec, evidence.sensitivity, evidence.faults.records, _has_url(spec)),
         check_envelope(spec, evidence.envelope, _claimed(evidence)),
-        check_certificate(spec, {server.engine.partition(" on ")[0] for server in evidence.servers.values()}),
+        check_certificate(spec, _ran(evidence)),
         *rules.check_logits(spec.suites, "logits" in ran),
         *rules.check_accuracy_tested(spec.suites),
         *latency.checks,
         *_check_required(spec, ran, gate=status is not None),
     ]
+
+
+def _ran(evidence: _Evidence) -> RunEnvelope:
+    """Where the run was made, as far as a certificate depends on it."""
+    manifest, layers = evidence.folder.manifest(), evidence.layers
+    return RunEnvelope(
+        engines=frozenset(server.engine.partition(" on ")[0] for server in evidence.servers.values()),
+        hardware=manifest.hardware,
+        model_hash=manifest.model_hash,
+        dtype=layers.errors.headers[0].dtype if layers else "",
+        noise=manifest.noise.get("candidate", ""),
+        version=installed_version(),
+        source=source_hash(),
+    )
 
 
 def _check_required(spec: RunSpec, ran: Sequence[str], gate: bool) -> list[Check]:

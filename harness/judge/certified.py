@@ -2,24 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.certificate import FILE, Certificate, read_certificate
+from assay.harness.text import listed
 from assay.harness.verdict import Check, CheckStatus
 
 CHECK = "certificate"
 _TITLE = "a certificate says which faults the harness catches in this envelope"
 
 
-def check_certificate(spec: RunSpec, engines: Collection[str]) -> Check:
+@dataclass(frozen=True)
+class RunEnvelope:
+    """Where a run was made, as far as a certificate depends on it.
+
+    Attributes:
+        engines: engines of its servers, such as "SGLang 0.5.23".
+        hardware: of the machine; on CUDA it starts with the GPU's name.
+        model_hash: hash of the model's files.
+        dtype: dtype of the compared calls; empty if none was compared.
+        noise: noise family that the candidate declares; empty for rounding alone.
+        version: version of assay that judges.
+        source: hash of its source code.
+    """
+
+    engines: frozenset[str]
+    hardware: str
+    model_hash: str
+    dtype: str
+    noise: str
+    version: str
+    source: str
+
+
+class _Part(NamedTuple):
+    """One thing that a certificate and a run may have in common.
+
+    Attributes:
+        name: in words.
+        made: in the certificate.
+        here: in the run.
+        agrees: whether they are the same.
+    """
+
+    name: str
+    made: str
+    here: str
+    agrees: bool
+
+
+def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
     """The certificate that the policy names, if it was made where the run was. It does not forbid a pass, unless it is damaged.
+
+    A certificate is cited only if everything agrees: level, device, machine, engine, reference, model, dtype, noise family and
+    assay's own code; if it reaches as far as the policy's envelope; and if the whole catalogue was examined.
 
     Args:
         spec: the run's.
-        engines: engines of its servers, such as "SGLang 0.5.23".
+        ran: where the run was made.
     """
     path = Path(spec.certificate) if spec.certificate else Path(spec.baselines) / FILE
     if not path.exists():
@@ -29,26 +74,56 @@ def check_certificate(spec: RunSpec, engines: Collection[str]) -> Check:
         found = read_certificate(path)
     except EvidenceError as error:
         return _check("missing", error.found, error.do)
-    if differing := _differences(found, spec, engines):
-        return _check("not checked", f"{path} was made elsewhere: {'; '.join(differing)}", "certify this envelope")
+    parts = _parts(found, spec, ran)
+    agreeing, outside = [one for one in parts if one.agrees], [one for one in parts if not one.agrees]
+    if outside:
+        differing = "; ".join(f"{one.name} {one.made or 'not recorded'} instead of {one.here}" for one in outside)
+        same = f"; the same: {listed([one.name for one in agreeing])}" if agreeing else ""
+        settles = "certify this envelope: assay certify --level server"
+        return _check("not checked", f"{path} was made elsewhere: {differing}{same}", settles)
+    if found.not_asked:
+        left_out = f"{len(found.not_asked)} of the catalogue were left out, for example {found.not_asked[0]}"
+        return _check("not checked", f"{path} is no proof: {left_out}", "certify without --fault")
     if found.verdict != "pass":
         return _check(
             "not checked", f"{path} is no proof: {_counts(found)}", "see what was not caught, and certify again"
         )
-    return _check("ok", f"{_counts(found)}, on {found.made[:10]}")
+    return _check("ok", f"{_counts(found)}, on {found.made[:10]}; {_envelope(agreeing)}")
 
 
-def _differences(found: Certificate, spec: RunSpec, engines: Collection[str]) -> list[str]:
-    """How the envelope of a certificate differs from a run's."""
+def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
+    """What a certificate depends on, there and here."""
     made = found.envelope
-    pairs: list[tuple[str, str, str]] = [("device", made.device, spec.device)]
+    pairs = [("level", made.level, "server"), ("device", made.device, spec.device)]
+    if spec.device == "cuda":
+        pairs.append(("GPU", made.machine, made.machine if _is_gpu_of(made.machine, ran.hardware) else ran.hardware))
     if made.level == "server":
-        pairs += [("model", made.model, spec.model)]
-        pairs += [("engine", made.engine.partition(",")[0], engine) for engine in engines]
-    differing = [f"{what} {there} instead of {here}" for what, there, here in pairs if there != here]
-    if made.longest < spec.envelope:
-        differing.append(f"to {made.longest} tokens instead of {spec.envelope}")
-    return differing
+        pairs += [("engine", made.engine, engine) for engine in sorted(ran.engines)]
+        pairs += [
+            ("reference", made.reference, spec.reference),
+            ("model", _model(made.model, made.model_hash), _model(spec.model, ran.model_hash)),
+        ]
+    pairs.append(("noise family", made.noise or "exact", ran.noise or "exact"))
+    pairs.append(("assay", f"{made.version} ({made.source})".strip(), f"{ran.version} ({ran.source})"))
+    parts = [_Part(name, there, here, there == here) for name, there, here in pairs]
+    dtypes = listed(list(made.dtypes))
+    parts.append(_Part("dtype", dtypes, ran.dtype or "none that was compared", ran.dtype in made.dtypes))
+    reach = f"to {made.longest:,} tokens"
+    parts.append(_Part("reach", reach, f"to {spec.envelope:,} tokens", made.longest >= spec.envelope))
+    return parts
+
+
+def _model(name: str, hash: str) -> str:
+    return f"{name} ({hash[:12] or 'no hash'})"
+
+
+def _is_gpu_of(machine: str, hardware: str) -> bool:
+    return bool(machine) and hardware.partition(";")[0] == machine
+
+
+def _envelope(parts: Sequence[_Part]) -> str:
+    """What a certificate and a run have in common, in words."""
+    return "made in this envelope: " + ", ".join(f"{one.name} {one.made}" for one in parts)
 
 
 def _counts(found: Certificate) -> str:

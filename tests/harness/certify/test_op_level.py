@@ -134,6 +134,14 @@ def test_a_fault_outside_the_envelope_is_not_counted_as_missed(tmp_path: Path) -
     assert made.exit_code == ExitCode.PASS
 
 
+def test_a_certificate_says_what_of_the_catalogue_was_left_out(tmp_path: Path) -> None:
+    known = [task.id for task in op_tasks(FEW)]
+    tasks = op_tasks(FEW, ["identity"])
+    made = certify(tasks, op_envelope(FEW), tmp_path, ProgressDisplay(Console(quiet=True)), 60, known)
+    assert (made.exit_code, len(made.not_asked)) == (ExitCode.PASS, len(known) - 1)
+    assert "identity" not in made.not_asked
+
+
 def test_an_unknown_fault_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="no fault gremlins"):
         op_tasks(FEW, ["gremlins"])

@@ -30,4 +30,8 @@ def test_one_pair_of_servers_sees_one_fault_after_the_other(tmp_path: Path) -> N
     }
     assert {look.suite for look in found["gain-0.1-percent"].looks if look.caught} == {"layers"}
     assert found["layer-2-zero"].where.startswith("extend and decode, layer 2 of 4")
+    assert {id: one.named for id, one in found.items()} == {
+        "mask-top-left": True, "identity": None, "layer-2-zero": None, "gain-0.1-percent": None,
+    }  # fmt: skip
+    assert "mask-top-left" in found["mask-top-left"].found
     assert all(found[id].pinned for id in ("mask-top-left", "layer-2-zero"))

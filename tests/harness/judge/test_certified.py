@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,47 +8,65 @@ import pytest
 
 from assay.harness.config import RunSpec
 from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope, Examined
-from assay.harness.judge.certified import check_certificate
+from assay.harness.judge.certified import RunEnvelope, check_certificate
 from assay.harness.verdict import Check
 
 ENGINE = "SGLang 0.5.23"
+RUN: dict[str, Any] = {"reference": "torch_native", "candidate": "triton"}
+RAN = RunEnvelope(
+    engines=frozenset({ENGINE}), hardware="a CPU, 2 cores, 8 GiB", model_hash="f00", dtype="float32", noise="",
+    version="1.0", source="abc",
+)  # fmt: skip
 
 
 def envelope(**changed: Any) -> CertifiedEnvelope:
     made = CertifiedEnvelope(
-        level="server", device="cpu", engine=f"{ENGINE}, torch_native as reference", model="tiny", dtypes=("float32",),
-        torch="2", layers=4, heads=4, most_new=512, longest=512, largest_batch=9, suites=("layers",), source="abc",
+        level="server", device="cpu", engine=ENGINE, reference="torch_native", model="tiny", model_hash="f00",
+        dtypes=("float32",), torch="2", layers=4, heads=4, most_new=512, longest=512, largest_batch=9, suites=("layers",),
+        version="1.0", source="abc",
     )  # fmt: skip
     return made.model_copy(update=changed)
 
 
 def checked(
-    folder: Path, made: CertifiedEnvelope, *, verdict: str = "pass", spec: dict[str, Any] | None = None
+    folder: Path,
+    made: CertifiedEnvelope,
+    *,
+    spec: dict[str, Any] | None = None,
+    ran: RunEnvelope = RAN,
+    **changed: Any,
 ) -> Check:
     path = folder / "certificate.json"
     examined = (Examined(id="a", kind="fault", title="a", outcome="caught", seconds=1.0),)
-    certificate = Certificate(
-        verdict=verdict, made="2026-01-02T03:04:05Z", envelope=made, examined=examined  # type: ignore[arg-type]
-    )  # fmt: skip
-    path.write_text(certificate.model_dump_json())
-    return check_certificate(RunSpec(**{**RUN, "certificate": str(path), **(spec or {})}), {ENGINE})
+    certificate = Certificate(verdict="pass", made="2026-01-02T03:04:05Z", envelope=made, examined=examined)
+    path.write_text(certificate.model_copy(update=changed).model_dump_json())
+    return check_certificate(RunSpec(**{**RUN, "certificate": str(path), **(spec or {})}), ran)
 
 
-RUN: dict[str, Any] = {"reference": "torch_native", "candidate": "triton"}
-
-
-def test_a_certificate_of_the_runs_envelope_is_cited(tmp_path: Path) -> None:
+def test_a_certificate_of_the_runs_envelope_is_cited_with_what_agrees(tmp_path: Path) -> None:
     found = checked(tmp_path, envelope())
-    assert (found.status, found.found) == ("ok", "1 of 1 faults caught, 0 false alarms, on 2026-01-02")
+    assert (found.status, found.found) == (
+        "ok",
+        "1 of 1 faults caught, 0 false alarms, on 2026-01-02; made in this envelope: level server, device cpu, "
+        "engine SGLang 0.5.23, reference torch_native, model tiny (f00), noise family exact, assay 1.0 (abc), dtype float32, "
+        "reach to 512 tokens",
+    )
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
+        ({"level": "op"}, "level op instead of server"),
         ({"device": "cuda"}, "device cuda instead of cpu"),
-        ({"model": "other"}, "model other instead of tiny"),
+        ({"model": "other", "model_hash": "bad"}, "model other (bad) instead of tiny (f00)"),
+        ({"model_hash": "bad"}, "model tiny (bad) instead of tiny (f00)"),
         ({"engine": "SGLang 0.5.17"}, "engine SGLang 0.5.17 instead of SGLang 0.5.23"),
-        ({"longest": 100}, "to 100 tokens instead of 512"),
+        ({"reference": "triton"}, "reference triton instead of torch_native"),
+        ({"noise": "int8_qk"}, "noise family int8_qk instead of exact"),
+        ({"dtypes": ("bfloat16",)}, "dtype bfloat16 instead of float32"),
+        ({"version": "0.9"}, "assay 0.9 (abc) instead of 1.0 (abc)"),
+        ({"source": "def"}, "assay 1.0 (def) instead of 1.0 (abc)"),
+        ({"longest": 100}, "reach to 100 tokens instead of to 512 tokens"),
     ],
 )
 def test_a_certificate_of_another_envelope_is_not(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
@@ -56,17 +75,49 @@ def test_a_certificate_of_another_envelope_is_not(tmp_path: Path, changed: dict[
     assert words in found.found
 
 
+def test_a_candidate_that_declares_noise_cites_no_certificate_of_exact_kernels(tmp_path: Path) -> None:
+    found = checked(tmp_path, envelope(), ran=replace(RAN, noise="int8_qk"))
+    assert (found.status, "noise family exact instead of int8_qk" in found.found) == ("not checked", True)
+    assert "the same: level, device, engine, reference, model, assay, dtype and reach" in found.found
+
+
+@pytest.mark.parametrize(
+    ("machine", "hardware", "status"),
+    [
+        ("NVIDIA H100", "NVIDIA H100; a CPU", "ok"),
+        ("NVIDIA H100", "NVIDIA H200; a CPU", "not checked"),
+        ("NVIDIA H100", "NVIDIA H100 NVL; a CPU", "not checked"),
+        ("", "NVIDIA H100; a CPU", "not checked"),
+    ],
+)
+def test_a_certificate_of_another_gpu_is_not_cited(tmp_path: Path, machine: str, hardware: str, status: str) -> None:
+    made = envelope(device="cuda", machine=machine, longest=2048)
+    assert checked(tmp_path, made, spec={"device": "cuda"}, ran=replace(RAN, hardware=hardware)).status == status
+
+
+def test_a_run_that_compared_no_call_cites_none(tmp_path: Path) -> None:
+    assert checked(tmp_path, envelope(), ran=replace(RAN, dtype="")).status == "not checked"
+
+
 def test_a_failed_certificate_is_no_proof(tmp_path: Path) -> None:
     assert checked(tmp_path, envelope(), verdict="regression").status == "not checked"
 
 
+def test_a_certificate_of_a_part_of_the_catalogue_is_no_proof(tmp_path: Path) -> None:
+    found = checked(tmp_path, envelope(), not_asked=("mask-missing", "scale-missing"))
+    assert (found.status, "2 of the catalogue were left out, for example mask-missing" in found.found) == (
+        "not checked",
+        True,
+    )
+
+
 def test_without_a_certificate_nothing_is_checked_unless_the_policy_names_one(tmp_path: Path) -> None:
     none = str(tmp_path / "none")
-    assert check_certificate(RunSpec(**RUN, baselines=none), ()).status == "not checked"
-    assert check_certificate(RunSpec(**RUN, certificate=none), ()).status == "missing"
+    assert check_certificate(RunSpec(**RUN, baselines=none), RAN).status == "not checked"
+    assert check_certificate(RunSpec(**RUN, certificate=none), RAN).status == "missing"
 
 
 def test_a_damaged_certificate_forbids_a_pass(tmp_path: Path) -> None:
     path = tmp_path / "certificate.json"
     path.write_text("{}")
-    assert check_certificate(RunSpec(**RUN, certificate=str(path)), ()).status == "missing"
+    assert check_certificate(RunSpec(**RUN, certificate=str(path)), RAN).status == "missing"
