@@ -315,7 +315,7 @@ def _usage_error(error: ValidationError) -> UsageError:
     field = RunSpec.model_fields.get(name)
     about = f" ({field.description})" if field and field.description else ""
     given = flag(name)
-    message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").replace("Input ", "it ", 1)
     return UsageError(
         f"{given} is {first['input']!r}.", f"{message}{about}", f"give {given} another value, or leave it out"
     )

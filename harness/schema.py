@@ -59,4 +59,4 @@ def read_json(path: Path, kind: type[Document], do: str) -> Document:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         found = f"{path} is damaged{f' at {where}' if where else ''}: {first['msg']}."
-    raise EvidenceError(found, f"a {kind.__name__} that this version of assay wrote", do)
+    raise EvidenceError(found, "a file that this version of assay wrote", do)

@@ -78,5 +78,11 @@ def percent(share: float) -> str:
 
 
 def two_digits(ratio: float) -> str:
-    """Two significant digits, without an exponent below a million: "0.37", "140", "12,000"."""
-    return f"{float(f'{ratio:.2g}'):,g}" if math.isfinite(ratio) else "not finite"
+    """Two significant digits, without an exponent below a million million: "0.37", "140", "12,000", "2.4 million"."""
+    if not math.isfinite(ratio):
+        return "not finite"
+    rounded = float(f"{ratio:.2g}")
+    for unit, name in ((1e9, " billion"), (1e6, " million")):
+        if unit <= rounded < 1_000 * unit:
+            return f"{rounded / unit:g}{name}"
+    return f"{rounded:,g}"

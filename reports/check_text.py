@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -21,7 +22,7 @@ def headline(result: CheckResult) -> str:
     """One sentence: how many calls are wrong, and the worst own error with its bound."""
     tried = len(result.computed) + len(result.broken)
     if result.exit_code == ExitCode.NO_VERDICT:
-        verdict = f"No verdict on {result.kernel}: {'; '.join(result.missing)}"
+        verdict = f"No verdict on {result.kernel}: requirements of a pass were not tested"
     elif result.exit_code == ExitCode.PASS:
         verdict = f"{result.kernel} is correct on all {tried} calls"
     elif result.failing:
@@ -31,6 +32,8 @@ def headline(result: CheckResult) -> str:
     worst = result.worst
     if worst is None:
         return verdict
+    if not math.isfinite(worst.own):
+        return f"{verdict}; an output is not finite"
     return f"{verdict}; worst own error {percent(worst.own)}, {two_digits(worst.ratio)} times its bound of {percent(worst.bound)}"
 
 
@@ -110,6 +113,8 @@ def render(result: CheckResult, console: Console) -> None:
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)
         say(console, indifferent(result.axes))
+    for one in result.missing:
+        say(console, f"Missing: {one}")
     for one in not_covered(result):
         say(console, f"Not covered: {one}")
     if result.smallest:

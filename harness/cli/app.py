@@ -85,6 +85,17 @@ class _Commands(TyperGroup):
         super().format_help(ctx, formatter)
 
 
+class _Pipe(Console):
+    """A console that falls silent when its reader goes away (``assay run | head``): the command goes on and exits with its verdict.
+
+    Rich would end it with exit code 1, which means that the candidate regressed.
+    """
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
 app = typer.Typer(
     name="assay",
     cls=_Commands,
@@ -94,8 +105,8 @@ app = typer.Typer(
     help="Compare a candidate attention backend with a reference inside the same serving engine.\n\n"
     "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report says why).",
 )
-console = Console()
-errors = Console(stderr=True)
+console = _Pipe()
+errors = _Pipe(stderr=True)
 
 
 def say(text: str) -> None:

@@ -12,6 +12,7 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.question_plan import Stop
 from assay.harness.evidence.records import ROLES, Answer, Item, Role
 from assay.harness.stats.outlook import forecast
+from assay.harness.text import percent
 
 LOOK_EVERY, LOOK_SHARE = 8, 0.02
 """New pairs after which the test looks again: so many, and at least this share of all. Any numbers keep the error rates; a look at
@@ -169,19 +170,18 @@ def outlook(spec: RunSpec, most: int) -> list[str]:
         most: questions planned.
     """
     margin, alpha = spec.margin, spec.alpha
-    expected, decided = [], []
+    expected = []
     for flips in FLIPS:
         equal = forecast(0.0, flips, margin, alpha, most)
         count = f"about {equal.questions:,}" if equal.questions else f"more than {most:,}"
-        expected.append(f"{count} if {flips:.0%} of the answers flip")
-        decided.append(f"{equal.power:.0%}")
+        expected.append(f"{count} if {percent(flips)} of the answers flip ({percent(equal.power)} of runs decide)")
     shown = [
-        f"{100 * loss:g} points in {forecast(loss, FLIPS[-1], margin, spec.regression_alpha, most).power:.0%}"
+        f"{100 * loss:g} points in {percent(forecast(loss, FLIPS[-1], margin, spec.regression_alpha, most).power)}"
         for loss in (1.5 * margin, 2.5 * margin, 5 * margin)
     ]
     return [
         f"Questions: at most {most:,}, in the random order of seed {spec.order_seed}; margin {margin:g}, alpha {alpha:g}. "
         "Asking stops when the answers decide.",
-        f"Expected for an equal candidate: {', '.join(expected)}; decided in {', '.join(decided)} of such runs.",
-        f"Power at {FLIPS[-1]:.0%} flips: shown as a regression is a loss of {', of '.join(shown)} of runs.",
+        f"Questions that an equal candidate needs: {', '.join(expected)}.",
+        f"Losses shown as a regression if {percent(FLIPS[-1])} of the answers flip: {', '.join(shown)} of runs.",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 from assay.harness.attention.call import AttentionCall
@@ -11,6 +12,7 @@ from assay.harness.conditions import POSITION
 from assay.harness.localize.causes import Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN, Group, not_run, scaled
+from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent, some
 from assay.harness.verdict import Finding, Severity
 
@@ -46,8 +48,9 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
     """
     layers = sorted({result.call.layer for result in run.results})
     heads = max((result.call.first_head + result.call.q.shape[1] for result in run.results), default=0)
-    bugs = [_bug(cause, layers, heads, reproduce) for cause in causes(run)]
-    return bugs + _over_all_calls(run, reproduce) + _behaviour(run, layers, reproduce)
+    with few_threads([result.call for result in run.results]):
+        bugs = [_bug(cause, layers, heads, reproduce) for cause in causes(run)]
+        return bugs + _over_all_calls(run, reproduce) + _behaviour(run, layers, reproduce)
 
 
 def _bug(cause: Cause, layers: Sequence[int], heads: int, reproduce: str) -> Finding:
@@ -62,7 +65,8 @@ def _bug(cause: Cause, layers: Sequence[int], heads: int, reproduce: str) -> Fin
     oracle_error = percent(cause.oracle_error)
     best = cause.hypotheses[0] if cause.hypotheses else None
     if best is None:
-        diagnosis = f"no known bug explains the error: the output is off by {oracle_error}"
+        off = f"is off by {oracle_error}" if math.isfinite(cause.oracle_error) else "is not finite"
+        diagnosis = f"no known bug explains the error: the output {off}"
     else:
         match = percent(cause.hypothesis_error)
         diagnosis = f'matches "{best.title}" to within {match}; the correct result is {oracle_error} away'

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from traceback import walk_tb
 
 from torch import Tensor
 
@@ -38,7 +40,7 @@ class Guard:
             raise  # the contract allows a refusal, and a missing package is not a breach of it
         except Exception as error:  # a kernel may raise anything, and the other calls still have to run
             first = next(iter(str(error).splitlines()), "")
-            raise self._breach(f"raised {type(error).__name__}: {first[:200]}") from error
+            raise self._breach(f"raised {type(error).__name__}: {first[:200]} ({_line(error)})") from error
         if fault := output_fault(call, out):
             raise self._breach(f"returned: {fault}")
         return out
@@ -46,6 +48,13 @@ class Guard:
     def _breach(self, how: str) -> KernelRefused:
         self.breaches.add(how)
         return KernelRefused(how)
+
+
+def _line(error: Exception) -> str:
+    """File and line of the kernel at which it was raised, perhaps by a library that the kernel called."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    kernel = frames[min(1, len(frames) - 1)][0]  # called by the guard, whose frame comes first
+    return f"{Path(kernel).name}, line {[line for file, line in frames if file == kernel][-1]}"
 
 
 def run_guarded(guard: Guard, calls: Sequence[AttentionCall], repeats: int = MAX_REPEATED) -> KernelRun:

@@ -30,7 +30,7 @@ from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
 
 CONTRACT_BROKEN = "contract-broken"
 LEAST_COVERED = 0.9
-"""Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs into
+"""Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in
 its declaration: there it is a statement, and not a matter of what happened to be refused."""
 _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
 """Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
@@ -406,12 +406,20 @@ def _refused(made: Sequence[Case], run: KernelRun, case_of: Mapping[int, Case]) 
             continue  # `_missing` says so
         if len(there) < LEAST_COVERED * len(asked):
             found.append(
-                f"only {len(there)} of {len(asked)} {phase} calls were computed; a pass needs {LEAST_COVERED:.0%}"
+                f"only {len(there)} of {len(asked)} {phase} calls were computed; a pass needs {percent(LEAST_COVERED)}"
             )
         for axis in asked[0]:
             values = dict.fromkeys(condition[axis] for condition in asked)
             lost = [value for value in values if value not in {condition[axis] for condition in there}]
             if lost:
-                advice = "; declare what it supports" if axis in ("dtype", "head_dim") else ""
+                advice = _declaration(axis, [value for value in values if value not in lost])
                 found.append(f"every {phase} call with {axis} {' or '.join(lost)} was refused{advice}")
     return found
+
+
+def _declaration(axis: str, computed: Sequence[str]) -> str:
+    """How a kernel declares the values of an axis that it computes, in words; empty for what is not declared."""
+    if axis not in ("dtype", "head_dim"):
+        return ""
+    values = [f'"{value}"' if axis == "dtype" else value for value in computed]
+    return f"; declare what it supports: {axis}s=({', '.join(values)}{',' * (len(values) == 1)})"

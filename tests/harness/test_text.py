@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.text import clip, one_line, ranges, visible
+from assay.harness.text import clip, one_line, ranges, two_digits, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()))
 
@@ -80,3 +80,21 @@ def test_clip_keeps_the_start_and_the_last_line_and_counts_the_rest() -> None:
 )
 def test_ranges(numbers: tuple[int, ...], text: str) -> None:
     assert ranges(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (0.372, "0.37"),
+        (140.0, "140"),
+        (12_345.0, "12,000"),
+        (999_999.0, "1 million"),
+        (2.4e6, "2.4 million"),
+        (1.23e7, "12 million"),
+        (3.1e11, "310 billion"),
+        (3e12, "3e+12"),
+        (float("inf"), "not finite"),
+    ],
+)
+def test_a_ratio_has_two_digits_and_no_exponent(ratio: float, shown: str) -> None:
+    assert two_digits(ratio) == shown

@@ -28,6 +28,10 @@ def picky(call: AttentionCall) -> Tensor:
     return rounded_oracle(call)
 
 
+def not_a_number(call: AttentionCall) -> Tensor:
+    return torch.full_like(rounded_oracle(call), float("nan"))
+
+
 def printed(result: CheckResult) -> str:
     out = io.StringIO()
     render(result, Console(file=out, width=100))
@@ -75,6 +79,23 @@ def test_one_line_for_several_kernels() -> None:
     assert sentence([right, wrong, right]).startswith(f"2 kernels, {3 * DECODE} calls, worst ")
     refuses_all = check(picky, dtypes=["float32"], phases=["decode"])
     assert sentence([refuses_all]) == f"1 kernel, 0 calls, {DECODE} not covered"
-    assert "No verdict" in headline(refuses_all)
+    assert headline(refuses_all) == f"No verdict on {refuses_all.kernel}: requirements of a pass were not tested"
     assert refuses_all.exit_code == ExitCode.NO_VERDICT
     assert "no decode call was computed" in printed(refuses_all)
+
+
+def test_what_is_missing_has_a_line_each() -> None:
+    result = check(picky, phases=["decode"])
+    assert len(result.missing) >= 2
+    for text, word in ((message(result), "missing"), (printed(result), "Missing")):
+        assert text.count(f"{word}: ") == len(result.missing)
+        for one in result.missing:
+            assert one in text
+    [dtype] = [one for one in result.missing if "dtype float32 was refused" in one]
+    assert dtype.endswith(('dtypes=("bfloat16", "float16")', 'dtypes=("float16", "bfloat16")'))
+
+
+def test_an_output_that_is_not_finite_is_said_in_words() -> None:
+    result = check(not_a_number, phases=["decode"], dtypes=["bfloat16"])
+    assert headline(result).endswith("calls; an output is not finite")
+    assert "the output is not finite" in result.findings[0].diagnosis

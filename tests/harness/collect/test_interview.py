@@ -232,7 +232,7 @@ def test_servers_in_turn_share_few_questions_first(long_plan: Plan, tmp_path: Pa
 def test_the_plan_says_what_to_expect_before_anything_is_asked(long_plan: Plan) -> None:
     lines = outlook(long_plan.spec, 4096)
     assert lines[0].startswith("Questions: at most 4,096, in the random order of seed 0; margin 0.02, alpha 0.05.")
-    assert "if 0% of the answers flip" in lines[1]
+    assert "if 0 % of the answers flip" in lines[1]
 
 
 def test_the_command_in_the_manifest_repeats_the_run(plan: Plan, tmp_path: Path) -> None:

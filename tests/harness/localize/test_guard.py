@@ -20,7 +20,7 @@ def raises(call: AttentionCall) -> Tensor:
 @pytest.mark.parametrize(
     ("kernel", "how"),
     [
-        (raises, "raised IndexError: block 3"),
+        (raises, r"raised IndexError: block 3 \(test_guard.py, line \d+\)$"),
         (lambda call: rounded_oracle(call).float(), "returned: torch.float32"),
         (lambda call: rounded_oracle(call)[1:], r"returned: torch.bfloat16 \[4, 4, 16\]"),
         (lambda call: None, "returned: NoneType"),
@@ -31,6 +31,16 @@ def test_breaches_of_the_contract_are_remembered(kernel: Kernel, how: str) -> No
     with pytest.raises(KernelRefused, match=how):
         guard(CALL)
     assert len(guard.breaches) == 1
+
+
+def test_a_breach_names_the_kernels_own_line() -> None:
+    def multiplies(call: AttentionCall) -> Tensor:
+        return torch.nn.functional.linear(call.q, call.k)
+
+    with pytest.raises(KernelRefused, match=r"\(test_guard.py, line \d+\)$"):
+        Guard(multiplies, Declaration())(CALL)
+    with pytest.raises(KernelRefused, match=r"raised TypeError: .* \(guard.py, line \d+\)$"):
+        Guard(lambda: CALL.q, Declaration())(CALL)  # type: ignore[arg-type, misc]
 
 
 def test_a_refusal_is_a_kernels_right() -> None:
@@ -56,7 +66,9 @@ def test_a_kernel_that_fails_when_repeated_is_reported() -> None:
 
     guard = Guard(tired, Declaration())
     assert len(run_guarded(guard, [CALL]).results) == 1
-    assert guard.failed_repeats == [(CALL, "raised RuntimeError: out of memory")]
+    [(failed, why)] = guard.failed_repeats
+    assert failed is CALL
+    assert why.startswith("raised RuntimeError: out of memory (test_guard.py, line ")
 
 
 @pytest.mark.parametrize("count", [1, MAX_REPEATED, MAX_REPEATED + 1, 3 * MAX_REPEATED])
