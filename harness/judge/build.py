@@ -39,7 +39,7 @@ from assay.harness.judge.mmlu_suite import (
     check_question_plan,
     read_questions,
 )
-from assay.harness.judge.op_matrix import matrix_suite
+from assay.harness.judge.op_matrix import check_matrix, matrix_suite
 from assay.harness.judge.own_error import LayerDiff, layer_diff
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
 from assay.harness.judge.sensitivity import FaultEvidence, check_sensitive, read_fault_evidence, sensitivity_result
@@ -220,6 +220,7 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
         check_envelope(spec, evidence.envelope, _claimed(evidence)),
         check_certificate(spec, _ran(evidence)),
         *rules.check_logits(spec.suites, "logits" in ran),
+        *check_matrix(spec, evidence.matrix, "candidate" in evidence.folder.manifest().code),
         *rules.check_accuracy_tested(spec.suites),
         *latency.checks,
         *_check_required(spec, ran, gate=status is not None),

@@ -1,13 +1,16 @@
-"""The candidate's kernel on the op-level matrix of the run's model -> the suite ``matrix``."""
+"""The candidate's kernel on the op-level matrix of the run's model -> the suite ``matrix``, and the check that it ran."""
 
 from __future__ import annotations
 
+from assay.harness.config import RunSpec
+from assay.harness.evidence.folder import REPEAT_RUN
 from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, two_digits
-from assay.harness.verdict import kernel_verdict, serious
+from assay.harness.verdict import Check, kernel_verdict, serious
 
+CHECK = "matrix-ran"
 SUITE = "matrix"
 _WORST = "worst-of-matrix"
 
@@ -15,13 +18,13 @@ _WORST = "worst-of-matrix"
 def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
     """The verdict on the kernel by itself; None where the matrix was not run.
 
-    - *regression*: a call is out of bounds, or the kernel broke its contract.
-    - *inconclusive*: the matrix could not be run, or a phase or a cached prefix was not tested.
+    - *regression*: a call is out of bounds, or the kernel broke its contract, whatever the findings say.
+    - *inconclusive*: the matrix could not be run, or computed no call, or a phase or a cached prefix was not tested.
     """
     if record is None:
         return None
-    missing = (record.error,) if record.error else record.missing
-    verdict = kernel_verdict(record.findings, missing)
+    missing = (record.error,) if record.error else record.missing if record.computed else ("no call was computed",)
+    verdict = "regression" if _outside(record) else kernel_verdict(record.findings, missing)
     metrics = []
     if record.worst is not None:
         metrics.append(
@@ -47,9 +50,42 @@ def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
     )
 
 
+def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> list[Check]:
+    """Whether the matrix was run with the candidate; no check where the candidate is no kernel, or no layers were asked for.
+
+    Args:
+        spec: the run's.
+        record: the result; None if there is none.
+        kernel: whether the candidate is a kernel of the contract.
+    """
+    if not kernel or "layers" not in spec.suites:
+        return []
+    ran = record is not None and record.kernel == spec.candidate
+    found = f"{len(record.computed)} calls were computed" if record else "no result of it"
+    if record and not ran:
+        found = f"a result of {record.kernel}, not of {spec.candidate}"
+    return [
+        Check(
+            id=CHECK,
+            title="the candidate's kernel ran on the op-level matrix",
+            status="ok" if ran else "missing",
+            found=found,
+            settles="" if ran else REPEAT_RUN,
+        )
+    ]
+
+
+def _outside(record: MatrixRecord) -> bool:
+    """Whether a call is out of bounds or broken: the numbers count, also without a finding."""
+    return bool(record.failing) or not (record.worst or 0.0) <= 1
+
+
 def _why(record: MatrixRecord, missing: tuple[str, ...]) -> str:
     if wrong := serious(record.findings):
         return f"{one_line(wrong[0].where)}: {one_line(wrong[0].diagnosis, 300)}."
+    if _outside(record):
+        worst = two_digits(record.worst or 0.0)
+        return f"{len(record.failing)} calls are out of bounds, at worst {worst} times what noise explains; no finding says why."
     if missing:
         return f"Not tested: {'; '.join(one_line(one, 300) for one in missing)}."
     refused = f"; {len(record.refused)} more were refused" if record.refused else ""

@@ -1,0 +1,84 @@
+"""The op-level matrix in a report: it must have run, and its numbers count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness.collect.plan import prepare
+from assay.harness.collect.run_folder import open_folder
+from assay.harness.config import RunSpec
+from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix, write_matrix
+from assay.harness.judge.build import build
+from assay.harness.judge.op_matrix import check_matrix, matrix_suite
+from assay.harness.verdict import Check, Finding
+
+SPEC = RunSpec(reference="torch_native", candidate="sage_attn", suites=("layers",))
+FINDING = Finding(
+    id="mask-top-left", title="t", severity="serious", where="extend", diagnosis="d", evidence=(), reproduce="r"
+)
+
+
+def record(**changed: Any) -> MatrixRecord:
+    made = MatrixRecord(kernel="sage_attn", calls="float32", computed=("extend-1", "decode-1"), worst=0.5)
+    return made.model_copy(update=changed)
+
+
+def test_a_kernel_within_its_bounds_passes() -> None:
+    suite = matrix_suite(record())
+    assert suite is not None
+    assert suite.verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({"findings": (FINDING,), "failing": ("extend-1",), "worst": 9.0}, "regression"),
+        ({"failing": ("extend-1",), "worst": 9.0}, "regression"),
+        ({"failing": ("extend-1",)}, "regression"),
+        ({"worst": 1.5}, "regression"),
+        ({"worst": float("nan")}, "regression"),
+        ({"computed": (), "worst": None}, "inconclusive"),
+        ({"computed": (), "worst": None, "refused": ("extend-1", "decode-1")}, "inconclusive"),
+        ({"error": "no GPU"}, "inconclusive"),
+        ({"missing": ("no decode call was computed",)}, "inconclusive"),
+    ],
+)
+def test_what_is_out_of_bounds_or_was_not_computed_does_not_pass(changed: dict[str, Any], verdict: str) -> None:
+    suite = matrix_suite(record(**changed))
+    assert suite is not None
+    assert (suite.verdict, bool(suite.why)) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("made", "status", "found"),
+    [
+        (record(), "ok", "2 calls were computed"),
+        (None, "missing", "no result of it"),
+        (record(kernel="another"), "missing", "a result of another, not of sage_attn"),
+    ],
+)
+def test_the_matrix_of_the_candidate_must_have_run(made: MatrixRecord | None, status: str, found: str) -> None:
+    [check] = check_matrix(SPEC, made, kernel=True)
+    assert (check.status, check.found) == (status, found)
+
+
+def test_no_matrix_is_asked_of_an_engines_own_backend_or_without_layers() -> None:
+    assert check_matrix(SPEC, None, kernel=False) == []
+    assert check_matrix(SPEC.model_copy(update={"suites": ("mmlu",)}), None, kernel=True) == []
+
+
+def test_a_run_whose_matrix_was_removed_lacks_it(tmp_path: Path) -> None:
+    folder = open_folder(prepare(SPEC), tmp_path / "run")
+
+    def ran() -> Check:
+        (check,) = [check for check in build(folder).checks if check.id == "matrix-ran"]
+        return check
+
+    write_matrix(folder, record())
+    assert ran().status == "ok"
+    assert read_matrix(folder) is not None
+    (folder.path / "matrix.json").unlink()
+    assert (ran().status, "repeat the run's command" in ran().settles) == ("missing", True)
