@@ -18,6 +18,6 @@ def one_layer(call: AttentionCall) -> Tensor:
 
 
 def second_rank(call: AttentionCall) -> Tensor:
-    """PyTorch's attention, 10 % too large in the heads of the second of several ranks."""
-    out = torch_sdpa(call)
-    return out * 1.1 if torch.distributed.get_rank() == 1 else out
+    """PyTorch's attention, 10 % too large in the heads of the second of several ranks of a server."""
+    ranks, out = torch.distributed, torch_sdpa(call)
+    return out * 1.1 if ranks.is_initialized() and ranks.get_rank() == 1 else out

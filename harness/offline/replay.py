@@ -15,8 +15,8 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.guard import Guard
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, repeat, run_once
+from assay.harness.localize.guard import Guard, run_guarded
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
@@ -86,10 +86,18 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
     if kernel:
         smallest = smallest_of_each([result.call for result in run.results])
         chosen = {has_any_prefix(call.prefixes): call for call in reversed(smallest)}
-        here = run_once(kernel, list(chosen.values()))
-        run += KernelRun(tuple(repeat(kernel, result) for result in here.results), refused=here.refused)
-        findings = diagnose(run, reproduce)
-        not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
+        guard = Guard(kernel, kernels.declaration(kernel))
+        here = run_guarded(guard, list(chosen.values()))
+        if guard.breaches:
+            # What it needs may exist only in a server, such as a group of ranks; its recorded outputs still count.
+            breach = min(guard.breaches)
+            not_tested = (
+                f"nondeterminism, state and overwritten inputs were not tested: outside a server, the kernel {breach}"
+            )
+        else:
+            run += here
+            findings = diagnose(run, reproduce)
+            not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
     seconds = time.monotonic() - start
     return _result(candidate, run, examined, findings, seconds, first_finding_s, (not_tested,))
 

@@ -95,8 +95,7 @@ def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, m
         raise AssertionError("the kernel was run")
 
     exact = Backend.parse("assay.harness.attention.sdpa:torch_sdpa")
-    monkeypatch.setattr(replayed := sys.modules["assay.harness.offline.replay"], "run_once", never)
-    monkeypatch.setattr(replayed, "repeat", never)
+    monkeypatch.setattr(sys.modules["assay.harness.offline.replay"], "run_guarded", never)
     (finding,) = diagnose_recorded(pack(tmp_path / "pack", KERNEL), exact, "again")
     assert (finding.id, finding.reproduce) == ("mask-top-left", "again")
     assert not diagnose_recorded(pack(tmp_path / "right", sdpa), exact, "again")
@@ -129,6 +128,18 @@ def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(
     result = replay_recorded(recorded, Backend.parse("moody:forward"), "again")
     assert "nondeterminism" in {f.id for f in result.findings}
     assert result.not_tested == ("only 2 calls were tested for nondeterminism, state and overwritten inputs",)
+
+
+def test_a_kernel_that_runs_only_in_a_server_is_judged_by_its_recorded_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL)
+    (tmp_path / "ranked.py").write_text("def forward(call):\n    raise ValueError('no process group')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = replay_recorded(recorded, Backend.parse("ranked:forward"), "again")
+    assert [f.id for f in result.findings if f.severity == "serious"] == ["mask-top-left"]
+    (not_tested,) = result.not_tested
+    assert not_tested.endswith("outside a server, the kernel raised ValueError: no process group (ranked.py, line 2)")
 
 
 def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
