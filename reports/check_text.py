@@ -113,8 +113,9 @@ def render(result: CheckResult, console: Console) -> None:
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)
         say(console, indifferent(result.axes))
-    for one in result.missing:
-        say(console, f"Missing: {one}")
+    if result.exit_code == ExitCode.NO_VERDICT:
+        for one in result.missing:
+            say(console, f"Missing: {one}")
     for one in not_covered(result):
         say(console, f"Not covered: {one}")
     if result.smallest:

@@ -24,16 +24,34 @@ def write_timing(result: KernelTiming, path: Path) -> None:
 def render_timing(result: KernelTiming, console: Console) -> None:
     """Print a line per shape, refusals, findings, and the verdict."""
     title = f"{result.candidate} / {result.reference} on {result.device}: ratios of times, above 1 is slower"
-    print_rows(console, title, _COLUMNS, [_cells(row) for row in result.shapes])
+    limited = any(row.reference_share is not None or row.candidate_share is not None for row in result.shapes)
+    columns = [column for column in _COLUMNS if limited or column != _LIMIT]
+    rows = [dict(zip(_COLUMNS, _cells(row), strict=True)) for row in result.shapes]
+    print_rows(console, title, columns, [[row[column] for column in columns] for row in rows])
     for refused in result.refused:
         say(console, one_line(f"refused: {refused}", 400))
     for finding in result.findings:
         for line in finding_lines(finding):
             say(console, line)
-    say(console, f"{result.verdict.upper()} (exit code {result.exit_code}).")
+    say(console, f"{result.verdict.upper()} (exit code {result.exit_code}): {_why(result)}.")
 
 
-_COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/s", "of the limit", "own error")
+def _why(result: KernelTiming) -> str:
+    """Which shapes decided, in words."""
+    shapes, bound = result.shapes, f"the bound of {result.bound:g}"
+    timed = [row.verdict for row in shapes if row.right]
+    counted = (
+        ("the candidate is wrong", len(shapes) - len(timed)),
+        (f"its ratio is above {bound}", timed.count("regression")),
+        (f"its ratio is shown neither to be below {bound} nor above it", timed.count("inconclusive")),
+    )
+    parts = [f"{what} on {count} of {len(shapes)} shapes" for what, count in counted if count]
+    parts += [f"further shapes that were refused: {len(result.refused)}"] if result.refused else []
+    return "; ".join(parts) or f"the candidate is right, and its ratio below {bound}, on all {len(shapes)} shapes"
+
+
+_LIMIT = "of the limit"
+_COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/s", _LIMIT, "own error")
 
 
 def _cells(row: ShapeTiming) -> tuple[str, ...]:
@@ -44,7 +62,7 @@ def _cells(row: ShapeTiming) -> tuple[str, ...]:
         _lens(row.prefix),
         _time(row.reference_s),
         _time(row.candidate_s),
-        f"{row.ratio:.3f} ({row.low:.3f} - {row.high:.3f})" if row.right else "not reported: wrong output",
+        f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f})" if row.right else "not reported: wrong output",
         f"{row.reference_tflops:.3g} and {row.candidate_tflops:.3g}",
         f"{_share(row.reference_share)} and {_share(row.candidate_share)}",
         error if row.right else f"{error}: WRONG",

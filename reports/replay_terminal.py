@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from assay.reports.terminal import finding_lines, say
 
 def render_replay(replay: ReplayResult, console: Console) -> None:
     """Print the result of a replay, and why there is no verdict if there is none."""
+    worst = f"Worst own error: {two_digits(replay.worst)} times its bound"
     say(
         console,
         f"Replayed {replay.calls} of {replay.recorded} recorded calls, {replay.with_prefix} with a cached prefix, in "
-        f"{replay.seconds:.1f} s. Worst own error: {two_digits(replay.worst)} times its bound.",
+        f"{replay.seconds:.1f} s. {worst if math.isfinite(replay.worst) else 'An output is not finite'}.",
     )
     for finding in replay.findings:
         for line in (*finding_lines(finding), f"  $ {finding.reproduce}"):
@@ -30,7 +32,7 @@ def render_replay(replay: ReplayResult, console: Console) -> None:
     if replay.smallest:
         say(console, f"Smallest failing call: {replay.smallest}")
     if replay.test:
-        say(console, "As a test:")
+        say(console, "A test that reproduces it:\n")
         say(console, replay.test)
     if not replay.findings:
         say(console, "No findings: every own error is within its bound.")

@@ -23,6 +23,7 @@ from assay.harness.offline.clock import Times, clock, time_pair
 from assay.harness.offline.roofline import limit_s, work_of
 from assay.harness.offline.timing_result import KernelTiming, ShapeTiming
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
+from assay.harness.text import two_digits
 from assay.harness.verdict import Finding, kernel_verdict
 
 
@@ -224,7 +225,7 @@ def _wrong_kernel(wrong: Sequence[ShapeTiming], shapes: int, named: Sequence[Fin
         )
     errors = [shape.own_error for shape in wrong]
     finite = [error for error in errors if error is not None]
-    evidence = [f"own error up to {max(finite):.3g} times its bound"] if finite else []
+    evidence = [f"own error up to {two_digits(max(finite))} times its bound"] if finite else []
     evidence += ["an output is not finite"] if None in errors else []
     return Finding(
         id="wrong-kernel-timed",

@@ -11,6 +11,7 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.offline.timing import time_kernels
 from assay.harness.offline.timing_result import KernelTiming
+from assay.harness.verdict import Verdict
 from assay.reports.kernel_timing_terminal import render_timing
 
 
@@ -27,8 +28,10 @@ def test_the_time_of_a_wrong_kernel_is_not_reported_as_a_ratio(terminal: bool) -
     shown = StringIO()
     render_timing(result_of(fault("mask-top-left")), Console(file=shown, width=240, force_terminal=terminal))
     text = shown.getvalue()
-    for part in ("not reported: wrong output", "WRONG", "not known", "REGRESSION (exit code 1)", "2 x 3-8", "top-left"):
+    said = "REGRESSION (exit code 1): the candidate is wrong on 1 of 2 shapes"
+    for part in ("not reported: wrong output", "WRONG", said, "2 x 3-8", "top-left"):
         assert part in text, text
+    assert "of the limit" not in text  # none is known of a CPU
 
 
 def test_lines_are_not_wrapped_without_a_terminal() -> None:
@@ -47,3 +50,29 @@ def test_what_is_not_finite_is_null() -> None:
     assert {shape.own_error for shape in result.shapes} == {None}
     assert not any(shape.right for shape in result.shapes)
     assert KernelTiming.model_validate_json(result.model_dump_json()) == result
+
+
+def test_the_verdict_says_which_shapes_decided() -> None:
+    [right, wrong] = result_of(fault("mask-top-left")).shapes
+    assert (right.right, wrong.right) == (True, False)
+
+    def said(*verdicts: Verdict, refused: tuple[str, ...] = ()) -> str:
+        shapes = tuple(right.model_copy(update={"verdict": verdict}) for verdict in verdicts)
+        shown, result = StringIO(), result_of(rounded_oracle)
+        changed = result.model_copy(update={"shapes": shapes, "refused": refused, "verdict": "pass", "bound": 1.1})
+        render_timing(changed, Console(file=shown, width=240))
+        return shown.getvalue().splitlines()[-1]
+
+    assert said("pass", "pass").endswith(
+        ": the candidate is right, and its ratio below the bound of 1.1, on all 2 shapes."
+    )
+    both = said("regression", "inconclusive", refused=("r",))
+    assert "above the bound of 1.1 on 1 of 2 shapes; its ratio is shown neither" in both
+    assert both.endswith("; further shapes that were refused: 1.")
+
+
+def test_the_share_of_a_known_limit_is_shown() -> None:
+    result, shown = result_of(rounded_oracle), StringIO()
+    shapes = tuple(shape.model_copy(update={"reference_share": 0.4}) for shape in result.shapes)
+    render_timing(result.model_copy(update={"shapes": shapes}), Console(file=shown, width=240))
+    assert "of the limit 40 % and not known" in shown.getvalue()

@@ -49,3 +49,13 @@ def test_the_command_that_replays_a_pack_can_be_pasted() -> None:
     manifest = PackManifest(source=source, budget_bytes=1, seen=0, too_large=0, calls=())
     render_pack(manifest, Path("my packs/one"), Console(file=out))
     assert "assay replay 'my packs/one' --candidate module:function" in out.getvalue()
+
+
+def test_an_output_that_is_not_finite_is_said_in_words() -> None:
+    out = StringIO()
+    replay = ReplayResult(
+        candidate="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=float("inf"), bounds=(),
+        findings=(finding("serious"),), seconds=1.0,
+    )  # fmt: skip
+    render_replay(replay, Console(file=out, width=200))
+    assert "in 1.0 s. An output is not finite." in out.getvalue()
