@@ -62,6 +62,7 @@ def run(
     with like_ctrl_c():
         with suppress(KeyboardInterrupt):  # what was answered until then still makes a report
             opened.collect(display)
+        opened.end()
         return opened.report()
 
 
@@ -161,6 +162,15 @@ class OpenRun:
                 started = starting.pop_all()
         with started:
             yield {} if self.folder.progress().failure else {engine.role: engine for engine in engines}
+
+    def end(self) -> None:
+        """Seal the evidence, unless something ended the run early, so that it goes on later.
+
+        Raises:
+            EvidenceError: the folder cannot be written.
+        """
+        if not self.folder.progress().failure:
+            self.folder.seal()
 
     def report(self) -> Report:
         """The report of what the folder holds."""

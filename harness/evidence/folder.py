@@ -15,6 +15,7 @@ from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.manifest import Manifest, Progress, ServerManifest, hash_items
 from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.evidence.seal import check_seal, seal_of
 from assay.harness.files import FolderLock, is_unused, remove_unfinished, write_whole
 from assay.harness.schema import read_json
 
@@ -49,7 +50,7 @@ class RunFolder:
 
         Raises:
             UsageError: `path` holds another run, or something else, or another process writes to it.
-            EvidenceError: it cannot be written.
+            EvidenceError: it cannot be written, or its evidence is not as it was when the run ended.
         """
         folder = cls(path)
         written = folder._file("manifest.json")
@@ -71,8 +72,9 @@ class RunFolder:
                 "the run that is to be resumed, or a new folder",
                 "name another folder with --out",
             )
+        folder.check_sealed()
         jsonl.drop_cut_line(folder._file("records.jsonl"))
-        folder.update(folder.progress().model_copy(update={"failure": None}))
+        folder.update(folder.progress().model_copy(update={"failure": None, "sealed": {}}))
         return folder
 
     def _make(self, manifest: Manifest, items: Sequence[Item]) -> None:
@@ -110,6 +112,22 @@ class RunFolder:
         """Replace the progress."""
         progress = progress.model_copy(update={"run": self.nonce})
         self._replace("progress.json", progress.model_dump_json(indent=2))
+
+    def seal(self) -> None:
+        """Record the hash of each file of evidence, now that the run has ended.
+
+        Raises:
+            EvidenceError: a file cannot be read, or the record cannot be written.
+        """
+        self.update(self.progress().model_copy(update={"sealed": seal_of(self.path)}))
+
+    def check_sealed(self) -> None:
+        """Refuse a finished run whose evidence is not as it was when it ended.
+
+        Raises:
+            EvidenceError: a file was changed, removed or added.
+        """
+        check_seal(self.path, self.progress().sealed)
 
     def items(self) -> list[Item]:
         """What both servers are asked.

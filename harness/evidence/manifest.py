@@ -79,12 +79,21 @@ class Failure(Record):
 
 
 class Progress(Record):
-    """``progress.json``: the current state of a run."""
+    """``progress.json``: the current state of a run.
+
+    Attributes:
+        run: nonce of the run.
+        seconds: time that it has taken so far.
+        servers: its servers, as they report themselves.
+        failure: what ended it early; None if nothing did.
+        sealed: hash of each file of its evidence when it ended; empty while it goes on. See `assay.harness.evidence.seal`.
+    """
 
     run: str = ""
     seconds: float = 0.0
     servers: tuple[ServerManifest, ...] = ()
     failure: Failure | None = None
+    sealed: dict[str, str] = Field(default_factory=dict)
 
 
 def hash_items(items: Iterable[Item]) -> str:

@@ -101,9 +101,10 @@ def build(folder: RunFolder) -> Report:
     """The report of a run's folder, complete or not.
 
     Raises:
-        EvidenceError: the folder is no run's, or is damaged.
+        EvidenceError: the folder is no run's, or is damaged, or was changed after the run had ended.
     """
     manifest, progress = folder.manifest(), folder.progress()
+    folder.check_sealed()
     spec = RunSpec(**manifest.spec)
     latency = latency_suite(folder, spec)
     evidence = _read(folder, spec, timed=latency.result is not None)

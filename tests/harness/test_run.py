@@ -14,7 +14,8 @@ from assay import run
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec, make_spec
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import FLOOR_REPEAT, ROLES, Answer
 from assay.harness.progress import ProgressDisplay
 
@@ -47,6 +48,17 @@ def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path, s
     assert report.verdict == "inconclusive", "nothing shows that the candidate's kernel ran"
     assert [suite.id for suite in report.suites] == ["mmlu"]
     assert report.reproduce.startswith("assay run ")
+
+
+def test_a_run_that_has_ended_is_sealed_until_it_is_resumed(tmp_path: Path, served: ModuleType) -> None:
+    answer_everything(tmp_path / "run", served)
+    run(spec(), tmp_path / "run")
+    assert "records.jsonl" in RunFolder(tmp_path / "run").progress().sealed
+    run(spec(), tmp_path / "run")  # which finds everything answered, and seals it again
+    records = tmp_path / "run" / "records.jsonl"
+    records.write_text(records.read_text().replace('"finish_reason":"stop"', '"finish_reason":"length"', 1))
+    with pytest.raises(EvidenceError, match=r"records\.jsonl was changed"):
+        run(spec(), tmp_path / "run")
 
 
 def test_baselines_are_read_only_on_request(tmp_path: Path, served: ModuleType) -> None:

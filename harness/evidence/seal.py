@@ -1,0 +1,68 @@
+"""The seal of a finished run: the hash of each file of its evidence. What was changed, removed or added later is noticed.
+
+The seal stands in ``progress.json``. It is no signature: whoever rewrites that file too is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from assay.harness.errors import EvidenceError
+
+_KINDS = frozenset({".json", ".jsonl", ".safetensors", ".i64"})
+"""Suffixes of evidence. Logs, and what a reader puts beside it, are none."""
+_NOT_SEALED = frozenset({"progress.json", "counters.json", "report.json"})
+"""Files that hold the seal, or are made again from evidence."""
+_MOST_NAMES = 3
+
+
+def seal_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a run's evidence, by its path in the run's folder.
+
+    Raises:
+        EvidenceError: a file cannot be read.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix not in _KINDS or path.name.startswith(".") or name in _NOT_SEALED or not path.is_file():
+            continue
+        try:
+            with path.open("rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise EvidenceError(
+                f"{path} cannot be read: {error.strerror}.", "evidence that can be read", "make it readable"
+            ) from None
+    return found
+
+
+def check_seal(folder: Path, sealed: Mapping[str, str]) -> None:
+    """Refuse evidence that is not as it was when its run ended.
+
+    Args:
+        folder: the run's.
+        sealed: `seal_of` the folder at that time; empty for a run that has not ended, where nothing is checked.
+
+    Raises:
+        EvidenceError: a file was changed, removed or added.
+    """
+    if not sealed:
+        return
+    now = seal_of(folder)
+    changed = sorted(name for name in sealed.keys() & now.keys() if sealed[name] != now[name])
+    removed, added = sorted(sealed.keys() - now.keys()), sorted(now.keys() - sealed.keys())
+    parts = (("changed", changed), ("removed", removed), ("added", added))
+    if words := [f"{_names(names)} {'was' if len(names) == 1 else 'were'} {what}" for what, names in parts if names]:
+        raise EvidenceError(
+            f"The evidence in {folder} is not as it was when the run ended: {'; '.join(words)}.",
+            f"the {len(sealed)} files of the run, unchanged",
+            "restore them, or run again with a new --out",
+        )
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES])}{more}"
