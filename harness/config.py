@@ -25,6 +25,10 @@ RUNS = Path("runs")
 """Folder of the runs and bisections whose folder is not named."""
 WIDEST_MARGIN = 0.10
 """Largest margin of accuracy that a policy may set."""
+WIDEST_GREEDY_MARGIN = 0.25
+"""Largest share of greedy texts apart that a policy may allow."""
+WIDEST_LOGITS_LIMIT = 0.25
+"""Largest mean KL that a policy may allow, in nats: twice what K and V in FP4 explain, the coarsest noise family."""
 ENVELOPE_TOKENS = {"cpu": 512, "cuda": 2048}
 """New tokens, cached prefix and total length up to which a pass must have compared calls, by device. On the CPU it is what a run of
 three minutes allows: interpreted SageAttention takes 0.7 s for a call of 512 tokens, and 5 s for one of 2,048."""
@@ -74,13 +78,15 @@ class RunSpec(BaseModel):
         128, description="number of prompts in the greedy comparison; fewer than 128 cannot pass"
     )
     greedy_margin: float = Field(
-        0.10, gt=0, lt=1, description="largest share of greedy texts that may differ by more than noise"
+        0.10, gt=0, description="largest share of greedy texts that may differ by more than noise; at most 0.25"
     )
     logits_prompts: int = Field(
         64, description="number of prompts whose logits are compared; fewer than 64 give no verdict"
     )
     logits_limit: float | None = Field(
-        None, gt=0, description="largest mean KL of the logits, in nats; by default what the declared noise explains"
+        None,
+        gt=0,
+        description="largest mean KL of the logits, in nats, at most 0.25; by default what the declared noise explains",
     )
     concurrency: int = Field(32, ge=1, le=1024, description="requests in flight")
     max_tokens: int | None = Field(
@@ -180,6 +186,14 @@ class RunSpec(BaseModel):
             )
         return margin
 
+    @field_validator("greedy_margin", "logits_limit")
+    @classmethod
+    def _decides_something(cls, limit: float | None, info: ValidationInfo) -> float | None:
+        widest = WIDEST_GREEDY_MARGIN if info.field_name == "greedy_margin" else WIDEST_LOGITS_LIMIT
+        if limit is not None and limit > widest:
+            raise ValueError(f"at most {widest:g}: a wider one would pass a candidate that says something else")
+        return limit
+
     @property
     def regression_alpha(self) -> float:
         """Level of each suite's test of a regression: alpha, shared among the suites and the comparison with a baseline."""
@@ -191,6 +205,17 @@ class RunSpec(BaseModel):
             value = self.envelope if name == "envelope_tokens" else getattr(self, name)
             return f"{name} = {value} ({self.policy_from.get(name, 'default')})"
         return f"bounds.{name} = {self.bounds[name]} ({self.policy_from.get('bounds', 'default')})"
+
+    @property
+    def weakened(self) -> tuple[str, ...]:
+        """The lines of policy that pass more than their defaults do: a reader must not have to know these."""
+        weaker = {
+            name: getattr(self, name) > RunSpec.model_fields[name].default
+            for name in ("margin", "alpha", "greedy_margin", "latency_bound", "growth")
+        }
+        weaker["logits_limit"] = self.logits_limit is not None
+        weaker["envelope_tokens"] = self.envelope < ENVELOPE_TOKENS[self.device]
+        return tuple(self.policy_line(name) for name in POLICY if weaker.get(name))
 
     @property
     def synthetic(self) -> bool:

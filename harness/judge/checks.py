@@ -108,6 +108,21 @@ def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
     ]
 
 
+def check_policy(weakened: Sequence[str]) -> Check:
+    """Whether the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence.
+
+    Args:
+        weakened: the lines of policy that pass more than their defaults do.
+    """
+    id_, title = "policy", "no limit of the policy is wider than its default"
+    if not weakened:
+        return Check(
+            id=id_, title=title, status="ok", found="margins, error rates and envelope are the defaults, or stricter"
+        )
+    settles = "leave these lines out for a verdict by the defaults"
+    return Check(id=id_, title=title, status="not checked", found="; ".join(weakened), settles=settles)
+
+
 def check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
     """Whether the suites ran that the policy requires; `line` is the policy's."""
     return [

@@ -143,7 +143,11 @@ def test_a_file_that_is_not_utf8_is_refused(work: Path) -> None:
         ("greedy_prompts", -1),
         ("logits_prompts", 0),
         ("logits_limit", 0.0),
+        ("logits_limit", 0.26),
+        ("logits_limit", 1e9),
         ("greedy_margin", 1.0),
+        ("greedy_margin", 0.99),
+        ("greedy_margin", 0.26),
         ("concurrency", 0),
         ("concurrency", 1025),
         ("max_tokens", 0),
@@ -199,3 +203,22 @@ def test_loads_are_lists_in_a_file_and_comma_lists_on_the_command_line(tmp_path:
         make_spec({"latency_concurrency": "1,0"})
     with pytest.raises(UsageError, match="--latency-bound"):
         make_spec({"latency_bound": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("flags", "weakened"),
+    [
+        ({}, ()),
+        ({"margin": 0.01, "alpha": 0.01, "greedy_margin": 0.05, "envelope_tokens": 4096, "growth": 1.1}, ()),
+        ({"margin": 0.1}, ("margin = 0.1 (--margin)",)),
+        ({"alpha": 0.2, "greedy_margin": 0.2}, ("alpha = 0.2 (--alpha)", "greedy_margin = 0.2 (--greedy-margin)")),
+        ({"logits_limit": 0.1}, ("logits_limit = 0.1 (--logits-limit)",)),
+        ({"latency_bound": 2.0, "growth": 9.0}, ("latency_bound = 2.0 (--latency-bound)", "growth = 9.0 (--growth)")),
+        ({"envelope_tokens": 128}, ("envelope_tokens = 128 (--envelope-tokens)",)),
+        ({"envelope_tokens": 1024, "device": "cuda"}, ("envelope_tokens = 1024 (--envelope-tokens)",)),
+    ],
+)
+def test_lines_of_policy_that_pass_more_than_the_defaults_are_named(
+    flags: dict[str, Any], weakened: tuple[str, ...]
+) -> None:
+    assert make_spec(flags).weakened == weakened

@@ -51,6 +51,12 @@ def statuses(checks: list[Check]) -> list[str]:
     return [check.status for check in checks]
 
 
+def test_a_weaker_policy_is_named() -> None:
+    assert rules.check_policy(()).status == "ok"
+    check = rules.check_policy(("margin = 0.1 (assay.toml, [policy])", "alpha = 0.2 (--alpha)"))
+    assert (check.status, check.found) == ("not checked", "margin = 0.1 (assay.toml, [policy]); alpha = 0.2 (--alpha)")
+
+
 def test_own_kernel_in_every_layer_is_ok() -> None:
     counts = [count("mine"), count("triton", "decode", delegated_by="mine")]
     (check,) = rules.check_kernel_ran(server(), counts, REFERENCE)
