@@ -205,7 +205,7 @@ def check(
         if guard.failed_repeats:
             call, why = guard.failed_repeats[0]
             where = f"{len(guard.failed_repeats)} calls, when repeated"
-            findings.append(_breach(why, where, (f"for example {describe(call)}",), again))
+            findings.append(breach(why, where, (f"for example {describe(call)}",), again))
         worst = worst_of(run.results)
         smallest, test = smallest_call(guard, run, findings, path)
     return CheckResult(
@@ -366,11 +366,12 @@ def _breaches(
         only = axes.words(axes.confining(_conditions([case for case, _ in some]), others))
         where = f"{len(some)} of {len(made)} calls" + (f", only where {only}" if only else "")
         smallest = min((call_of[name] for name in names), key=lambda call: (call.k.numel(), call.q.numel()))
-        found.append(_breach(some[0][1], where, (f"smallest such call: {describe(smallest)}",), again))
+        found.append(breach(some[0][1], where, (f"smallest such call: {describe(smallest)}",), again))
     return found
 
 
-def _breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:
+def breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:
+    """The finding that a kernel broke its contract; `how` follows "the kernel"."""
     return Finding(
         id=CONTRACT_BROKEN, title="kernel contract broken", severity="serious", where=where, diagnosis=f"the kernel {how}",
         evidence=evidence, reproduce=again,

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, default_device
+from assay.harness.attention.call import AttentionCall, KernelRefused, default_device
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
-from assay.harness.errors import UsageError
+from assay.harness.errors import AssayError, UsageError
 from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
-from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
 from assay.harness.localize.guard import Guard, run_guarded
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
+from assay.harness.offline.check import breach
 from assay.harness.verdict import Finding
 
 
@@ -49,14 +50,31 @@ def replay(
         raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
     chosen = choose(recorded)
     calls = [_on_device(one.call) for one in chosen]
+    guard, examined = Guard(kernel, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
+    start = time.monotonic()
     with few_threads(calls):
-        found = diagnose_kernel(kernel, calls, reproduce, on_first=on_first)
-        smallest, test = smallest_call(Guard(kernel, kernels.declaration(kernel)), found.run, found.findings, candidate)
+        try:
+            found = diagnose_kernel(guard, calls, reproduce, on_first=on_first)
+        except (AssayError, KernelRefused):
+            if not guard.breaches:
+                raise
+            broken, seconds = _breaches(guard, calls, reproduce), time.monotonic() - start
+            return _result(Backend.parse(candidate), KernelRun(()), examined, broken, seconds, seconds, ())
+        broken = _breaches(guard, [call for call, why in found.run.refused if why in guard.breaches], reproduce)
+        named = [one for one in found.findings if one.id != CALL_REFUSED or one.diagnosis not in guard.breaches]
+        smallest, test = smallest_call(guard, found.run, found.findings, candidate)
         result = _result(
-            Backend.parse(candidate), found.run, _Examined(pack, recorded, chosen), found.findings, found.seconds,
-            found.first_finding_s, (),
+            Backend.parse(candidate), found.run, examined, (*named, *broken), found.seconds, found.first_finding_s, (),
         )  # fmt: skip
     return result.model_copy(update={"smallest": smallest, "test": test})
+
+
+def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> list[Finding]:
+    """How a kernel broke its contract on these calls."""
+    return [
+        breach(how, f"{len(calls)} recorded calls", (f"for example {describe(calls[0])}",), reproduce)
+        for how in sorted(guard.breaches)
+    ]
 
 
 def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> ReplayResult:

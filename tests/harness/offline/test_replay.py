@@ -142,6 +142,23 @@ def test_a_kernel_that_runs_only_in_a_server_is_judged_by_its_recorded_outputs(
     assert not_tested.endswith("outside a server, the kernel raised ValueError: no process group (ranked.py, line 2)")
 
 
+@pytest.mark.parametrize("when", ["True", "any(call.prefixes)"])
+def test_a_kernel_that_raises_is_a_finding_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL)
+    name = f"raising_{len(when)}"
+    body = f"    if {when}:\n        raise ValueError('no such tile')\n    return oracle(call).to(call.q.dtype)\n"
+    (tmp_path / f"{name}.py").write_text(f"from assay import oracle\n\ndef forward(call):\n{body}")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = replay(recorded, f"{name}:forward")
+    assert result.exit_code == ExitCode.REGRESSION
+    [finding] = result.findings
+    assert (finding.id, finding.severity) == ("contract-broken", "serious")
+    assert finding.diagnosis == f"the kernel raised ValueError: no such tile ({name}.py, line 5)"
+    assert finding.where.endswith("recorded calls")
+
+
 def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
