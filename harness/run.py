@@ -15,7 +15,7 @@ from assay.harness.bench.drive import bench
 from assay.harness.bench.latency_run import plan_latency, time_servers
 from assay.harness.collect.collect import collect
 from assay.harness.collect.plan import Plan, prepare
-from assay.harness.collect.run_folder import asked_roles, default_folder, open_folder, recorded
+from assay.harness.collect.run_folder import asked_roles, default_folder, note_changed_kernels, open_folder, recorded
 from assay.harness.collect.servers import check_together, make_run_engine, running
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine
@@ -166,9 +166,13 @@ class OpenRun:
     def end(self) -> None:
         """Seal the evidence, unless something ended the run early, so that it goes on later.
 
+        A kernel that changed meanwhile ends it too.
+
         Raises:
             EvidenceError: the folder cannot be written.
         """
+        if not self.folder.progress().failure:
+            note_changed_kernels(self.plan, self.folder)
         if not self.folder.progress().failure:
             self.folder.seal()
 

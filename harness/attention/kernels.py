@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
 
 
+_LETTERS = ("", "a", "k", "_", ":", "0")
+"""What a pattern must not match by itself: it would be found in every name, and prove nothing."""
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What a kernel declares.
@@ -85,7 +89,8 @@ def declares(
         dtypes: dtypes that it computes, for example ``("float16", "bfloat16")``; None for all.
 
     Raises:
-        ValueError: no phase or an unknown one, no head dim or dtype, no such noise family, or a name that is no regular expression.
+        ValueError: no phase or an unknown one, no head dim or dtype, no such noise family, or a name that is no regular expression, or
+            one that any name matches.
     """
     if not phases or set(phases) - set(PHASES):
         raise ValueError(f"a kernel declares the phases {phases}; expected one or more of {PHASES}")
@@ -98,6 +103,10 @@ def declares(
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"a kernel declares {pattern!r}, which is no regular expression: {error}") from None
+        if any(re.search(pattern, letter) for letter in _LETTERS):
+            raise ValueError(
+                f"a kernel declares {pattern!r}, which any kernel's name matches; expected a part of its own kernels' names"
+            )
 
     def attach(kernel: Kernel) -> Kernel:
         vars(kernel)["assay"] = Declaration(phases, package, about, name, kernels, head_dims, dtypes)

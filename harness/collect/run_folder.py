@@ -45,12 +45,34 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
         run_id=path.resolve().name,
         model=plan.spec.model,
         items_hash=hash_items(plan.items),
-        code={role: source_hashes(plan.backend(role).name) for role in ROLES if plan.backend(role).is_kernel},
+        code=_code(plan),
         noise={role: plan.backend(role).noise for role in ROLES},
     )
     folder = RunFolder.open(path, manifest, plan.items)
     _plan_questions(plan, folder)
     return folder
+
+
+def note_changed_kernels(plan: Plan, folder: RunFolder) -> None:
+    """Record a failure if a kernel's code is not what it was when the run began: its servers may have run different kernels.
+
+    Raises:
+        EvidenceError: the folder cannot be written.
+    """
+    before, now = folder.manifest().code, _code(plan)
+    changed = [role for role in ROLES if before.get(role, {}) != now.get(role, {})]
+    if changed:
+        parts = sorted({part for part, _ in before.get(changed[0], {}).items() ^ now.get(changed[0], {}).items()})
+        message = (
+            f"The {changed[0]}'s kernel changed while the run went on ({', '.join(parts)}), so its servers may have run different "
+            "code. Run again with a new --out, and leave its files alone until the run has ended."
+        )
+        folder.update(folder.progress().model_copy(update={"failure": Failure(kind="changed", message=message)}))
+
+
+def _code(plan: Plan) -> dict[Role, dict[str, str]]:
+    """What the kernels of a run are made of, by role."""
+    return {role: source_hashes(plan.backend(role).name) for role in ROLES if plan.backend(role).is_kernel}
 
 
 def _plan_questions(plan: Plan, folder: RunFolder) -> None:

@@ -39,7 +39,7 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
     floors = [floor_between(p.reference.tokens, again[p.item.id].tokens) for p in pairs if p.item.id in again]
     floor, declared = max(floors, default=0.0), [name for name in noise if name]
     limit = max(swing_limit(declared), FLOOR_FACTOR * floor)
-    compared = [(p, compare_text(p.reference.tokens, p.candidate.tokens, floor, limit)) for p in pairs]
+    compared = [(p, _divergence(p, floor, limit)) for p in pairs]
     differing = [(p, divergence) for p, divergence in compared if divergence]
     kinds = [divergence.kind for _, divergence in differing]
     apart = kinds.count("apart")
@@ -98,6 +98,14 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
         decided_by=_APART,
         divergences=tuple(_row(p, divergence) for p, divergence in differing),
     )
+
+
+def _divergence(one: Pair, floor: float, limit: float) -> TextDivergence | None:
+    """How two texts differ. The texts are believed over their tokens, which an engine may leave out."""
+    found = compare_text(one.reference.tokens, one.candidate.tokens, floor, limit)
+    if found is None and one.reference.text != one.candidate.text:
+        return TextDivergence(kind="apart", position=0, gap=None)
+    return found
 
 
 def _verdict(decision: ShareDecision, pairs: Sequence[Pair]) -> tuple[Verdict, str]:

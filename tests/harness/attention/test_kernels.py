@@ -51,6 +51,12 @@ def test_an_unknown_phase_cannot_be_declared() -> None:
         kernels.declares(phases=("prefill",))
 
 
+@pytest.mark.parametrize("pattern", ["", ".", ".*", "[a-z]", "_attend|", "aten|:"])
+def test_a_pattern_that_any_name_matches_proves_nothing(pattern: str) -> None:
+    with pytest.raises(ValueError, match="which any kernel's name matches"):
+        kernels.declares(kernels=(pattern,))
+
+
 def test_a_path_is_not_a_url() -> None:
     assert kernels.is_path("mine.attn:forward")
     assert not kernels.is_path("http://127.0.0.1:30000")

@@ -13,8 +13,9 @@ from scipy.stats import binom
 
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import UsageError
+from assay.harness.evidence import jsonl
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import Role, Token
+from assay.harness.evidence.records import Answer, Role, Token
 from assay.harness.judge.build import build
 from assay.harness.judge.greedy_suite import MIN_PROMPTS
 from assay.harness.judge.report import SuiteResult
@@ -62,6 +63,20 @@ def test_a_certain_swap_and_nan_are_regressions(judged: Callable[..., SuiteResul
     assert (suite.verdict, {d.kind for d in suite.divergences}) == ("regression", {"apart"})
     assert suite.p_regression is not None
     assert suite.p_regression < 1e-9
+
+
+@pytest.mark.parametrize("tokens", [(), (token("A", -0.1, "B", -3.0),)])
+def test_texts_that_differ_are_apart_whatever_their_tokens_say(
+    tmp_path: Path, scored_runs: ModuleType, tokens: tuple[Token, ...]
+) -> None:
+    spec = scored_runs.spec_of(suites=("greedy",), greedy_prompts=MIN_PROMPTS)
+    folder = scored_runs.run_of(tmp_path / "run", spec)
+    scored_runs.answer_all(folder, lambda role, number: tokens)
+    records = folder.path / "records.jsonl"
+    told = [Answer.model_validate_json(line) for line in records.read_text().splitlines()]
+    records.write_text(jsonl.lines_of(one.model_copy(update={"text": f"I am the {one.role}."}) for one in told))
+    (suite,) = build(folder).suites
+    assert (suite.verdict, {d.kind for d in suite.divergences}) == ("regression", {"apart"})
 
 
 def test_int8_may_move_log_odds_further_than_rounding(judged: Callable[..., SuiteResult]) -> None:
