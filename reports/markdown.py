@@ -17,7 +17,8 @@ from assay.reports.summary import (
     unmet,
 )
 
-_REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 6, 5, 3, 4, 3
+_REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 7, 5, 3, 4, 3
+"""Most rows of each part; a run has at most seven suites."""
 _FINDINGS_BESIDE_LATENCY = 2
 _COMMAND_CHARACTERS = 2_000
 _SIGNS = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}

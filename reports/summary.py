@@ -218,7 +218,8 @@ def _truth_line(layers: LayersResult) -> str:
     cells = sum(row.cells for row in layers.against_truth)
     return (
         f"Against the truth, in {cells:,} cells: worst own error in layer {worst.layer}, {worst.phase}: relative L1 "
-        f"{own_error_text(worst.own)}, {multiple(worst.own, worst.bound)}; largest gain in layer {gain.layer}, {gain.phase}: "
+        f"{own_error_text(worst.own)}, {multiple(worst.own, worst.bound)}; largest gain over all heads in layer {gain.layer}, "
+        f"{gain.phase}: "
         f"{own_error_text(gain.gain)}, {multiple(gain.gain, gain.gain_bound)}."
     )
 
@@ -228,7 +229,7 @@ def envelope_lines(report: Report) -> list[str]:
     if report.envelope is None:
         return []
     return [
-        f"Covered in every layer: {report.envelope.sentence}; {report.envelope.policy}.",
+        f"Covered in every layer: {report.envelope.sentence}. Set by {report.envelope.policy}.",
         f"Not covered: {'; '.join(report.envelope.not_covered)}.",
     ]
 

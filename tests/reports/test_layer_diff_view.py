@@ -104,6 +104,22 @@ def test_without_bounds_nothing_is_called_within_them(report: Report) -> None:
     assert "within bounds" not in text
 
 
+def test_what_was_compared_with_the_truth_has_a_row_each(report: Report, examples: ModuleType) -> None:
+    assert report.layers
+    rows = (examples.truth_row(0, "extend", 0.05), examples.truth_row(1, "extend", 0.25))
+    section = _section(report.model_copy(update={"layers": report.layers.model_copy(update={"against_truth": rows})}))
+    text = _shown(section)
+    assert (
+        "worst own error in layer 1, extend: relative L1 0.25, 2.5 times its bound 0.1; largest gain over all heads"
+        in text
+    )
+    assert "0 extend 1,200 0.05 0.1 0.0004 0.001 0.0001 0.0002 1 extend 1,200 0.25 0.1" in text
+    assert '<b class="beyond">0.25</b>' in section
+    assert "Difference from the reference by layer and head" in text
+    assert "Own error by layer and head" in _shown(_section(report))
+    assert "Against the truth" not in _shown(_section(report))
+
+
 def test_a_candidate_within_bounds_reads_so(layer_diffs: ModuleType) -> None:
     sound: LayersResult = layer_diffs.sound()
     [line] = [line for line in layer_diff_lines(sound) if line.startswith("Worst own error")]

@@ -75,7 +75,7 @@ def test_never_more_than_sixty_lines(examples: ModuleType, layer_diffs: ModuleTy
             _full(examples.regression(), text, count, layer_diffs.one_head(4, 4), examples.latency(text))
         ).splitlines()
         assert len(timed) <= 60
-    assert "and 94 more, in report.html" in "\n".join(lines)
+    assert "| and 93 more, in report.html |" in "\n".join(lines)
 
 
 def test_hostile_text_shows_and_does_nothing(examples: ModuleType) -> None:

@@ -40,6 +40,7 @@ from assay.harness.judge.report import (
     ServerSummary,
     SuiteResult,
     Tally,
+    TruthRow,
     Verdict,
     WorstCall,
 )
@@ -280,7 +281,15 @@ def _hostile_layers(h: str) -> LayersResult:
     return LayersResult(
         reference=h, candidate=h, phases=(h,), layers=2, heads=1, passes=1, sources=h,
         grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,), logits=(_hostile_logits(h),),
-        not_observed=(h,), pack=h, candidate_errors=(h,),
+        not_observed=(h,), pack=h, candidate_errors=(h,), against_truth=(truth_row(0, h, 1.0),),
+    )  # fmt: skip
+
+
+def truth_row(layer: int, phase: str, own: float) -> TruthRow:
+    """A layer against the truth, out of bounds if its own error is above 0.1."""
+    return TruthRow(
+        layer=layer, phase=phase, cells=1_200, own=own, bound=0.1, gain=0.0004, gain_bound=0.001, reference_own=0.0001,
+        reference_bound=0.0002, out_of_bounds=own > 0.1,
     )  # fmt: skip
 
 
