@@ -89,8 +89,8 @@ def declares(
         dtypes: dtypes that it computes, for example ``("float16", "bfloat16")``; None for all.
 
     Raises:
-        ValueError: no phase or an unknown one, no head dim or dtype, no such noise family, or a name that is no regular expression, or
-            one that any name matches.
+        ValueError: no phase or an unknown one, no head dim or dtype, no such noise family, or a name that is no regular expression
+            or is found in any name.
     """
     if not phases or set(phases) - set(PHASES):
         raise ValueError(f"a kernel declares the phases {phases}; expected one or more of {PHASES}")

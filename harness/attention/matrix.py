@@ -43,8 +43,28 @@ HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
 """(q heads, kv heads): MHA, GQA, MQA, with equal numbers of q heads so that a finding can name the wrong ones."""
 LONG: dict[Size, int] = {"small": 130, "full": 2000}
 """Cached prefix, in tokens, of a long sequence next to the one under test."""
-_FAR: dict[str, tuple[tuple[int, int], ...]] = {"extend": ((40, 600), (600, 0)), "decode": ((1, 700), (1, 2200))}
-"""(new tokens, cached prefix) of calls beyond the design, so that windows, blocks and limits of up to 2,048 tokens show."""
+_FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
+    "extend": (
+        (40, 600, "one", "normal"),
+        (600, 0, "one", "normal"),
+        (40, 600, "one", "other numbers"),
+        (128, 384, "nine at borders", "scale 1.5 times"),
+        (34, 157, "after no prefix", "scores far from 0"),
+    ),
+    "decode": (
+        (1, 700, "one", "normal"),
+        (1, 2200, "one", "normal"),
+        (1, 700, "one", "other numbers"),
+        (1, 300, "seventeen at borders", "scale 1.5 times"),
+        (1, 157, "after a short one", "scores far from 0"),
+    ),
+}
+"""(new tokens, cached prefix, batch, data) of calls beyond the design.
+
+They show windows, blocks and limits of up to 2,048 tokens, a chunk behind a long prefix, results kept by shape, larger batches, new
+tokens that just fill a block or nearly do, another scale than that of head_dim, and scores that overflow or underflow unless their
+own maximum is subtracted.
+"""
 PAGES = (0, 1, 16, 64)
 """Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 
@@ -66,6 +86,16 @@ _BATCHES: dict[str, dict[str, Callable[[int, int, int], Lens]]] = {
 """Sequences of a call as (new tokens, cached prefix): the one that the axes describe, and its neighbours."""
 
 
+_BORDERS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129)
+_WIDE: dict[str, Callable[[int, int, int], Lens]] = {
+    "nine at borders": lambda new, prefix, long: [
+        (new, prefix), (63, 0), (127, 16), (128, 0), (16, 48), (2, 200), (31, 33), (128, 128), (5, 59)
+    ],
+    "seventeen at borders": lambda new, prefix, long: [(1, prefix), *((1, border) for border in _BORDERS)],
+}  # fmt: skip
+"""Batches of calls beyond the design."""
+
+
 def _offset(call: AttentionCall) -> AttentionCall:
     # Equal in every token, as in real K: what K smoothing removes (arXiv 2410.02367, section 4.2).
     common = torch.linspace(-6, 6, call.k.shape[2], device=call.k.device).to(call.k.dtype)
@@ -78,6 +108,25 @@ _DATA: dict[str, Callable[[AttentionCall], AttentionCall]] = {
     "K offset": _offset,
     "large values": lambda call: replace(call, v=300 * call.v),  # beyond fp8's 448, within fp16
 }
+
+
+def _far_from_zero(call: AttentionCall) -> AttentionCall:
+    # Each query sees the first new key alone: it scores 110 and the others 0, or, in every other sequence, it -110 and they -220.
+    # exp of these overflows, or is all zero, in float32. Scores need not be precise for that, so no noise family is in the way.
+    size = (110 / call.scale / call.q.shape[2]) ** 0.5
+    steps = []
+    for number, (length, prefix) in enumerate(zip(call.lens_k, call.prefixes, strict=True)):
+        low = -2.0 * (number % 2)
+        steps += [low + (key == prefix) for key in range(length)]
+    return replace(call, q=call.q + size, k=call.k + size * torch.tensor(steps).to(call.k)[:, None, None])
+
+
+_RARE: dict[str, Callable[[AttentionCall], AttentionCall]] = {
+    "other numbers": lambda call: call,  # drawn with another seed
+    "scale 1.5 times": lambda call: replace(call, scale=1.5 * call.scale),
+    "scores far from 0": _far_from_zero,
+}
+"""Data of calls beyond the design."""
 
 
 @dataclass(frozen=True)
@@ -175,9 +224,9 @@ def cases(
             chosen = {axis: values[0] for axis, values in shuffled.items()} | dict(zip(open_axes, row, strict=True))
             drawn.append(_Values(phase=phase, **chosen))
     drawn += [
-        _Values(phase, prefix, new, "one", HEADS[size][1], head_dims[0], kinds[-1], "normal", 0)
+        _Values(phase, prefix, new, batch, HEADS[size][1], head_dims[0], kinds[-1], data, 0)
         for phase in phases
-        for new, prefix in _FAR[phase]
+        for new, prefix, batch, data in _FAR[phase]
     ]
     return [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
 
@@ -224,11 +273,16 @@ def model_cases(
         drawn.append(_Values(**(long | {"prefix": tokens, "new": 1 if decode else _MODEL_NEW[1]})))
         if not decode:
             drawn.append(_Values(**(long | {"prefix": 0, "new": tokens})))
+        drawn += [
+            _Values(**(fixed | {"new": new, "prefix": prefix, "batch": batch, "data": data, "page": 0}))
+            for new, prefix, batch, data in _FAR[phase]
+            if data == "scores far from 0"  # the other conditions are met by the load of the run
+        ]
     return [_case(values, seed * 10_000 + number, device, "small") for number, values in enumerate(drawn)]
 
 
 def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
-    lens = _BATCHES[values.phase][values.batch](values.new, values.prefix, LONG[size])
+    lens = (_BATCHES[values.phase] | _WIDE)[values.batch](values.new, values.prefix, LONG[size])
     cached = sum(prefix > 0 for _, prefix in lens)
     q_heads, kv_heads = values.heads
     kind = "MHA" if q_heads == kv_heads else "MQA" if kv_heads == 1 else "GQA"
@@ -254,6 +308,6 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
 def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device: str) -> AttentionCall:
     # Drawn and changed in float32, then rounded once: a seed means the same numbers in every dtype.
     wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed)
-    call = _DATA[values.data](replace(wide, phase=values.phase))
+    call = (_DATA | _RARE)[values.data](replace(wide, phase=values.phase))
     call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype))
     return through_pages(call, values.page, seed) if values.page else call

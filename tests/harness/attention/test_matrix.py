@@ -6,10 +6,10 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 
-from assay.harness.attention.matrix import LONG, Case, Size, axes, cases
+from assay.harness.attention.matrix import LONG, Case, Size, axes, cases, model_cases
 
 SIZES: list[Size] = ["small", "full"]
-SEED_CASES, FAR_CASES = 2, 2
+SEED_CASES, FAR_CASES = 2, 5
 """Calls of a phase before and after those of its design."""
 
 
@@ -42,7 +42,7 @@ def test_every_pair_of_values_is_covered(phase: str, size: Size) -> None:
     assert len(uncovered(design[:-1], phase, size)) > 0  # each case is needed
 
 
-@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 64, 47), ("full", 180, 64)])
+@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 67, 50), ("full", 183, 67)])
 def test_the_number_of_cases_is_near_the_minimum(size: Size, extend: int, decode: int) -> None:
     assert Counter(c.condition["phase"] for c in cases(size=size)) == {"extend": extend, "decode": decode}
     for phase, count in (("extend", extend - SEED_CASES - FAR_CASES), ("decode", decode - FAR_CASES)):
@@ -56,7 +56,8 @@ def test_calls_match_their_conditions() -> None:
         assert call.phase == said["phase"]
         assert f"{call.q.shape[1]}/{call.k.shape[1]}" == said["heads"].split()[1]
         assert (str(call.q.shape[2]), str(call.q.dtype)) == (said["head_dim"], f"torch.{said['dtype']}")
-        assert call.scale == call.q.shape[2] ** -0.5
+        factor = 1.5 if said["data"] == "scale 1.5 times" else 1.0
+        assert call.scale == factor * call.q.shape[2] ** -0.5
         lens = list(zip(call.lens_q, call.prefixes, strict=True))
         assert (int(said["new"]), int(said["prefix"])) in lens
         cached = [prefix > 0 for _, prefix in lens]
@@ -77,6 +78,31 @@ def test_conditions_that_found_bugs_before_are_covered() -> None:
     assert any(
         new + prefix > 512 and prefix > new > 1 for one in lens for new, prefix in one
     )  # windows, and long prefixes
+
+
+def test_calls_beyond_the_design_show_what_depends_on_batches_blocks_and_shapes() -> None:
+    calls = [case.make() for case in cases()]
+    assert {(c.phase, len(c.lens_q)) for c in calls} >= {("extend", 9), ("decode", 17)}
+    new = {length for call in calls for length in call.lens_q}
+    assert {63, 127, 128} <= new
+    chunks = [(n, prefix) for call in calls for n, prefix in zip(call.lens_q, call.prefixes, strict=True)]
+    assert any(n >= 128 and prefix >= 256 for n, prefix in chunks)  # a later chunk of a long prompt
+    for phase in ("extend", "decode"):
+        shapes = Counter((c.q.shape, c.k.shape, tuple(c.lens_k), c.q.dtype) for c in calls if c.phase == phase)
+        assert max(shapes.values()) > 1  # a result that is kept by shape is another call's
+
+
+def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> None:
+    for case in cases():
+        if case.condition["data"] != "scores far from 0":
+            continue
+        call, tops = case.make(), []
+        first = [int(start) + prefix for start, prefix in zip(call.cu_seqlens_k, call.prefixes, strict=False)]
+        for start, stop, key in zip(call.cu_seqlens_q[:-1], call.cu_seqlens_q[1:], first, strict=True):
+            q, k = call.q[start:stop].double(), call.k[key].double().repeat_interleave(2, 0)
+            tops.append(call.scale * (q * k).sum(-1))
+        assert float(tops[0].min()) > 88.8, "exp overflows in float32"
+        assert float(tops[1].max()) < -88.8, "exp loses all bits in float32"
 
 
 def test_decode_calls_reach_beyond_2048_tokens() -> None:
@@ -111,3 +137,10 @@ def test_data_match_their_names() -> None:
     assert size["peaky"][0] > 1.5 * size["normal"][0]
     assert size["K offset"][1] > 2
     assert size["large values"][2] > 100 * size["normal"][2]
+
+
+def test_a_model_has_scores_far_from_zero_in_its_matrix_too() -> None:
+    made = model_cases(("extend", "decode"), "cpu", torch.float32, (4, 2), 64, 512)
+    assert Counter(case.condition["phase"] for case in made) == {"extend": 27, "decode": 19}
+    far = [case.condition["phase"] for case in made if case.condition["data"] == "scores far from 0"]
+    assert far == ["extend", "decode"]
