@@ -1,7 +1,7 @@
 """The effect of each bug on a sequence: one definition each, on top of the oracle's own steps.
 
 A bug takes a batch of sequences and the index of one of them, and returns that sequence changed (attention is then computed as
-usual) or its output; None where the bug cannot show on that sequence.
+usual) or its output for the queries that are asked for; None where the bug cannot show on that sequence.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def accumulator(dtype: torch.dtype, batch: Batch, b: int) -> Tensor | None:
         return None
     weights = scores(r)
     weights = (weights - weights.amax(-1, keepdim=True)).exp()
-    total = torch.zeros(r.q.shape[0], r.len_q, r.v.shape[2], dtype=dtype, device=r.q.device)
+    total = torch.zeros(*weights.shape[:2], r.v.shape[2], dtype=dtype, device=r.q.device)
     for start in range(0, r.len_k, K_BLOCK):
         keys = slice(start, start + K_BLOCK)
         total = (total.double() + weights[..., keys] @ r.v[:, keys][r.kv_head]).to(dtype)
@@ -219,8 +219,15 @@ def accumulator(dtype: torch.dtype, batch: Batch, b: int) -> Tensor | None:
 
 
 def _products(r: Request) -> Tensor:
-    """q k^T before the scale, zero where a key is not seen."""
-    return (r.q @ r.k[r.kv_head].transpose(1, 2)) * r.visible
+    """q k^T of the queries that are asked for, before the scale, zero where a key is not seen, [num_q_heads, asked, len_k]."""
+    return (r.asked_q @ r.k[r.kv_head].transpose(1, 2)) * r.asked_visible
+
+
+def _reaches(r: Request, limit: float) -> bool:
+    """Whether a q k product of any query is beyond a limit."""
+    if float(r.q.norm(dim=-1).amax()) * float(r.k.norm(dim=-1).amax()) <= limit:  # Cauchy-Schwarz
+        return False
+    return bool((_products(replace(r, asked=None)).abs() > limit).any())
 
 
 def values_saturate(limit: float, batch: Batch, b: int) -> Request | None:
@@ -232,25 +239,25 @@ def values_saturate(limit: float, batch: Batch, b: int) -> Request | None:
 def scores_saturate(limit: float, batch: Batch, b: int) -> Tensor | None:
     """q k products are clamped before they are scaled."""
     r = batch[b]
-    products = _products(r)
-    if not bool((products.abs() > limit).any()):
+    if not _reaches(r, limit):
         return None
-    clamped = (products.clamp(-limit, limit) * r.scale).masked_fill(~r.visible, float("-inf"))
+    clamped = (_products(r).clamp(-limit, limit) * r.scale).masked_fill(~r.asked_visible, float("-inf"))
     return clamped.softmax(-1) @ r.v[r.kv_head]
 
 
 def scores_overflow(batch: Batch, b: int) -> Tensor | None:
     """A query with a q k product beyond fp16 has an output that is not finite."""
     r = batch[b]
-    rows = (_products(r) > FP16_MAX).any(-1, keepdim=True)
-    return attend(r).masked_fill(rows, float("inf")) if bool(rows.any()) else None
+    if not _reaches(r, FP16_MAX) or not bool((_products(replace(r, asked=None)) > FP16_MAX).any()):
+        return None
+    return attend(r).masked_fill((_products(r) > FP16_MAX).any(-1, keepdim=True), float("inf"))
 
 
 def values_overflow(batch: Batch, b: int) -> Tensor | None:
     """A value beyond fp16 makes every output infinite that it contributes to."""
     r = batch[b]
     beyond = (r.v.abs() > FP16_MAX).double()[r.kv_head]
-    return attend(r).masked_fill(r.visible.double() @ beyond > 0, float("inf")) if bool(beyond.any()) else None
+    return attend(r).masked_fill(r.asked_visible.double() @ beyond > 0, float("inf")) if bool(beyond.any()) else None
 
 
 # Leaks

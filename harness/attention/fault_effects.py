@@ -7,7 +7,6 @@ itself. An effect gives None where the bug cannot show.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from assay.harness.attention.bugs import Batch, Change
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import BY_ID, changed_output
+from assay.harness.attention.hypotheses import BY_ID, Compute, changed_output
 from assay.harness.attention.oracle import Request, attend, scores
 from assay.harness.attention.seeded import Effect
 
@@ -37,7 +36,7 @@ def changes(change: Change) -> Effect:
     return partial(_defined, partial(changed_output, change))
 
 
-def _defined(compute: Callable[[AttentionCall], Tensor | None], call: AttentionCall, out: Tensor) -> Tensor | None:
+def _defined(compute: Compute, call: AttentionCall, out: Tensor) -> Tensor | None:
     """A computed output; what the bug leaves undefined (a query that sees no key) is zero, as kernels leave it."""
     wrong = compute(call)
     return None if wrong is None else wrong.nan_to_num(nan=0.0, posinf=float("inf"), neginf=float("-inf"))

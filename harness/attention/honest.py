@@ -29,6 +29,8 @@ MEMBERS = 16
 """Members of an ensemble, unless a caller asks for others."""
 NUMBERS_AT_ONCE = 2**22
 """Most scores, or quantised keys, that are held at a time: 16 MiB of float32, of which about four exist at once."""
+_ON_CPU = 2**20
+"""The same on a CPU, whose cache holds no more: 1.6 times as fast as with 2**22."""
 _LARGEST = {"int8": 127.0, "e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
 """Largest value of a format; a scale maps the largest magnitude to it."""
 _CAST = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.float16}
@@ -96,8 +98,9 @@ def truth(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
     for part in _parts(call, rows):
         k, v = part.k.double(), part.v.double()
         for some, seen in part.blocks(1):
-            scores = (call.scale * part.queries(some).double() @ k.transpose(1, 2)).masked_fill(~seen, -math.inf)
-            outs.append(part.rows_first(scores.softmax(-1) @ v))
+            keys = seen.shape[1]
+            scores = call.scale * part.queries(some).double() @ k[:, :keys].transpose(1, 2)
+            outs.append(part.rows_first(scores.masked_fill_(~seen, -math.inf).softmax(-1) @ v[:, :keys]))
     return _joined(outs, call)
 
 
@@ -164,10 +167,15 @@ def sample_rows(call: AttentionCall, at_most: int, seed: int = 0) -> Tensor:
         for at in torch.tensor(borders)[torch.randperm(len(borders), generator=generator)].tolist():
             near |= dict.fromkeys((at - prefix - 1, at - prefix, at - 1, at))
         fixed = [row for row in near if 0 <= row < new][: (share + 1) // 2]
-        others = [row for row in torch.randperm(new, generator=generator).tolist() if row not in set(fixed)]
+        known = set(fixed)
+        others = [row for row in torch.randperm(new, generator=generator).tolist() if row not in known]
         found += sorted(start + row for row in fixed + others[: share - len(fixed)])
         start += new
     return torch.tensor(found, dtype=torch.int64, device=device)
+
+
+def _at_once(like: Tensor) -> int:
+    return min(NUMBERS_AT_ONCE, _ON_CPU) if like.device.type == "cpu" else NUMBERS_AT_ONCE
 
 
 def _depends_on_blocks(family: NoiseFamily) -> bool:
@@ -194,13 +202,18 @@ class _Part:
     causal: bool
 
     def blocks(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some of the rows at a time, int64 [r], with the keys that they see, bool [group * r, len_k]."""
+        """Some of the rows at a time, int64 [r], with the keys that they see, bool [group * r, keys].
+
+        Keys beyond the last that one of them sees are left out: in a call without a cached prefix that is nearly half of the work.
+        """
         heads, group, len_q, _ = self.q.shape
         keys = torch.arange(self.k.shape[1], device=self.k.device)
-        at_once = max(1, NUMBERS_AT_ONCE // (members * heads * group * max(1, len(keys))))
-        for some in torch.split(self.rows, at_once):
-            last = some + len(keys) - len_q if self.causal else torch.full_like(some, len(keys))
-            yield some, (keys <= last[:, None]).repeat(group, 1)
+        for some in torch.split(self.rows, max(1, _at_once(self.k) // (members * heads * group * max(1, len(keys))))):
+            if self.causal:
+                last = some + len(keys) - len_q
+                yield some, (keys[: int(last[-1]) + 1] <= last[:, None]).repeat(group, 1)
+            else:
+                yield some, keys.new_ones(group * len(some), len(keys), dtype=torch.bool)
 
     def queries(self, some: Tensor) -> Tensor:
         """[num_kv_heads, group * r, head_dim]: the heads of a group are further rows of their kv head."""
@@ -254,6 +267,18 @@ class _Draw:
         return torch.finfo(torch.float16 if self.family.accumulation == "fp16" else self.work).eps
 
     @property
+    def cuts_operands(self) -> bool:
+        """Whether operands lose bits of their dtype: in TF32, which holds 16-bit numbers exactly."""
+        return self.family.accumulation == "tf32" and self.dtype == torch.float32
+
+    @property
+    def scores_are_coarse(self) -> bool:
+        """Whether storing Q or K in 8 bits or fewer costs a score at least a thousand times what adding it up does."""
+        return self.family.accumulation != "fp16" and any(
+            stored is not None and stored.format != "fp16" for stored in (self.family.q, self.family.k)
+        )
+
+    @property
     def at_once(self) -> int:
         """Products that are added before a sum is rounded: those of one instruction of a tensor core, where sums are in fp16."""
         return 16 if self.family.accumulation == "fp16" else 1
@@ -286,7 +311,7 @@ class _Draw:
         In TF32 it is cut off to 10 bits of mantissa, as tensor cores do with plain float32, with a random phase. Kernels that round
         instead have half of this noise.
         """
-        if self.family.accumulation != "tf32" or self.dtype != torch.float32:
+        if not self.cuts_operands:
             return x
         factors = self.factors(x)
         return ((x * factors).view(torch.int32) & ~0x1FFF).view(torch.float32) / factors
@@ -297,7 +322,7 @@ class _Draw:
         x = x.to(self.work)
         every = x.expand(members, *x.shape)
         if how is None:
-            return self.operand(every) if self.family.accumulation == "tf32" else x[None]
+            return self.operand(every) if self.cuts_operands else x[None]
         if how.format == "fp16":
             return x[None] if self.dtype == torch.float16 else self.rounded(every, torch.float16)
         largest = self.largest[what]
@@ -353,7 +378,7 @@ def _answers(part: _Part, call: AttentionCall, draw: _Draw, members: int) -> Ten
     """Outputs [members, rows, num_q_heads, head_dim_v] of a sequence."""
     heads, group = part.q.shape[:2]
     numbers = max(heads * group * min(len(part.rows), 64) * part.k.shape[1], part.k.numel(), part.v.numel())
-    at_once = max(1, min(members, NUMBERS_AT_ONCE // numbers))
+    at_once = max(1, min(members, _at_once(part.k) // numbers))
     sizes = [min(at_once, members - start) for start in range(0, members, at_once)]
     chunks = []
     for count in sizes:
@@ -362,51 +387,85 @@ def _answers(part: _Part, call: AttentionCall, draw: _Draw, members: int) -> Ten
         q = q.reshape(len(q), heads, group, *q.shape[2:])
         k, v = stored(part.k, "k"), stored(part.v, "v")
         asked = [
-            part.rows_first(_attend(q[:, :, :, some].flatten(2, 3), k, v, seen, call.scale, draw, count)).double()
+            part.rows_first(_attend(q[:, :, :, some].flatten(2, 3), k, v, seen, call, draw, count)).double()
             for some, seen in part.blocks(count)
         ]
         chunks.append(torch.cat(asked, 1))
     return torch.cat(chunks)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, draw: _Draw, members: int) -> Tensor:
-    """Attention of each member, [members, kv heads, rows, head_dim_v]. q, k and v may have one member for all."""
-    scores = (scale * q @ k.transpose(-2, -1)).expand(members, -1, -1, -1)
-    sizes = scale * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[..., None, :]
-    if draw.eps * float(sizes.amax()) > torch.finfo(draw.dtype).eps / 16:  # else far below the rounding of the output
-        added = draw.eps * sizes / math.sqrt(draw.at_once)
-        raised = torch.finfo(draw.work).eps * (2 * _SCORE_ROUNDINGS * scores.abs() + _EXP_ROUNDINGS)
-        scores = scores + (_SCORE_ROUNDINGS * added + raised) * draw.normal(scores)
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, call: AttentionCall, draw: _Draw, members: int) -> Tensor:
+    """Attention of each member, [members, kv heads, rows, head_dim_v].
+
+    Args:
+        q: [members, kv heads, rows, head_dim]; may have one member for all, as k and v may.
+        k: [members, kv heads, len_k, head_dim].
+        v: [members, kv heads, len_k, head_dim_v].
+        seen: bool [rows, keys], the keys that each query sees; later ones are seen by none.
+        call: the call.
+        draw: what the members draw from.
+        members: their number.
+    """
+    len_k, keys = k.shape[-2], seen.shape[1]
+    k, v = k[..., :keys, :], v[..., :keys, :]
+    scores = (call.scale * q @ k.transpose(-2, -1)).expand(members, -1, -1, -1)
+    if not draw.scores_are_coarse:
+        scores = _summed(scores, call.scale * q.norm(dim=-1, keepdim=True), k.norm(dim=-1)[..., None, :], draw)
     scores = scores.masked_fill(~seen, -math.inf)
     top = scores.amax(-1, keepdim=True)
-    exact = (scores - top).exp()
     if draw.family.p is None:
+        exact = (scores - top).exp_()
         weights = draw.rounded(exact, draw.dtype)  # a rounding of floating point does not depend on the reference
         weights = draw.operand(weights)
     else:
-        reference = _reference(scores, draw.way)
-        weights = _stored_weights((scores - reference).exp().nan_to_num(), draw) * (reference - top).exp()
+        tops = _block_tops(scores, top, draw.way)
+        weights = (scores - _by_key(tops, draw.way, keys)).exp_()
+        raise_to_top = _by_key((tops - top).exp_(), draw.way, keys)
+        exact = weights * raise_to_top
+        weights = _stored_weights(weights, draw) * raise_to_top
     total = (weights if draw.way.rounded_sum else exact).sum(-1, keepdim=True)
     out = (weights @ v) / total
     if draw.dtype.itemsize > 2 or draw.family.accumulation == "fp16":
-        errors = draw.eps * _SUM_ROUNDINGS * math.sqrt(-(-v.shape[-2] // draw.at_once))
+        errors = draw.eps * _SUM_ROUNDINGS * math.sqrt(-(-len_k // draw.at_once))
         out = out * (1 + errors * draw.normal(out))
     return draw.rounded(out, draw.dtype)
 
 
-def _reference(scores: Tensor, way: _Way) -> Tensor:
-    """What is subtracted from each score before its exponential is rounded, broadcasting to scores [..., rows, keys]."""
-    top = scores.amax(-1, keepdim=True)
-    if way.maximum == "row" or scores.shape[-1] <= way.k_block:
-        return top
+def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw) -> Tensor:
+    """Scores with the errors of their sums and exponentials; `of_q` and `of_k` are the sizes of scaled queries and of keys."""
+    if draw.eps * float(of_q.amax()) * float(of_k.amax()) <= torch.finfo(draw.dtype).eps / 16:
+        return scores  # far below the rounding of the output
+    errors = scores.abs().mul_(2 * _SCORE_ROUNDINGS * torch.finfo(draw.work).eps)
+    errors += _EXP_ROUNDINGS * torch.finfo(draw.work).eps
+    errors += (_SCORE_ROUNDINGS * draw.eps / math.sqrt(draw.at_once) * of_q) * of_k
+    return errors.mul_(draw.normal(scores)).add_(scores)
+
+
+def _block_tops(scores: Tensor, top: Tensor, way: _Way) -> Tensor:
+    """What is subtracted from the scores of each block of keys before their exponentials are rounded.
+
+    Args:
+        scores: [..., rows, keys], -inf where a key is not seen.
+        top: the largest of each row, [..., rows, 1].
+        way: how blocks are visited.
+
+    Returns:
+        [..., rows, blocks], or `top` for all keys alike.
+    """
     keys = scores.shape[-1]
+    if way.maximum == "row" or keys <= way.k_block:
+        return top
     blocks = -(-keys // way.k_block)
     padded = torch.nn.functional.pad(scores, (0, blocks * way.k_block - keys), value=-math.inf)
     tops = padded.reshape(*padded.shape[:-1], blocks, way.k_block).amax(-1)
     if way.maximum == "running":
         tops = (tops.flip(-1).cummax(-1)[0].flip(-1)) if way.backwards else tops.cummax(-1)[0]
-    tops = torch.where(tops.isinf(), top, tops)  # a block of which nothing is seen
-    return tops.repeat_interleave(way.k_block, -1)[..., :keys]
+    return torch.where(tops.isinf(), top, tops)  # a block of which nothing is seen
+
+
+def _by_key(by_block: Tensor, way: _Way, keys: int) -> Tensor:
+    """[..., blocks] -> [..., keys], or [..., 1] where all keys are alike."""
+    return by_block if by_block.shape[-1] == 1 else by_block.repeat_interleave(way.k_block, -1)[..., :keys]
 
 
 def _stored_weights(weights: Tensor, draw: _Draw) -> Tensor:

@@ -8,10 +8,9 @@ bug leaves the value undefined (a query that sees no key); infinity means that t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +25,12 @@ LEAK = "leak"
 """The kind of every hypothesis in which one request reads another's data. It is reported first, even if others fit better."""
 
 
+class Compute(Protocol):
+    """(call, packed query rows or None for all) -> what a kernel with a bug answers; see `Hypothesis`."""
+
+    def __call__(self, call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None: ...
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One named bug.
@@ -36,8 +41,8 @@ class Hypothesis:
         about: what goes wrong, as a sentence without its full stop.
         kind: id of a group of variants, such as all sizes of a sliding window.
         severity: "serious", or "warning" for a bug that only costs precision.
-        compute: call -> output of a kernel with the bug, float64 [total_q, num_q_heads, head_dim_v]; None where the bug cannot
-            show.
+        compute: (call, rows) -> output of a kernel with the bug, float64 [rows, num_q_heads, head_dim_v]; None where the bug
+            cannot show on the call. The rows are packed query rows, int64, in increasing order; without them all are computed.
     """
 
     id: str
@@ -45,12 +50,12 @@ class Hypothesis:
     about: str
     kind: str
     severity: Severity
-    compute: Callable[[AttentionCall], Tensor | None]
+    compute: Compute
 
 
-def changed_output(change: bugs.Change, call: AttentionCall) -> Tensor | None:
-    """The output of a call on which a bug shows, float64 [total_q, num_q_heads, head_dim_v]; None where it shows in no sequence."""
-    batch = requests(call)
+def changed_output(change: bugs.Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
+    """The output of a call on which a bug shows; None where it shows in no sequence. See `Hypothesis.compute`."""
+    batch = requests(call, rows)
     changed = [change(batch, b) for b in range(len(batch))]
     if all(c is None for c in changed):
         return None

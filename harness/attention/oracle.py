@@ -56,6 +56,7 @@ class Request:
         visible: bool [len_q, len_k], the keys that each query sees.
         scale: softmax scale, natural-exponent convention.
         causal: whether `visible` is the right-aligned causal mask.
+        asked: int64 [asked], the queries whose output is asked for; None for all. A bug may depend on the others.
     """
 
     q: Tensor
@@ -65,6 +66,17 @@ class Request:
     visible: Tensor
     scale: float
     causal: bool
+    asked: Tensor | None = None
+
+    @property
+    def asked_q(self) -> Tensor:
+        """The queries that are asked for, [num_q_heads, asked, head_dim]."""
+        return self.q if self.asked is None else self.q[:, self.asked]
+
+    @property
+    def asked_visible(self) -> Tensor:
+        """The keys that they see, bool [asked, len_k]."""
+        return self.visible if self.asked is None else self.visible[self.asked]
 
     @property
     def len_q(self) -> int:
@@ -82,8 +94,13 @@ class Request:
         return self.len_k - self.len_q
 
 
-def requests(call: AttentionCall) -> list[Request]:
-    """The sequences of a call, one by one, in float64."""
+def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
+    """The sequences of a call, one by one, in float64.
+
+    Args:
+        call: the call.
+        rows: packed query rows whose output is asked for, int64; None for all.
+    """
     device, heads, kv_heads = call.q.device, call.q.shape[1], call.k.shape[1]
     kv_head = torch.arange(heads, device=device) // (heads // kv_heads)
     found = []
@@ -92,16 +109,17 @@ def requests(call: AttentionCall) -> list[Request]:
         visible = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=device)
         if call.causal:
             visible = right_aligned(q.shape[1], k.shape[1], device)
-        found.append(Request(q, k, v, kv_head, visible, call.scale, call.causal))
+        asked = None if rows is None else rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
+        found.append(Request(q, k, v, kv_head, visible, call.scale, call.causal, asked))
     return found
 
 
 def scores(request: Request) -> Tensor:
-    """scale * q k^T, with -inf where a query does not see a key, float64 [num_q_heads, len_q, len_k]."""
-    products = request.scale * request.q @ request.k[request.kv_head].transpose(1, 2)
-    return products.masked_fill(~request.visible, float("-inf"))
+    """scale * q k^T, with -inf where a query does not see a key, float64 [num_q_heads, asked, len_k]."""
+    products = request.scale * request.asked_q @ request.k[request.kv_head].transpose(1, 2)
+    return products.masked_fill_(~request.asked_visible, float("-inf"))
 
 
 def attend(request: Request) -> Tensor:
-    """Attention of one sequence, float64 [num_q_heads, len_q, head_dim_v]. A query that sees no key gives NaN."""
+    """Attention of one sequence, float64 [num_q_heads, asked, head_dim_v]. A query that sees no key gives NaN."""
     return scores(request).softmax(-1) @ request.v[request.kv_head]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.honest import truth
 from assay.harness.attention.hypotheses import FAMILY, LEAK, Hypothesis
-from assay.harness.attention.oracle import oracle
 from assay.harness.localize.call_conditions import SequenceCondition, SequenceShape, separating
-from assay.harness.localize.cells import deviation
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
+from assay.harness.localize.screening import Comparisons
 
+OUTPUT_SCALED = "output-scaled"
+"""The id of the hypothesis that every output is a multiple of what it should be. Its factor is estimated from the outputs."""
 FIT_SHARE = 0.5
 """A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
 oracle."""
@@ -27,7 +31,8 @@ class Cause:
     """One thing that a kernel gets wrong.
 
     Attributes:
-        hypotheses: those that fit, best first, leaks before all others; empty if none fits.
+        hypotheses: those that fit, best first, leaks before all others; only that of a scaled output where it fits clearly better;
+            empty if none fits.
         layers: layers in which it fails.
         heads: q heads in which it fails, by their number in the model.
         phases: phases in which it fails.
@@ -88,16 +93,17 @@ def causes(run: KernelRun) -> list[Cause]:
     layers = sorted({result.call.layer for result in run.results if result.fails})
     if not layers:
         return []
-    together = _explain(run.results, layers)
+    compared = Comparisons()
+    together = _explain(run.results, layers, compared)
     if together.hypotheses or len(layers) == 1:
         return [together]
     groups: dict[object, list[int]] = {}
     for layer in layers:
-        alone = _explain(run.results, [layer])
-        ids = tuple(h.id for h in alone.hypotheses)
-        key = (ids, alone.heads, alone.conditions) if ids else ()
+        alone = _explain(run.results, [layer], compared)
+        bugs = tuple((h.id, h.about) for h in alone.hypotheses)
+        key = (bugs, alone.heads, alone.conditions) if bugs else ()
         groups.setdefault(key, []).append(layer)
-    found = [_explain(run.results, group) for group in groups.values()]
+    found = [_explain(run.results, group, compared) for group in groups.values()]
     return sorted(found, key=_rank)
 
 
@@ -105,19 +111,21 @@ def _rank(cause: Cause) -> tuple[bool, bool]:
     return not any(h.kind == LEAK for h in cause.hypotheses), not cause.hypotheses
 
 
-def _explain(results: Sequence[CallResult], layers: Sequence[int]) -> Cause:
+def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Comparisons) -> Cause:
     inside = [o for o in results if o.call.layer in layers]
     failing = sorted((o for o in inside if o.fails), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
     heads = sorted({o.call.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     wrong = [s for o in inside for s in _where(o, o.failing)]
     right = [s for o in inside for b, s in enumerate(o.sequence_shapes) if b not in _sequences(o, o.failing)]
-    total = [0.0, 0.0]
-    for o in failing:
-        difference, size, _ = deviation(o.out, oracle(o.call), o.cells).over(o.failing)
-        total = [total[0] + difference, total[1] + size]
-    oracle_error = total[0] / total[1] if total[1] else float("inf")
-    fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, wrong, right, oracle_error))]
+    difference, size = (sum(o.off.over(o.failing)[which] for o in failing) for which in (0, 1))
+    oracle_error = difference / size if size else float("inf")
+    fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, wrong, right, oracle_error, compared))]
     chosen = _choose(fits)
+    scaled = _scaled(failing)
+    # Its factor is free, so it has to fit better than what has none.
+    multiple = _fit(scaled, inside, failing, heads, wrong, right, oracle_error, Comparisons()) if scaled else None
+    if multiple is not None and not any(f.error <= TIE_FACTOR * multiple.error for f in chosen):
+        chosen = [multiple]
     return Cause(
         hypotheses=tuple(f.hypothesis for f in chosen),
         layers=tuple(layers),
@@ -132,6 +140,24 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int]) -> Cause:
         prefixes=tuple(sorted({s.prefix for s in wrong})),
         passing=len(inside) - len(failing),
     )
+
+
+def _scaled(failing: Sequence[CallResult]) -> Hypothesis | None:
+    """The hypothesis of a scaled output, with the factor of the failing cells of the finest dtype; None if it is not finite."""
+    finest = min(torch.finfo(o.call.q.dtype).eps for o in failing)
+    chosen = [o for o in failing if torch.finfo(o.call.q.dtype).eps == finest]
+    products, squares = (
+        sum(float(getattr(o, name)[o.failing].sum()) for o in chosen) for name in ("products", "squares")
+    )
+    if not math.isfinite(products) or not squares:
+        return None
+    factor = products / squares
+
+    def multiple(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
+        return factor * truth(call, rows)
+
+    about = f"every output is {factor:.4g} times what it should be"
+    return Hypothesis(OUTPUT_SCALED, "output scaled", about, "gain", "serious", multiple)
 
 
 def _choose(fits: Sequence[_Fit]) -> list[_Fit]:
@@ -152,16 +178,14 @@ def _fit(
     wrong: Sequence[SequenceShape],
     right: Sequence[SequenceShape],
     oracle_error: float,
+    compared: Comparisons,
 ) -> _Fit | None:
     total = [0.0, 0.0, 0.0]
     violating: list[SequenceShape] = []
     everywhere = True
     for o in failing:  # smallest first: most hypotheses are ruled out by one small call
-        expected = hypothesis.compute(o.call)
-        if expected is None:
-            return None
-        off = deviation(o.out, expected, o.cells)
-        if bool((off.relative_l1 > o.fit_bounds)[o.failing].any()):
+        off = compared.explaining(hypothesis, o)
+        if off is None:
             return None
         total = [a + b for a, b in zip(total, off.over(o.failing), strict=True)]
         violating += _where(o, _violated(o, off.relative_l1, heads))
@@ -172,8 +196,8 @@ def _fit(
         return None
     seen = {id(o) for o in failing}
     for o in inside:
-        if id(o) not in seen and (expected := hypothesis.compute(o.call)) is not None:
-            violating += _where(o, _violated(o, deviation(o.out, expected, o.cells).relative_l1, heads))
+        if id(o) not in seen and (off := compared.explaining(hypothesis, o)) is not None:
+            violating += _where(o, _violated(o, off.relative_l1, heads))
     conditions = separating(wrong, right) if right else []
     if not violating:
         return _Fit(hypothesis, error, tuple(conditions), False, int(not everywhere), total[2])

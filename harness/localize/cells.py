@@ -30,6 +30,17 @@ class CallCells:
     of_row: Tensor
     rows: Tensor | None = None
 
+    def at(self, chosen: Tensor) -> CallCells:
+        """All cells, with some of their queries: `chosen` are places in `of_row`, int64, in increasing order."""
+        return CallCells(
+            self.sequence, self.position, self.of_row[chosen], chosen if self.rows is None else self.rows[chosen]
+        )
+
+    def sums(self, by_row: Tensor) -> Tensor:
+        """Sums over the queries of each cell: float64 [rows, ...] -> [cells, ...], on the same device."""
+        total = torch.zeros(len(self.sequence), *by_row.shape[1:], dtype=torch.float64, device=by_row.device)
+        return total.index_add_(0, self.of_row, by_row)
+
     def only(self, chosen: Sequence[int]) -> CallCells:
         """Some of the cells, in the given order."""
         number = torch.full((len(self.sequence),), -1, dtype=torch.int64)
@@ -63,6 +74,10 @@ class Deviation:
         """difference / size, [cells, num_q_heads]; 0 where nothing was compared."""
         return ratio(self.difference, self.size)
 
+    def __add__(self, other: Deviation) -> Deviation:
+        """That of the queries of both, which must differ."""
+        return Deviation(self.difference + other.difference, self.size + other.size, self.compared + other.compared)
+
     def over(self, chosen: Tensor) -> tuple[float, float, float]:
         """Total difference, size and number of elements of the chosen cells (bool [cells, num_q_heads])."""
         return tuple(float(t[chosen].sum()) for t in (self.difference, self.size, self.compared))  # type: ignore[return-value]
@@ -94,7 +109,7 @@ def cells_of(call: AttentionCall, compared: Tensor | None = None) -> CallCells:
 
 
 def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
-    """The distance between `out` and `expected`, both [total_q, num_q_heads, head_dim_v], or of the compared rows alone.
+    """The distance between `out` and `expected`, each [total_q, num_q_heads, head_dim_v] or [compared rows, ...].
 
     NaN in `expected` means undefined and is not compared. Infinity in it matches anything that is not finite.
     """
@@ -106,9 +121,14 @@ def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
     compared = (~undefined).double()
 
     by_row = torch.stack([values.sum(-1) for values in (difference, size, compared)], -1)
-    by_cell = torch.zeros(len(cells.sequence), *by_row.shape[1:], dtype=torch.float64, device=out.device)
     # One transfer for all three: each synchronises with the GPU.
-    return Deviation(*by_cell.index_add_(0, cells.of_row, by_row).cpu().unbind(-1))
+    return Deviation(*cells.sums(by_row).cpu().unbind(-1))
+
+
+def size_of(out: Tensor, cells: CallCells) -> Tensor:
+    """Sum of the finite |out|, float64 [cells, num_q_heads], on the CPU; `out` as in `deviation`."""
+    values = _compared(out.detach(), cells).double().abs()
+    return cells.sums(torch.where(values.isfinite(), values, 0.0).sum(-1)).cpu()
 
 
 def _compared(values: Tensor, cells: CallCells) -> Tensor:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.hypotheses import LEAK
 from assay.harness.conditions import POSITION
-from assay.harness.localize.causes import Cause, causes
+from assay.harness.localize.causes import OUTPUT_SCALED, Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
-from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN, Group, not_run, scaled
+from assay.harness.localize.pooled import QUANTISATION_NOT_RUN, Group, not_run, scaled
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent, some
 from assay.harness.verdict import Finding, Severity
@@ -50,7 +50,20 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
     heads = max((result.call.first_head + result.call.q.shape[1] for result in run.results), default=0)
     with few_threads([result.call for result in run.results]):
         bugs = [_bug(cause, layers, heads, reproduce) for cause in causes(run)]
-        return bugs + _over_all_calls(run, reproduce) + _behaviour(run, layers, reproduce)
+        return _joined(bugs, _over_all_calls(run, reproduce)) + _behaviour(run, layers, reproduce)
+
+
+def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]:
+    """Both; what shows over all calls is further evidence of a bug of the same name."""
+    found = list(bugs)
+    for one in pooled:
+        place = next((at for at, bug in enumerate(found) if bug.id == one.id), None)
+        if place is None:
+            found.append(one)
+        else:
+            more = f"also {one.where}, {', '.join(one.evidence)}: {one.diagnosis}"
+            found[place] = found[place].model_copy(update={"evidence": (*found[place].evidence, more)})
+    return found
 
 
 def _bug(cause: Cause, layers: Sequence[int], heads: int, reproduce: str) -> Finding:

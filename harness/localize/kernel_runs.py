@@ -15,7 +15,7 @@ from assay.harness.attention.kernels import declaration, missing_package, output
 from assay.harness.errors import AssayError
 from assay.harness.localize.bounds import CallNoise, least_bound, noise_on
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
-from assay.harness.localize.cells import CallCells, cells_of, deviation
+from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, size_of
 
 FIT_ROUNDINGS = 3.0
 """A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
@@ -32,9 +32,9 @@ class CallResult:
         call: the call as it was before the kernel ran.
         out: the kernel's output, [total_q, num_q_heads, head_dim_v].
         cells: the cells of the call.
-        own: own error against the oracle, relative L1, float64 [cells, num_q_heads], on the CPU.
-        slopes: slope of the output on the oracle's, sum(out * truth) / sum(truth * truth), float64 [num_q_heads], on the CPU; NaN
-            where one of them is not finite, or the truth is zero.
+        off: distance to the oracle's output.
+        products: sum of output * truth, float64 [cells, num_q_heads], on the CPU; not finite where the output is not.
+        squares: sum of truth * truth, likewise.
         limits: what noise explains on this call.
         repeated: whether the call was run twice more in a row. If not, the next four fields are meaningless.
         repeat: largest relative L1, over cells and heads, between these two runs.
@@ -47,8 +47,9 @@ class CallResult:
     call: AttentionCall
     out: Tensor
     cells: CallCells
-    own: Tensor
-    slopes: Tensor
+    off: Deviation
+    products: Tensor
+    squares: Tensor
     limits: CallNoise
     repeated: bool = False
     repeat: float = 0.0
@@ -56,6 +57,21 @@ class CallResult:
     repeats_differ: bool = False
     late_differs: bool = False
     mutated: tuple[str, ...] = ()
+
+    @cached_property
+    def own(self) -> Tensor:
+        """Own error: relative L1 against the oracle, float64 [cells, num_q_heads], on the CPU."""
+        return self.off.relative_l1
+
+    @cached_property
+    def slopes(self) -> Tensor:
+        """Slope of the output on the truth by head, float64 [num_q_heads]; NaN where one is not finite, or the truth is zero."""
+        return self.products.sum(0) / self.squares.sum(0)
+
+    @cached_property
+    def size(self) -> Tensor:
+        """Sum of the output's finite |numbers|, float64 [cells, num_q_heads], on the CPU."""
+        return size_of(self.out, self.cells)
 
     @property
     def noise(self) -> str:
@@ -172,14 +188,10 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
         raise ValueError(
             "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"
         )
-    own = deviation(out, right, cells).relative_l1
-    return CallResult(
-        call, out, cells, own, _slopes(out if rows is None else out[rows], right), noise_on(call, noise, cells)
-    )
-
-
-def _slopes(out: Tensor, right: Tensor) -> Tensor:
-    return ((out.double() * right).sum((0, 2)) / right.square().sum((0, 2))).cpu()
+    compared = out if rows is None else out[rows]
+    by_row = torch.stack([(compared.double() * right).sum(-1), right.square().sum(-1)], -1)
+    products, squares = cells.sums(by_row).cpu().unbind(-1)
+    return CallResult(call, out, cells, deviation(out, right, cells), products, squares, noise_on(call, noise, cells))
 
 
 def _require_contract(call: AttentionCall, out: object) -> None:

@@ -1,6 +1,6 @@
 """What shows only over many calls: an output that is scaled by a factor within the noise, and a quantisation that did not run.
 
-Both look at calls that are within their bounds. What is out of bounds has a name already.
+Both look at calls that are within their bounds. `assay.harness.localize.causes` names what is out of bounds, a scaled output too.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from assay.harness.attention.honest import here
 from assay.harness.localize.bounds import least_bound
+from assay.harness.localize.causes import OUTPUT_SCALED as OUTPUT_SCALED
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_quantile_above
 
-OUTPUT_SCALED = "output-scaled"
 QUANTISATION_NOT_RUN = "quantisation-not-run"
 MIN_CALLS = 8
 """Fewest calls, as many as they are worth with their weights, of which a slope is judged."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import AssayError
+from assay.harness.localize.causes import OUTPUT_SCALED
 from assay.harness.localize.cells import deviation
 from assay.harness.localize.diagnose import UNEXPLAINED, describe
 from assay.harness.localize.guard import Guard
@@ -39,7 +40,7 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
     if not failing:
         return "", ""
     call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
-    finding = next(f for f in findings if f.id in BY_ID or f.id == UNEXPLAINED)
+    finding = next(f for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED))
     with suppress(ValueError):  # a call with another bug, or one that fails only sometimes, stays as it is
         call = shrink(_until(guard, time.monotonic() + SHRINK_SECONDS), call, _same_bug(guard, finding.id))
     if not path:

@@ -13,9 +13,10 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.honest import FAMILIES, honest_outputs
 from assay.harness.attention.hypotheses import BY_ID, LEAK
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.causes import causes
+from assay.harness.localize.causes import OUTPUT_SCALED, causes
 from assay.harness.localize.diagnose import UNEXPLAINED, diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
 from assay.harness.text import percent, some
@@ -187,3 +188,68 @@ def test_some(chosen: Sequence[int], of: Sequence[int], words: str) -> None:
 
 def test_percent() -> None:
     assert [percent(x) for x in (1.22, 0.0091, 0.0, float("inf"))] == ["122 %", "0.91 %", "0 %", "not finite"]
+
+
+@pytest.mark.parametrize("factor", [1.02, 0.955, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_scaled_output_is_named_in_every_dtype(dtype: torch.dtype, factor: float) -> None:
+    def scaled(call: AttentionCall) -> Tensor:
+        return (oracle(call) * factor).to(call.q.dtype)
+
+    [finding] = diagnose(run_and_repeat(scaled, calls(2, dtype=dtype)))
+    assert finding.id == OUTPUT_SCALED
+    assert finding.where == "extend, all 2 layers, all 4 heads"
+    assert finding.evidence[0] == f"output scaled: every output is {factor:g} times what it should be"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_gain_of_a_thousandth_is_named_where_it_is_out_of_bounds(dtype: torch.dtype) -> None:
+    def scaled(call: AttentionCall) -> Tensor:
+        return (oracle(call) * 1.001).to(call.q.dtype)
+
+    [finding] = diagnose(run_and_repeat(scaled, calls(1, dtype=dtype)))
+    assert finding.id == OUTPUT_SCALED
+    assert "is 1.001 times what it should be" in finding.evidence[0]
+
+
+def test_a_scaled_output_is_one_finding_in_all_dtypes_together() -> None:
+    def scaled(call: AttentionCall) -> Tensor:
+        return (oracle(call) * 1.001).to(call.q.dtype)
+
+    every = [call for dtype in (torch.bfloat16, torch.float32) for call in calls(2, dtype=dtype)]
+    [finding] = diagnose(run_and_repeat(scaled, every))
+    assert finding.id == OUTPUT_SCALED
+    assert any("bfloat16" in line and "within its bound" in line for line in finding.evidence)
+
+
+def test_a_scaled_head_and_a_scaled_int8_output_are_named() -> None:
+    @declares(noise="int8_qk")
+    def int8(call: AttentionCall) -> Tensor:
+        out = honest_outputs(call, FAMILIES["int8_qk"], members=1)[0]
+        return (out * 0.9).to(call.q.dtype)
+
+    def one_head(call: AttentionCall) -> Tensor:
+        out = rounded_oracle(call)
+        out[:, 2] *= 1.5
+        return out
+
+    [finding] = diagnose(run_and_repeat(int8, calls(1, dtype=torch.float16)))
+    assert finding.id == OUTPUT_SCALED
+    [finding] = diagnose(run_and_repeat(one_head, calls(2)))
+    assert (finding.id, finding.where) == (OUTPUT_SCALED, "extend, all 2 layers, head 2 of 4")
+
+
+def test_layers_that_are_scaled_differently_are_two_findings() -> None:
+    def scaled(call: AttentionCall) -> Tensor:
+        return (oracle(call) * (0.5, 2.0)[call.layer]).to(call.q.dtype)
+
+    found = diagnose(run_and_repeat(scaled, calls(2)))
+    assert [(one.id, one.where) for one in found] == [
+        (OUTPUT_SCALED, f"extend, layer {layer} of 2, all 4 heads") for layer in (0, 1)
+    ]
+
+
+def test_what_a_known_bug_explains_as_well_is_not_called_scaled() -> None:
+    one_key = calls(1, dtype=torch.float32, matrix=[[(1, 1)]])
+    [finding] = diagnose(run_and_repeat(fault("newest-token-zero"), one_key))
+    assert finding.id == "newest-token-zero"

@@ -1,0 +1,81 @@
+"""How far outputs are from hypotheses: a few queries at a time, until a hypothesis is ruled out.
+
+Most hypotheses are wrong by far, and some queries of a call are enough to see it. The limit is rigorous, so the answer is the one
+that all queries give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.hypotheses import Hypothesis
+from assay.harness.localize.cells import Deviation, deviation
+from assay.harness.localize.kernel_runs import CallResult
+
+SHARES = (16, 4, 2, 1)
+"""Of the queries, a sixteenth is compared first, then up to a quarter, up to half and all of them."""
+SMALL_SCORES = 2**16
+"""Scores (queries x keys x heads) up to which all queries are compared at once: there, computing takes less than preparing."""
+
+
+class Comparisons:
+    """Compares the results of one run with hypotheses, each pair once. The results must outlive it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], Deviation | None] = {}
+
+    def explaining(self, hypothesis: Hypothesis, result: CallResult) -> Deviation | None:
+        """The distance of an output to that of a hypothesis.
+
+        None if the hypothesis does not show on the call, or does not explain a failing cell: its distance there is beyond the
+        result's `fit_bounds`.
+        """
+        key = hypothesis.id, id(result)
+        if key not in self._known:
+            self._known[key] = _explaining(hypothesis, result)
+        return self._known[key]
+
+
+def _explaining(hypothesis: Hypothesis, result: CallResult) -> Deviation | None:
+    total: Deviation | None = None
+    for chosen in _shares(result):
+        cells = result.cells if chosen is None else result.cells.at(chosen)
+        expected = hypothesis.compute(result.call, cells.rows)
+        if expected is None:
+            return None
+        off = deviation(result.out, expected, cells)
+        total = off if total is None else total + off
+        if _ruled_out(total, result):
+            return None
+    assert total is not None
+    beyond = total.relative_l1 > result.fit_bounds
+    return None if bool(beyond[result.failing].any()) else total
+
+
+def _shares(result: CallResult) -> Iterator[Tensor | None]:
+    """Queries to compare at a time, as places among those of the cells, spread over the call; None for all of them."""
+    count = result.cells.of_row.numel()
+    if count * result.call.k.shape[0] * result.call.q.shape[1] <= SMALL_SCORES:
+        yield None
+        return
+    places = torch.arange(count, device=result.cells.of_row.device)
+    before = torch.zeros_like(places, dtype=torch.bool)
+    for step in SHARES:
+        now = places % step == 0
+        yield (now & ~before).nonzero().flatten()
+        before = now
+
+
+def _ruled_out(some: Deviation, result: CallResult) -> bool:
+    """Whether the distance over all queries is beyond the bounds of a failing cell, seen from some of the queries.
+
+    Let d be the difference over some queries, D that over all, and S the size of what is expected. S is at most |out| + D and D at
+    least d, so D / S is at least d / (|out| + d).
+    """
+    least = some.difference / (result.size + some.difference).clamp(min=torch.finfo(torch.float64).tiny)
+    # Infinite where one of the two outputs is finite and the other is not.
+    beyond = (least > result.fit_bounds) | some.difference.isinf()
+    return bool(beyond[result.failing].any())
