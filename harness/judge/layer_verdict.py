@@ -80,7 +80,7 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
     worst = f"The worst own error is {two_digits(float(cells.excess.max()))} times what noise explains"
     gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))} times"
     return LayersJudgement(
-        "pass", f"{worst}, and {gain}, in {len(cells.index):,} cells of {_queries(evidence.errors)}.", WORST_CELL
+        "pass", f"{worst}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)}).", WORST_CELL
     )
 
 
@@ -119,7 +119,7 @@ def _queries(errors: ShadowErrors) -> str:
     """How much was compared, in words."""
     header = errors.headers[0]
     of = f"{header.sampled_rows:,} of {header.rows:,}" if header.sampled_rows < header.rows else f"all {header.rows:,}"
-    return f"{of} queries in {header.passes:,} passes"
+    return f"{of} queries, {header.passes:,} passes"
 
 
 def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:

@@ -125,8 +125,9 @@ def _judge(
     p = min(test.p for test in tests)
     worst = max(tests, key=lambda test: test.reach)
     metric = worst.metric
+    number, _, condition = metric.title.rpartition(", ")
     found = (
-        f"The {metric.title} is {metric.text} (at most {_nats(metric.high)} in size with {percent(1 - spec.alpha)} confidence, "
+        f"Scored {condition}, the {number} is {metric.text} (at most {_nats(metric.high)} in size with {percent(1 - spec.alpha)} confidence, "
         f"{fewest} prompts)"
     )
     limit = f"the limit of {_nats(metric.bound)} ({metric.policy or metric.explain})"

@@ -65,7 +65,7 @@ def ids(errors: ShadowErrors) -> list[str]:
 def test_noise_passes(shadowed: Any) -> None:
     judged = judge(shadowed())
     assert (judged.verdict, judged.decided_by, judged.p_regression) == ("pass", "worst-own-error", None)
-    assert "64 cells of all 640 queries in 62 passes" in judged.why
+    assert "in 64 cells (all 640 queries, 62 passes)" in judged.why
     assert ids(shadowed()) == []
 
 
