@@ -22,7 +22,7 @@ from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import Source, rank_folder
 from assay.harness.server.candidates import make_candidate
-from assay.harness.server.control import CONTROL, Control, Setting, read_setting
+from assay.harness.server.control import CONTROL, Setting, read_setting
 from assay.harness.server.eager_passes import run_eagerly_while
 from assay.harness.server.envelope_tally import EnvelopeTally
 from assay.harness.server.faults import Faults, FaultyCandidate
@@ -121,7 +121,7 @@ class Attachment:
         self._faults.switch(self._setting.control.fault, self._setting.token)
         if self._setting.session not in ("", before):
             self._shadow.start_session()
-        self._off = self._setting.control == Control()
+        self._off = not self._setting.control.observes
 
     @property
     def _shadow(self) -> Shadow:
@@ -210,7 +210,7 @@ def _attachment(
     ranks, faults = int(get_tensor_model_parallel_world_size()), Faults(folder, pages)
     shadow = Shadow(folder, built, new_writer, pages, rank, ranks)
     reader = ControlReader(folder)
-    run_eagerly_while(lambda: reader.latest().control != Control())
+    run_eagerly_while(lambda: reader.latest().control.observes)
     shadow.tally = EnvelopeTally(folder, _limits(runner))
     faulty = FaultyCandidate(built, faults) if built else None
     return Attachment(

@@ -66,6 +66,11 @@ class Control(Record):
     fault: str = ""
     profile: str = ""
 
+    @property
+    def observes(self) -> bool:
+        """Whether what is attached to the calls has something to do. A profile has not: it lists the kernels of any pass."""
+        return self.shadow or bool(self.substitute or self.trace or self.fault)
+
     @field_validator("substitute")
     @classmethod
     def _layers(cls, layers: tuple[int, ...]) -> tuple[int, ...]:

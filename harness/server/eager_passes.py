@@ -27,13 +27,17 @@ def run_eagerly_while(observed: Callable[[], bool]) -> None:
     for module, name in RUNNERS:
         try:
             runner = getattr(importlib.import_module(module), name)
+            refuse_while(runner, observed)
         except (ImportError, AttributeError):
             continue
-        refuse_while(runner, observed)
 
 
 def refuse_while(runner: type, observed: Callable[[], bool]) -> None:
-    """Make a class of graph runners refuse every batch while its pass is observed."""
+    """Make a class of graph runners refuse every batch while its pass is observed.
+
+    Raises:
+        AttributeError: the class asks in another way.
+    """
     can_run = runner.can_run_graph  # type: ignore[attr-defined]
 
     @functools.wraps(can_run)

@@ -75,3 +75,15 @@ def test_a_control_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_without_a_control_no_call_was_substituted(tmp_path: Path) -> None:
     assert substituted_calls(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("control", "observes"),
+    [
+        (Control(), False), (Control(profile="kernels"), False), (Control(shadow=True), True),
+        (Control(substitute=(0,)), True), (Control(trace="a"), True), (Control(fault="mask-top-left"), True),
+    ],
+)  # fmt: skip
+def test_only_what_needs_the_calls_observes_them(control: Control, observes: bool) -> None:
+    # An observed pass runs without CUDA graphs: a profile must list what runs otherwise.
+    assert control.observes is observes

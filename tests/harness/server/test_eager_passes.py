@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from assay.harness.server.eager_passes import refuse_while
+import sys
+
+import pytest
+
+from assay.harness.server import eager_passes
+from assay.harness.server.eager_passes import refuse_while, run_eagerly_while
 
 
 def test_a_graph_serves_a_batch_only_while_nothing_is_observed() -> None:
@@ -14,3 +19,15 @@ def test_a_graph_serves_a_batch_only_while_nothing_is_observed() -> None:
     assert (runner.can_run_graph("small"), runner.can_run_graph("large")) == (True, False)
     observed[0] = True
     assert not runner.can_run_graph(forward_batch="small")
+
+
+def test_a_version_whose_runners_ask_in_another_way_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runner:
+        def serves(self, forward_batch: str) -> bool:
+            return True
+
+    monkeypatch.setattr(eager_passes, "RUNNERS", ((__name__, "Runner"), ("no.such.module", "Runner")))
+    monkeypatch.setattr(sys.modules[__name__], "Runner", Runner, raising=False)
+    run_eagerly_while(lambda: True)
+    assert Runner().serves("any")
+    assert not hasattr(Runner, "can_run_graph")
