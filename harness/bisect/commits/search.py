@@ -332,7 +332,7 @@ def next_step(
             first = min(
                 (c for c, t in known.items() if t.is_bad), key=lambda c: history.ancestors(history.index[c]).sum()
             )
-            if known[first].bad < MIN_CONTRADICTIONS:
+            if known[first].bad < MIN_CONTRADICTIONS and first not in skipped:
                 return NextProbe(first, "verify")
             history = history.upto(history.index[first])
             continue

@@ -199,6 +199,10 @@ def test_confirmed_contradictions_narrow_the_range() -> None:
     assert int(step.commit) < 5
     counts["5"] = OutcomeCounts(0, 1)
     assert next_step(chain(20), counts, (), OutcomeCounts(3, 0), 0.99) == NextProbe("5", "verify")
+    # What cannot be probed any more is not asked for again, for ever.
+    step = next_step(chain(20), counts, {"5"}, OutcomeCounts(3, 0), 0.99)
+    assert isinstance(step, NextProbe)
+    assert int(step.commit) < 5
 
 
 @pytest.mark.parametrize(
