@@ -128,31 +128,28 @@ def _extent(cause: Cause) -> str:
 
 def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
     """What no single call shows; see `assay.harness.localize.pooled`."""
+
+    def finding(id: str, groups: Sequence[Group], diagnosis: str, evidence: str) -> Finding:
+        return Finding(
+            id=id, title=TITLES[id], severity="serious", where=_groups(groups), diagnosis=diagnosis, evidence=(evidence,),
+            reproduce=reproduce,
+        )  # fmt: skip
+
     found = []
     if wrong := scaled(run.results):
-        found.append(
-            Finding(
-                id=OUTPUT_SCALED, title=TITLES[OUTPUT_SCALED], severity="serious", where=_groups(wrong.groups),
-                diagnosis=(
-                    f"the output is {wrong.factor:.5f} times what it should be; noise explains a deviation of at most "
-                    f"{wrong.limit:.1g} from 1"
-                ),
-                evidence=(f"over {len(wrong.results)} calls, each of which is within its bound",),
-                reproduce=reproduce,
-            )
-        )  # fmt: skip
+        text = (
+            f"the output is {wrong.factor:.5f} times what it should be; noise explains a deviation of at most "
+            f"{wrong.limit:.1g} from 1"
+        )
+        calls = f"over {len(wrong.results)} calls, each of which is within its bound"
+        found.append(finding(OUTPUT_SCALED, wrong.groups, text, calls))
     if idle := not_run(run.results):
-        found.append(
-            Finding(
-                id=QUANTISATION_NOT_RUN, title=TITLES[QUANTISATION_NOT_RUN], severity="serious", where=_groups(idle.groups),
-                diagnosis=(
-                    f"the error is {percent(idle.share)} of what {idle.results[0].noise} must cost, and a kernel of that family "
-                    f"has at least {percent(idle.limit)}: the kernel that declares it probably did not run"
-                ),
-                evidence=(f"over {len(idle.results)} calls; the output may be that of another kernel, in full precision",),
-                reproduce=reproduce,
-            )
-        )  # fmt: skip
+        text = (
+            f"the error is {percent(idle.share)} of what {idle.results[0].noise} must cost, and a kernel of that family "
+            f"has at least {percent(idle.limit)}: the kernel that declares it probably did not run"
+        )
+        calls = f"over {len(idle.results)} calls; the output may be that of another kernel, in full precision"
+        found.append(finding(QUANTISATION_NOT_RUN, idle.groups, text, calls))
     return found
 
 
