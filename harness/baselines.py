@@ -11,7 +11,7 @@ from pydantic import Field
 
 from assay.harness.compare.answers import pair, tally
 from assay.harness.conditions import CACHED_PREFIX, condition_id
-from assay.harness.config import RunSpec
+from assay.harness.config import recorded_spec
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.baseline import Baseline, Key
@@ -49,7 +49,7 @@ class Status(Record):
 
 def key_of(manifest: Manifest, role: Role) -> Key:
     """The key of a role's results in a run."""
-    spec = RunSpec(**manifest.spec)
+    spec = recorded_spec(manifest.spec)
     return Key(
         engine=engine_label(manifest.packages.get("sglang", "not installed"), spec.device),
         backend=spec.reference if role == "reference" else spec.candidate,
@@ -82,7 +82,7 @@ def attach_baselines(folder: RunFolder) -> Status:
         EvidenceError: a baseline is damaged.
     """
     manifest = folder.manifest()
-    spec = RunSpec(**manifest.spec)
+    spec = recorded_spec(manifest.spec)
     root = Path(spec.baselines)
     status = find({role: key_of(manifest, role) for role in ROLES}, stored.read_all(root))
     for role, name in status.used.items():

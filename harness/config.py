@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from assay.evals.loads import DEFAULT as DEFAULT_SHAPES
 from assay.evals.questions import BUILTIN_DATA
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
 
 BUILTIN_MODEL = "tiny"
 FILE = "assay.toml"
@@ -284,6 +284,24 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
         return RunSpec(**{**profile, **merged}, policy_from=sources)
     except ValidationError as error:
         raise _usage_error(error) from None
+
+
+def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
+    """The spec that a run's manifest holds.
+
+    Raises:
+        EvidenceError: it is not one that this version of assay would run.
+    """
+    try:
+        return RunSpec(**recorded)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "spec"
+        raise EvidenceError(
+            f"The run's recorded spec has {where} = {first['input']!r}.",
+            f"a spec that this version of assay can judge: {first['msg'].removeprefix('Value error, ')}",
+            "restore manifest.json, judge the run with the version that made it, or run again",
+        ) from None
 
 
 def read_file(file: Path | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.nonce import check_run
@@ -83,8 +84,8 @@ class Admission(Record):
     run: str = ""
     process: int
     rids: tuple[str, ...]
-    new: tuple[int, ...]
-    prefix: tuple[int, ...]
+    new: tuple[NonNegativeInt, ...]
+    prefix: tuple[NonNegativeInt, ...]
 
 
 class CounterFile:

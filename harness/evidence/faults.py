@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import NonNegativeInt
+
 from assay.harness.evidence.folder import REPEAT_RUN
 from assay.harness.evidence.nonce import check_run
 from assay.harness.files import write_whole
@@ -28,9 +30,9 @@ class SeededCalls(Record):
 
     run: str = ""
     fault: str
-    calls: int
-    changed: int
-    refused: int
+    calls: NonNegativeInt
+    changed: NonNegativeInt
+    refused: NonNegativeInt
     why: str = ""
 
 

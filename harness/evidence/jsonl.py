@@ -40,11 +40,18 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
     """All lines of a file; none if it does not exist. A last line that was cut off is skipped.
 
     Raises:
-        EvidenceError: any other line is not a valid `kind`.
+        EvidenceError: any other line is not a valid `kind`, or the file cannot be read.
     """
     if not path.exists():
         return []
-    text = path.read_text(errors="replace")
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        raise EvidenceError(
+            f"{path} cannot be read: {error.strerror}.",
+            "a file of JSON lines",
+            "restore it, or run again with a new --out",
+        ) from None
     complete = text[: text.rfind("\n") + 1]
     found = []
     for number, line in enumerate(complete.split("\n")[:-1], 1):  # splitlines would also split at U+2028

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import NonNegativeInt
+
 from assay.harness.schema import Record
 
 Role = Literal["reference", "candidate"]
@@ -68,9 +70,9 @@ class Answer(Record):
     text: str
     parsed: str | None = None
     finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None = None
+    prompt_tokens: NonNegativeInt
+    completion_tokens: NonNegativeInt
+    cached_tokens: NonNegativeInt | None = None
     batch_size: int | None = None
     latency_s: float
     tokens: tuple[Token, ...] = ()

@@ -9,7 +9,7 @@ from functools import cached_property
 from assay.harness.backend import Backend
 from assay.harness.baselines import counts_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, Pairing, pair
-from assay.harness.config import RunSpec
+from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.arguments import differences
 from assay.harness.evidence.certificate import installed_version, source_hash
 from assay.harness.evidence.common_settings import read_common_settings
@@ -105,7 +105,7 @@ def build(folder: RunFolder) -> Report:
     """
     manifest, progress = folder.manifest(), folder.progress()
     folder.check_sealed()
-    spec = RunSpec(**manifest.spec)
+    spec = recorded_spec(manifest.spec)
     latency = latency_suite(folder, spec)
     evidence = _read(folder, spec, timed=latency.result is not None)
     suites = _suites(evidence)

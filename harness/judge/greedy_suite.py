@@ -114,6 +114,10 @@ def _verdict(decision: ShareDecision, pairs: Sequence[Pair]) -> tuple[Verdict, s
     if broken:
         why = f"The reference's own log-probabilities are not finite in {broken} of {len(pairs)} texts, so nothing can be compared."
         return "inconclusive", why
+    untold = sum(one.text != "" and not one.tokens for pair in pairs for one in (pair.reference, pair.candidate))
+    if decision.verdict == "pass" and untold:
+        why = f"{untold} of {2 * len(pairs)} answers came without log-probabilities; use a server that gives them."
+        return "inconclusive", why
     if decision.verdict == "pass" and len(pairs) < MIN_PROMPTS:
         why = f"{len(pairs)} distinct prompts were answered; at least {MIN_PROMPTS} are needed for a pass (--greedy-prompts)."
         return "inconclusive", why

@@ -20,7 +20,7 @@ from assay.harness.compare.blocks import (
     throughputs,
 )
 from assay.harness.conditions import MIN_CACHED_SHARE
-from assay.harness.config import RunSpec
+from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.arguments import differences
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
@@ -41,7 +41,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         EvidenceError: the folder is damaged, or holds no complete round.
     """
     manifest = folder.manifest()
-    spec = RunSpec(**manifest.spec)
+    spec = recorded_spec(manifest.spec)
     blocks = blocks_of(folder.timings())
     played = side_by_side(blocks)
     if not any(played.values()):
@@ -196,7 +196,7 @@ def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCo
         found = differences(servers["reference"].arguments, servers["candidate"].arguments)
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
-    checks.append(check_same_servers(RunSpec(**manifest.spec), servers, found))
+    checks.append(check_same_servers(recorded_spec(manifest.spec), servers, found))
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         checks.append(

@@ -192,7 +192,7 @@ _HEADER = (
 
 
 def _is_idle(calls: SeededCalls | None) -> TypeGuard[SeededCalls]:
-    return calls is not None and not calls.changed
+    return calls is not None and not 0 < calls.changed <= calls.calls
 
 
 def _missing(found: str, settles: str) -> Check:

@@ -79,6 +79,17 @@ def test_texts_that_differ_are_apart_whatever_their_tokens_say(
     assert (suite.verdict, {d.kind for d in suite.divergences}) == ("regression", {"apart"})
 
 
+def test_answers_without_log_probabilities_are_no_pass(tmp_path: Path, scored_runs: ModuleType) -> None:
+    spec = scored_runs.spec_of(suites=("greedy",), greedy_prompts=MIN_PROMPTS)
+    folder = scored_runs.run_of(tmp_path / "run", spec)
+    scored_runs.answer_all(folder, swapped_by(0.0))
+    records = folder.path / "records.jsonl"
+    first, *rest = (Answer.model_validate_json(line) for line in records.read_text().splitlines())
+    records.write_text(jsonl.lines_of([first.model_copy(update={"tokens": ()}), *rest]))
+    (suite,) = build(folder).suites
+    assert (suite.verdict, "1 of 256 answers came without log-probabilities" in suite.why) == ("inconclusive", True)
+
+
 def test_int8_may_move_log_odds_further_than_rounding(judged: Callable[..., SuiteResult]) -> None:
     assert judged(swapped_by(0.8), candidate="sage_attn").verdict == "pass"
     assert judged(swapped_by(0.8), candidate="triton").verdict == "regression"
