@@ -11,9 +11,7 @@ independent.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,7 +21,7 @@ from assay.harness.attention.noise import FAMILIES as FAMILIES
 from assay.harness.attention.noise import NoiseFamily as NoiseFamily
 from assay.harness.attention.noise import Quantised as Quantised
 from assay.harness.attention.noise import family as family
-from assay.harness.attention.oracle import sequences
+from assay.harness.attention.sequence_groups import SequenceGroup, sequence_groups
 
 MEMBERS = 16
 """Members of an ensemble, unless a caller asks for others."""
@@ -94,14 +92,16 @@ def truth(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
     Returns:
         float64 [rows, num_q_heads, head_dim_v], on the call's device.
     """
-    outs = []
-    for part in _parts(call, rows):
-        k, v = part.k.double(), part.v.double()
-        for some, seen in part.blocks(1):
-            keys = seen.shape[1]
-            scores = call.scale * part.queries(some).double() @ k[:, :keys].transpose(1, 2)
-            outs.append(part.rows_first(scores.masked_fill_(~seen, -math.inf).softmax(-1) @ v[:, :keys]))
-    return _joined(outs, call)
+    result = _nothing(call, rows)
+    for group in _groups(call, rows):
+        k, v = group.k.double(), group.v.double()
+        outs = []
+        for some, seen in group.blocks(_at_once(k)):
+            keys = seen.shape[-1]
+            scores = call.scale * group.queries(group.q, some).double() @ k[:, :keys].transpose(1, 2)
+            outs.append(group.rows_first(scores.masked_fill_(~seen, -math.inf).softmax(-1) @ v[:, :keys]))
+        group.put(outs, result)
+    return result
 
 
 def honest_outputs(
@@ -133,13 +133,14 @@ def honest_outputs(
     generator = torch.Generator(call.q.device).manual_seed(seed)
     largest = {name: getattr(call, name).abs().amax().to(work) for name in "qkv" if getattr(call, name).numel()}
     mean = call.k.to(work).mean(0)
-    groups = []
+    result, groups, first = _nothing(call, rows, members), _groups(call, rows), 0
     for number, way in enumerate(ways[:members]):
         count = len(range(number, members, len(ways)))
         draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean, stretch)
-        outs = [_answers(part, call, draw, count) for part in _parts(call, rows)]
-        groups.append(_joined(outs, call, count))
-    return torch.cat(groups)
+        for group in groups:
+            _answer(group, call, draw, result[first : first + count])
+        first += count
+    return result
 
 
 def sample_rows(call: AttentionCall, at_most: int, seed: int = 0) -> Tensor:
@@ -183,69 +184,15 @@ def _depends_on_blocks(family: NoiseFamily) -> bool:
     return any(one.per == "block" and one.format != "fp16" for one in stored) or family.p is not None
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One sequence of a call, and those of its queries that are asked for.
-
-    Attributes:
-        q: all queries [num_kv_heads, q heads per kv head, len_q, head_dim].
-        k: [num_kv_heads, len_k, head_dim].
-        v: [num_kv_heads, len_k, head_dim_v].
-        rows: int64 [rows], the queries that are asked for, counted within the sequence.
-        causal: whether a query sees no later keys.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    rows: Tensor
-    causal: bool
-
-    def blocks(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some of the rows at a time, int64 [r], with the keys that they see, bool [group * r, keys].
-
-        Keys beyond the last that one of them sees are left out: in a call without a cached prefix that is nearly half of the work.
-        """
-        heads, group, len_q, _ = self.q.shape
-        keys = torch.arange(self.k.shape[1], device=self.k.device)
-        for some in torch.split(self.rows, max(1, _at_once(self.k) // (members * heads * group * max(1, len(keys))))):
-            if self.causal:
-                last = some + len(keys) - len_q
-                yield some, (keys[: int(last[-1]) + 1] <= last[:, None]).repeat(group, 1)
-            else:
-                yield some, keys.new_ones(group * len(some), len(keys), dtype=torch.bool)
-
-    def queries(self, some: Tensor) -> Tensor:
-        """[num_kv_heads, group * r, head_dim]: the heads of a group are further rows of their kv head."""
-        return self.q[:, :, some].flatten(1, 2)
-
-    def rows_first(self, out: Tensor) -> Tensor:
-        """[..., num_kv_heads, group * r, head_dim_v] -> [..., r, num_q_heads, head_dim_v]."""
-        heads, group = self.q.shape[:2]
-        split = out.reshape(*out.shape[:-3], heads, group, -1, out.shape[-1])
-        return split.movedim(-2, -4).flatten(-3, -2)
+def _groups(call: AttentionCall, rows: Tensor | None) -> list[SequenceGroup]:
+    """Groups whose keys leave room for the members that are computed at a time."""
+    return sequence_groups(call, rows, _at_once(call.k) // 4)
 
 
-def _parts(call: AttentionCall, rows: Tensor | None) -> list[_Part]:
-    found = []
-    heads = call.k.shape[1]
-    for rows_q, rows_k in sequences(call):
-        asked = torch.arange(rows_q.stop - rows_q.start, device=call.q.device)
-        if rows is not None:
-            asked = rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
-        if len(asked):
-            len_q, _, dim = call.q[rows_q].shape
-            q = call.q[rows_q].transpose(0, 1).reshape(heads, -1, len_q, dim)
-            k, v = call.k[rows_k].transpose(0, 1), call.v[rows_k].transpose(0, 1)
-            found.append(_Part(q, k, v, asked, call.causal))
-    return found
-
-
-def _joined(outs: list[Tensor], call: AttentionCall, members: int | None = None) -> Tensor:
-    if outs:
-        return torch.cat(outs, -3)
-    lead = () if members is None else (members,)
-    return torch.zeros(*lead, 0, call.q.shape[1], call.v.shape[2], dtype=torch.float64, device=call.q.device)
+def _nothing(call: AttentionCall, rows: Tensor | None, *lead: int) -> Tensor:
+    """Zeros for the results, float64 [*lead, rows, num_q_heads, head_dim_v]."""
+    asked = call.q.shape[0] if rows is None else len(rows)
+    return torch.zeros(*lead, asked, call.q.shape[1], call.v.shape[2], dtype=torch.float64, device=call.q.device)
 
 
 @dataclass(frozen=True)
@@ -316,8 +263,11 @@ class _Draw:
         factors = self.factors(x)
         return ((x * factors).view(torch.int32) & ~0x1FFF).view(torch.float32) / factors
 
-    def stored(self, x: Tensor, what: str, members: int) -> Tensor:
-        """[members, heads, tokens, dim]: a tensor [heads, tokens, dim] of the call as each member stores it."""
+    def stored(self, x: Tensor, what: str, members: int, lens: Tensor) -> Tensor:
+        """[members, heads, tokens, dim]: a tensor [heads, tokens, dim] of the call as each member stores it.
+
+        Tokens from ``lens`` [heads] on are padding, and 0.
+        """
         how: Quantised | None = getattr(self.family, what)
         x = x.to(self.work)
         every = x.expand(members, *x.shape)
@@ -327,8 +277,11 @@ class _Draw:
             return x[None] if self.dtype == torch.float16 else self.rounded(every, torch.float16)
         largest = self.largest[what]
         if how.smooth:
-            mean = self.mean[:, None] if self.way.over_batch else x.mean(1, keepdim=True)
-            every, largest = every - mean, (x - mean).abs().amax()
+            inside = torch.arange(x.shape[1], device=x.device)[:, None] < lens[:, None, None]
+            by_head = self.mean.repeat(len(x) // len(self.mean), 1)[:, None]
+            mean = by_head if self.way.over_batch else x.sum(1, keepdim=True) / lens[:, None, None]
+            smoothed = torch.where(inside, x - mean, 0.0)
+            every, largest = smoothed.expand(members, *x.shape), smoothed.abs().amax()
         scale = self.scale(every[0], how, largest, self.way.q_block if what == "q" else self.way.k_block)
         found = self.quantised(every / scale, how) * scale
         return found if what == "v" or self.stretch == 1.0 else every + self.stretch * (found - every)
@@ -374,39 +327,41 @@ def _in_format(x: Tensor, format: str) -> Tensor:
     return (x / step).round() * step
 
 
-def _answers(part: _Part, call: AttentionCall, draw: _Draw, members: int) -> Tensor:
-    """Outputs [members, rows, num_q_heads, head_dim_v] of a sequence."""
-    heads, group = part.q.shape[:2]
-    numbers = max(heads * group * min(len(part.rows), 64) * part.k.shape[1], part.k.numel(), part.v.numel())
-    at_once = max(1, min(members, _at_once(part.k) // numbers))
-    sizes = [min(at_once, members - start) for start in range(0, members, at_once)]
-    chunks = []
-    for count in sizes:
-        stored = partial(draw.stored, members=count)
-        q = stored(part.q.flatten(0, 1), "q")
-        q = q.reshape(len(q), heads, group, *q.shape[2:])
-        k, v = stored(part.k, "k"), stored(part.v, "v")
-        asked = [
-            part.rows_first(_attend(q[:, :, :, some].flatten(2, 3), k, v, seen, call, draw, count)).double()
-            for some, seen in part.blocks(count)
-        ]
-        chunks.append(torch.cat(asked, 1))
-    return torch.cat(chunks)
+def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor) -> None:
+    """Put the members' outputs on a group of sequences into [members, rows, num_q_heads, head_dim_v]."""
+    heads, q_heads = group.q.shape[:2]
+    scores = heads * q_heads * min(group.rows.shape[1], 64) * group.k.shape[1]
+    at_once = max(1, _at_once(group.k) // max(scores, group.k.numel(), group.v.numel(), 1))
+    for members in torch.split(into, at_once):
+        count = len(members)
+        q = draw.stored(group.q.flatten(0, 1), "q", count, group.lens_q.repeat_interleave(q_heads))
+        q = q.reshape(len(q), heads, q_heads, *q.shape[2:])
+        k, v = (draw.stored(getattr(group, name), name, count, group.lens_k) for name in "kv")
+        group.put(
+            [
+                group.rows_first(_attend(group.queries(q, some), k, v, seen, group.lens_k, call, draw, count))
+                for some, seen in group.blocks(_at_once(group.k) // count)
+            ],
+            members,
+        )
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, call: AttentionCall, draw: _Draw, members: int) -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, lens_k: Tensor, call: AttentionCall, draw: _Draw, members: int
+) -> Tensor:
     """Attention of each member, [members, kv heads, rows, head_dim_v].
 
     Args:
         q: [members, kv heads, rows, head_dim]; may have one member for all, as k and v may.
         k: [members, kv heads, len_k, head_dim].
         v: [members, kv heads, len_k, head_dim_v].
-        seen: bool [rows, keys], the keys that each query sees; later ones are seen by none.
+        seen: bool [1 or kv heads, rows, keys], the keys that each query sees; later ones are seen by none.
+        lens_k: keys of each head's sequence, int64 [kv heads].
         call: the call.
         draw: what the members draw from.
         members: their number.
     """
-    len_k, keys = k.shape[-2], seen.shape[1]
+    keys = seen.shape[-1]
     k, v = k[..., :keys, :], v[..., :keys, :]
     scores = (call.scale * q @ k.transpose(-2, -1)).expand(members, -1, -1, -1)
     if not draw.scores_are_coarse:
@@ -426,8 +381,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, call: AttentionCall, 
     total = (weights if draw.way.rounded_sum else exact).sum(-1, keepdim=True)
     out = (weights @ v) / total
     if draw.dtype.itemsize > 2 or draw.family.accumulation == "fp16":
-        errors = draw.eps * _SUM_ROUNDINGS * math.sqrt(-(-len_k // draw.at_once))
-        out = out * (1 + errors * draw.normal(out))
+        added = (-(-lens_k // draw.at_once)).to(out.dtype).sqrt()[:, None, None]
+        out = out * (1 + draw.eps * _SUM_ROUNDINGS * added * draw.normal(out))
     return draw.rounded(out, draw.dtype)
 
 

@@ -1,0 +1,167 @@
+"""The sequences of a call in groups of similar lengths: those of a group are padded, and computed as further heads of one sequence.
+
+Computed one by one, the twenty sequences of a decode batch cost twenty times the operations, and a GPU the time of launching them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+
+_FEWEST_KEYS, _FEWEST_ROWS = 128, 8
+"""Lengths up to these share a group: padding to them costs less than another group."""
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """Sequences of a call, and those of their queries that are asked for.
+
+    "Heads" are the kv heads of all its sequences, one sequence after the other.
+
+    Attributes:
+        q: all queries [heads, q heads per kv head, len_q, head_dim], 0 behind the end of a sequence.
+        k: [heads, len_k, head_dim], 0 behind the end of a sequence.
+        v: [heads, len_k, head_dim_v], likewise.
+        lens_q: new tokens of each head's sequence, int64 [heads].
+        lens_k: all tokens of each head's sequence, int64 [heads].
+        rows: int64 [sequences, rows], the queries that are asked for, counted within the sequence.
+        last: int64 [sequences, rows], on the CPU: the last key that each of them sees.
+        asked: int64 [asked], which of ``rows.flatten()`` are asked for; the others are padding.
+        places: int64 [asked], their places among all queries of the call that are asked for.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lens_q: Tensor
+    lens_k: Tensor
+    rows: Tensor
+    last: NDArray[np.int64]
+    asked: Tensor
+    places: Tensor
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of the group."""
+        return len(self.rows)
+
+    def blocks(self, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some of the rows at a time, int64 [sequences, r], with the keys that they see, bool [1 or heads, group * r, keys].
+
+        Keys beyond the last that one of them sees are left out: in a call without a cached prefix that is nearly half of the work.
+
+        Args:
+            numbers: most scores of one head group that a block may have.
+        """
+        heads, group, _, _ = self.q.shape
+        at_once = max(1, numbers // max(1, heads * group * self.k.shape[1]))
+        for start in range(0, self.rows.shape[1], at_once):
+            last = self.last[:, start : start + at_once]
+            keys = torch.arange(int(last.max(initial=-1)) + 1, device=self.k.device)
+            seen = keys <= torch.from_numpy(np.ascontiguousarray(last)).to(keys.device)[..., None]
+            seen = seen.repeat(1, group, 1)
+            if self.sequences > 1:
+                seen = seen.repeat_interleave(heads // self.sequences, 0)
+            yield self.rows[:, start : start + at_once], seen
+
+    def queries(self, q: Tensor, some: Tensor) -> Tensor:
+        """[..., heads, group * r, head_dim] of `q` [..., heads, group, len_q, head_dim]: the heads of a group are further rows."""
+        if self.sequences == 1:
+            return q[..., some[0], :].flatten(-3, -2)
+        at = some.repeat_interleave(q.shape[-4] // self.sequences, 0)[:, None, :, None]
+        return q.gather(-2, at.expand(*q.shape[:-2], at.shape[2], q.shape[-1])).flatten(-3, -2)
+
+    def rows_first(self, out: Tensor) -> Tensor:
+        """[..., heads, group * r, head_dim_v] -> [..., sequences, r, num_q_heads, head_dim_v]."""
+        heads, group = len(self.q) // self.sequences, self.q.shape[1]
+        split = out.reshape(*out.shape[:-3], self.sequences, heads, group, out.shape[-2] // group, out.shape[-1])
+        return split.movedim(-2, -4).flatten(-3, -2)
+
+    def put(self, blocks: Sequence[Tensor], into: Tensor) -> None:
+        """Put the blocks' results, [..., sequences, r, num_q_heads, head_dim_v], into [..., rows, num_q_heads, head_dim_v]."""
+        found = torch.cat(list(blocks), -3).flatten(-4, -3)
+        into.index_copy_(into.dim() - 3, self.places, found.index_select(-3, self.asked).to(into.dtype))
+
+
+def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> list[SequenceGroup]:
+    """The groups of a call's sequences of which a query is asked for.
+
+    Args:
+        call: the call.
+        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        numbers: most numbers that the padded keys of a group have, unless one sequence alone has more.
+    """
+    starts_q, starts_k = (
+        call.cu_seqlens_q.cpu().numpy().astype(np.int64),
+        call.cu_seqlens_k.cpu().numpy().astype(np.int64),
+    )
+    wanted = np.arange(starts_q[-1]) if rows is None else rows.cpu().numpy()
+    bounds = np.searchsorted(wanted, starts_q)
+    buckets: dict[tuple[int, int, int], list[int]] = {}
+    for one, (new, keys, asked) in enumerate(zip(np.diff(starts_q), np.diff(starts_k), np.diff(bounds), strict=True)):
+        if asked:
+            key = _up(int(keys), _FEWEST_KEYS), _up(int(new), _FEWEST_ROWS), _up(int(asked), _FEWEST_ROWS)
+            buckets.setdefault(key, []).append(one)
+    found = []
+    for (keys, _, _), members in buckets.items():
+        size = max(1, numbers // max(1, keys * call.k.shape[1] * call.k.shape[2]))
+        chunks = [np.array(members[start : start + size]) for start in range(0, len(members), size)]
+        found += [_group(call, chunk, starts_q, starts_k, wanted, bounds) for chunk in chunks]
+    return found
+
+
+def _group(
+    call: AttentionCall,
+    members: NDArray[np.int64],
+    starts_q: NDArray[np.int64],
+    starts_k: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+) -> SequenceGroup:
+    device, kv_heads = call.q.device, call.k.shape[1]
+
+    def here(array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    lens_q, lens_k = (np.diff(starts)[members] for starts in (starts_q, starts_k))
+    counts = np.diff(bounds)[members]
+    column = np.arange(counts.max())
+    is_asked = column < counts[:, None]
+    places = np.where(is_asked, bounds[members][:, None] + column, bounds[members][:, None])
+    rows = wanted[places] - starts_q[members][:, None]
+    last = rows + (lens_k - lens_q)[:, None] if call.causal else np.repeat(lens_k[:, None] - 1, rows.shape[1], 1)
+    q = _padded(call.q, starts_q[members], lens_q)
+    return SequenceGroup(
+        q=q.reshape(*q.shape[:2], kv_heads, -1, q.shape[3]).permute(0, 2, 3, 1, 4).flatten(0, 1),
+        k=_padded(call.k, starts_k[members], lens_k).transpose(1, 2).flatten(0, 1),
+        v=_padded(call.v, starts_k[members], lens_k).transpose(1, 2).flatten(0, 1),
+        lens_q=here(lens_q.repeat(kv_heads)),
+        lens_k=here(lens_k.repeat(kv_heads)),
+        rows=here(rows),
+        last=last,
+        asked=here(np.flatnonzero(is_asked)),
+        places=here(places[is_asked]),
+    )
+
+
+def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor:
+    """[sequences, longest, heads, dim] of packed rows [rows, heads, dim], 0 behind the end of a sequence."""
+    if len(starts) == 1:
+        return packed[None, starts[0] : starts[0] + lens[0]]
+    token = np.arange(lens.max())
+    inside = token < lens[:, None]
+    at = torch.from_numpy(np.where(inside, starts[:, None] + token, 0)).to(packed.device)
+    behind = torch.from_numpy(~inside).to(packed.device)
+    return packed[at].masked_fill_(behind[..., None, None], 0)
+
+
+def _up(count: int, fewest: int) -> int:
+    """The next power of two, at least `fewest`; 0 for 0."""
+    return max(fewest, 1 << (count - 1).bit_length()) if count else 0
