@@ -139,6 +139,8 @@ def load(name: str) -> Kernel:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise KernelRefused(f"{what} cannot be imported: {error}") from error
+    except SystemExit as error:  # as assay's own exit code, 0 would be a pass
+        raise KernelRefused(f"{what} cannot be imported: its module calls sys.exit({error.code})") from error
     if not callable(found):
         raise KernelRefused(f"{what} is {type(found).__name__}, expected a function of an AttentionCall")
     return found

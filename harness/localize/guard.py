@@ -38,7 +38,8 @@ class Guard:
             out = self._kernel(call)
         except (KernelRefused, ImportError):
             raise  # the contract allows a refusal, and a missing package is not a breach of it
-        except Exception as error:  # a kernel may raise anything, and the other calls still have to run
+        # A kernel may raise anything, and the other calls still have to run. Its sys.exit(0) must not become assay's own exit code.
+        except (Exception, SystemExit) as error:
             first = next(iter(str(error).splitlines()), "")
             raise self._breach(f"raised {type(error).__name__}: {first[:200]} ({_line(error)})") from error
         if fault := output_fault(call, out):
@@ -50,7 +51,7 @@ class Guard:
         return KernelRefused(how)
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     """File and line of the kernel at which it was raised, perhaps by a library that the kernel called."""
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     kernel = frames[min(1, len(frames) - 1)][0]  # called by the guard, whose frame comes first

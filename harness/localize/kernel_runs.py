@@ -215,6 +215,10 @@ def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
         out = kernel(call)
     except ImportError as error:
         raise missing_package(error) from error
+    except SystemExit as error:  # as assay's own exit code, 0 would be a pass
+        raise AssayError(
+            f"The kernel called sys.exit({error.code}).", "an output, or an exception", "fix the kernel"
+        ) from error
     _require_contract(call, out)
     return out
 

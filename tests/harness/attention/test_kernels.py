@@ -137,3 +137,10 @@ def test_titles_name_the_package_and_the_interpreter() -> None:
         return call
 
     assert kernels.title("mine:mine", mine, interpreted=True) == "mine:mine"  # type: ignore[arg-type]
+
+
+def test_a_module_that_calls_exit_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaving_module.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KernelRefused, match=r"its module calls sys\.exit\(0\)"):
+        kernels.load("leaving_module:kernel")

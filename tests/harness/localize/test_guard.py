@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,9 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.errors import AssayError
 from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded
+from assay.harness.localize.kernel_runs import compute
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 
@@ -79,3 +83,15 @@ def test_some_are_run_again_from_all_over(count: int) -> None:
     assert count / 2 - 1 <= len(again) * (count / min(count, MAX_REPEATED)) <= count * 2
     assert len(again) <= MAX_REPEATED
     assert again[-1] >= count - 1 - count // MAX_REPEATED
+
+
+def test_a_kernel_that_calls_exit_does_not_end_the_check() -> None:
+    def leaves(call: AttentionCall) -> Tensor:
+        sys.exit(0)
+
+    guard = Guard(leaves, Declaration())
+    assert not run_guarded(guard, [CALL]).results
+    [breach] = guard.breaches
+    assert breach.startswith("raised SystemExit: 0")
+    with pytest.raises(AssayError, match=r"called sys\.exit\(0\)"):
+        compute(leaves, CALL)
