@@ -49,14 +49,16 @@ _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
         (600, 0, "one", "normal"),
         (40, 600, "one", "other numbers"),
         (128, 384, "nine at borders", "scale 1.5 times"),
-        (34, 157, "after no prefix", "scores far from 0"),
+        (34, 157, "one", "scores far above 0"),
+        (34, 157, "one", "scores far below 0"),
     ),
     "decode": (
         (1, 700, "one", "normal"),
         (1, 2200, "one", "normal"),
         (1, 700, "one", "other numbers"),
         (1, 300, "seventeen at borders", "scale 1.5 times"),
-        (1, 157, "after a short one", "scores far from 0"),
+        (1, 157, "one", "scores far above 0"),
+        (1, 157, "one", "scores far below 0"),
     ),
 }
 """(new tokens, cached prefix, batch, data) of calls beyond the design.
@@ -110,21 +112,21 @@ _DATA: dict[str, Callable[[AttentionCall], AttentionCall]] = {
 }
 
 
-def _far_from_zero(call: AttentionCall) -> AttentionCall:
-    # Each query sees the first new key alone: it scores 110 and the others 0, or, in every other sequence, it -110 and they -220.
-    # exp of these overflows, or is all zero, in float32. Scores need not be precise for that, so no noise family is in the way.
+def _far_from_zero(sign: int, call: AttentionCall) -> AttentionCall:
+    # Each query sees the first new key alone: it scores 110 and the others 0, or it -110 and the others -220. exp overflows, or is zero,
+    # in float32. Scores need not be precise for that, so no noise family is in the way.
     size = (110 / call.scale / call.q.shape[2]) ** 0.5
     steps = []
-    for number, (length, prefix) in enumerate(zip(call.lens_k, call.prefixes, strict=True)):
-        low = -2.0 * (number % 2)
-        steps += [low + (key == prefix) for key in range(length)]
+    for length, prefix in zip(call.lens_k, call.prefixes, strict=True):
+        steps += [sign - 1.0 + (key == prefix) for key in range(length)]
     return replace(call, q=call.q + size, k=call.k + size * torch.tensor(steps).to(call.k)[:, None, None])
 
 
 _RARE: dict[str, Callable[[AttentionCall], AttentionCall]] = {
     "other numbers": lambda call: call,  # drawn with another seed
     "scale 1.5 times": lambda call: replace(call, scale=1.5 * call.scale),
-    "scores far from 0": _far_from_zero,
+    "scores far above 0": partial(_far_from_zero, 1),
+    "scores far below 0": partial(_far_from_zero, -1),
 }
 """Data of calls beyond the design."""
 
@@ -276,7 +278,7 @@ def model_cases(
         drawn += [
             _Values(**(fixed | {"new": new, "prefix": prefix, "batch": batch, "data": data, "page": 0}))
             for new, prefix, batch, data in _FAR[phase]
-            if data == "scores far from 0"  # the other conditions are met by the load of the run
+            if data.startswith("scores far")  # the other conditions are met by the load of the run
         ]
     return [_case(values, seed * 10_000 + number, device, "small") for number, values in enumerate(drawn)]
 
