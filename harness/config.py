@@ -30,8 +30,8 @@ WIDEST_GREEDY_MARGIN = 0.25
 WIDEST_LOGITS_LIMIT = 0.25
 """Largest mean KL that a policy may allow, in nats: twice what K and V in FP4 explain, the coarsest noise family."""
 ENVELOPE_TOKENS = {"cpu": 512, "cuda": 2048}
-"""New tokens, cached prefix and total length up to which a pass must have compared calls, by device. On the CPU it is what a run of
-three minutes allows: interpreted SageAttention takes 0.7 s for a call of 512 tokens, and 5 s for one of 2,048."""
+"""New tokens, cached prefix and total length up to which a pass must have compared calls, by device. On the CPU it is what a run
+of a few minutes allows: interpreted SageAttention takes 0.5 s for a call of 512 tokens, and 5 s for one of 2,048."""
 
 Device = Literal["cpu", "cuda"]
 SuiteName = Literal["mmlu", "greedy", "logits", "layers", "latency"]

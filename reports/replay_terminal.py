@@ -22,7 +22,9 @@ def render_replay(replay: ReplayResult, console: Console) -> None:
     say(
         console,
         f"Replayed {replay.calls} of {replay.recorded} recorded calls, {replay.with_prefix} with a cached prefix, in "
-        f"{replay.seconds:.1f} s. {worst if math.isfinite(replay.worst) else 'An output is not finite'}.",
+        f"{replay.seconds:.1f} s. {worst if math.isfinite(replay.worst) else 'An output is not finite'}."
+        if replay.calls
+        else f"None of {replay.recorded} recorded calls was computed.",
     )
     for finding in replay.findings:
         for line in (*finding_lines(finding), f"  $ {finding.reproduce}"):
