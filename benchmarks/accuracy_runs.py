@@ -1,6 +1,7 @@
 """Complete runs of the built-in job, as one table: identical backends, SageAttention repaired, as shipped, and without a cache.
 
     python benchmarks/accuracy_runs.py --device cuda
+    python benchmarks/accuracy_runs.py --equal 20     # the reference against itself, each time with another order of the questions
 
 Measures verdicts, accuracy and duration (as the run reports it, including the start of the servers). Takes a few minutes. Further
 flags are passed to `assay run`.
@@ -30,8 +31,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=None, help="folder for the runs; a temporary one by default")
+    parser.add_argument(
+        "--equal", type=int, default=0, help="runs of the reference against itself, in place of the others"
+    )
     args, more = parser.parse_known_args()
     reference = REFERENCE[args.device]
+    equal = [(reference, (f"--order-seed={number}",)) for number in range(args.equal)]
     out = args.out or Path(tempfile.mkdtemp(prefix="assay-accuracy-runs-"))
     columns = (
         "candidate",
@@ -47,7 +52,7 @@ def main() -> None:
         "s",
     )
     table = Table(*columns, title=f"{args.device}, reference {reference}")
-    for number, (candidate, flags) in enumerate(((reference, ()), *RUNS)):
+    for number, (candidate, flags) in enumerate(equal or ((reference, ()), *RUNS)):
         folder = out / str(number)
         code = assay("run", "--device", args.device, "--candidate", candidate, "--out", str(folder), *flags, *more)
         if not (folder / "report.json").exists():

@@ -388,7 +388,7 @@ def _attend(
 
 def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw) -> Tensor:
     """Scores with the errors of their sums and exponentials; `of_q` and `of_k` are the sizes of scaled queries and of keys."""
-    if draw.eps * float(of_q.amax()) * float(of_k.amax()) <= torch.finfo(draw.dtype).eps / 16:
+    if draw.eps * float(of_q.amax() * of_k.amax()) <= torch.finfo(draw.dtype).eps / 16:
         return scores  # far below the rounding of the output
     errors = scores.abs().mul_(2 * _SCORE_ROUNDINGS * torch.finfo(draw.work).eps)
     errors += _EXP_ROUNDINGS * torch.finfo(draw.work).eps

@@ -67,6 +67,11 @@ They show windows, blocks and limits of up to 2,048 tokens, a chunk behind a lon
 tokens that just fill a block or nearly do, another scale than that of head_dim, and scores that overflow or underflow unless their
 own maximum is subtracted.
 """
+_MANY_KEYS: dict[str, tuple[int, int]] = {"extend": (2, 4000), "decode": (1, 4000)}
+"""(new tokens, cached prefix) of a call in the first dtype, where the others beyond the design are in the last.
+
+It shows sums that are kept in 16 bits. In float32 they hide on a GPU, where a correct kernel may compute in TF32.
+"""
 PAGES = (0, 1, 16, 64)
 """Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 
@@ -229,6 +234,11 @@ def cases(
         _Values(phase, prefix, new, batch, HEADS[size][1], head_dims[0], kinds[-1], data, 0)
         for phase in phases
         for new, prefix, batch, data in _FAR[phase]
+    ]
+    drawn += [
+        _Values(phase, prefix, new, "one", HEADS[size][1], head_dims[0], kinds[0], "normal", 0)
+        for phase in phases
+        for new, prefix in [_MANY_KEYS[phase]]
     ]
     return [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
 

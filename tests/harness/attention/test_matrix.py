@@ -9,7 +9,7 @@ import torch
 from assay.harness.attention.matrix import LONG, Case, Size, axes, cases, model_cases
 
 SIZES: list[Size] = ["small", "full"]
-SEED_CASES, FAR_CASES = 2, 6
+SEED_CASES, FAR_CASES = 2, 7
 """Calls of a phase before and after those of its design."""
 
 
@@ -42,7 +42,7 @@ def test_every_pair_of_values_is_covered(phase: str, size: Size) -> None:
     assert len(uncovered(design[:-1], phase, size)) > 0  # each case is needed
 
 
-@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 68, 51), ("full", 184, 68)])
+@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 69, 52), ("full", 185, 69)])
 def test_the_number_of_cases_is_near_the_minimum(size: Size, extend: int, decode: int) -> None:
     assert Counter(c.condition["phase"] for c in cases(size=size)) == {"extend": extend, "decode": decode}
     for phase, count in (("extend", extend - SEED_CASES - FAR_CASES), ("decode", decode - FAR_CASES)):
@@ -104,6 +104,11 @@ def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> N
         assert float((scores if above else -scores).min()) > 88.8, "exp overflows, or loses all bits, in float32"
         seen[case.condition["data"]] += 1
     assert seen == {"scores far above 0": 2, "scores far below 0": 2}
+
+
+def test_a_call_with_many_keys_is_in_the_first_dtype() -> None:
+    found = [case.condition for case in cases(dtypes=[torch.bfloat16, torch.float32]) if "4000" in case.name]
+    assert [(one["phase"], one["dtype"]) for one in found] == [("extend", "bfloat16"), ("decode", "bfloat16")]
 
 
 def test_decode_calls_reach_beyond_2048_tokens() -> None:
