@@ -118,8 +118,8 @@ _DATA: dict[str, Callable[[AttentionCall], AttentionCall]] = {
 
 
 def _far_from_zero(sign: int, call: AttentionCall) -> AttentionCall:
-    # Each query sees the first new key alone: it scores 110 and the others 0, or it -110 and the others -220. exp overflows, or is zero,
-    # in float32. Scores need not be precise for that, so no noise family is in the way.
+    # Each query sees the first new key alone: it scores 110 and the others 0, or it -110 and the others -220. exp overflows, or is
+    # zero, in float32. Scores need not be precise for that, so no noise family is in the way.
     size = (110 / call.scale / call.q.shape[2]) ** 0.5
     steps = []
     for length, prefix in zip(call.lens_k, call.prefixes, strict=True):

@@ -127,8 +127,8 @@ def _judge(
     metric = worst.metric
     number, _, condition = metric.title.rpartition(", ")
     found = (
-        f"Scored {condition}, the {number} is {metric.text} (at most {_nats(metric.high)} in size with {percent(1 - spec.alpha)} confidence, "
-        f"{fewest} prompts)"
+        f"Scored {condition}, the {number} is {metric.text} (at most {_nats(metric.high)} in size with "
+        f"{percent(1 - spec.alpha)} confidence, {fewest} prompts)"
     )
     limit = f"the limit of {_nats(metric.bound)} ({metric.policy or metric.explain})"
     if p < spec.alpha:
