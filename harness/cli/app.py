@@ -78,6 +78,12 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             errors.print("assay: interrupted; there is no verdict.", markup=False)
             raise typer.Exit(ExitCode.NO_VERDICT) from None
+        except SystemExit as error:  # no command raises it: a kernel's would be taken for the command's exit code
+            raise AssayError(
+                f"Something outside of assay called sys.exit({error.code}), so there is no verdict.",
+                "a kernel that returns an output or raises an exception",
+                "look for sys.exit in the kernel and in what it imports",
+            ) from error
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Format the list as plain text: importing what Rich needs for panels takes as long as everything else."""

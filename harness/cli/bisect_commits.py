@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,7 +146,7 @@ class _ForGit(TyperCommand):
             if getattr(error, "exit_code", 0) != ExitCode.USAGE:
                 raise
             report_error(error)
-            sys.exit(GIT_ABORT)
+            raise typer.Exit(GIT_ABORT) from None
 
 
 @bisect_app.command(cls=_ForGit)

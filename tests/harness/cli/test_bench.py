@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from assay.harness import cli, run
 from assay.harness.bench.bench_plan import plan_bench, timed_spec
@@ -70,7 +71,7 @@ def test_the_command_that_a_bench_cites_repeats_it(monkeypatch: pytest.MonkeyPat
 
     def bench_servers(spec: RunSpec, out: Path, **how: Any) -> LatencyResult:
         asked.append((timed_spec(spec), how))
-        raise SystemExit
+        raise typer.Exit
 
     monkeypatch.setattr(run, "bench_servers", bench_servers)
     assert call(monkeypatch, *shlex.split(plan.command)[2:]) == 0

@@ -1,0 +1,124 @@
+"""The entry point of ``assay``: a command that runs a kernel does so in a process of its own, which a supervisor waits for.
+
+A kernel can end its process with any exit code (``os._exit(0)``), crash it, or compute forever. Since exit code 0 means pass, an
+exit code counts only if the command itself named it at its end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from assay.harness.cli.app import errors, report_error
+from assay.harness.cli.app import main as run_command
+from assay.harness.errors import AssayError, ExitCode
+
+GRACE_S = 5.0
+"""Seconds that a command has to end after a signal; then it is killed, since a kernel in native code keeps Python from noticing."""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    """Run the command, supervised if it runs a kernel."""
+    if runs_kernel(sys.argv[1:]):
+        sys.exit(supervise(run_command))
+    run_command()
+
+
+def runs_kernel(arguments: Sequence[str]) -> bool:
+    """Whether a command runs a kernel in its own process."""
+    name = arguments[0] if arguments else ""
+    return name in ("check", "replay") or (name == "bench" and "kernel" in arguments)
+
+
+def supervise(command: Callable[[], None]) -> int:
+    """Run a command in a forked process, which has to be done before anything starts a thread, and wait for it.
+
+    Returns:
+        The command's exit code, or "no verdict" if it did not come to its end.
+    """
+    forwarded = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, there would be no exit status
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *forwarded})
+    supervisor, (ended, end) = os.getpid(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _end_with(supervisor)
+        os.close(ended)
+        _run(command, end)
+    os.close(end)
+    status, signalled = _wait(child, forwarded)
+    code = os.waitstatus_to_exitcode(status)
+    os.set_blocking(ended, False)  # a process that a kernel forked may keep the other end open
+    with suppress(BlockingIOError):
+        if os.read(ended, 1) == bytes([code % 256]):
+            return code
+    if signalled:
+        errors.print("assay: interrupted; there is no verdict.", markup=False)
+    else:
+        report_error(_ended_early(code))
+    return ExitCode.NO_VERDICT
+
+
+def _run(command: Callable[[], None], end: int) -> NoReturn:
+    """Run the command in this process, and name its exit code at its end."""
+    import faulthandler
+
+    with suppress(AttributeError, OSError, ValueError):  # there may be no standard error
+        faulthandler.enable()  # shows where a kernel crashed
+    code = 0
+    try:
+        command()
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    os.write(end, bytes([code % 256]))
+    sys.exit(code)
+
+
+def _end_with(supervisor: int) -> None:
+    """Have this process killed when its supervisor ends, however that ends. Linux only; elsewhere it goes on."""
+    import ctypes
+
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(ExitCode.NO_VERDICT)
+
+
+def _wait(child: int, forwarded: Sequence[signal.Signals]) -> tuple[int, bool]:
+    """The wait status of a child that has ended, and whether a signal told it to.
+
+    A terminal sends its signals to the whole process group; those that a process sent are passed on.
+    """
+    deadline: float | None = None
+    waited = {signal.SIGCHLD, *forwarded}
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status, deadline is not None
+        if deadline is None:
+            told: signal.struct_siginfo | None = signal.sigwaitinfo(waited)
+        else:
+            told = signal.sigtimedwait(waited, max(deadline - time.monotonic(), 0.0))
+        if told is None:
+            os.kill(child, signal.SIGKILL)
+            return os.waitpid(child, 0)[1], True
+        if told.si_signo != signal.SIGCHLD:
+            deadline = deadline or time.monotonic() + GRACE_S
+            if told.si_code <= 0:  # sent by a process: SI_USER, not SI_KERNEL
+                os.kill(child, told.si_signo)
+
+
+def _ended_early(code: int) -> AssayError:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    return AssayError(
+        f"The process that ran the kernel {how} before the command had ended; there is no verdict.",
+        "a kernel that returns an output or raises an exception",
+        "see what it wrote above. If it crashed, its own stack is there; if it was killed by SIGKILL, memory may have run out",
+    )

@@ -1,0 +1,180 @@
+"""Commands that run a kernel, in real processes: only a command that came to its end decides about the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.cli.supervised import GRACE_S, runs_kernel
+from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.server.pack_writer import PackWriter
+
+KERNELS = """
+import ctypes, os, sys
+from assay.harness.attention.faults import rounded_oracle
+
+def exits(call):
+    os._exit(0)
+
+def crashes(call):
+    ctypes.string_at(0)
+
+class Leaves:
+    assay = property(lambda self: sys.exit(0))
+
+    def __call__(self, call):
+        return rounded_oracle(call)
+
+leaves = Leaves()
+"""
+NO_VERDICT = "The process that ran the kernel {} before the command had ended; there is no verdict."
+
+
+def assay(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "ending_kernels.py").write_text(KERNELS)
+    command = [sys.executable, "-m", "assay", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def pack(folder: Path) -> Path:
+    """A replay pack of one call."""
+    writer = PackWriter(folder, Source(engine="e", model="m", model_hash="h", reference="r", candidate="c"), 10**7)
+    call = call_of([(4, 20)], (2, 1), 64, torch.float32, "cpu")
+    metadata = CallMetadata(0, "extend", (4,), (20,), ("a",))
+    assert writer.wants(metadata)
+    writer.add(metadata, call, rounded_oracle(call), candidate=rounded_oracle(call))
+    writer.flush()
+    return folder
+
+
+def test_a_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:exits", "--phase", "decode")
+    assert done.returncode == 3
+    assert NO_VERDICT.format("exited with status 0") in done.stderr
+    assert "What to do" in done.stderr
+
+
+def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:crashes", "--phase", "decode")
+    assert done.returncode == 3
+    assert NO_VERDICT.format("was killed by SIGSEGV") in done.stderr
+    assert 'ending_kernels.py", line 9 in crashes' in done.stderr
+
+
+@pytest.mark.parametrize("command", [["replay"], ["bench", "kernel"]], ids=" ".join)
+def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(tmp_path: Path, command: list[str]) -> None:
+    done = assay(tmp_path, *command, str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits")
+    assert done.returncode == 3, done.stderr
+    assert NO_VERDICT.format("exited with status 0") in done.stderr
+
+
+def test_sys_exit_where_no_guard_expects_it_does_not_pass(tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:leaves", "--phase", "decode")
+    assert done.returncode == 3
+    assert "called sys.exit(0), so there is no verdict" in done.stderr
+
+
+# The supervisor itself, of commands that import nothing.
+
+
+def supervised(command: str, **more: bool) -> subprocess.Popen[str]:
+    """A process that supervises a command, which is given as the body of a function."""
+    body = "\n".join(f"    {line}" for line in command.splitlines())
+    code = f"""
+import itertools, os, signal, sys, time
+from assay.harness.cli.supervised import supervise
+def command():
+{body}
+code = supervise(command)
+print("supervisor: ", code, flush=True)
+sys.exit(code)
+"""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", code], text=True, **pipes, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and standard error."""
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+def command_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """The supervised process, once it has said that it is ready."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (child,) = psutil.Process(process.pid).children()
+    return child
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_a_command_that_ends_decides(code: int) -> None:
+    assert ended(supervised(f"sys.exit({code})")) == (code, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        ("os._exit(0)", "exited with status 0"),
+        ("os._exit(1)", "exited with status 1"),
+        ("os.abort()", "was killed by SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("raise BaseException", "exited with status 1"),
+        ("import atexit\natexit.register(os._exit, 0)\nsys.exit(1)", "exited with status 0"),
+        ("if os.fork() == 0: time.sleep(600)\nos._exit(0)", "exited with status 0"),  # it keeps the pipe open
+    ],
+)
+def test_a_command_that_does_not_end_is_no_verdict(command: str, how: str) -> None:
+    process = supervised(command, start_new_session=True)
+    try:
+        assert process.wait(60) == 3
+        assert process.stderr is not None
+        said = "".join(
+            iter(process.stderr.readline, "Expected: a kernel that returns an output or raises an exception\n")
+        )
+        assert NO_VERDICT.format(how) in said
+    finally:
+        os.killpg(process.pid, signal.SIGKILL) if "fork" in command else None
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_the_command(number: signal.Signals) -> None:
+    told = f"signal.signal({int(number)}, lambda *_: sys.exit(1))\nprint('ready', flush=True)\ntime.sleep(600)"
+    with supervised(told) as process:
+        command_of(process)
+        process.send_signal(number)
+        assert ended(process)[0] == 1, "the command ended by itself, with an exit code of its own"
+
+
+def test_a_kernel_that_never_returns_to_python_is_killed() -> None:
+    with supervised("print('ready', flush=True)\nsum(itertools.repeat(0))") as process:
+        child = command_of(process)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert ended(process) == (3, "assay: interrupted; there is no verdict.\n")
+        assert time.monotonic() - begun < GRACE_S + 10
+        assert not child.is_running()
+
+
+def test_a_command_ends_with_its_supervisor() -> None:
+    with supervised("print('ready', flush=True)\nsum(itertools.repeat(0))") as process:
+        child = command_of(process)
+        process.kill()
+        child.wait(10)
+
+
+def test_only_commands_that_run_a_kernel_are_supervised() -> None:
+    supervised_ones = (["check", "k"], ["replay", "pack"], ["bench", "kernel", "pack"])
+    assert all(runs_kernel(arguments) for arguments in supervised_ones)
+    assert not any(runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"]))
