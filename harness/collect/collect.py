@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 
 from assay.harness.collect import layer_diff, sensitivity
-from assay.harness.collect.find_cause import find_cause
 from assay.harness.collect.interview import AnswerKey, interview, is_answered
+from assay.harness.collect.kernel_process import examine_kernel
 from assay.harness.collect.logit_scoring import Handover, is_scored, score_role
-from assay.harness.collect.op_matrix import run_matrix
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.question_stop import FIRST_IN_TURN, QuestionStop, outlook
 from assay.harness.collect.run_folder import asked_roles, recorded, shadowed_role
@@ -48,8 +48,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
             _ask_round(plan, folder, stop, display, ready)
         _record_stop(folder, stop, display)
         if plan.has_layer_diff:
-            find_cause(folder, plan, display)
-            run_matrix(plan, folder, display)
+            examine_kernel(plan, folder, display)
 
 
 def _asked_together(plan: Plan, folder: RunFolder, ready: Sequence[Engine]) -> bool:
@@ -127,21 +126,28 @@ def _ask_all(
 
     stop.begin([engine.role for engine in engines])
     _in_parallel(engines, ask)
-    with _matrix_aside(plan, folder, display):
+    with _kernel_aside(plan, folder, display):
         _score_all(engines, plan, folder, display)
         _in_parallel(engines, lambda engine: sensitivity.measure_sensitivity(engine, plan, folder, display))
 
 
 @contextmanager
-def _matrix_aside(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> Iterator[None]:
-    """Run the op-level matrix on a CPU core that the servers no longer keep busy; a GPU's memory is theirs until they stop."""
-    if plan.spec.device != "cpu" or not plan.has_layer_diff:
+def _kernel_aside(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> Iterator[None]:
+    """Examine the candidate's kernel on a CPU core that the servers no longer keep busy; a GPU's memory is theirs until they stop.
+
+    What interrupts the run, or fails in it, ends the examination.
+    """
+    if plan.spec.device != "cpu" or not plan.has_layer_diff or not plan.candidate.is_kernel:
         yield
         return
+    stop = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        matrix = pool.submit(run_matrix, plan, folder, display)
-        yield
-        matrix.result()
+        examined = pool.submit(examine_kernel, plan, folder, display, stop)
+        try:
+            yield
+            examined.result()
+        finally:
+            stop.set()
 
 
 def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:

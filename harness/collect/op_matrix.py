@@ -1,4 +1,4 @@
-"""The op-level matrix as part of a run: the candidate's kernel in assay's own process, on calls of the shape of the run's model.
+"""The op-level matrix as part of a run: the candidate's kernel outside of a server, on calls of the shape of the run's model.
 
 A server sees the conditions that an engine makes; the matrix has all pairs of lengths, batches, data and page sizes up to the
 policy's envelope, on synthetic data, with float64 as the truth.
@@ -8,70 +8,53 @@ from __future__ import annotations
 
 from assay.harness.collect.plan import Plan
 from assay.harness.engines.model import ModelShape, model_shape
-from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_jobs import MatrixJob
 from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix, write_matrix
 from assay.harness.progress import ProgressDisplay
 
-REPEATED = 6
-"""Calls that are repeated, to see whether the kernel is deterministic: each is computed three times more."""
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
-def run_matrix(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
-    """Run the candidate's kernel on the matrix and write the result, unless that is done or it is no kernel of the contract.
-
-    Raises:
-        EvidenceError: the folder cannot be written.
-    """
+def matrix_job(plan: Plan, folder: RunFolder) -> MatrixJob | None:
+    """The matrix that is still to be run; None if that is done, or if the candidate is no kernel of the contract."""
     if not plan.candidate.is_kernel or not plan.has_layer_diff or read_matrix(folder) is not None:
-        return
+        return None
     model = model_shape(plan.model)
     dtype = _dtype(folder, plan.spec.device, model)
     tokens = min(plan.spec.envelope, model.context)
     heads = f"{model.q_heads} q heads on {model.kv_heads} kv heads"
-    record = MatrixRecord(
-        kernel=plan.candidate.name, calls=f"{dtype}, head_dim {model.head_dim}, {heads}, to {tokens:,} tokens"
+    return MatrixJob(
+        record=MatrixRecord(
+            kernel=plan.candidate.name, calls=f"{dtype}, head_dim {model.head_dim}, {heads}, to {tokens:,} tokens"
+        ),
+        device=plan.spec.device,
+        dtype=dtype,
+        q_heads=model.q_heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        tokens=tokens,
     )
-    record = _checked(plan, record, model, dtype, tokens)
+
+
+def impossible(job: MatrixJob) -> str:
+    """Why a matrix cannot be made; empty if it can."""
+    known = job.q_heads and job.kv_heads and job.head_dim
+    return "" if known else "the model's configuration does not say how many heads it has"
+
+
+def keep_matrix(folder: RunFolder, record: MatrixRecord, display: ProgressDisplay) -> None:
+    """Write the result, and show it.
+
+    Raises:
+        EvidenceError: the folder cannot be written.
+    """
     write_matrix(folder, record)
-    named = record.error or "; ".join(finding.title for finding in record.findings) or "nothing"
+    if record.error:
+        display.say(f"Op-level matrix: not tested: {record.error}.")
+        return
+    named = "; ".join(finding.title for finding in record.findings) or "nothing"
     display.say(f"Op-level matrix: {len(record.computed)} calls in {record.seconds:.1f} s: found {named}.")
-
-
-def _checked(plan: Plan, record: MatrixRecord, model: ModelShape, dtype: str, tokens: int) -> MatrixRecord:
-    """The record with the results."""
-    import torch  # which only a layer diff needs
-
-    from assay.harness.attention.matrix import model_cases
-    from assay.harness.offline.check import check
-
-    if not (model.q_heads and model.kv_heads and model.head_dim):
-        return record.model_copy(update={"error": "the model's configuration does not say how many heads it has"})
-    cases = model_cases(
-        plan.candidate.phases,
-        plan.spec.device,
-        getattr(torch, dtype),
-        (model.q_heads, model.kv_heads),
-        model.head_dim,
-        tokens,
-    )
-    try:
-        again = f"assay check {plan.candidate.name} --dtype {dtype} --head-dim {model.head_dim}"
-        result = check(plan.candidate.name, cases=cases, device=plan.spec.device, again=again, repeats=REPEATED)
-    except UsageError as error:
-        return record.model_copy(update={"error": error.found})
-    return record.model_copy(
-        update={
-            "computed": tuple(one.case.name for one in result.computed),
-            "failing": tuple(case.name for case in result.failing),
-            "refused": tuple(case.name for case, _ in (*result.refused, *result.excluded)),
-            "worst": None if result.worst is None else result.worst.ratio,
-            "missing": result.missing,
-            "findings": result.findings,
-            "seconds": result.seconds,
-        }
-    )
 
 
 def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:

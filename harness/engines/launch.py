@@ -122,12 +122,12 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
 
 def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that assay sets for a server, in addition to those ``inherited``."""
-    python_path = [str(STAND_INS)] if launch.device == "cpu" else []
-    python_path += [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
-    python_path.append(str(Path.cwd()))  # a kernel given as module:function may be there
+    found = kernel_settings(inherited)
+    if launch.device == "cpu":
+        found["PYTHONPATH"] = f"{STAND_INS}:{found['PYTHONPATH']}"
     no_proxy = ",".join(filter(None, [inherited.get("no_proxy") or inherited.get("NO_PROXY"), _LOOPBACK, "localhost"]))
     ours = {
-        "PYTHONPATH": ":".join(python_path),
+        **found,
         EVIDENCE: str(launch.evidence.resolve()),
         DELEGATE: launch.decode_backend,
         "HF_HUB_OFFLINE": "1",
@@ -137,9 +137,6 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
         # The warm-up request goes over the loopback address too.
         "no_proxy": no_proxy,
         "NO_PROXY": no_proxy,
-        # The default is in the temporary folder, which is private to each server: compiled code would be lost.
-        "TORCHINDUCTOR_CACHE_DIR": inherited.get("TORCHINDUCTOR_CACHE_DIR")
-        or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
     }
     ours |= {dump: "false" for dump in _CRASH_DUMPS if dump not in inherited}
     if path := Backend.parse(launch.backend).path:
@@ -150,6 +147,17 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
         if launch.cpu_core is not None:
             ours["SGLANG_CPU_OMP_THREADS_BIND"] = str(launch.cpu_core)
     return ours | dict(launch.extra)
+
+
+def kernel_settings(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables with which a process that `ServerProcess` launches finds a kernel, and what it compiled before."""
+    python_path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
+    return {
+        "PYTHONPATH": ":".join([*python_path, str(Path.cwd())]),  # a kernel given as module:function may be there
+        # The default is in the temporary folder, which is private to each process: compiled code would be lost.
+        "TORCHINDUCTOR_CACHE_DIR": inherited.get("TORCHINDUCTOR_CACHE_DIR")
+        or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
+    }
 
 
 def shell_line(settings: Mapping[str, str], command: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""A server's process: launched under a guardian, monitored, and ended with everything that it started."""
+"""A server's process, or that of a kernel: launched under a guardian, monitored, and ended with everything that it started."""
 
 from __future__ import annotations
 

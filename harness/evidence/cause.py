@@ -42,6 +42,7 @@ class ReplayResult(Record):
         bounds: by layer and phase.
         findings: what is wrong, named where a hypothesis fits.
         not_tested: sentences.
+        not_run: why the kernel was not run on these calls, as when it ended its process; empty otherwise. A pass needs that.
         first_finding_s: seconds until the first findings; None if there are none.
         seconds: time that examining and diagnosing took.
         smallest: the smallest failing call that was found, in words; empty if none fails, or where the kernel was not run.
@@ -60,6 +61,7 @@ class ReplayResult(Record):
     bounds: tuple[LayerBound, ...]
     findings: tuple[Finding, ...]
     not_tested: tuple[str, ...] = ()
+    not_run: str = ""
     first_finding_s: float | None = None
     seconds: float
     smallest: str = ""
@@ -68,7 +70,8 @@ class ReplayResult(Record):
     @property
     def missing(self) -> tuple[str, ...]:
         """Requirements of a pass that were not tested."""
-        return () if self.with_prefix else ("no call had a cached prefix: record a pack with the prefix cache on",)
+        found = [] if self.with_prefix else ["no call had a cached prefix: record a pack with the prefix cache on"]
+        return (*found, *filter(None, [self.not_run]))
 
     @property
     def verdict(self) -> Verdict:

@@ -112,6 +112,8 @@ def _missing(evidence: LayerEvidence) -> str:
         return "No recorded call was examined, so neither determinism nor overwritten inputs were tested."
     if evidence.foreign:
         return f"The examination of recorded calls does not belong to this run: {evidence.foreign}."
+    if replay.not_run:
+        return f"Neither determinism nor overwritten inputs were tested: {one_line(replay.not_run, 300)}."
     return ""
 
 

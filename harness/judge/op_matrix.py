@@ -60,17 +60,20 @@ def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> li
     """
     if not kernel or "layers" not in spec.suites:
         return []
-    ran = record is not None and record.kernel == spec.candidate
+    ran, settles = record is not None and record.kernel == spec.candidate, REPEAT_RUN
     found = f"{len(record.computed)} calls were computed" if record else "no result of it"
     if record and not ran:
         found = f"a result of {record.kernel}, not of {spec.candidate}"
+    elif record and record.error:
+        ran, found = False, one_line(record.error, 300)
+        settles = f"see what assay check {spec.candidate} says, and repeat the run with a new --out"
     return [
         Check(
             id=CHECK,
             title="the candidate's kernel ran on the op-level matrix",
             status="ok" if ran else "missing",
             found=found,
-            settles="" if ran else REPEAT_RUN,
+            settles="" if ran else settles,
         )
     ]
 

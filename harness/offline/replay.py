@@ -77,7 +77,9 @@ def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> l
     ]
 
 
-def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> ReplayResult:
+def replay_recorded(
+    pack: Path, candidate: Backend, reproduce: str, served: bool = False, not_run: str = ""
+) -> ReplayResult:
     """Compare the outputs of a candidate that a server recorded with the oracle, and name what is wrong with it.
 
     A kernel also runs here, on one call with and one without a prefix: recorded outputs do not show whether it is
@@ -88,6 +90,7 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
         candidate: a kernel, or one of SGLang's own backends.
         reproduce: a command that reproduces the findings.
         served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
+        not_run: why a kernel is not run here; empty to run it.
 
     Raises:
         UsageError: `pack` is not a pack, or holds no output of the candidate.
@@ -95,12 +98,11 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
     """
     start = time.monotonic()
     examined, run = _recorded_run(pack, candidate, served)
-    kernel = candidate.kernel() if candidate.is_kernel else None
+    kernel = candidate.kernel() if candidate.is_kernel and not not_run else None
     findings = diagnose(run, reproduce)
     first_finding_s = time.monotonic() - start if findings else None
-    not_tested = (
-        "nondeterminism, state and overwritten inputs were not tested: a backend of SGLang's runs only in a server"
-    )
+    why = not_run or "a backend of SGLang's runs only in a server"
+    not_tested = f"nondeterminism, state and overwritten inputs were not tested: {why}"
     if kernel:
         smallest = smallest_of_each([result.call for result in run.results])
         chosen = {has_any_prefix(call.prefixes): call for call in reversed(smallest)}
@@ -117,7 +119,8 @@ def replay_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool
             findings = diagnose(run, reproduce)
             not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
     seconds = time.monotonic() - start
-    return _result(candidate, run, examined, findings, seconds, first_finding_s, (not_tested,))
+    result = _result(candidate, run, examined, findings, seconds, first_finding_s, (not_tested,))
+    return result.model_copy(update={"not_run": not_run})
 
 
 def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:

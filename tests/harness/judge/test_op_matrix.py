@@ -58,6 +58,7 @@ def test_what_is_out_of_bounds_or_was_not_computed_does_not_pass(changed: dict[s
         (record(), "ok", "2 calls were computed"),
         (None, "missing", "no result of it"),
         (record(kernel="another"), "missing", "a result of another, not of sage_attn"),
+        (record(computed=(), worst=None, error="the kernel hangs"), "missing", "the kernel hangs"),
     ],
 )
 def test_the_matrix_of_the_candidate_must_have_run(made: MatrixRecord | None, status: str, found: str) -> None:

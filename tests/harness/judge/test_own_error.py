@@ -102,5 +102,11 @@ def test_a_recorded_call_out_of_bounds_is_a_regression_without_a_finding(evidenc
     assert judged(evidence, {"worst": 37.0}).suite.verdict == "regression"
 
 
+def test_a_kernel_that_could_not_be_run_on_the_recorded_calls_does_not_pass(evidence: RunFolder) -> None:
+    found = judged(evidence, {"not_run": "the kernel ended its process, which exited with status 0"})
+    assert found.suite.verdict == "inconclusive"
+    assert "the kernel ended its process, which exited with status 0" in found.suite.why
+
+
 def test_a_run_without_a_layer_diff_has_no_part(tmp_path: Path) -> None:
     assert layer_diff(open_folder(prepare(SPEC), tmp_path / "run"), SPEC) is None

@@ -1,0 +1,154 @@
+"""The candidate's kernel outside of a server, as part of a run: a process computes, and this one watches it.
+
+A kernel that ends its process, crashes it or hangs leaves a run without this result, but with a report, which is no pass.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from assay.harness.collect.find_cause import cause_job, examine_here, keep_cause
+from assay.harness.collect.op_matrix import impossible, keep_matrix, matrix_job
+from assay.harness.collect.plan import Plan
+from assay.harness.engines.launch import kernel_settings
+from assay.harness.engines.process import ServerProcess
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, MATRIX, Jobs
+from assay.harness.evidence.op_matrix import MatrixRecord
+from assay.harness.progress import ProgressDisplay
+from assay.harness.text import one_line
+
+LOG = "kernel.log"
+"""The output of the process, in the run's folder."""
+POLL_INTERVAL_S = 0.1
+_BLOCK = 2**20
+
+
+def examine_kernel(
+    plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event | None = None
+) -> None:
+    """Examine the recorded calls and run the op-level matrix, as far as it is not done.
+
+    Args:
+        plan: a run with a layer diff.
+        folder: the run's.
+        display: shows the results.
+        stop: ends this at once when it is set, without a result.
+
+    Raises:
+        EvidenceError: the folder cannot be written, or the recorded calls are damaged.
+    """
+    stop = stop or threading.Event()
+    while not stop.is_set():
+        jobs = Jobs(candidate=plan.candidate.name, cause=cause_job(plan, folder), matrix=matrix_job(plan, folder))
+        if jobs.cause and not plan.candidate.is_kernel:
+            keep_cause(folder, examine_here(jobs.cause, plan), display)
+        elif jobs.matrix and (why := impossible(jobs.matrix)):
+            keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
+        elif jobs.cause or jobs.matrix:
+            _attempt(jobs, plan, folder, display, stop)
+        else:
+            return
+
+
+def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event) -> None:
+    """Have a process do the jobs, and keep each result; if it fails, the first job without a result fails."""
+    with _Notes() as notes:
+        command = [sys.executable, "-m", "assay.harness.offline.kernel_jobs", notes.path, jobs.model_dump_json()]
+        try:
+            environment = {**os.environ, **kernel_settings(os.environ)}
+            process = ServerProcess(command, environment, folder.path, folder.path / LOG)
+        except OSError as error:
+            raise EvidenceError(
+                f"The kernel's process cannot be launched: {error}.",
+                "a folder that can be written",
+                "give another --out",
+            ) from error
+        try:
+            while True:
+                ended = process.exit_status is not None  # asked first: what it notes until then is read
+                jobs = _kept(jobs, notes.read(), folder, display)
+                if not (jobs.cause or jobs.matrix):
+                    return
+                if why := _ended(process, notes) if ended else _hangs(plan, notes):
+                    break
+                if stop.wait(POLL_INTERVAL_S):
+                    return
+        finally:
+            process.stop()
+    why = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
+    if jobs.cause:
+        keep_cause(folder, examine_here(jobs.cause, plan, why), display)
+    elif jobs.matrix:
+        keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
+
+
+def _kept(jobs: Jobs, lines: Sequence[str], folder: RunFolder, display: ProgressDisplay) -> Jobs:
+    """Keep the results among some notes. Returns the jobs that are left."""
+    for line in lines:
+        if line.startswith(CAUSE):
+            keep_cause(folder, ReplayResult.model_validate_json(line.removeprefix(CAUSE)), display)
+            jobs = jobs.model_copy(update={"cause": None})
+        elif line.startswith(MATRIX):
+            keep_matrix(folder, MatrixRecord.model_validate_json(line.removeprefix(MATRIX)), display)
+            jobs = jobs.model_copy(update={"matrix": None})
+    return jobs
+
+
+def _ended(process: ServerProcess, notes: _Notes) -> str:
+    """How a process ended that has not done its jobs, in words."""
+    if notes.call:
+        return f"the kernel ended its process, which {process.how_it_ended}, in a call ({notes.call})"
+    return f"the kernel's process {process.how_it_ended} outside of a call"
+
+
+def _hangs(plan: Plan, notes: _Notes) -> str:
+    """What takes too long, in words; empty if nothing does. What assay computes between two calls is not limited."""
+    limit_s, load_limit_s = plan.spec.request_timeout, plan.spec.startup_timeout
+    if notes.call and notes.silent_s > limit_s:
+        return f"the kernel did not return from a call within {limit_s:g} s ({notes.call})"
+    if notes.empty and notes.silent_s > load_limit_s:
+        return f"the kernel was not loaded within {load_limit_s:g} s"
+    return ""
+
+
+class _Notes(AbstractContextManager["_Notes"]):
+    """What the kernel's process notes, in memory: nothing is left, and what was noted can be read after the process has ended.
+
+    Attributes:
+        path: a file to which the process appends.
+        call: the call that the kernel computes, in words; empty if it computes none.
+        empty: whether nothing has been noted.
+    """
+
+    def __init__(self) -> None:
+        self._memory = os.memfd_create("assay-notes")
+        self.path, self.call, self.empty = f"/proc/{os.getpid()}/fd/{self._memory}", "", True
+        self._at, self._since, self._begun = 0, time.monotonic(), b""
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._memory)
+
+    def read(self) -> list[str]:
+        """The lines since the last time."""
+        new = b""
+        while more := os.pread(self._memory, _BLOCK, self._at):
+            new, self._at = new + more, self._at + len(more)
+        *lines, self._begun = (self._begun + new).split(b"\n")
+        if lines:
+            last = lines[-1].decode(errors="replace")
+            self.call = one_line(last.removeprefix(COMPUTES), 120) if last.startswith(COMPUTES) else ""
+            self.empty, self._since = False, time.monotonic()
+        return [line.decode(errors="replace") for line in lines]
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last note was read."""
+        return time.monotonic() - self._since

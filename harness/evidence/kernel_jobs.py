@@ -1,0 +1,65 @@
+"""What a run asks of the process in which it runs the candidate's kernel, and what that process notes.
+
+See `assay.harness.offline.kernel_jobs`. Notes are lines: the call that the kernel begins to compute, an empty line when it has
+returned, and the results as JSON.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assay.harness.evidence.op_matrix import MatrixRecord
+from assay.harness.schema import Record
+
+COMPUTES, CAUSE, MATRIX = "computes ", "cause ", "matrix "
+"""How a line begins: before a call in words, a `ReplayResult`, a `MatrixRecord`."""
+
+
+class CauseJob(Record):
+    """Examine recorded calls.
+
+    Attributes:
+        pack: the replay pack.
+        served: whether the candidate served the pack's server itself.
+        reproduce: a command that reproduces the findings.
+    """
+
+    pack: Path
+    served: bool
+    reproduce: str
+
+
+class MatrixJob(Record):
+    """Run the op-level matrix.
+
+    Attributes:
+        record: the result so far: the kernel, and what the calls have in common.
+        device: "cpu" or "cuda".
+        dtype: for example "bfloat16".
+        q_heads: query heads.
+        kv_heads: heads of keys and values.
+        head_dim: of all heads.
+        tokens: the longest sequence.
+    """
+
+    record: MatrixRecord
+    device: str
+    dtype: str
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    tokens: int
+
+
+class Jobs(Record):
+    """What one process does, in this order.
+
+    Attributes:
+        candidate: the kernel's name.
+        cause: None if there is nothing to examine.
+        matrix: None if it is not to be run.
+    """
+
+    candidate: str
+    cause: CauseJob | None = None
+    matrix: MatrixJob | None = None

@@ -1,0 +1,119 @@
+"""What a run has a kernel compute outside of a server, in a process of its own: a kernel may end its process, crash it, or hang.
+
+    python -m assay.harness.offline.kernel_jobs NOTES JOBS
+
+JOBS is a `Jobs` as JSON. What `assay.harness.evidence.kernel_jobs` says is appended to the file NOTES; output is the kernel's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.kernels import declaration
+from assay.harness.attention.matrix import model_cases
+from assay.harness.backend import Backend
+from assay.harness.errors import UsageError
+from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, MATRIX, Jobs, MatrixJob
+from assay.harness.evidence.op_matrix import MatrixRecord
+from assay.harness.localize.diagnose import describe
+from assay.harness.offline.check import check
+from assay.harness.offline.replay import replay_recorded
+
+REPEATED = 6
+"""Calls of the matrix that are repeated, to see whether the kernel is deterministic: each is computed three times more."""
+
+
+@dataclass(frozen=True)
+class _Watched(Backend):
+    """A kernel that notes each of its calls."""
+
+    watched: Kernel
+
+    def kernel(self) -> Kernel:
+        return self.watched
+
+
+def main() -> None:
+    """Do the jobs, one after the other."""
+    descriptor, jobs = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), Jobs.model_validate_json(sys.argv[2])
+
+    def note(line: str) -> None:
+        os.write(descriptor, f"{line}\n".encode())
+
+    candidate = Backend.parse(jobs.candidate)
+    kernel = watched(jobs.candidate, candidate.kernel(), note)
+    note("")  # it is loaded
+    if jobs.cause:
+        noted = _Watched(candidate.name, candidate.kind, kernel)
+        cause = replay_recorded(jobs.cause.pack, noted, jobs.cause.reproduce, jobs.cause.served)
+        note(CAUSE + cause.model_dump_json())
+    if jobs.matrix:
+        note(MATRIX + matrix_record(jobs.matrix, kernel).model_dump_json())
+
+
+def watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
+    """The kernel, with a note before each call, and one after it; on a GPU, once it has computed the call."""
+
+    def forward(call: AttentionCall) -> Tensor:
+        note(COMPUTES + describe(call))
+        try:
+            out = kernel(call)
+            if call.q.is_cuda:
+                torch.cuda.synchronize()
+            return out
+        finally:
+            note("")
+
+    functools.update_wrapper(forward, kernel, updated=())
+    forward.__module__, forward.__qualname__ = "", name  # what `check` calls it
+    forward.assay = declaration(kernel)  # type: ignore[attr-defined]
+    return forward
+
+
+def matrix_record(job: MatrixJob, kernel: Kernel) -> MatrixRecord:
+    """The result of a kernel on the matrix."""
+    cases = model_cases(
+        declaration(kernel).phases,
+        job.device,
+        getattr(torch, job.dtype),
+        (job.q_heads, job.kv_heads),
+        job.head_dim,
+        job.tokens,
+    )
+    again = f"assay check {job.record.kernel} --dtype {job.dtype} --head-dim {job.head_dim}"
+    try:
+        result = check(kernel, cases=cases, device=job.device, again=again, repeats=REPEATED)
+    except UsageError as error:
+        return job.record.model_copy(update={"error": error.found})
+    return job.record.model_copy(
+        update={
+            "computed": tuple(one.case.name for one in result.computed),
+            "failing": tuple(case.name for case in result.failing),
+            "refused": tuple(case.name for case, _ in (*result.refused, *result.excluded)),
+            "worst": None if result.worst is None else result.worst.ratio,
+            "missing": result.missing,
+            "findings": result.findings,
+            "seconds": result.seconds,
+        }
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    else:
+        code = 0
+    sys.stdout.flush()
+    os._exit(code)  # threads that the kernel started, and what it left for the end, must not keep the process

@@ -1,0 +1,235 @@
+"""Kernels that end their process, crash it or hang, outside of a server: the run goes on without a result, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from rich.console import Console
+
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.collect.collect import _kernel_aside
+from assay.harness.collect.kernel_process import LOG, examine_kernel
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.run_folder import open_folder
+from assay.harness.config import RunSpec
+from assay.harness.evidence.cause import ReplayResult, read_cause
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import PACK_FOLDER
+from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix
+from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.judge.build import build
+from assay.harness.progress import ProgressDisplay
+from assay.harness.server.pack_writer import PackWriter
+
+RECORDED = 7
+"""Layer of the recorded calls; those of the matrix are of layer 0."""
+KERNELS = f"""
+import ctypes, os, time
+from assay.harness.attention.faults import fault, rounded_oracle
+
+top_left = fault("mask-top-left")
+
+def right(call):
+    print("\\x1b[31m", flush=True)
+    return rounded_oracle(call)
+
+def exits(call):
+    os._exit(0)
+
+def crashes_on_the_matrix(call):
+    if call.layer != {RECORDED}:
+        ctypes.string_at(0)
+    return rounded_oracle(call)
+
+def hangs_on_the_matrix(call):
+    if call.layer != {RECORDED}:
+        print("hanging", flush=True)
+        time.sleep(600)
+    return rounded_oracle(call)
+
+def hangs_on_recorded_calls(call):
+    if call.layer == {RECORDED}:
+        time.sleep(600)
+    return top_left(call)
+"""
+
+
+Opened = tuple[Plan, RunFolder]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
+    """A function of a kernel's name that makes a run whose candidate it is, with recorded calls."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    (tmp_path / "isolated_kernels.py").write_text(KERNELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def make(kernel: str, **spec: float) -> Opened:
+        candidate = f"isolated_kernels:{kernel}"
+        asked = {
+            "reference": "torch_native",
+            "candidate": candidate,
+            "suites": ("layers",),
+            "envelope_tokens": 128,
+            **spec,
+        }
+        plan = prepare(RunSpec.model_validate(asked))
+        folder = open_folder(plan, Path("run"))
+        source = Source(
+            engine="e", model="m", model_hash="", reference="torch_native", candidate=candidate, run=folder.nonce
+        )
+        writer = PackWriter(folder.server_folder("reference") / PACK_FOLDER, source, 10**7)
+        wrong = fault("mask-top-left")
+        for new, prefix in ((3, 0), (4, 20)):
+            call = replace(call_of([(new, prefix)], (2, 1), 8, torch.float32, "cpu"), layer=RECORDED)
+            metadata = CallMetadata(RECORDED, "extend", (new,), (prefix,), ("a",))
+            assert writer.wants(metadata)
+            out = (wrong if kernel == "hangs_on_recorded_calls" else rounded_oracle)(call)
+            writer.add(metadata, call, rounded_oracle(call), candidate=out)
+        writer.flush()
+        return plan, folder
+
+    return make
+
+
+def quiet() -> ProgressDisplay:
+    return ProgressDisplay(Console(file=StringIO()))
+
+
+def results(folder: RunFolder) -> tuple[ReplayResult, MatrixRecord]:
+    cause, matrix = read_cause(folder), read_matrix(folder)
+    assert cause is not None
+    assert matrix is not None
+    return cause, matrix
+
+
+def assert_nothing_left(folder: RunFolder) -> None:
+    assert psutil.Process().children(recursive=True) == []
+    assert list(Path(tempfile.gettempdir()).iterdir()) == []
+    assert {path.name for path in folder.path.iterdir()} <= {
+        "manifest.json", "items.jsonl", "servers", ".lock", "cause.json", "matrix.json", LOG, "progress.json",
+    }  # fmt: skip
+
+
+def test_a_kernel_is_examined_in_a_process_of_its_own(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("right")
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert (cause.candidate, cause.calls, cause.findings, cause.not_run) == ("isolated_kernels:right", 4, (), "")
+    assert cause.not_tested == ("only 2 calls were tested for nondeterminism, state and overwritten inputs",)
+    assert (matrix.kernel, matrix.failing, matrix.error) == ("isolated_kernels:right", (), "")
+    assert len(matrix.computed) > 30
+    assert "\x1b[31m" in (folder.path / LOG).read_text(), "what it prints goes to a log"
+    assert_nothing_left(folder)
+    before = (folder.path / "matrix.json").read_bytes()
+    examine_kernel(plan, folder, quiet())
+    assert (folder.path / "matrix.json").read_bytes() == before, "nothing is done twice"
+
+
+def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("exits")
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert cause.not_run.startswith(
+        "the kernel ended its process, which exited with status 0, in a call (layer 7 extend, new+prefix "
+    )
+    assert "expected an output or an exception" in cause.not_run
+    assert "run assay check isolated_kernels:exits" in matrix.error
+    assert cause.calls == 2, "the recorded outputs were examined all the same"
+    assert_nothing_left(folder)
+    report = build(folder)
+    assert report.verdict not in ("pass", "regression")
+    (suite,) = [suite for suite in report.suites if suite.id == "matrix"]
+    (check,) = [check for check in report.checks if check.id == "matrix-ran"]
+    assert (suite.verdict, check.status) == ("inconclusive", "missing")
+    assert "the kernel ended its process, which exited with status 0" in suite.why
+
+
+def test_a_kernel_that_crashes_on_the_matrix_keeps_what_was_found_before(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("crashes_on_the_matrix")
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert (cause.calls, cause.not_run) == (4, "")
+    assert "the kernel ended its process, which was killed by SIGSEGV, in a call (layer " in matrix.error
+    assert_nothing_left(folder)
+
+
+def test_a_kernel_that_hangs_on_recorded_calls_is_named_by_their_outputs_and_runs_on_the_matrix(
+    opened: Callable[..., Opened],
+) -> None:
+    plan, folder = opened("hangs_on_recorded_calls", request_timeout=2)
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert cause.not_run.startswith("the kernel did not return from a call within 2 s (layer 7 extend, ")
+    assert [finding.id for finding in cause.findings] == ["mask-top-left"]
+    assert "mask-top-left" in [finding.id for finding in matrix.findings], matrix
+    assert_nothing_left(folder)
+
+
+def wait_for(text: str, log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (log.exists() and text in log.read_text()):
+        assert time.monotonic() < deadline, f"{text} is not written"
+        time.sleep(0.05)
+
+
+def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("hangs_on_the_matrix", device="cpu")
+    begun: list[float] = []
+
+    def score() -> None:
+        with _kernel_aside(plan, folder, quiet()):
+            wait_for("hanging", folder.path / LOG)
+            begun.append(time.monotonic())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score()
+    assert time.monotonic() - begun[0] < 8
+    assert read_matrix(folder) is None
+    assert read_cause(folder) is not None
+    assert_nothing_left(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_ends_takes_the_kernel_with_it(opened: Callable[..., Opened], number: signal.Signals) -> None:
+    _, folder = opened("hangs_on_the_matrix")
+    code = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from assay.harness.collect.kernel_process import examine_kernel
+from assay.harness.collect.plan import prepare
+from assay.harness.config import recorded_spec
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.progress import ProgressDisplay
+folder = RunFolder(Path("run"))
+examine_kernel(prepare(recorded_spec(folder.manifest().spec)), folder, ProgressDisplay(Console(quiet=True)))
+"""
+    environment = {**os.environ, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": str(Path.cwd())}
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=environment) as process:
+        wait_for("hanging", folder.path / LOG)
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert len(below) == 2, "a guardian and the kernel's process"
+        process.send_signal(number)
+        assert psutil.wait_procs(below, timeout=15)[1] == []
+    deadline = time.monotonic() + 10
+    while list(Path(tempfile.gettempdir()).iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert_nothing_left(folder)
