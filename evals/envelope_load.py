@@ -61,6 +61,9 @@ def long_wave(tokens: int, output: int, vocabulary: int, seed: str) -> tuple[Req
         sharing(_FEW, BORDER - 1),
         sharing(some, -(-(some + 1) // BORDER) * BORDER),
         sharing(0, BORDER + 1),
+        sharing(
+            0, _FEW + 2
+        ),  # the fewest new tokens: questions have more, and what is left of one in the cache is chance
         *([sharing(0, 2 * BORDER - _FEW // 2)] if output > _FEW else []),
         *(sharing(0, step) for step in _STEPS if step < tokens),
         *(sharing(step, step + 16) for step in _STEPS if step < tokens),

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from assay.evals.envelope_load import BORDER, REST, again, batch_wave, long_wave, longest
+from assay.harness.conditions import ENVELOPE
 
-VOCABULARY = 1031
+VOCABULARY, NEW_TOKENS = 1031, ENVELOPE["new-tokens"]
 
 
 @pytest.mark.parametrize("tokens", [128, 512, 2048, 10_000])
@@ -17,6 +18,11 @@ def test_a_wave_has_the_long_prompt_first_and_others_that_end_around_a_border(to
     assert shared[0] in range(1, 16)
     assert shared[1] >= BORDER
     assert shared[2] == 0
+
+
+def test_every_bucket_of_new_tokens_up_to_the_envelope_is_in_the_first_wave() -> None:
+    wave = long_wave(512, 1, VOCABULARY, "seed")
+    assert {NEW_TOKENS.index(min(len(one.ids), 512)) for one in wave} >= set(range(1, NEW_TOKENS.index(512) + 1))
 
 
 def test_a_long_envelope_has_prompts_and_prefixes_of_the_lengths_between() -> None:
