@@ -104,6 +104,19 @@ def truth(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
     return result
 
 
+def members_by_way(call: AttentionCall, family: NoiseFamily, members: int = MEMBERS) -> list[int]:
+    """How many members implement attention in the same way, in the order of `honest_outputs`.
+
+    Where scales depend on blocks there are four ways of few members each, and what is drawn outweighs them: these count as one.
+    """
+    used = here(family, call)
+    return [members] if _depends_on_blocks(used) else _by_way(members, len(_ways(used)))
+
+
+def _by_way(members: int, ways: int) -> list[int]:
+    return [len(range(number, members, ways)) for number in range(min(ways, members))]
+
+
 def honest_outputs(
     call: AttentionCall,
     family: NoiseFamily,
@@ -129,13 +142,11 @@ def honest_outputs(
     """
     used = here(family, call)
     work = torch.promote_types(call.q.dtype, torch.float32)
-    ways = _WAYS if _depends_on_blocks(used) else _WAYS[:2]
     generator = torch.Generator(call.q.device).manual_seed(seed)
     largest = {name: getattr(call, name).abs().amax().to(work) for name in "qkv" if getattr(call, name).numel()}
     mean = call.k.to(work).mean(0)
     result, groups, first = _nothing(call, rows, members), _groups(call, rows), 0
-    for number, way in enumerate(ways[:members]):
-        count = len(range(number, members, len(ways)))
+    for way, count in zip(_ways(used), _by_way(members, len(_ways(used))), strict=False):
         draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean, stretch)
         for group in groups:
             _answer(group, call, draw, result[first : first + count])
@@ -177,6 +188,10 @@ def sample_rows(call: AttentionCall, at_most: int, seed: int = 0) -> Tensor:
 
 def _at_once(like: Tensor) -> int:
     return min(NUMBERS_AT_ONCE, _ON_CPU) if like.device.type == "cpu" else NUMBERS_AT_ONCE
+
+
+def _ways(family: NoiseFamily) -> tuple[_Way, ...]:
+    return _WAYS if _depends_on_blocks(family) else _WAYS[:2]
 
 
 def _depends_on_blocks(family: NoiseFamily) -> bool:

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import MEMBERS, honest_outputs, truth
+from assay.harness.attention.honest import MEMBERS, honest_outputs, members_by_way, truth
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.localize.cells import CallCells, cells_of
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds
@@ -22,6 +24,8 @@ CELLS = 20_000
 2,000, the full one 15,000."""
 MAX_MEMBERS = 48
 """Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
+_FEW_QUERIES = 16
+"""Queries of a cell up to which one rounding may decide in a longer call as well."""
 _RARE = 5.5
 """Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 2 / `CELLS`."""
 _SMALL = 2**16
@@ -61,15 +65,17 @@ class Ensemble:
 
     Attributes:
         errors: relative L1 of each member, float64 [members, cells, num_q_heads]; 0 where its output is not finite.
-        freedom: independent roundings, float64 [cells, num_q_heads].
-        common: share of the members' mean square error that all of them have, float64 [cells, num_q_heads].
+        freedom: independent roundings, float64 [ways, cells, num_q_heads].
+        common: share of the mean square error that all members of a way have, float64 [ways, cells, num_q_heads].
         slopes: slope of each member's output on the truth, float64 [members, num_q_heads].
+        ways: numbers of members, in their order, that implement attention in the same way.
     """
 
     errors: Tensor
     freedom: Tensor
     common: Tensor
     slopes: Tensor
+    ways: tuple[int, ...]
 
     @property
     def noise(self) -> Tensor:
@@ -112,13 +118,18 @@ class CallNoise:
     def bounds_where(self, own: Tensor) -> Tensor:
         """The bounds of the cells of which an own error needs one, float64 [cells, num_q_heads]; `least_bound` elsewhere.
 
-        Only the cells with an own error above `least_bound` are simulated. An own error above the bound of its cell is also
-        compared with what `rare_excess` adds to it.
+        Only the cells with an own error above `least_bound` are simulated. An own error above the bound of a cell of few queries is
+        compared with that of `MAX_MEMBERS` too, and with what `rare_excess` adds to it.
         """
         found = torch.full_like(own, least_bound(self.call))
         needed = (own > found).any(1).nonzero().flatten().tolist()
         if needed:
             found[needed] = self.bounds_of(needed)
+        queries = torch.bincount(self.cells.of_row, minlength=len(own))
+        few = ((own > found).any(1) & (queries <= _FEW_QUERIES).to(own.device)).nonzero().flatten().tolist()
+        if few:
+            again = self._bounds(simulate(self.call, self.family, self.cells.only(few), MAX_MEMBERS))
+            found[few] = torch.maximum(found[few], again)
         above = (own > found).any(1).nonzero().flatten().tolist()
         if above and (self.family.q is not None or self.family.k is not None):
             found[above] += rare_excess(self.call, self.family, self.cells.only(above))
@@ -134,10 +145,15 @@ class CallNoise:
         return torch.stack([self._known[cell] for cell in chosen])
 
     def _bounds(self, ensemble: Ensemble) -> Tensor:
-        bounds = cell_bounds(
-            ensemble.errors.numpy(), ensemble.freedom.numpy(), CELLS, FALSE_FLAGS / 2, ensemble.common.numpy()
-        )
-        return torch.from_numpy(bounds).clamp(min=least_bound(self.call))
+        # A kernel implements attention in one way. Where ways differ, as where TF32 cuts off the only weight of a query, the noise
+        # of all members together is less than that of the noisiest way.
+        bounds = [
+            cell_bounds(errors.numpy(), freedom.numpy(), CELLS, FALSE_FLAGS / 2, common.numpy())
+            for errors, freedom, common in zip(
+                torch.split(ensemble.errors, list(ensemble.ways)), ensemble.freedom, ensemble.common, strict=True
+            )
+        ]
+        return torch.from_numpy(np.maximum.reduce(bounds)).clamp(min=least_bound(self.call))
 
 
 _kept: ContextVar[dict[tuple[int, str], CallNoise] | None] = ContextVar("_kept", default=None)
@@ -189,11 +205,11 @@ def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> T
     return torch.where(size > 0, worst / size, 0.0).cpu()
 
 
-def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Ensemble:
-    """An ensemble on some cells of a call."""
+def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members: int | None = None) -> Ensemble:
+    """An ensemble on some cells of a call; by default of `MEMBERS`, or of `MAX_MEMBERS` on few tokens."""
     rows = cells.rows
     scores = cells.of_row.numel() * call.k.shape[0] * call.q.shape[1]
-    members = MEMBERS if scores >= _SMALL else MAX_MEMBERS
+    members = members or (MEMBERS if scores >= _SMALL else MAX_MEMBERS)
     right = truth(call, rows)
     out = honest_outputs(call, family, rows, members)
     off = (out - right).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -207,11 +223,14 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Ense
     distance = by_cell(off.abs().sum(-1).movedim(0, -1))  # [cells, heads, members]
     errors = torch.where(size[..., None] > 0, distance / size[..., None].clamp(min=torch.finfo(size.dtype).tiny), 0.0)
     products = by_cell(torch.einsum("mrhd,nrhd->rhmn", off, off))  # [cells, heads, members, members]
-    freedom, common = _structure(products)
+    ways = members_by_way(call, family, members)
+    ends = np.cumsum([0, *ways]).tolist()
+    of_ways = [_structure(products[..., start:stop, start:stop]) for start, stop in pairwise(ends)]
+    freedom, common = (torch.stack(values).cpu() for values in zip(*of_ways, strict=True))
     squares = right.square().sum((0, 2))
     slopes = ((right + off) * right).sum((1, 3)) / torch.where(squares > 0, squares, 1.0)
     assert errors.shape == (count, heads, members)
-    return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom.cpu(), common.cpu(), slopes.cpu())
+    return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom, common, slopes.cpu(), tuple(ways))
 
 
 def _structure(products: Tensor) -> tuple[Tensor, Tensor]:

@@ -150,7 +150,7 @@ def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
         declared = result.limits.ensemble
         clear = declared.noise > _CLEAR * least_bound(result.call)
         shares += (result.own / declared.noise)[clear].tolist()
-        freedom += float(declared.freedom[clear].sum())
+        freedom += float(declared.freedom.amin(0)[clear].sum())
     if not shares:
         return 1.0, 0.0
     return float(np.mean(shares)), LEAST_SHARE * float(np.sqrt(chi2_quantile_below(rate, freedom)))

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.honest import honest_outputs, truth
+from assay.harness.attention.matrix import cases
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.oracle import oracle, right_aligned, sequences
 from assay.harness.attention.sage import sage_attn
@@ -186,3 +188,15 @@ def test_a_rare_draw_of_coarse_scores_may_make_another_key_win() -> None:
 
     assert worst("fp4_kv") > 0.2
     assert worst("int8_kv") < 0.02
+
+
+def test_a_query_with_one_key_is_within_the_noisiest_way_of_its_family() -> None:
+    """TF32 cuts off its only weight in one of two ways: an error that all numbers of the output share."""
+    named = "extend-129+0-one_token_last-MHA_4/4-d64-float32-peaky-page16"
+    call = next(case for case in cases(seed=1) if case.name == named).make()
+    noise, right = CallNoise(call, "tf32", at_once=True), truth(call)[:1]
+    for seed in range(1, 6):
+        off = honest_outputs(call, noise.family, members=48, seed=seed)[:, :1] - right
+        own = torch.zeros(len(noise.cells.sequence), 4, dtype=torch.float64)
+        own[0] = (off.abs().sum((1, 3)) / right.abs().sum((0, 2))).amax(0)
+        assert bool((own[0] <= noise.bounds_where(own)[0]).all())
