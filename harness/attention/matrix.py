@@ -49,7 +49,7 @@ _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
         (600, 0, "one", "normal"),
         (40, 600, "one", "other numbers"),
         (128, 384, "nine at borders", "scale 1.5 times"),
-        (34, 157, "one", "scores far above 0"),
+        (34, 0, "one", "scores far above 0"),
         (34, 0, "one", "scores far below 0"),
     ),
     "decode": (
