@@ -8,11 +8,13 @@ compute every phase.
 from __future__ import annotations
 
 import importlib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.interpreter import interpret_without_gpu
@@ -134,16 +136,36 @@ def load(name: str) -> Kernel:
     what = f"kernel {name!r}" if path == name else f"kernel {name!r} ({path})"
     interpret_without_gpu()
     try:
-        found: object = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        with _exits_raised():
+            found: object = importlib.import_module(module)
+            for part in attribute.split("."):
+                found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise KernelRefused(f"{what} cannot be imported: {error}") from error
     except SystemExit as error:  # as assay's own exit code, 0 would be a pass
-        raise KernelRefused(f"{what} cannot be imported: its module calls sys.exit({error.code})") from error
+        raise KernelRefused(
+            f"{what} cannot be imported: its module ends the process with status {error.code}"
+        ) from error
     if not callable(found):
         raise KernelRefused(f"{what} is {type(found).__name__}, expected a function of an AttentionCall")
     return found
+
+
+@contextmanager
+def _exits_raised() -> Iterator[None]:
+    """Inside, ``os._exit`` of this process raises `SystemExit`, so that a module cannot end a run before it has a report."""
+    kept, process = os._exit, os.getpid()
+
+    def raise_exit(status: int) -> NoReturn:
+        if os.getpid() != process:  # a process that the module forked may end
+            kept(status)
+        raise SystemExit(status)
+
+    os._exit = raise_exit
+    try:
+        yield
+    finally:
+        os._exit = kept
 
 
 def find(flag: str, name: str) -> Kernel:
@@ -163,6 +185,8 @@ def find(flag: str, name: str) -> Kernel:
         if isinstance(error.__cause__, ImportError):
             module = name.partition(":")[0] if is_path(name) else ""
             do = _advice(error.__cause__, module)
+        elif isinstance(error.__cause__, SystemExit):
+            do = "remove the call that ends the process when the module is imported"
         elif is_path(name):
             do = "check the name of the function"
         found = f"{flag}: {error}." if flag else f"{str(error)[0].upper()}{str(error)[1:]}."

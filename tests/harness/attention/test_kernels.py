@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,8 +140,22 @@ def test_titles_name_the_package_and_the_interpreter() -> None:
     assert kernels.title("mine:mine", mine, interpreted=True) == "mine:mine"  # type: ignore[arg-type]
 
 
-def test_a_module_that_calls_exit_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "leaving_module.py").write_text("import sys\nsys.exit(0)\n")
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)"])
+def test_a_module_that_ends_the_process_is_no_kernel(
+    leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"leaving_{leave[:2]}"
+    (tmp_path / f"{module}.py").write_text(f"import os, sys\n{leave}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(KernelRefused, match=r"its module calls sys\.exit\(0\)"):
-        kernels.load("leaving_module:kernel")
+    with pytest.raises(KernelRefused, match="its module ends the process with status 0"):
+        kernels.load(f"{module}:kernel")
+
+
+def test_a_module_may_fork_a_process_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forking = "import os\n\npid = os.fork()\nif pid == 0:\n    os._exit(7)\nstatus = os.waitpid(pid, 0)[1]\n"
+    (tmp_path / "forking.py").write_text(
+        f"{forking}\n\ndef kernel(call):\n    return os.waitstatus_to_exitcode(status)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    kernel: Any = kernels.load("forking:kernel")
+    assert kernel(None) == 7
