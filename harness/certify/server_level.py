@@ -220,7 +220,8 @@ class ServerLevel:
             cache_header(engine)
             engine.ask(prompts, plan.spec.concurrency, lambda index, reply: None)
             if engine.scorer is not None:
-                length, depth = reach(self.spec, self.model), DEPTH[self.spec.device]
+                # As few tokens as on a CPU: each more is another pass of decode in the shadow, under each of the faults.
+                length, depth = reach(self.spec, self.model), min(DEPTH.values())
                 send_ids(engine.scorer, long_wave(length, depth, self.model.vocabulary, token))
             write_now(sensitivity_folder(place), poke)
             seeded = read_seeded_calls(place, token, nonce)
