@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -108,6 +108,9 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ope
     return make
 
 
+ELSEWHERE = set[psutil.Process]()
+
+
 def quiet() -> ProgressDisplay:
     return ProgressDisplay(Console(file=StringIO()))
 
@@ -119,8 +122,16 @@ def results(folder: RunFolder) -> tuple[ReplayResult, MatrixRecord]:
     return cause, matrix
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere() -> Iterator[None]:
+    """Other tests of this process may keep servers."""
+    ELSEWHERE.update(psutil.Process().children(recursive=True))
+    yield
+    ELSEWHERE.clear()
+
+
 def assert_nothing_left(folder: RunFolder) -> None:
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= ELSEWHERE
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
     assert {path.name for path in folder.path.iterdir()} <= {
         "manifest.json", "items.jsonl", "servers", ".lock", "cause.json", "matrix.json", LOG, "progress.json",
