@@ -160,6 +160,9 @@ def test_a_signal_reaches_the_command(number: signal.Signals) -> None:
 def test_a_kernel_that_never_returns_to_python_is_killed() -> None:
     with supervised("print('ready', flush=True)\nsum(itertools.repeat(0))") as process:
         child = command_of(process)
+        before = child.cpu_times().user
+        while child.cpu_times().user < before + 0.2:  # until it computes
+            time.sleep(0.02)
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert ended(process) == (3, "assay: interrupted; there is no verdict.\n")
