@@ -109,11 +109,9 @@ def replay_recorded(
         guard = Guard(kernel, kernels.declaration(kernel))
         here = run_guarded(guard, list(chosen.values()))
         if guard.breaches:
-            # What it needs may exist only in a server, such as a group of ranks; its recorded outputs still count.
-            breach = min(guard.breaches)
-            not_tested = (
-                f"nondeterminism, state and overwritten inputs were not tested: outside a server, the kernel {breach}"
-            )
+            # What it needs may exist only in a server, such as a group of ranks. Its recorded outputs still count, but are no pass.
+            not_run = f"outside a server, the kernel {min(guard.breaches)}"
+            not_tested = f"nondeterminism, state and overwritten inputs were not tested: {not_run}"
         else:
             run += here
             findings = diagnose(run, reproduce)
