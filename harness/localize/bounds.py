@@ -30,7 +30,7 @@ _RARE = 5.5
 """Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 2 / `CELLS`."""
 _SMALL = 2**16
 """Scores of a call (queries x keys x heads) from which on an ensemble has `MEMBERS`."""
-_LEAST_ROUNDING, _LEAST_ACCUMULATION = 0.5, 4.0
+_LEAST_ROUNDING, _LEAST_ACCUMULATION = 0.5, 6.0
 """What any implementation may pay: half an eps of the output's dtype, the most that its last rounding costs each number, and a few
 eps of a float32 accumulator."""
 

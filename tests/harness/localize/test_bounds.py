@@ -51,6 +51,31 @@ def test_a_correct_kernel_of_the_same_dtype_is_within_bounds(
     assert bool((own(sdpa(call), call) <= CallNoise(call).bounds).all())
 
 
+def key_by_key(call: AttentionCall) -> Tensor:
+    """Online softmax with blocks of one key: every sum is rounded once per key."""
+    outs = []
+    for rows_q, rows_k in sequences(call):
+        q, k, v = (t.transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
+        k, v = (t.repeat_interleave(len(q) // len(t), 0) for t in (k, v))
+        seen = right_aligned(q.shape[1], k.shape[1], q.device)
+        top = torch.full((*q.shape[:2], 1), float("-inf"))
+        total, sums = torch.zeros_like(top), torch.zeros(*q.shape[:2], v.shape[2])
+        for key in range(k.shape[1]):
+            score = (call.scale * (q @ k[:, key, :, None])).masked_fill(~seen[:, key, None], float("-inf"))
+            new = torch.maximum(top, score)
+            fade, weight = (top - new).exp(), (score - new).exp()
+            total, sums, top = total * fade + weight, sums * fade + weight * v[:, None, key], new
+        outs.append((sums / total).transpose(0, 1))
+    return torch.cat(outs)
+
+
+def test_a_float32_kernel_that_adds_key_by_key_is_within_bounds() -> None:
+    # The one call of 121,000 in which an honest kernel was flagged, by 1 %.
+    name = "decode-1+129-one-MQA_4/1-d64-float32-peaky-page1"
+    [call] = [case.make() for case in cases(seed=311) if case.name == name]
+    assert bool((own(key_by_key(call), call) <= CallNoise(call).bounds_where(own(key_by_key(call), call))).all())
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize("times", [1.0, 3.0])
 @pytest.mark.parametrize("lens", LENS[1:4])
