@@ -6,9 +6,10 @@ The same kernel therefore runs in a CPU server, a GPU server, a replay and a uni
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the command line reads what kernels declare and must not wait for torch
     import torch
@@ -79,6 +80,14 @@ def default_device() -> str:
 
 Kernel = Callable[[AttentionCall], "Tensor"]
 """Takes a call and returns [total_q, num_q_heads, head_dim_v] in the dtype of q. It must not write to its inputs."""
+
+
+@runtime_checkable
+class PreparedKernel(Protocol):
+    """A kernel with work that an engine does once for all layers of a forward pass, such as laying K and V out in a pool."""
+
+    def prepared(self, call: AttentionCall) -> AbstractContextManager[Callable[[], Tensor]]:
+        """A context inside which that work is done. It gives a function that does the rest: what is timed."""
 
 
 class KernelRefused(RuntimeError):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +122,31 @@ def test_inputs_that_a_kernel_writes_to_do_not_spoil_the_others() -> None:
         return out
 
     assert all(shape.right for shape in timed(writer).shapes)
+
+
+def test_what_a_kernel_prepares_once_for_all_layers_is_not_timed() -> None:
+    class Pooled:
+        laid_out = 0
+        open = False
+
+        def __call__(self, call: AttentionCall) -> Tensor:
+            with self.prepared(call) as run:
+                return run()
+
+        @contextmanager
+        def prepared(self, call: AttentionCall) -> Iterator[Callable[[], Tensor]]:
+            self.laid_out += 1
+            time.sleep(0.05)
+            out = rounded_oracle(call)
+            self.open = True
+            yield lambda: out if self.open else out[:0]
+            self.open = False
+
+    pooled = Pooled()
+    result = timed(pooled)
+    assert max(shape.candidate_s for shape in result.shapes) < 0.01
+    assert pooled.laid_out == len(result.shapes) + len(calls())  # once to be timed, and once for each own error
+    assert not pooled.open
 
 
 @pytest.fixture
