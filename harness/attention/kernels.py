@@ -2,7 +2,7 @@
 
 A kernel is a function of the contract (`assay.harness.attention.call.Kernel`), published in the entry-point group ``assay.kernels``
 or named directly as ``module:function``. It declares what it computes with `declares`. A kernel without a declaration is taken to
-compute every phase.
+compute every phase. One of an engine's own attention backends is a kernel too, as ``sglang:triton``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.attention.published import is_path as is_path
+from assay.harness.attention.published import native_backend
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
@@ -124,22 +125,25 @@ def declaration(kernel: Kernel) -> Declaration:
 
 
 def load(name: str) -> Kernel:
-    """The kernel with a published name or a ``module:function`` path.
+    """The kernel with a published name or a ``module:function`` path, or that of an engine's own backend, as ``sglang:triton``.
 
     Raises:
-        KernelRefused: there is no such kernel, or it cannot be imported.
+        KernelRefused: there is no such kernel, or it cannot be imported; or the backend cannot compute on this machine.
     """
-    path = name if is_path(name) else published().get(name)
+    native = native_backend(name)
+    path = native[0] if native else name if is_path(name) else published().get(name)
     if path is None:
         raise KernelRefused(f"no kernel is named {name!r}; published are {', '.join(sorted(published()))}")
     module, _, attribute = path.partition(":")
-    what = f"kernel {name!r}" if path == name else f"kernel {name!r} ({path})"
+    what = f"kernel {name!r}" if path == name or native else f"kernel {name!r} ({path})"
     interpret_without_gpu()
     try:
         with _exits_raised():
-            found: object = importlib.import_module(module)
+            found: Any = importlib.import_module(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
+            if native:
+                found = found(native[1])
     except (ImportError, AttributeError) as error:
         raise KernelRefused(f"{what} cannot be imported: {error}") from error
     except SystemExit as error:  # as assay's own exit code, 0 would be a pass
@@ -148,7 +152,8 @@ def load(name: str) -> Kernel:
         ) from error
     if not callable(found):
         raise KernelRefused(f"{what} is {type(found).__name__}, expected a function of an AttentionCall")
-    return found
+    kernel: Kernel = found
+    return kernel
 
 
 @contextmanager
@@ -182,7 +187,12 @@ def find(flag: str, name: str) -> Kernel:
         return load(name)
     except KernelRefused as error:
         expected, do = "a published kernel, or a function of an AttentionCall as module:function", "see assay backends"
-        if isinstance(error.__cause__, ImportError):
+        engine = name.partition(":")[0] if native_backend(name) else ""
+        if engine:
+            expected = "an attention backend of the engine that computes on this machine"
+            is_missing = isinstance(error.__cause__, ImportError) and error.__cause__.name == engine
+            do = f"install {engine}" if is_missing else "name another one, or install what this one needs"
+        elif isinstance(error.__cause__, ImportError):
             module = name.partition(":")[0] if is_path(name) else ""
             do = _advice(error.__cause__, module)
         elif isinstance(error.__cause__, SystemExit):

@@ -72,7 +72,7 @@ def _short(name: str) -> str:
 def kernel(
     flags: dict[str, Any],
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay record` or `assay diff`.")],
-    candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
+    candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
     reference: Annotated[
         str | None,
         typer.Option(help="The kernel to compare with; by default PyTorch's scaled_dot_product_attention."),

@@ -13,7 +13,7 @@ from assay.harness.errors import UsageError
 
 @app.command()
 def check(
-    kernel: Annotated[str, typer.Argument(help="A kernel: a published name, or module:function.")],
+    kernel: Annotated[str, typer.Argument(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
     size: Annotated[
         str, typer.Option(help="small, for interpreted kernels; or full, with longer sequences and more heads.")
     ] = "small",

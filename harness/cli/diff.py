@@ -58,7 +58,7 @@ def record(
 @app.command()
 def replay(
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay record` or `assay diff`.")],
-    candidate: Annotated[str, typer.Option(help="A kernel: a published name, or module:function.")],
+    candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
     from assay.harness.offline import replay as replaying

@@ -8,7 +8,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-from assay.harness.attention.published import published
+from assay.harness.attention.published import native_backend, published
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
 
@@ -54,8 +54,15 @@ def checked_backend(flag: str, name: str) -> Backend:
         name: the name.
 
     Raises:
-        UsageError: the name is unknown (the error lists the known ones), or its kernel cannot be imported.
+        UsageError: the name is unknown (the error lists the known ones), its kernel cannot be imported, or it is that of a
+            backend without a server.
     """
+    if native := native_backend(name):
+        raise UsageError(
+            f"{flag}: {name} is a backend without a server.",
+            "an attention backend of a server",
+            f"name it {native[1].partition('@')[0]}",
+        )
     backend = Backend.parse(name)
     if backend.is_url or name in sglang_backends():
         return backend

@@ -12,6 +12,7 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.oracle import oracle
+from assay.harness.attention.published import native_backend
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.localize.kernel_runs import run_once
@@ -45,6 +46,21 @@ def test_a_path_is_loaded_and_declares_every_phase() -> None:
 def test_a_missing_kernel_is_refused(name: str, says: str) -> None:
     with pytest.raises(KernelRefused, match=says):
         kernels.load(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("sglang:triton", "triton"),
+        ("sglang:fa3@64", "fa3@64"),
+        ("sglang.srt:f", ""),
+        ("sglang", ""),
+        ("mine:triton", ""),
+    ],
+)
+def test_an_engine_and_a_colon_name_a_backend_of_the_engine(name: str, backend: str) -> None:
+    native = native_backend(name)
+    assert (native[1] if native else "") == backend
 
 
 def test_an_unknown_phase_cannot_be_declared() -> None:

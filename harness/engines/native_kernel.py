@@ -1,0 +1,339 @@
+"""SGLang's own attention backends as kernels of the contract, without a server: ``sglang:triton``.
+
+A backend reads K and V from a pool, through a block table. Each call is therefore laid out as a server would have left it: the
+prefix is in an SGLang KV pool, and the backend itself writes the new tokens to it. The pool is adversarial: its pages and the rows
+of the block table are shuffled, and whatever does not belong to the call is stale.
+
+The model runner, the pool and the server arguments are those of SGLang's own attention kit (``sglang.test.kits``), since each
+version of SGLang keeps its kit in step with its backends. What is global to SGLang is set for a call, and restored after it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention import kernels
+from assay.harness.attention.call import AttentionCall, KernelRefused, default_device
+from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.engines.launch import STAND_INS
+
+STALE = 57.0
+"""What the pool holds where it holds nothing of the call. A query that sees one such key is visibly wrong; a key that is masked
+costs nothing, since its weight is exactly 0."""
+_KIT = "sglang.test.kits.attention_unittest.attention_methods.dense_attention"
+_GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "attn_dcp", "dcp")
+_ONE_RANK: dict[str, int] = dict.fromkeys([f"{group}_size" for group in _GROUPS], 1) | dict.fromkeys(
+    [f"{group}_rank" for group in _GROUPS] + ["dcp_enabled"], 0
+)
+"""What SGLang is told about its groups of ranks, instead of initialising ``torch.distributed``. The kit says less, which is too
+little for flashinfer in 0.5.17."""
+_HALF = ("float16", "bfloat16")
+_DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
+"""Dtypes of the backends whose kernels compute no float32: FlashAttention's and FlashInfer's."""
+_INTERPRETED_DTYPES = {"triton": ("float16", "float32")}
+"""Dtypes of backends whose kernels are interpreted on a CPU: Triton's interpreter computes bfloat16 as integers, its bits."""
+_TRIAL = {"extend": (2, 1), "decode": (1, 2)}
+"""(new tokens, cached prefix) of the calls on which a backend is tried."""
+_LEAST_BATCH, _LEAST_LENGTH = 4, 512
+"""Least batch, and least length in tokens, of a runner: most calls of the matrix with the same heads and dtype share one."""
+_KEPT = 32
+"""Runners that are kept. The small matrix needs 18 for its heads, head dims and dtypes, and a few more for its long calls."""
+
+Attend = Callable[[bool], Tensor]
+"""Computes a call that is laid out: [total_q, num_q_heads, head_dim]. The argument says whether the new tokens' K and V are
+written to the pool first, as in a layer of a model."""
+
+
+class NativeKernel:
+    """One of SGLang's attention backends as a kernel of the contract. Made by `kernel`.
+
+    Args:
+        name: the kernel's name, for errors.
+        backend: the backend's name, as SGLang registers it.
+        page: tokens per page of the KV pool.
+        declared: what the kernel declares.
+
+    Attributes:
+        assay: what it declares.
+    """
+
+    def __init__(self, name: str, backend: str, page: int, declared: Declaration) -> None:
+        self.assay = declared
+        self._name, self._backend, self._page, self._device = name, backend, page, default_device()
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """The output, [total_q, num_q_heads, head_dim].
+
+        Raises:
+            KernelRefused: the backend is not made for such a call. Also whatever the backend raises.
+        """
+        with self._laid_out(call) as attend:
+            return attend(True)
+
+    @contextmanager
+    def prepared(self, call: AttentionCall) -> Iterator[Callable[[], Tensor]]:
+        """Inside, a function that only attends, to be timed: K and V are in the pool, and the batch's metadata are made.
+
+        Raises:
+            KernelRefused: the backend is not made for such a call. Also whatever the backend raises.
+        """
+        with self._laid_out(call) as attend:
+            attend(True)
+            yield lambda: attend(False)
+
+    @contextmanager
+    def _laid_out(self, call: AttentionCall) -> Iterator[Attend]:
+        self._refuse(call)
+        length = _power_of_two(max(call.lens_k), max(_LEAST_LENGTH, self._page))
+        heads, kv_heads, head_dim = call.q.shape[1], call.k.shape[1], call.q.shape[2]
+        runner = _runner(
+            _Shape(
+                self._backend, self._device, self._page, heads, kv_heads, head_dim, call.q.dtype,
+                batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length,
+            )
+        )  # fmt: skip
+        with runner.laid_out(call) as attend:
+            yield attend
+
+    def _refuse(self, call: AttentionCall) -> None:
+        wants = {
+            "attention that is not causal": not call.causal,
+            "V of another head_dim than K": call.v.shape[2] != call.k.shape[2],
+            "a sequence without a new token": 0 in call.lens_q,
+            "several new tokens of a sequence in decode": call.phase == "decode" and max(call.lens_q) > 1,
+            f"tensors on {call.q.device.type}; SGLang is set up for {self._device} here": call.q.device.type
+            != self._device,
+        }
+        if any(wants.values()):
+            what = " and ".join(feature for feature, wanted in wants.items() if wanted)
+            raise KernelRefused(f"{self._name} is not made for this call, which has {what}")
+
+
+@cache
+def kernel(backend: str) -> NativeKernel:
+    """The kernel that one of SGLang's attention backends is. It is tried on two small calls.
+
+    Args:
+        backend: a name of SGLang's registry, plugins included, and the page size of the KV pool unless it is 1: "triton", or
+            "triton@16".
+
+    Raises:
+        KernelRefused: there is no such backend, it cannot compute on this machine, or SGLang fails when it is imported. The
+            cause of the latter two is what it raised.
+        ImportError: a package is not installed.
+    """
+    name, at, page = backend.partition("@")
+    if at and not (page.isdecimal() and int(page).bit_count() == 1):
+        raise KernelRefused(f"{backend!r} has the page size {page!r}, expected a power of two, as in {name}@16")
+    try:
+        sglang = f"SGLang {_sglang().__version__}"
+    except ImportError:
+        raise
+    except Exception as error:  # as it raises beside a package of another version than its own
+        raise KernelRefused(f"SGLang cannot be imported: {_said(error)}") from error
+    if name not in _registry():
+        raise KernelRefused(f"{sglang} has no attention backend {name!r}; it has {', '.join(sorted(_registry()))}")
+    dtypes = _INTERPRETED_DTYPES if default_device() == "cpu" else _DTYPES
+    declared = Declaration(package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name))
+    if name in kernels.published():  # assay's plugin registers them
+        declared = kernels.declaration(kernels.load(name))
+    made = NativeKernel(f"sglang:{backend}", name, int(page or 1), declared)
+    for phase in declared.phases:
+        dims = declared.head_dims or (64,)
+        tried = call_of([_TRIAL[phase]], (4, 2), dims[0], torch.float16, default_device())
+        try:
+            made(replace(tried, phase=phase))
+        except Exception as error:  # SGLang's backends assert, or fail in a library of another device
+            raise KernelRefused(
+                f"{sglang}'s attention backend {name!r} cannot compute on this machine ({default_device()}): {_said(error)}"
+            ) from error
+    return made
+
+
+def _said(error: Exception) -> str:
+    """An exception's name and the first line of its message."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '').rstrip('.')}"
+
+
+def _power_of_two(number: int, least: int) -> int:
+    """The least power of two that is at least both."""
+    return 1 << (max(number, least) - 1).bit_length()
+
+
+@cache
+def _sglang() -> Any:
+    """SGLang, with its plugins. Where there is no GPU, it is set up for the CPU, as `assay.harness.engines.launch` does it.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    if default_device() == "cpu":
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+        if str(STAND_INS) not in sys.path:
+            sys.path.insert(0, str(STAND_INS))
+    known = _KIT in sys.modules
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about what other devices have
+        import sglang
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
+        kit = importlib.import_module(_KIT)
+    if not known:
+        kit._parallel_override.__exit__(None, None, None)  # the kit would leave it on
+    return sglang
+
+
+def _registry() -> dict[str, Any]:
+    """SGLang's attention backends: name -> function of a model runner."""
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    backends: dict[str, Any] = ATTENTION_BACKENDS
+    return backends
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a runner is built for: at most `batch` sequences of at most `length` tokens."""
+
+    backend: str
+    device: str
+    page: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    batch: int
+    length: int
+
+
+@lru_cache(_KEPT)
+def _runner(shape: _Shape) -> _Runner:
+    return _Runner(shape)
+
+
+class _Runner:
+    """A backend with a model runner and a KV pool of its own."""
+
+    def __init__(self, shape: _Shape) -> None:
+        from sglang.srt.layers.radix_attention import RadixAttention
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+        from sglang.srt.runtime_context import get_parallel
+
+        kit = importlib.import_module(_KIT)
+        self._shape = shape
+        case = kit.DenseAttentionCase(
+            name=shape.backend, backend=shape.backend, forward_mode=ForwardMode.EXTEND, num_heads=shape.heads,
+            num_kv_heads=shape.kv_heads, page_size=shape.page, prefix_lens=(0,), extend_lens=(1,),
+        )  # fmt: skip
+        config = kit.TinyModelConfig(
+            num_heads=shape.heads, num_kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+            hidden_size=shape.heads * shape.head_dim, context_len=shape.length,
+        )  # fmt: skip
+        with get_parallel().override(**_ONE_RANK):
+            self._runner = kit.MockModelRunner(
+                case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
+                head_dim=shape.head_dim, runner_batch_size=shape.batch,
+            )  # fmt: skip
+            self._arguments = self._runner._server_args_override
+            try:
+                self._backend = _registry()[shape.backend](self._runner)
+            finally:
+                self._arguments.restore()
+        self._pool, self._table = self._runner.token_to_kv_pool, self._runner.req_to_token_pool.req_to_token
+        self._layer = RadixAttention(
+            num_heads=shape.heads, head_dim=shape.head_dim, scaling=1.0, num_kv_heads=shape.kv_heads, layer_id=0
+        )
+
+    @contextmanager
+    def laid_out(self, call: AttentionCall) -> Iterator[Attend]:
+        """Inside, the call is laid out, and SGLang's global state is that of a forward pass."""
+        from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+        from sglang.srt.runtime_context import get_parallel
+
+        rows, slots = self._placed(call)
+        is_new = torch.cat([torch.arange(n) >= p for n, p in zip(call.lens_k, call.prefixes, strict=True)])
+        slots, new = slots.to(call.k.device), is_new.to(call.k.device)
+        layer = self._layer
+        layer.scaling, layer.layer_id = call.scale, call.layer
+        self._pool.start_layer = call.layer  # the pool has one layer
+        context = ForwardContext(attn_backend=self._backend)
+
+        def attend(save: bool) -> Tensor:
+            # Set here: while two backends are timed in turns, a call is laid out for each.
+            with forward_context(context):
+                out: Tensor = layer(q, k, v, batch, save_kv_cache=save)
+            return out.reshape(call.q.shape)
+
+        # A copy of the arguments, since they cannot be entered again inside.
+        with get_parallel().override(**_ONE_RANK), copy.copy(self._arguments), torch.no_grad():
+            for buffer in (self._pool.get_key_buffer(call.layer), self._pool.get_value_buffer(call.layer)):
+                buffer.fill_(STALE)
+            if any(call.prefixes):
+                self._pool.set_kv_buffer(layer, KVWriteLoc(slots[~new], None), call.k[~new], call.v[~new])
+            batch = self._batch(call, rows, slots[new])
+            with forward_context(context):
+                self._backend.init_forward_metadata(batch)
+            q, k, v = call.q.flatten(1), call.k[new], call.v[new]
+            yield attend
+
+    def _placed(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        """Write the block table. Returns the row of each sequence, int64 [batch], and the slot of each token, int64 [total_k].
+
+        Pages and rows are drawn, the same for calls of the same lengths. The first row and the first page are SGLang's padding.
+        """
+        generator = torch.Generator().manual_seed(0)
+        page, room = self._shape.page, self._shape.batch * self._shape.length
+        counts = [-(-length // page) for length in call.lens_k]
+        drawn = 1 + torch.randperm(room // page, generator=generator)[: sum(counts)]
+        rows = 1 + torch.randperm(self._shape.batch, generator=generator)[: len(counts)]
+        table = torch.zeros(self._table.shape, dtype=torch.int32)  # after its sequence, a row names a stale slot
+        slots = []
+        pages = drawn.tensor_split(list(accumulate(counts))[:-1])
+        for row, own, length in zip(rows.tolist(), pages, call.lens_k, strict=True):
+            slots.append((own[:, None] * page + torch.arange(page)).flatten()[:length])
+            table[row, :length] = slots[-1].int()
+        self._table.copy_(table)
+        return rows, torch.cat(slots)
+
+    def _batch(self, call: AttentionCall, rows: Tensor, written: Tensor) -> Any:
+        """The ForwardBatch, with the dtypes that SGLang's scheduler gives it. `written` are the slots of the new tokens."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+        device, lens = call.q.device, torch.tensor(call.lens_k)
+        positions = [torch.arange(p, n) for p, n in zip(call.prefixes, call.lens_k, strict=True)]
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE if call.phase == "decode" else ForwardMode.EXTEND,
+            batch_size=len(call.lens_k),
+            input_ids=torch.zeros(call.q.shape[0], dtype=torch.int64, device=device),
+            req_pool_indices=rows.to(device),
+            seq_lens=lens.to(device),
+            seq_lens_cpu=lens,
+            seq_lens_sum=sum(call.lens_k),
+            out_cache_loc=written,
+            positions=torch.cat(positions).to(device),
+        )
+        if call.phase == "extend":
+            batch.extend_num_tokens = call.q.shape[0]
+            batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = call.lens_q, call.prefixes
+            batch.extend_seq_lens = torch.tensor(call.lens_q, dtype=torch.int32, device=device)
+            batch.extend_prefix_lens = torch.tensor(call.prefixes, dtype=torch.int32, device=device)
+            batch.extend_start_loc = call.cu_seqlens_q[:-1].clone()
+        if hasattr(self._runner, "kv_index_translator"):  # in 0.5.23, not in 0.5.17
+            self._runner.kv_index_translator.bind_own_plan(batch)
+        return batch

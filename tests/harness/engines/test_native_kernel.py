@@ -1,0 +1,184 @@
+"""SGLang's own attention backends as kernels of the contract, without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from assay.harness.attention import kernels
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.engines.catalog import checked_backend
+from assay.harness.engines.native_kernel import NativeKernel
+from assay.harness.errors import UsageError
+from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.server.pack_writer import PackWriter
+
+
+def a_call(lens: tuple[int, int] = (3, 5)) -> AttentionCall:
+    return call_of([lens], (4, 2), 64, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda: replace(a_call(), causal=False), "attention that is not causal"),
+        (lambda: replace(a_call(), v=a_call().v[:, :, :32]), "V of another head_dim than K"),
+        (lambda: a_call((0, 5)), "a sequence without a new token"),
+        (lambda: replace(a_call(), phase="decode"), "several new tokens of a sequence in decode"),
+        (lambda: a_call().to("meta"), "tensors on meta; SGLang is set up for"),
+    ],
+)
+def test_what_sglang_has_no_batch_for_is_refused_by_name(change: Callable[[], AttentionCall], why: str) -> None:
+    call = change()
+    if call.q.device.type == "meta":  # its lengths are on the host, as everywhere else
+        call = replace(call, cu_seqlens_q=a_call().cu_seqlens_q, cu_seqlens_k=a_call().cu_seqlens_k)
+    with pytest.raises(KernelRefused, match=f"sglang:mine is not made for this call, which has {why}"):
+        NativeKernel("sglang:mine", "mine", 1, Declaration())(call)
+
+
+@pytest.mark.parametrize("page", ["", "x", "0", "24", "-16"])
+def test_a_page_size_that_is_no_power_of_two_is_refused(page: str) -> None:
+    with pytest.raises(UsageError, match=f"'triton@{page}' has the page size '{page}', expected a power of two"):
+        kernels.find("", f"sglang:triton@{page}")
+
+
+def test_without_sglang_the_error_says_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    with pytest.raises(UsageError) as error:
+        kernels.find("--candidate", "sglang:triton")
+    assert error.value.do == "install sglang"
+
+
+@pytest.mark.parametrize("name", ["sglang:triton", "sglang:triton@16"])
+def test_a_server_is_told_the_name_that_it_knows(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--candidate: {name} is a backend without a server") as error:
+        checked_backend("--candidate", name)
+    assert error.value.do == "name it triton"
+
+
+def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "assay", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+
+
+@pytest.mark.slow
+def test_torch_native_passes_the_whole_matrix() -> None:
+    done = assay("check", "sglang:torch_native")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sglang:torch_native is correct on all 121 calls" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.interpreter
+def test_triton_rounds_what_it_adds_up_for_a_score_where_each_q_head_has_its_own_kv_head() -> None:
+    """A finding about SGLang 0.5.23: ``_fwd_kernel_stage1`` multiplies q by k in their own dtype. See docs/gpu.md."""
+    done = assay("check", "sglang:triton@16")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "sglang:triton@16 is wrong on 2 of 97 calls" in done.stdout
+    for failing in ("decode (2/41)", "MHA 4/4 (2/15)", "float16 (2/40)", "K offset (2/18)"):
+        assert failing in done.stdout
+    assert "Not covered: bfloat16, by declaration (24 calls)" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.interpreter
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fa3", ("attention backend 'fa3' cannot compute on this machine (cpu): AssertionError: FlashAttention v3",)),
+        ("nope", ("has no attention backend 'nope'; it has", "flex_attention", "torch_native, triton")),
+    ],
+)
+def test_a_backend_that_cannot_run_here_ends_the_command_with_the_reason(name: str, words: tuple[str, ...]) -> None:
+    done = assay("check", f"sglang:{name}")
+    assert done.returncode == 2, done.stdout + done.stderr
+    for word in (*words, "Expected: ", "What to do: "):
+        assert word in " ".join(done.stderr.split())
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    writer = PackWriter(tmp_path / "pack", Source(engine="e", model="m", model_hash="", reference="r"), 2**22)
+    for layer, lens in enumerate([[(24, 0)], [(12, 40), (3, 9)], [(1, 30), (1, 12)]]):
+        phase: Any = "decode" if layer == 2 else "extend"
+        call = replace(call_of(lens, (4, 2), 64, torch.float32, "cpu"), layer=layer, phase=phase)
+        names = tuple(f"r{layer}-{i}" for i in range(len(lens)))
+        seen = CallMetadata(layer, phase, tuple(call.lens_q), tuple(call.prefixes), names)
+        writer.add(seen, call, rounded_oracle(call))
+    writer.flush()
+    return tmp_path / "pack"
+
+
+@pytest.mark.slow
+@pytest.mark.interpreter
+def test_recorded_calls_are_replayed_on_a_pool(pack: Path) -> None:
+    right = assay("replay", str(pack), "--candidate", "sglang:torch_native@16")
+    assert right.returncode == 0, right.stdout + right.stderr
+    wrong = assay("replay", str(pack), "--candidate", "sglang:sage_attn_as_shipped")
+    assert wrong.returncode == 1, wrong.stdout + wrong.stderr
+    assert "causal mask top-left" in wrong.stdout
+
+
+@pytest.mark.slow
+def test_recorded_calls_are_timed_on_a_pool(pack: Path, tmp_path: Path) -> None:
+    out = tmp_path / "timing.json"
+    done = assay(
+        "bench", "kernel", str(pack), "--candidate", "sglang:torch_native", "--reference", "sglang:torch_native",
+        "--seconds", "0.5", "--bound", "50", "--out", str(out),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    shapes = json.loads(out.read_text())["shapes"]
+    assert [shape["right"] for shape in shapes] == [True] * 3
+
+
+@pytest.fixture(scope="module")
+def planted() -> list[dict[str, Any]]:
+    script = Path(__file__).parent / "planted_backends.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
+        timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+def test_bugs_planted_in_a_backend_are_caught_and_the_backend_as_it_is_is_not(planted: list[dict[str, Any]]) -> None:
+    found = {one["backend"]: one for one in planted if "backend" in one}
+    assert found.pop("torch_native")["verdict"] == "pass"
+    assert {name: one["verdict"] for name, one in found.items()} == dict.fromkeys(
+        ("WithoutPrefix", "RowsByPlace", "ConsecutivePages", "Unwritten", "OneTokenMore"), "regression"
+    )
+    assert found["WithoutPrefix"]["findings"] == ["prefix-dropped"]
+    phases = {name: {case.partition("-")[0] for case in one["failing"]} for name, one in found.items()}
+    assert phases == {
+        "WithoutPrefix": {"extend"},
+        "RowsByPlace": {"extend", "decode"},
+        "ConsecutivePages": {"extend", "decode"},
+        "Unwritten": {"extend", "decode"},
+        "OneTokenMore": {"decode"},
+    }
+
+
+@pytest.mark.slow
+def test_two_backends_that_are_timed_in_turns_compute_what_they_compute_alone(planted: list[dict[str, Any]]) -> None:
+    assert planted[-2] == {"differ": True, "in turns": True, "twice": True}
+
+
+@pytest.mark.slow
+def test_nothing_global_of_sglang_stays_changed(planted: list[dict[str, Any]]) -> None:
+    assert planted[-1] == {"arguments": False, "parallel": {}, "forward context": False, "gradients off": False}
