@@ -16,9 +16,9 @@ from torch import Tensor
 
 from assay.harness.attention.bugs import Batch, Change
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import BY_ID, Compute, changed_output
+from assay.harness.attention.hypotheses import BY_ID, changed_output
 from assay.harness.attention.oracle import Request, attend, scores
-from assay.harness.attention.seeded import Effect
+from assay.harness.attention.seeded import Effect, Recomputed
 
 PAGE = 16
 """Tokens of a KV page in the effects on pages."""
@@ -28,18 +28,12 @@ SPLIT = 64
 
 def hypothesis(id: str) -> Effect:
     """The output under a hypothesis."""
-    return partial(_defined, BY_ID[id].compute)
+    return Recomputed(BY_ID[id].compute)
 
 
 def changes(change: Change) -> Effect:
     """The output of sequences that a bug changes."""
-    return partial(_defined, partial(changed_output, change))
-
-
-def _defined(compute: Compute, call: AttentionCall, out: Tensor) -> Tensor | None:
-    """A computed output; what the bug leaves undefined (a query that sees no key) is zero, as kernels leave it."""
-    wrong = compute(call)
-    return None if wrong is None else wrong.nan_to_num(nan=0.0, posinf=float("inf"), neginf=float("-inf"))
+    return Recomputed(partial(changed_output, change))
 
 
 # Effects on the output

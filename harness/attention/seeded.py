@@ -21,6 +21,23 @@ ANY = (0, None)
 
 
 @dataclass(frozen=True)
+class Recomputed:
+    """An effect that computes the output anew, in float64: the noise of the output that it is given is not in it.
+
+    What the bug leaves undefined (a query that sees no key) is zero, as kernels leave it.
+
+    Attributes:
+        compute: what the bug computes; None where it cannot show.
+    """
+
+    compute: Callable[[AttentionCall], Tensor | None]
+
+    def __call__(self, call: AttentionCall, out: Tensor) -> Tensor | None:
+        wrong = self.compute(call)
+        return None if wrong is None else wrong.nan_to_num(nan=0.0, posinf=float("inf"), neginf=float("-inf"))
+
+
+@dataclass(frozen=True)
 class Where:
     """Where a fault is seeded. Every restriction must hold; the defaults restrict nothing.
 
@@ -151,12 +168,14 @@ class SeededFault:
         """Count calls from the beginning: whoever switches a fault on calls this first."""
         self._calls.clear()
 
-    def apply(self, call: AttentionCall, out: Tensor) -> Tensor:
+    def apply(self, call: AttentionCall, out: Tensor, truth: Tensor | None = None) -> Tensor:
         """The output of a call with the fault.
 
         Args:
             call: the call.
             out: its right output, [total_q, num_q_heads, head_dim_v]; it is not written to.
+            truth: the exact output, float64, if `out` has the noise of a quantisation, which the wrong output then has as well;
+                None if it only rounds.
 
         Returns:
             `out` itself where the fault does not show, else a changed copy in its dtype.
@@ -171,7 +190,20 @@ class SeededFault:
         wrong = self.effect(call, out)
         if wrong is None:
             return out
+        if truth is not None and isinstance(self.effect, Recomputed):
+            wrong = _with_noise(wrong, out, truth)
         return _mixed(out, wrong.to(out.dtype), _rows(call, sequences), heads)
+
+
+def _with_noise(wrong: Tensor, out: Tensor, truth: Tensor) -> Tensor:
+    """An exact wrong output with the noise of a right one, in each row and head in proportion to the size of both.
+
+    A quantisation's noise is relative: where a query sees more keys, output and noise shrink alike. Noise of the same size on a
+    smaller output would hide the name of the bug.
+    """
+    size = truth.norm(dim=-1, keepdim=True)
+    share = torch.where(size > 0, wrong.double().norm(dim=-1, keepdim=True) / size, 0.0)
+    return wrong + share.nan_to_num(nan=0.0, posinf=0.0) * (out.double() - truth)
 
 
 def _rows(call: AttentionCall, sequences: Sequence[int]) -> Tensor:

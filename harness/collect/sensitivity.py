@@ -21,6 +21,7 @@ from assay.harness.collect.logit_scoring import score_again
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.collect.run_folder import asked_roles, shadowed_role
 from assay.harness.compare.fault_seen import losses, p_no_loss
+from assay.harness.conditions import PHASES
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
@@ -103,6 +104,7 @@ def serve_fault(
     substitute: tuple[int, ...] = (),
     nonce: str = "",
     display: ProgressDisplay | None = None,
+    phases: tuple[str, ...] = PHASES,
 ) -> SensitivityRecord:
     """Ask and score while what the model uses has a fault. Logits go to the server's sensitivity folder.
 
@@ -114,6 +116,7 @@ def serve_fault(
         substitute: layers whose output is the other role's backend's, with the fault: in a reference's server, all of them.
         nonce: of the run.
         display: shows the progress.
+        phases: phases of the calls that have the fault.
 
     Raises:
         EngineError: the server failed.
@@ -122,7 +125,7 @@ def serve_fault(
     begun = time.monotonic()
     answers: list[Answer] = []
     scored = 0
-    with switched_on(engine, place, Control(fault=fault, substitute=substitute)) as token:
+    with switched_on(engine, place, Control(fault=fault, fault_phases=phases, substitute=substitute)) as token:
         if load.items:
             cache_header(engine)
         for start in range(0, len(load.items), AT_ONCE):

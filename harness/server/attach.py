@@ -153,7 +153,7 @@ class Attachment:
                 self._shadow.observe(call, out)
             if substitute:
                 out = self._substitution.output(call, out, reference, self._setting)
-            if control.fault and not control.shadow:
+            if control.fault and not control.shadow and phase in control.fault_phases:
                 out = self._faults.seeded(call, out)
             if control.trace:
                 self._tracer.keep(control.trace, call, out)

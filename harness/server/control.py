@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
+from assay.harness.conditions import PHASES
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.files import write_whole
@@ -56,6 +57,7 @@ class Control(Record):
             serves one request; the next request needs a new label.
         fault: id of a fault of `assay.harness.attention.faults.CATALOGUE` that outputs have; empty for none. With `shadow`, only
             those of the candidate in the shadow have it, in a session of its own; otherwise those that the model uses.
+        fault_phases: phases of the calls that the model uses and that have the fault; by default all.
         profile: label under which the kernels of one pass of each kind are listed; empty for none. Same characters. It needs no
             attached candidate.
     """
@@ -64,6 +66,7 @@ class Control(Record):
     substitute: tuple[int, ...] = ()
     trace: str = ""
     fault: str = ""
+    fault_phases: tuple[str, ...] = PHASES
     profile: str = ""
 
     @property

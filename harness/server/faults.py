@@ -15,6 +15,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.faults import CATALOGUE
+from assay.harness.attention.honest import truth
 from assay.harness.evidence.faults import SeededCalls, write_seeded_calls
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.server.candidates import Candidate, packed_call
@@ -46,8 +47,14 @@ class Faults:
         if fault in CATALOGUE:
             CATALOGUE[fault].restart()
 
-    def seeded(self, call: EngineCall, out: Tensor) -> Tensor:
-        """The output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v]."""
+    def seeded(self, call: EngineCall, out: Tensor, noisy: bool = False) -> Tensor:
+        """The output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v].
+
+        Args:
+            call: the call.
+            out: its right output.
+            noisy: whether `out` has the noise of a declared quantisation, which the wrong output then has as well.
+        """
         self._calls += 1
         try:
             refuse_unsupported(call.layer, call.kwargs, "a seeded fault")
@@ -55,7 +62,7 @@ class Faults:
                 raise KernelRefused(f"there is no fault {self._fault!r} in the catalogue of this version")
             packed = packed_call(self._pages, call)
             right = out.view(len(out), call.layer.tp_q_head_num, -1)
-            wrong = CATALOGUE[self._fault].apply(packed, right)
+            wrong = CATALOGUE[self._fault].apply(packed, right, truth(packed) if noisy else None)
         except KernelRefused as error:
             self._refused += 1
             self._why = self._why or str(error)
@@ -101,4 +108,5 @@ class FaultyCandidate:
 
     def run(self, call: EngineCall) -> Tensor:
         """The candidate's output with the fault. May raise anything."""
-        return self._faults.seeded(call, self._candidate.run(call).reshape(call.q.shape[0], -1))
+        out = self._candidate.run(call).reshape(call.q.shape[0], -1)
+        return self._faults.seeded(call, out, noisy=bool(self.noise))

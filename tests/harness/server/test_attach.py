@@ -19,6 +19,8 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.faults import fault
 from assay.harness.attention.faults import rounded_oracle as right
+from assay.harness.attention.honest import family as noise_family
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
@@ -436,6 +438,41 @@ def test_a_fault_is_switched_on_and_off_without_a_restart(plain: Any, attached: 
     seeded = read_seeded_calls(tmp_path, token)
     assert seeded is not None
     assert (seeded.fault, seeded.calls, seeded.changed, seeded.refused) == ("mask-top-left", LAYERS, LAYERS, 0)
+
+
+def test_a_fault_is_seeded_only_in_the_phases_that_the_control_names(
+    plain: Any, attached: Attached, tmp_path: Path
+) -> None:
+    server = attached()
+    steps = [("extend", [(5, 10)]), ("decode", [(1, 10)])]
+    for phase, lens in steps:
+        assert all(same(server.step(phase, lens), plain.step(phase, lens)))
+    token = set_control(tmp_path, Control(fault="mask-top-left", fault_phases=("extend",)))
+    changed = [not any(same(server.step(phase, lens), plain.step(phase, lens))) for phase, lens in steps]
+    assert changed == [True, False]
+    seeded = read_seeded_calls(tmp_path, token)
+    assert seeded is not None
+    assert (seeded.calls, seeded.changed) == (LAYERS, LAYERS)
+
+
+def test_in_the_shadow_a_fault_has_the_noise_that_the_candidate_declares(attached: Attached, tmp_path: Path) -> None:
+    family, lens = "int8_qk", [(5, 10)]
+
+    @declares(noise=family)
+    def noisy(call: AttentionCall) -> Tensor:
+        return honest_outputs(call, noise_family(family), members=1)[0].to(call.q.dtype)
+
+    server = attached(noisy)
+    for number in range(4):  # the last layer is known after the first pass
+        set_control(tmp_path, Control(shadow=True, fault="keys-reversed" if number > 1 else ""))
+        server.step("extend", lens)
+    set_control(tmp_path, Control())
+    server.step("extend", lens)
+    right, faulty = (
+        np.nanmin(read_shadow_errors(folder).table(("layer",)).relative_l1)
+        for folder in (tmp_path, tmp_path / SENSITIVITY)
+    )
+    assert 0.5 * right < faulty < 2 * right, "the fault computes anew, in float64, and changes nothing"
 
 
 def test_in_the_shadow_only_the_candidate_has_the_fault_and_its_errors_lie_elsewhere(
