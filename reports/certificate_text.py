@@ -23,7 +23,9 @@ def headline(certificate: Certificate) -> str:
     named = [one for one in caught if one.named is not None]
     harmless = [one for one in certificate.examined if one.kind != "fault"]
     alarms = len(certificate.having("false alarm"))
+    hidden = sum(one.hidden for one in faults)
     text = f"{len(caught)} of {len(faults)} faults caught"
+    text += f", {hidden} hidden by the noise of {certificate.envelope.noise}" if hidden else ""
     text += f"; {sum(bool(one.named) for one in named)} of {len(named)} with a name named" if named else ""
     text += (
         f"; {sum(bool(one.pinned) for one in caught)} of {len(caught)} pinned; {alarms} false alarm{'s' * (alarms != 1)} on "
@@ -41,6 +43,9 @@ def headline(certificate: Certificate) -> str:
 def envelope_words(envelope: CertifiedEnvelope) -> str:
     """Where the certificate was made, in words."""
     parts = [
+        f"faults in {envelope.candidate}" if envelope.candidate else "",
+        f"{' and '.join(envelope.phases)} only" if len(envelope.phases) == 1 else "",
+        f"noise family {envelope.noise}" if envelope.noise else "",
         f"{envelope.calls} calls of the op-level matrix" if envelope.level == "op" else envelope.engine,
         f"{envelope.reference} as reference" if envelope.reference else "",
         envelope.machine or envelope.device,

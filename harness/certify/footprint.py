@@ -19,8 +19,15 @@ LEAST = 1e-6
 
 @dataclass(frozen=True)
 class WideCall:
-    """A call in float64 with its right output."""
+    """A call in float64 with its right output.
 
+    Attributes:
+        narrow: the call as it is.
+        call: the call with q, k and v in float64.
+        out: its right output, float64 [total_q, num_q_heads, head_dim_v].
+    """
+
+    narrow: AttentionCall
     call: AttentionCall
     out: Tensor
 
@@ -47,7 +54,7 @@ class Footprint:
 def widened(calls: Sequence[AttentionCall]) -> list[WideCall]:
     """Calls in float64 with their right outputs."""
     wide = [replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double()) for call in calls]
-    return [WideCall(call, oracle(call)) for call in wide]
+    return [WideCall(narrow, call, oracle(call)) for narrow, call in zip(calls, wide, strict=True)]
 
 
 def footprint(fault: SeededFault, calls: Sequence[WideCall]) -> Footprint:

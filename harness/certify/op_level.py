@@ -1,10 +1,10 @@
-"""Examining faults on the op-level matrix: each sits on PyTorch's attention, and `assay check` is asked what is wrong."""
+"""Examining faults on the op-level matrix: each sits on the certified kernel, and `assay check` is asked what is wrong."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,10 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.honest import family, honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case
-from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.attention.seeded import SeededFault
 from assay.harness.certify.footprint import Footprint, WideCall, footprint, widened
+from assay.harness.certify.hidden import hidden_words, largest_effect
+from assay.harness.certify.kernel import CertifiedKernel, seeded
 from assay.harness.certify.pins import is_named, is_pinned
 from assay.harness.evidence.certificate import Examined, Look, Outcome
 from assay.harness.localize.threads import few_threads
@@ -41,15 +42,17 @@ def checked(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
 
 @dataclass(frozen=True)
 class OpLevel:
-    """The op-level matrix, each call in one of several layers.
+    """What the certified kernel computes of the op-level matrix, each call in one of several layers.
 
     Attributes:
         device: where it runs.
         seed: of the matrix.
+        kernel: the certified kernel; by default PyTorch's attention.
     """
 
     device: str = "cpu"
     seed: int = 0
+    kernel: CertifiedKernel = field(default_factory=CertifiedKernel)
 
     def at(self, seed: int) -> OpLevel:
         """The matrix of another seed."""
@@ -57,11 +60,12 @@ class OpLevel:
 
     @cached_property
     def cases(self) -> list[Case]:
-        """The cases, each call made once."""
-        found = []
-        for number, case in enumerate(matrix(("extend", "decode"), device=self.device, seed=self.seed)):
+        """The cases that the kernel's declaration does not exclude, each call made once."""
+        declared, found = self.kernel.declared, []
+        for number, case in enumerate(matrix(declared.phases, device=self.device, seed=self.seed)):
             call = replace(case.make(), layer=number % LAYERS)
-            found.append(replace(case, make=partial(_given, call)))
+            if not declared.excludes(call):
+                found.append(replace(case, make=partial(_given, call)))
         return found
 
     @cached_property
@@ -78,15 +82,6 @@ class OpLevel:
 
 def _given(call: AttentionCall) -> AttentionCall:
     return call
-
-
-def seeded(fault: SeededFault) -> Kernel:
-    """PyTorch's attention with a fault."""
-
-    def kernel(call: AttentionCall) -> Tensor:
-        return fault.apply(call, torch_sdpa(call))
-
-    return kernel
 
 
 def honest(name: str, seed: int) -> Kernel:
@@ -109,34 +104,37 @@ def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked
         with few_threads(now.calls):
             shown = footprint(fault, now.wide)
         fault.restart()
-        result = checker(seeded(fault), now.cases)
+        result = checker(seeded(fault, level.kernel), now.cases)
         flagged = bool(serious(result.findings))
         after = _first_failing(result, now.cases)
         looked = calls + len(now.cases)
         if flagged or fault.equivalent:
             break
         calls = looked
+    outcome, noise = _outcome(fault, flagged, shown), level.kernel.declared.noise
+    with few_threads(now.calls):
+        effect = largest_effect(fault, now.wide, noise) if outcome == "missed" else None
     return Examined(
         id=fault.id, kind="equivalent" if fault.equivalent else "fault", title=fault.title, links=fault.links,
-        restricted=fault.where.words, outcome=_outcome(fault, flagged, shown),
+        restricted=fault.where.words, outcome=outcome,
         looks=(Look(suite=SUITE, caught=flagged, after=None if after is None else calls + after, of=looked),),
         named=is_named(fault, result.findings) if flagged else None,
         pinned=is_pinned(fault, shown, now.calls, result.findings) if flagged else None,
         found=tuple(one.id for one in result.findings),
         where=result.findings[0].where if result.findings else "",
-        why="" if flagged or fault.equivalent else _why(result, shown),
+        effect=effect,
+        why="" if flagged or fault.equivalent else _why(result, shown) + hidden_words(effect, noise),
         seed=fault.where.seed, seconds=time.monotonic() - begun,
     )  # fmt: skip
 
 
-def examine_honest(name: str, level: OpLevel, checker: Checker = checked) -> Examined:
-    """Whether the op level leaves an honest implementation of a noise family alone."""
+def examine_honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker: Checker = checked) -> Examined:
+    """Whether the op level leaves a kernel alone that is right."""
     begun = time.monotonic()
-    result = checker(honest(name, level.seed), level.cases)
+    result = checker(kernel, level.cases)
     flagged = bool(serious(result.findings))
     return Examined(
-        id=f"honest-{name or 'exact'}", kind="honest", title=f"honest {name or 'exact'} kernel",
-        outcome="false alarm" if flagged else "quiet",
+        id=id, kind="honest", title=title, outcome="false alarm" if flagged else "quiet",
         looks=(Look(suite=SUITE, caught=flagged, after=_first_failing(result, level.cases), of=len(level.cases)),),
         found=tuple(one.id for one in result.findings), where=result.findings[0].where if result.findings else "",
         why=result.findings[0].diagnosis if flagged else "", seed=level.seed, seconds=time.monotonic() - begun,

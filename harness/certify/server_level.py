@@ -1,8 +1,8 @@
 """Examining faults in a pair of running servers, which stay up: the control switches each fault on and off.
 
-A run comes first, whose evidence is what the faulty outputs are compared with; its candidate is an honest kernel. Then, for each
-fault, the candidate's server answers questions, writes greedy texts and scores logits with the fault in what its model uses, while
-in the reference's server the candidate in the shadow has it, on the load of the envelope.
+A run comes first, whose evidence is what the faulty outputs are compared with; its candidate is the certified kernel. Then, for
+each fault, the candidate's server answers questions, writes greedy texts and scores logits with the fault in what its model uses of
+the kernel, while in the reference's server the candidate in the shadow has it, on the load of the envelope.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.attention.call import AttentionCall, default_device
 from assay.harness.attention.faults import CATALOGUE
-from assay.harness.attention.sdpa import TORCH_SDPA
 from assay.harness.attention.seeded import SeededFault
-from assay.harness.certify.op_level import seeded
+from assay.harness.certify.footprint import widened
+from assay.harness.certify.hidden import hidden_words, largest_effect
+from assay.harness.certify.kernel import CertifiedKernel, seeded
 from assay.harness.certify.pins import is_named
 from assay.harness.certify.session import CannotContinueError, Task, chosen
 from assay.harness.collect.envelope import send_ids
@@ -99,15 +100,17 @@ class ServerLevel:
     """A pair of servers that stays up from fault to fault; it is started again after one of them has failed.
 
     Args:
-        spec: what to run; its candidate is an honest kernel.
+        spec: what to run; its candidate is the certified kernel.
         folder: of the run.
         display: shows the progress.
+        kernel: the certified kernel.
 
     Raises:
         UsageError: the spec cannot be run, or the folder holds another run. Nothing was started.
     """
 
-    def __init__(self, spec: RunSpec, folder: Path, display: ProgressDisplay) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, display: ProgressDisplay, kernel: CertifiedKernel) -> None:
+        self.kernel = kernel
         self._opened = OpenRun.open(spec, folder, kept_running=True, display=display)
         self._display = display
         self._up: ExitStack | None = None
@@ -131,7 +134,7 @@ class ServerLevel:
 
     @cached_property
     def recorded(self) -> list[AttentionCall]:
-        """Calls that the run without a fault recorded, as many as a replay examines.
+        """Calls of the kernel's phases that the run without a fault recorded, as many as a replay examines.
 
         Raises:
             EvidenceError: it recorded none, or a file is damaged.
@@ -141,7 +144,9 @@ class ServerLevel:
             raise EvidenceError(
                 f"{self.folder.path} has no recorded call.", "a replay pack", "remove it, and certify again"
             )
-        return [one.call.to(default_device()) for one in choose(read_pack(pack))]
+        phases = self.kernel.declared.phases
+        chosen = choose([one for one in read_pack(pack) if one.phase in phases])
+        return [one.call.to(default_device()) for one in chosen]
 
     @property
     def model(self) -> ModelShape:
@@ -200,9 +205,10 @@ class ServerLevel:
     def _served(self, engine: Engine, fault: str) -> tuple[SensitivityRecord, tuple[Answer, ...]]:
         plan, place, nonce = self._opened.plan, self.folder.server_folder(engine.role), self.folder.nonce
         load = fault_load(plan, self.folder, {"answers", "logits"})
-        record = serve_fault(engine, place, fault, load, nonce=nonce)
+        phases = self.kernel.declared.phases  # what computes the others is not the kernel
+        record = serve_fault(engine, place, fault, load, nonce=nonce, phases=phases)
         items, replies = plan.of("greedy")[:GREEDY_PROMPTS], dict[int, Reply]()
-        with switched_on(engine, place, Control(fault=fault)):
+        with switched_on(engine, place, Control(fault=fault, fault_phases=phases)):
             cache_header(engine)
             asks = [ChatRequest(item.prompt, GREEDY_TOKENS, TOP_LOGPROBS) for item in items]
             engine.ask(asks, plan.spec.concurrency, replies.__setitem__)
@@ -242,32 +248,42 @@ def examine(fault: SeededFault, level: ServerLevel) -> Examined:
     if fault.equivalent:
         outcome = "false alarm" if caught else "quiet"
     flagged = flagged_places(under.against)
-    findings = findings_of(fault, level.recorded) if caught and not fault.equivalent else []
+    findings = findings_of(fault, level.kernel, level.recorded) if caught and not fault.equivalent else []
+    noise = level.kernel.declared.noise
+    effect = effect_of(fault, level.recorded, noise) if outcome == "missed" else None
+    unseen = f"{changed} calls were changed{hidden_words(effect, noise)}"
     return Examined(
         id=fault.id, kind="equivalent" if fault.equivalent else "fault", title=fault.title, links=fault.links,
         restricted=fault.where.words, outcome=outcome, looks=looks,
         named=is_named(fault, findings) if caught and not fault.equivalent else None,
         pinned=is_pinned_in(fault, flagged, level.model) if flagged else None, found=tuple(one.id for one in findings),
         where=flagged_words(flagged, level.model) if flagged else "",
-        why="" if outcome in ("caught", "quiet") else f"{changed} calls were changed",
+        effect=effect, why="" if outcome in ("caught", "quiet") else unseen,
         seed=fault.where.seed, seconds=time.monotonic() - begun,
     )  # fmt: skip
 
 
-def findings_of(fault: SeededFault, calls: Sequence[AttentionCall]) -> list[Finding]:
-    """What a report would name: the findings on recorded calls of the candidate with the fault.
+def findings_of(fault: SeededFault, kernel: CertifiedKernel, calls: Sequence[AttentionCall]) -> list[Finding]:
+    """What a report would name: the findings on recorded calls of the certified kernel with the fault.
 
     The calls are those that the run without a fault recorded, and the fault sits on the certified kernel in assay's own process, as
     `assay replay` would run it.
     """
     fault.restart()
     with few_threads(calls):
-        return list(diagnose_kernel(seeded(fault), calls).findings)
+        return list(diagnose_kernel(seeded(fault, kernel), calls).findings)
+
+
+def effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) -> float | None:
+    """The largest effect of a fault on recorded calls, as `assay.harness.certify.hidden.largest_effect` measures it."""
+    with few_threads(calls):
+        return largest_effect(fault, widened(calls), noise)
 
 
 def looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
     """What each suite saw, by the measure of the run's own check of its sensitivity."""
     spec, folder, answers = level.spec, level.folder, level.folder.answers()
+    noise = list(folder.manifest().noise.values())
     items = {item.id: item for item in folder.items() if item.suite == "greedy"}
     references = {a.item: a for a in answers if (a.suite, a.role, a.repeat) == ("greedy", "reference", 0)}
     pairs = [Pair(items[a.item], references[a.item], a) for a in under.greedy if a.item in references]
@@ -276,8 +292,8 @@ def looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
     right = answers_see(spec, folder.items(), answers, under.served.answers).seen
     return (
         Look(suite="layers", caught=bool(flagged_places(under.against)), of=under.shadowed.calls if under.shadowed else 0),
-        Look(suite="logits", caught=logits_see(spec, folder.path, place, [], folder.nonce).seen, of=under.served.scored),
-        Look(suite="greedy", caught=greedy_suite(spec, pairs, answers, []).verdict == "regression", of=len(pairs)),
+        Look(suite="logits", caught=logits_see(spec, folder.path, place, noise, folder.nonce).seen, of=under.served.scored),
+        Look(suite="greedy", caught=greedy_suite(spec, pairs, answers, noise).verdict == "regression", of=len(pairs)),
         Look(suite="mmlu", caught=right, after=asked if right else None, of=QUESTIONS),
     )  # fmt: skip
 
@@ -315,7 +331,7 @@ def flagged_words(flagged: Collection[tuple[int, int, int]], model: ModelShape) 
 
 
 def examine_run(level: ServerLevel) -> Examined:
-    """Whether the run without a fault leaves its honest candidate alone.
+    """Whether the run without a fault leaves the certified kernel alone.
 
     Raises:
         CannotContinueError: the servers did not start, or the run failed.
@@ -350,7 +366,8 @@ def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
     return CertifiedEnvelope(
         level="server", device=spec.device, machine=torch.cuda.get_device_name() if spec.device == "cuda" else "",
         engine=f"SGLang {installed_packages().get('sglang', '')}", reference=spec.reference, model=spec.model,
-        model_hash=level.folder.manifest().model_hash,
+        model_hash=level.folder.manifest().model_hash, candidate=level.kernel.name,
+        code=level.kernel.code, phases=level.kernel.declared.phases, noise=level.kernel.declared.noise,
         dtypes=(model.dtype,) if spec.device == "cuda" else ("float32",), torch=torch.__version__, layers=model.layers,
         heads=model.q_heads, most_new=length, longest=length, largest_batch=BATCH[spec.device], seed=spec.order_seed,
         suites=SUITES, version=installed_version(), source=source_hash(),
@@ -362,10 +379,10 @@ def reach(spec: RunSpec, model: ModelShape) -> int:
     return longest(spec.envelope, model.context, DEPTH[spec.device])
 
 
-def certified_spec(device: str, model: str) -> RunSpec:
-    """The run in whose servers faults are seeded: an honest kernel against the device's reference."""
+def certified_spec(device: str, model: str, kernel: CertifiedKernel) -> RunSpec:
+    """The run in whose servers faults are seeded: the certified kernel against the device's reference."""
     return make_spec(
-        {"device": device, "model": model, "candidate": TORCH_SDPA, "suites": ",".join(reversed(SUITES))}, None
+        {"device": device, "model": model, "candidate": kernel.backend, "suites": ",".join(reversed(SUITES))}, None
     )
 
 

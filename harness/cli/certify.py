@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console, errors, say
 from assay.harness.errors import UsageError
 
@@ -22,6 +23,14 @@ def certify(
     level: Annotated[str, typer.Option(help="op: the op-level matrix; server: a pair of running servers.")] = "op",
     device: Annotated[
         str | None, typer.Option(help="Device to run on; by default a GPU, if there is one.", show_default=False)
+    ] = None,
+    candidate: Annotated[
+        str | None,
+        typer.Option(
+            help="Kernel in whose output faults are seeded: a published name, or module:function; by default PyTorch's attention, "
+            "which only rounds. A run cites a certificate of the noise family that its candidate declares.",
+            show_default=False,
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="Model of the servers: a folder, a hub name, or tiny.")] = "tiny",
     fault: Annotated[
@@ -39,22 +48,25 @@ def certify(
 ) -> None:
     """Seed a catalogue of faults, and certify which of them are caught, named and pinned.
 
-    Exit codes: 0 if every fault that shows was caught and there was no false alarm, 1 if not, 3 if something was not examined.
+    Exit codes: 0 if every fault was caught that shows and that the candidate's declared noise does not hide, and there was no false
+    alarm; 1 if not; 3 if something was not examined.
     """
+    interpret_without_gpu()
     if level not in _LEVELS:
         raise UsageError(f"The level is {level!r}.", f"one of {', '.join(_LEVELS)}", "choose another --level")
     from assay.harness.attention.call import default_device
+    from assay.harness.certify.kernel import certified_kernel
     from assay.harness.certify.session import certify as run
     from assay.harness.files import write_whole
     from assay.harness.progress import ProgressDisplay
     from assay.reports.certificate_text import markdown, render
 
-    display, device = ProgressDisplay(errors), device or default_device()
+    display, device, kernel = ProgressDisplay(errors), device or default_device(), certified_kernel(candidate)
     if level == "op":
         from assay.harness.certify.op_level import OpLevel
         from assay.harness.certify.op_tasks import op_envelope, op_tasks
 
-        matrix = OpLevel(device, seed)
+        matrix = OpLevel(device, seed, kernel)
         known = [task.id for task in op_tasks(matrix)]
         certificate = run(op_tasks(matrix, fault or ()), op_envelope(matrix), out, display, time_limit or 120, known)
     else:
@@ -62,7 +74,8 @@ def certify(
         from assay.harness.extras import require
 
         require("serve", "assay certify --level server")
-        with servers.ServerLevel(servers.certified_spec(device, model), out / "run", display) as pair:
+        spec = servers.certified_spec(device, model, kernel)
+        with servers.ServerLevel(spec, out / "run", display, kernel) as pair:
             tasks, known = servers.server_tasks(pair, fault or ()), [task.id for task in servers.server_tasks(pair)]
             certificate = run(tasks, servers.server_envelope(pair), out, display, time_limit or 1200, known)
     write_whole(out / MATRIX, markdown(certificate))

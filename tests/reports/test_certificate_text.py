@@ -55,3 +55,13 @@ def test_the_terminal_shows_every_fault() -> None:
     render(certificate(), Console(file=out, width=120))
     assert all(one.id in out.getvalue() for one in EXAMINED)
     assert "boom | bang" in out.getvalue()
+
+
+def test_what_the_declared_noise_hides_is_counted_and_listed() -> None:
+    faint = EXAMINED[1].model_copy(update={"effect": 1.5, "why": "changes 3 calls (hidden by it)"})
+    made = certificate()
+    envelope = made.envelope.model_copy(update={"candidate": "mine:int8", "phases": ("extend",), "noise": "int8_qk"})
+    made = made.model_copy(update={"envelope": envelope, "examined": (EXAMINED[0], faint)})
+    assert headline(made).startswith("1 of 2 faults caught, 1 hidden by the noise of int8_qk; ")
+    assert not_caught(made) == ["unseen: missed: changes 3 calls (hidden by it)"]
+    assert "Envelope: faults in mine:int8, extend only, noise family int8_qk, 111 calls" in markdown(made)

@@ -10,12 +10,14 @@ from rich.console import Console
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.faults import CATALOGUE
+from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.attention.seeded import SeededFault, Where
 from assay.harness.certify.footprint import footprint
-from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest
-from assay.harness.certify.op_tasks import op_envelope, op_tasks
+from assay.harness.certify.kernel import CertifiedKernel
+from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest, honest
+from assay.harness.certify.op_tasks import CANDIDATE, op_envelope, op_tasks
 from assay.harness.certify.session import CannotContinueError, Task, certify
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.certificate import Certificate, Examined, read_certificate
@@ -33,6 +35,8 @@ class FewCases(OpLevel):
 
 
 FEW, ALL = FewCases(), OpLevel()
+INT8 = FewCases(kernel=CertifiedKernel(honest("int8_qk", 3), "mine:int8"))
+"""The same cases, with faults in a kernel that quantises."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +44,8 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def run(folder: Path, tasks: Sequence[Task], time_limit: float = 60) -> Certificate:
-    return certify(tasks, op_envelope(FEW), folder, ProgressDisplay(Console(quiet=True)), time_limit)
+def run(folder: Path, tasks: Sequence[Task], time_limit: float = 60, level: OpLevel = FEW) -> Certificate:
+    return certify(tasks, op_envelope(level), folder, ProgressDisplay(Console(quiet=True)), time_limit)
 
 
 def a_task(examine: object, id: str = "a-fault") -> Task:
@@ -95,14 +99,72 @@ def test_a_finding_elsewhere_does_not_pin_a_fault() -> None:
 
 
 def test_an_honest_kernel_is_left_alone() -> None:
-    assert examine_honest("", FEW).outcome == "quiet"
+    assert examine_honest("exact", "exact", honest("", 0), FEW).outcome == "quiet"
 
 
 def test_an_undeclared_family_is_a_false_alarm_if_it_is_flagged() -> None:
     def as_exact(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
         return checked(lambda call: kernel(call), cases)  # the wrapper hides the declaration
 
-    assert examine_honest("int8_qk", FEW, as_exact).outcome == "false alarm"
+    assert examine_honest("int8", "int8", honest("int8_qk", 0), FEW, as_exact).outcome == "false alarm"
+
+
+@pytest.mark.parametrize("fault", ["mask-top-left-head-3", "mask-missing", "scale-twice"])
+def test_a_fault_in_a_kernel_that_quantises_is_named_and_pinned(fault: str) -> None:
+    one = examine_fault(CATALOGUE[fault], INT8)
+    assert (one.outcome, one.named, one.pinned) == ("caught", True, True)
+    assert one.found == (CATALOGUE[fault].hypothesis,), "no quantisation is missing where the fault is"
+
+
+@pytest.mark.parametrize("fault", ["identity", "keys-reversed", "splits-merged"])
+def test_an_equivalent_fault_in_a_kernel_that_quantises_is_not_flagged(fault: str) -> None:
+    assert examine_fault(CATALOGUE[fault], INT8).outcome == "quiet"
+
+
+def test_a_kernel_that_is_named_is_examined_without_a_fault() -> None:
+    [task] = op_tasks(INT8, [CANDIDATE])
+    assert (task.kind, task.examine().outcome) == ("honest", "quiet")
+    wrong = FewCases(kernel=CertifiedKernel(lambda call: 2 * torch_sdpa(call), "mine:wrong"))
+    [task] = op_tasks(wrong, [CANDIDATE])
+    assert task.examine().outcome == "false alarm"
+    assert examine_fault(CATALOGUE["identity"], wrong).outcome == "false alarm", "faults are seeded in this kernel"
+    assert CANDIDATE not in [task.id for task in op_tasks(FEW)]
+
+
+def test_the_envelope_names_the_kernel_and_what_it_declares() -> None:
+    made = op_envelope(INT8)
+    assert (made.candidate, made.noise, made.phases) == ("mine:int8", "int8_qk", ("extend", "decode"))
+    made = op_envelope(FEW)
+    assert (made.candidate, made.noise) == ("", "")
+
+
+def test_what_the_kernel_does_not_declare_is_outside_the_envelope() -> None:
+    declared = declares(phases=("extend",), head_dims=(64,), dtypes=("float32",))
+    level = FewCases(kernel=CertifiedKernel(declared(lambda call: torch_sdpa(call)), "mine:extend"))
+    assert {(call.phase, call.q.shape[2], call.q.dtype) for call in level.calls} == {("extend", 64, torch.float32)}
+    assert examine_fault(CATALOGUE["first-sequence-everywhere"], level).outcome == "not shown"
+
+
+def test_a_fault_that_the_declared_noise_hides_is_missed_and_fails_no_certificate(tmp_path: Path) -> None:
+    made = run(tmp_path, op_tasks(INT8, ["accumulator-fp16", "mask-top-left"]), level=INT8)
+    [hidden] = made.having("missed")
+    assert (hidden.id, hidden.hidden) == ("accumulator-fp16", True)
+    assert hidden.effect is not None
+    assert f"at most {hidden.effect:.2g} times what the noise of int8_qk costs there (hidden by it)" in hidden.why
+    assert made.exit_code == ExitCode.PASS
+    assert run(tmp_path, op_tasks(INT8, ["accumulator-fp16"]), level=INT8).exit_code == ExitCode.NO_VERDICT
+
+
+def test_bounds_that_are_far_too_wide_are_not_taken_for_noise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right = CallNoise._bounds
+    monkeypatch.setattr(CallNoise, "_bounds", lambda self, ensemble: 1e9 * right(self, ensemble))
+    monkeypatch.setattr("assay.harness.localize.diagnose.scaled", lambda results: None)
+    made = run(tmp_path, op_tasks(INT8, ["mask-top-left", "accumulator-fp16"]), level=INT8)
+    assert [(one.id, one.hidden) for one in made.having("missed")] == [
+        ("mask-top-left", False),
+        ("accumulator-fp16", True),
+    ]
+    assert made.exit_code == ExitCode.REGRESSION
 
 
 def test_a_check_with_bounds_that_are_far_too_wide_fails_the_certificate(

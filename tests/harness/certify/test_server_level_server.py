@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness.attention.faults import CATALOGUE
+from assay.harness.certify.kernel import CertifiedKernel
 from assay.harness.certify.server_level import ServerLevel, certified_spec, examine
 from assay.harness.progress import ProgressDisplay
 
@@ -13,8 +14,9 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
 def test_one_pair_of_servers_sees_one_fault_after_the_other(tmp_path: Path) -> None:
-    spec = certified_spec("cpu", "tiny")
-    with ServerLevel(spec, tmp_path / "run", ProgressDisplay(Console(quiet=True))) as level:
+    kernel = CertifiedKernel()
+    spec = certified_spec("cpu", "tiny", kernel)
+    with ServerLevel(spec, tmp_path / "run", ProgressDisplay(Console(quiet=True)), kernel) as level:
         found = {
             id: examine(CATALOGUE[id], level)
             for id in ("mask-top-left", "identity", "layer-2-zero", "gain-0.1-percent")

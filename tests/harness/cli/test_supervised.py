@@ -64,6 +64,12 @@ def test_a_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
     assert "What to do" in done.stderr
 
 
+def test_a_certified_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
+    done = assay(tmp_path, "certify", "--device", "cpu", "--candidate", "ending_kernels:exits", "--fault", "identity")
+    assert done.returncode == 3
+    assert NO_VERDICT.format("exited with status 0") in done.stderr
+
+
 def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:crashes", "--phase", "decode")
     assert done.returncode == 3
@@ -178,6 +184,11 @@ def test_a_command_ends_with_its_supervisor() -> None:
 
 
 def test_only_commands_that_run_a_kernel_are_supervised() -> None:
-    supervised_ones = (["check", "k"], ["replay", "pack"], ["bench", "kernel", "pack"])
+    supervised_ones = (
+        ["check", "k"], ["replay", "pack"], ["bench", "kernel", "pack"],
+        ["certify", "--candidate", "k"], ["certify", "--candidate=k"],
+    )  # fmt: skip
     assert all(runs_kernel(arguments) for arguments in supervised_ones)
-    assert not any(runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"]))
+    assert not any(
+        runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"], ["certify"])
+    )

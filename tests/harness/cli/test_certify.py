@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.harness import cli
+from assay.harness.evidence.certificate import read_certificate
+
+KERNELS = """
+from assay import declares
+from assay.harness.attention.faults import rounded_oracle
+
+
+@declares(phases=("decode",), dtypes=("float32",))
+def decodes(call):
+    return rounded_oracle(call)
+
+
+def wrong(call):
+    return 2 * rounded_oracle(call)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "certified_kernels.py").write_text(KERNELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["assay", "certify", "--device", "cpu", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+def test_faults_are_seeded_in_the_kernel_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    chosen = [word for id in ("identity", "last-block-lost-16", "honest-candidate") for word in ("--fault", id)]
+    assert call(monkeypatch, "--candidate", "certified_kernels:decodes", *chosen, "--out", "out") == 0
+    made = read_certificate(tmp_path / "out" / "certificate.json")
+    assert (made.envelope.candidate, made.envelope.phases) == ("certified_kernels:decodes", ("decode",))
+    assert made.envelope.dtypes == ("float32",)
+    assert {one.id: one.outcome for one in made.examined} == {
+        "identity": "quiet", "last-block-lost-16": "caught", "honest-candidate": "quiet",
+    }  # fmt: skip
+
+
+def test_a_candidate_that_is_wrong_without_a_fault_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        call(monkeypatch, "--candidate", "certified_kernels:wrong", "--fault", "honest-candidate", "--out", "out") == 1
+    )
+
+
+@pytest.mark.parametrize("level", ["op", "server"])
+@pytest.mark.parametrize("candidate", ["triton", "http://localhost:1", "certified_kernels:missing"])
+def test_a_candidate_that_is_no_kernel_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], candidate: str, level: str, tmp_path: Path
+) -> None:
+    assert call(monkeypatch, "--candidate", candidate, "--level", level, "--fault", "identity", "--out", "out") == 2
+    error = capsys.readouterr().err
+    assert candidate in error
+    assert "What to do" in error
+    assert not (tmp_path / "out").exists(), "nothing was started"
