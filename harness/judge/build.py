@@ -238,6 +238,7 @@ def _ran(evidence: _Evidence) -> RunEnvelope:
         model_hash=manifest.model_hash,
         dtype=layers.errors.headers[0].dtype if layers else "",
         noise=manifest.noise.get("candidate", ""),
+        phases=tuple(_claimed(evidence)),
         version=installed_version(),
         source=source_hash(),
     )

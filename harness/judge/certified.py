@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from assay.harness.conditions import PHASES
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.certificate import FILE, Certificate, read_certificate
@@ -26,7 +28,8 @@ class RunEnvelope:
         hardware: of the machine; on CUDA it starts with the GPU's name.
         model_hash: hash of the model's files.
         dtype: dtype of the compared calls; empty if none was compared.
-        noise: noise family that the candidate declares; empty for rounding alone.
+        noise: noise family that the candidate declares; empty for rounding alone. Only a kernel declares one.
+        phases: phases that the candidate claims.
         version: version of assay that judges.
         source: hash of its source code.
     """
@@ -36,6 +39,7 @@ class RunEnvelope:
     model_hash: str
     dtype: str
     noise: str
+    phases: tuple[str, ...]
     version: str
     source: str
 
@@ -60,7 +64,8 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
     """The certificate that the policy names, if it was made where the run was. It does not forbid a pass, unless it is damaged.
 
     A certificate is cited only if everything agrees: level, device, machine, engine, reference, model, dtype, noise family and
-    assay's own code; if it reaches as far as the policy's envelope; and if the whole catalogue was examined.
+    assay's own code; if it reaches as far as the policy's envelope, in every phase that the candidate claims; and if the whole
+    catalogue was examined. Faults that the declared noise hides do not forbid that; they are counted as missed.
 
     Args:
         spec: the run's.
@@ -68,7 +73,7 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
     """
     path = Path(spec.certificate) if spec.certificate else Path(spec.baselines) / FILE
     if not path.exists():
-        settles = f"make one with assay certify, and name it: {spec.policy_line('certificate')}"
+        settles = f"make one with {_command(spec, ran)}, and name it: {spec.policy_line('certificate')}"
         return _check("missing" if spec.certificate else "not checked", f"there is no {path}", settles)
     try:
         found = read_certificate(path)
@@ -79,7 +84,7 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
     if outside:
         differing = "; ".join(f"{one.name} {one.made or 'not recorded'} instead of {one.here}" for one in outside)
         same = f"; the same: {listed([one.name for one in agreeing])}" if agreeing else ""
-        settles = "certify this envelope: assay certify --level server"
+        settles = f"certify this envelope: {_command(spec, ran)}"
         return _check("not checked", f"{path} was made elsewhere: {differing}{same}", settles)
     if found.not_asked:
         left_out = f"{len(found.not_asked)} of the catalogue were left out, for example {found.not_asked[0]}"
@@ -89,6 +94,11 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
             "not checked", f"{path} is no proof: {_counts(found)}", "see what was not caught, and certify again"
         )
     return _check("ok", f"{_counts(found)}, on {found.made[:10]}; {_envelope(agreeing)}")
+
+
+def _command(spec: RunSpec, ran: RunEnvelope) -> str:
+    """The command that makes a certificate of the noise of the run's candidate."""
+    return "assay certify --level server" + (f" --candidate {shlex.quote(spec.candidate)}" if ran.noise else "")
 
 
 def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
@@ -108,6 +118,8 @@ def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Par
     parts = [_Part(name, there, here, there == here) for name, there, here in pairs]
     dtypes = listed(list(made.dtypes))
     parts.append(_Part("dtype", dtypes, ran.dtype or "none that was compared", ran.dtype in made.dtypes))
+    phases = made.phases or PHASES
+    parts.append(_Part("phases", listed(phases), listed(ran.phases), set(ran.phases) <= set(phases)))
     reach = f"to {made.longest:,} tokens"
     parts.append(_Part("reach", reach, f"to {spec.envelope:,} tokens", made.longest >= spec.envelope))
     return parts
@@ -129,8 +141,10 @@ def _envelope(parts: Sequence[_Part]) -> str:
 def _counts(found: Certificate) -> str:
     caught, missed, alarms = (len(found.having(outcome)) for outcome in ("caught", "missed", "false alarm"))
     left = len(found.left) + len(found.having("crash", "time-out"))
-    text = f"{caught} of {caught + missed} faults caught, {alarms} false alarms"
-    return text + f", {left} not examined" * (left > 0)
+    hidden = [one.id for one in found.examined if one.hidden]
+    text = f"{caught} of {caught + missed} faults caught"
+    text += f", {len(hidden)} hidden by the noise of {found.envelope.noise} ({', '.join(hidden)})" if hidden else ""
+    return text + f", {alarms} false alarms" + f", {left} not examined" * (left > 0)
 
 
 def _check(status: CheckStatus, found: str, settles: str = "") -> Check:

@@ -15,7 +15,7 @@ ENGINE = "SGLang 0.5.23"
 RUN: dict[str, Any] = {"reference": "torch_native", "candidate": "triton"}
 RAN = RunEnvelope(
     engines=frozenset({ENGINE}), hardware="a CPU, 2 cores, 8 GiB", model_hash="f00", dtype="float32", noise="",
-    version="1.0", source="abc",
+    phases=("extend",), version="1.0", source="abc",
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_a_certificate_of_the_runs_envelope_is_cited_with_what_agrees(tmp_path: 
         "ok",
         "1 of 1 faults caught, 0 false alarms, on 2026-01-02; made in this envelope: level server, device cpu, "
         "engine SGLang 0.5.23, reference torch_native, model tiny (f00), noise family exact, assay 1.0 (abc), dtype float32, "
-        "reach to 512 tokens",
+        "phases extend and decode, reach to 512 tokens",
     )
 
 
@@ -78,7 +78,47 @@ def test_a_certificate_of_another_envelope_is_not(tmp_path: Path, changed: dict[
 def test_a_candidate_that_declares_noise_cites_no_certificate_of_exact_kernels(tmp_path: Path) -> None:
     found = checked(tmp_path, envelope(), ran=replace(RAN, noise="int8_qk"))
     assert (found.status, "noise family exact instead of int8_qk" in found.found) == ("not checked", True)
-    assert "the same: level, device, engine, reference, model, assay, dtype and reach" in found.found
+    assert "the same: level, device, engine, reference, model, assay, dtype, phases and reach" in found.found
+
+
+INT8 = {"candidate": "sage_attn", "noise": "int8_qk", "phases": ("extend",)}
+"""What the envelope of a certificate says that was made with ``--candidate sage_attn``."""
+
+
+def test_a_candidate_that_declares_noise_cites_a_certificate_of_its_family(tmp_path: Path) -> None:
+    ran, spec = replace(RAN, noise="int8_qk"), {"candidate": "mine:another"}
+    found = checked(tmp_path, envelope(**INT8), ran=ran, spec=spec)
+    assert (found.status, "noise family int8_qk" in found.found) == ("ok", True)
+    exact = checked(tmp_path, envelope(**INT8))
+    assert (exact.status, "noise family int8_qk instead of exact" in exact.found) == ("not checked", True)
+
+
+def test_a_certificate_of_a_kernel_without_decode_says_nothing_of_decode(tmp_path: Path) -> None:
+    both = replace(RAN, noise="int8_qk", phases=("extend", "decode"))
+    found = checked(tmp_path, envelope(**INT8), ran=both)
+    assert (found.status, "phases extend instead of extend and decode" in found.found) == ("not checked", True)
+    assert checked(tmp_path, envelope(**{**INT8, "phases": ()}), ran=both).status == "ok", "as in older certificates"
+
+
+def test_faults_that_the_declared_noise_hides_are_listed_where_the_certificate_is_cited(tmp_path: Path) -> None:
+    caught = Examined(id="a", kind="fault", title="a", outcome="caught", seconds=1.0)
+    hidden = Examined(id="faint", kind="fault", title="faint", outcome="missed", effect=1.5, seconds=1.0)
+    ran = replace(RAN, noise="int8_qk")
+    found = checked(tmp_path, envelope(**INT8), ran=ran, examined=(caught, hidden))
+    assert found.status == "ok"
+    assert found.found.startswith("1 of 2 faults caught, 1 hidden by the noise of int8_qk (faint), 0 false alarms, on ")
+
+
+@pytest.mark.parametrize(
+    ("noise", "command"),
+    [("", "assay certify --level server"), ("int8_qk", "assay certify --level server --candidate 'odd name:kernel'")],
+)
+def test_the_advice_is_a_command_that_certifies_the_candidates_noise(tmp_path: Path, noise: str, command: str) -> None:
+    ran, spec = replace(RAN, noise=noise), {"candidate": "odd name:kernel"}
+    elsewhere = checked(tmp_path, envelope(device="cuda"), ran=ran, spec=spec)
+    assert elsewhere.settles == f"certify this envelope: {command}"
+    missing = check_certificate(RunSpec(**{**RUN, **spec}, certificate=str(tmp_path / "none")), ran)
+    assert missing.settles.startswith(f"make one with {command}, and name it")
 
 
 @pytest.mark.parametrize(
