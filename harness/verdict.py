@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, computed_field, model_validator
 
 from assay.harness.errors import ExitCode
+from assay.harness.picture import Picture
 from assay.harness.schema import Part
 
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
@@ -86,4 +87,9 @@ class Finding(Part):
     reproduce: str
     equivalent: tuple[str, ...] = Field(
         (), description="ids of further hypotheses that explain the same calls as well as `id` does"
+    )
+    operator: str = Field("", description="what the kernel was observed to compute, in words; empty if it was not read")
+    picture: Picture | None = Field(
+        None,
+        description="the weights of the smallest telling call: expected, read, and what differs; null if there is none",
     )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from assay.evals.questions import GROUPS, Question
 from assay.evals.synthetic import NAMES, THINGS, questions
@@ -44,6 +45,7 @@ from assay.harness.judge.report import (
     Verdict,
     WorstCall,
 )
+from assay.harness.picture import CELLS, Picture
 
 SAGE = "sageattention 1.0.6 (Triton interpreter)"
 NATIVE = "torch_native"
@@ -62,6 +64,30 @@ HOSTILE = (
 
 def built_in(count: int) -> list[Question]:
     return list(islice(questions(), count))
+
+
+TOP_LEFT = ("#oo...", "##oo..", "###oo.", "####oo")
+"""Four queries behind two cached tokens, whose mask is that of the first tokens."""
+EVERY_KIND = ("#o...", "##!..", "#~#x.", "nan", "infinite", "zero", "constant", "right", "wrong")
+"""A row of each kind and a cell of each kind."""
+
+
+def picture(rows: Sequence[str], /, **more: Any) -> Picture:
+    """A picture that differs from what is right in these cells. A row without weights is given by its kind."""
+    keys = max(len(row) for row in rows if set(row) <= set(CELLS))
+    drawn = [row if set(row) <= set(CELLS) else "" for row in rows]
+    should = [[cell in "#o~" for cell in cells or "#" * keys] for cells in drawn]
+    does = [[cell in "#!~x" for cell in cells] for cells in drawn]
+    first = max(0, keys - len(rows))
+    values = {
+        "call": f"layer 0 extend, new+prefix {len(rows)}+{first}", "shown": "", "head": 1, "heads": 4, "wrong_heads": (0, 1),
+        "query_sequences": (0,) * len(rows), "query_positions": tuple(range(first, first + len(rows))),
+        "key_sequences": (0,) * keys, "key_indices": tuple(range(keys)), "cells": tuple(drawn),
+        "expected": tuple(tuple(seen / max(1, sum(row)) for seen in row) for row in should),
+        "read": tuple(tuple(seen / max(1, sum(row)) for seen in row) for row in does),
+        "rows": tuple("read" if cells else row for row, cells in zip(rows, drawn, strict=True)),
+    }  # fmt: skip
+    return Picture(**(values | more))
 
 
 def passing() -> Report:
@@ -136,6 +162,8 @@ def regression() -> Report:
             "cached prefix >= 16: reference 219/224, candidate 0/224, all unparsed",
         ),
         reproduce="assay run --candidate sage_attn_as_shipped --questions 32 --suites mmlu,layers",
+        operator="query i does not see keys j > i, only where a prefix is cached",
+        picture=picture(TOP_LEFT),
     )
     return _report(
         "regression",
@@ -250,7 +278,10 @@ def hostile() -> Report:
     environment = Environment(
         device=h, hardware=h, python=h, packages={h: h}, git=h, model=h, model_hash=h, argument_differences={h: (h, h)}
     )
-    finding = Finding(id=h, title=h, severity="serious", where=h, diagnosis=h, evidence=(h, h), reproduce=h)
+    finding = Finding(
+        id=h, title=h, severity="serious", where=h, diagnosis=h, evidence=(h, h), reproduce=h, operator=h,
+        picture=picture(EVERY_KIND, call=h, shown=h),
+    )  # fmt: skip
     raw = Report(
         run_id=h, created=h, seconds=1.0, verdict="regression", headline=h, reasons=(h,), reference=server,
         candidate=server, environment=environment, checks=(Check(id=h, title=h, status="failed", found=h, settles=h),),

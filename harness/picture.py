@@ -1,0 +1,87 @@
+"""The picture of an operator: the keys that the queries of one call should weigh, and those that a kernel was seen to weigh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from assay.harness.schema import Part
+
+MAX_QUERIES, MAX_KEYS = 32, 64
+"""Most queries and keys in a picture: what a page shows side by side, in cells that can be told apart, and a report can hold."""
+
+SAME, NONE, UNSEEN, WRONGLY_SEEN, WRONG_WEIGHT, ELSEWHERE = "#", ".", "o", "!", "~", "x"
+"""What a cell of a picture says of a query and a key; see `Picture.cells`."""
+WRONG = (UNSEEN, WRONGLY_SEEN, WRONG_WEIGHT, ELSEWHERE)
+"""The cells that differ from what is right."""
+CELLS = "".join((SAME, NONE, *WRONG))
+
+RowKind = Literal["read", "shifted", "nonlinear", "right", "wrong", "nan", "infinite", "zero", "constant"]
+"""What a row of a picture says of a query; see `Picture.rows`."""
+WITH_WEIGHTS: tuple[RowKind, ...] = ("read", "shifted", "nonlinear")
+"""Rows that have weights."""
+
+
+class Picture(Part):
+    """The weights of one q head of one call: expected, read, and what differs, for at most 32 queries and 64 keys."""
+
+    call: str = Field(description='the call in words, such as "layer 0 extend, new+prefix 7+3"')
+    shown: str = Field(description="which queries and keys of the call are shown; empty if all are")
+    head: int = Field(description="index of the q head that is shown", ge=0)
+    heads: int = Field(description="q heads of the call", ge=1)
+    wrong_heads: tuple[int, ...] = Field(description="q heads with a query that differs from what is right")
+    foreign_kv_heads: tuple[int, ...] = Field((), description="kv heads that this q head reads and should not")
+    query_sequences: tuple[int, ...] = Field(description="the sequence of each query", max_length=MAX_QUERIES)
+    query_positions: tuple[int, ...] = Field(description="the position of each query in it, cached prefix included")
+    key_sequences: tuple[int, ...] = Field(description="the sequence of each key", max_length=MAX_KEYS)
+    key_indices: tuple[int, ...] = Field(description="the index of each key in it")
+    expected: tuple[tuple[float, ...], ...] = Field(
+        description="queries x keys: the right weights, to four significant digits"
+    )
+    read: tuple[tuple[float, ...], ...] = Field(
+        description="queries x keys: the weights that were read, of all kv heads together; a query without weights has none"
+    )
+    cells: tuple[str, ...] = Field(
+        description="queries x keys, one character each: # as expected, up to the factor by which wrong weights of other keys "
+        "change the denominator; . rightly without weight; o unseen: it should have weight and has none; ! wrongly seen: it "
+        "has weight and should have none; ~ another weight than it should have; x weight of a key of another sequence or of "
+        "another kv head"
+    )
+    rows: tuple[RowKind, ...] = Field(
+        description="what was read of each query: read, its weights; shifted, weights and something that is added to the "
+        "output; nonlinear, weights that do not add up to the output; and without weights: right or wrong, which were not "
+        "read, nan, infinite, zero, and constant, which does not depend on V"
+    )
+
+    @model_validator(mode="after")
+    def _in_shape(self) -> Self:
+        """Refuse rows and cells that do not fit the labels."""
+        queries, keys = len(self.query_sequences), len(self.key_sequences)
+        columns = (self.query_positions, self.expected, self.read, self.cells, self.rows)
+        if any(len(column) != queries for column in columns) or len(self.key_indices) != keys:
+            raise ValueError(f"not every part of the picture has {queries} queries and {keys} keys")
+        for expected, read, cells, kind in zip(self.expected, self.read, self.cells, self.rows, strict=True):
+            wanted = keys if kind in WITH_WEIGHTS else 0
+            if len(expected) != keys or {len(read), len(cells)} != {wanted} or set(cells) - set(CELLS):
+                raise ValueError(
+                    f"a query that is {kind} has {keys} expected weights, {wanted} weights and cells of {CELLS}"
+                )
+        return self
+
+    @property
+    def query_breaks(self) -> tuple[int, ...]:
+        """Queries that do not follow the one before them in its sequence, as indices."""
+        return _breaks(self.query_sequences, self.query_positions)
+
+    @property
+    def key_breaks(self) -> tuple[int, ...]:
+        """Keys that do not follow the one before them in its sequence, as indices."""
+        return _breaks(self.key_sequences, self.key_indices)
+
+
+def _breaks(sequences: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
+    both = list(pairwise(zip(sequences, places, strict=True)))
+    return tuple(n for n, ((a, i), (b, j)) in enumerate(both, start=1) if a != b or j != i + 1)
