@@ -13,7 +13,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
 from assay.harness.text import one_line, percent, two_digits
-from assay.reports.terminal import finding_lines, say
+from assay.reports.terminal import finding_lines, finding_text, say
 
 MAX_REFUSALS = 3
 
@@ -103,8 +103,7 @@ def render(result: CheckResult, console: Console) -> None:
     """Print the result to a terminal."""
     say(console, f"{headline(result)}. {result.seconds:.1f} s.")
     for finding in result.findings:
-        for line in finding_lines(finding):
-            say(console, line)
+        say(console, finding_text(finding, console.width))
     if result.failing and result.right:
         if result.where:
             say(console, f"Fails exactly where: {result.where}")

@@ -22,6 +22,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from assay.harness.judge.report import Check, Report, SuiteResult, Verdict
 from assay.harness.text import one_line, visible
 from assay.reports import summary
+from assay.reports.terminal import PLAIN_WIDTH, picture_lines
 
 OUTPUT_LIMIT = 10_000
 
@@ -111,6 +112,8 @@ def _why(report: Report) -> list[str]:
     lines = list(report.reasons)
     for finding in report.findings:
         lines += ["", f"{finding.severity}: {finding.id}: {finding.where}: {finding.diagnosis}"]
+        lines += [f"  observed: {finding.operator}"] if finding.operator else []
+        lines += [row.plain for row in picture_lines(finding, PLAIN_WIDTH, 2)]
         lines += [f"  {line}" for line in finding.evidence]
         lines += [f"  to reproduce: {finding.reproduce}"] if finding.reproduce else []
     if report.layers:

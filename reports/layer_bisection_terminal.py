@@ -8,7 +8,7 @@ from rich.text import Text
 
 from assay.harness.bisect.layer_task import LayerBisection
 from assay.harness.text import one_line, ranges
-from assay.reports.terminal import finding_lines, say
+from assay.reports.terminal import finding_text, say
 
 
 def render_layers(result: LayerBisection, console: Console) -> None:
@@ -57,6 +57,5 @@ def render_layers(result: LayerBisection, console: Console) -> None:
     for line in lines:
         say(console, one_line(line, 600))
     for finding in result.findings:
-        for line in finding_lines(finding):
-            say(console, line)
+        say(console, finding_text(finding, console.width))
     say(console, f"  $ {result.reproduce}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from assay.harness.judge.report import Check, Finding, Report
 from assay.harness.text import one_line, visible
+from assay.reports.operator_picture import text as picture_text
 from assay.reports.summary import (
     CHECK_SIGNS,
     VERDICTS,
@@ -16,11 +17,14 @@ from assay.reports.summary import (
     suite_line,
     unmet,
 )
+from assay.reports.terminal import PLAIN_WIDTH
 
 _REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 7, 5, 3, 4, 3
 """Most rows of each part; a run has at most seven suites."""
 _FINDINGS_BESIDE_LATENCY = 2
 _COMMAND_CHARACTERS = 2_000
+LINES = 60
+"""Most lines of a comment."""
 _SIGNS = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
 
 # Characters with a meaning in CommonMark, GitHub's tables or strike-through. An underscore inside a word has none, and
@@ -40,6 +44,7 @@ def to_markdown(report: Report) -> str:
     lines += _suite_table(report)
     lines += _checks(unmet(report))
     lines += _findings(report.findings, _FINDINGS if report.latency is None else _FINDINGS_BESIDE_LATENCY)
+    after_findings = len(lines)
     if report.layers:
         lines += [
             "**Layer diff**",
@@ -53,7 +58,8 @@ def to_markdown(report: Report) -> str:
     lines += _command(report.reproduce)
     where = f"{escape(report.environment.device)}, model {code(report.environment.model)}, run {code(report.run_id)}"
     lines.append(f"<sub>assay · exit code {report.exit_code} · {escape(report.candidate.engine)} · {where}</sub>")
-    return "\n".join(lines) + "\n"
+    drawn = _picture(report.findings, LINES - len(lines))
+    return "\n".join([*lines[:after_findings], *drawn, *lines[after_findings:]]) + "\n"
 
 
 def escape(text: str, limit: int = 200) -> str:
@@ -117,12 +123,25 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
     rows = []
     for finding in findings:
         parts = [f"**{escape(finding.where)}**: {escape(finding.diagnosis, 400)}"]
+        if finding.operator:
+            parts[0] += f"; observed: {escape(finding.operator, 400)}"
         if finding.evidence:
             parts.append("; ".join(escape(line, 160) for line in finding.evidence[:3]))
         if finding.reproduce:
             parts.append(_span(finding.reproduce))
         rows.append("\n  - ".join(parts))
     return ["**Findings**", "", *"\n".join(_list(rows, most)).split("\n")]
+
+
+def _picture(findings: Sequence[Finding], room: int) -> list[str]:
+    """The picture of the first finding, if it fits into so many lines. In characters: a comment cannot show SVG."""
+    if not findings or findings[0].picture is None:
+        return []
+    rows = picture_text(findings[0].picture, PLAIN_WIDTH).plain.split("\n")
+    if len(rows) + 3 > room:
+        return []
+    fence = "`" * max(3, max(map(_longest_backticks, rows)) + 1)
+    return [f"{fence}text", *rows, fence, ""]
 
 
 def _span(command: str) -> str:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from assay.harness.judge.latency_result import ratio_text
 from assay.harness.judge.report import Verdict
 from assay.harness.text import clip, one_line, visible
-from assay.reports import summary
+from assay.reports import operator_picture, summary
 from assay.reports.svg import PALETTE
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -98,5 +98,7 @@ _ENVIRONMENT.filters |= {
     "bound_and_policy": summary.bound_and_policy,
     "ratio_text": ratio_text,
     "own_error_text": summary.own_error_text,
+    "picture": lambda picture: Markup(operator_picture.svg(picture)),
+    "caption": operator_picture.caption,
 }
 _ENVIRONMENT.globals |= {"check_signs": summary.CHECK_SIGNS, "verdicts": summary.VERDICTS}

@@ -13,7 +13,7 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.text import two_digits
-from assay.reports.terminal import finding_lines, say
+from assay.reports.terminal import finding_text, say
 
 
 def render_replay(replay: ReplayResult, console: Console) -> None:
@@ -27,8 +27,8 @@ def render_replay(replay: ReplayResult, console: Console) -> None:
         else f"None of {replay.recorded} recorded calls was computed.",
     )
     for finding in replay.findings:
-        for line in (*finding_lines(finding), f"  $ {finding.reproduce}"):
-            say(console, line)
+        say(console, finding_text(finding, console.width))
+        say(console, f"  $ {finding.reproduce}")
     for sentence in replay.not_tested:
         say(console, f"{sentence[0].upper()}{sentence[1:]}.")
     if replay.smallest:

@@ -23,6 +23,7 @@ from assay.reports.summary import (
     suite_line,
     unmet,
 )
+from assay.reports.terminal import observed, picture_lines
 
 _STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
@@ -74,6 +75,10 @@ def render(report: Report, console: Console) -> None:
     for finding in report.findings:
         page.line(Text(finding.severity, style=_STYLES[finding.severity]), f": {one_line(finding.where)}", indent=2)
         page.line(one_line(finding.diagnosis, 600), indent=6)
+        if finding.operator:
+            page.line(f"observed: {observed(finding)}", indent=6)
+        for row in picture_lines(finding, console.width, indent=6):
+            page.row(row)
         for line in finding.evidence[:MAX_EVIDENCE]:
             page.line(f"- {one_line(line, 300)}", indent=6)
         if finding.reproduce:
@@ -107,6 +112,10 @@ class _Page:
             self.console.print(Padding(text, (0, 0, 0, indent), expand=False))
         else:
             self.console.print(Text(" " * indent) + text, soft_wrap=True)
+
+    def row(self, text: Text) -> None:
+        """A row of a picture: it is not wrapped, and each of its characters keeps its colour."""
+        self.console.print(text if text.plain.isascii() else self.fit(text), soft_wrap=True)
 
     def heading(self, title: str) -> None:
         self.line()

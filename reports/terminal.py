@@ -11,17 +11,41 @@ from rich.text import Text
 
 from assay.harness.text import one_line
 from assay.harness.verdict import Finding
+from assay.reports.operator_picture import text as picture_text
+
+PLAIN_WIDTH = 100
+"""Columns that a picture may take in plain text, such as the message of an assertion."""
 
 
-def say(console: Console, text: str) -> None:
+def say(console: Console, text: str | Text) -> None:
     """Print text as it is: no markup, no highlighting, no wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def finding_lines(finding: Finding) -> list[str]:
-    """A finding and its evidence, without the command that reproduces it."""
-    lines = [one_line(f"{finding.severity}: {finding.where}: {finding.diagnosis}", 600)]
-    return lines + [f"  - {one_line(line, 400)}" for line in finding.evidence]
+    """A finding with its operator, picture and evidence, without the command that reproduces it."""
+    return finding_text(finding).plain.split("\n")
+
+
+def finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
+    """The same with colours; a picture takes at most so many columns."""
+    lines = [Text(one_line(f"{finding.severity}: {finding.where}: {finding.diagnosis}", 600))]
+    lines += [Text(f"  observed: {observed(finding)}")] if finding.operator else []
+    lines += picture_lines(finding, width, 2)
+    lines += [Text(f"  - {one_line(line, 400)}") for line in finding.evidence]
+    return Text("\n").join(lines)
+
+
+def observed(finding: Finding) -> str:
+    """What the kernel was observed to compute, on one line."""
+    return one_line(finding.operator, 600)
+
+
+def picture_lines(finding: Finding, width: int, indent: int) -> list[Text]:
+    """The picture of a finding in so many columns, of which `indent` are left blank; no lines if there is none."""
+    if finding.picture is None:
+        return []
+    return [Text(" " * indent) + line for line in picture_text(finding.picture, width - indent).split("\n")]
 
 
 def print_rows(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

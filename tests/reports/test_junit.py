@@ -86,6 +86,13 @@ def test_synthetic_questions_are_marked(any_report: Report) -> None:
         assert ("synthetic" in ET.tostring(case, encoding="unicode").lower()) == suite.synthetic
 
 
+def test_the_failure_has_operator_and_picture_of_its_finding(examples: ModuleType) -> None:
+    result = next(ET.fromstring(to_junit(examples.regression())).iter("failure"))
+    lines = (result.text or "").splitlines()
+    assert "  observed: query i does not see keys j > i, only where a prefix is cached" in lines
+    assert "  2     ###...    #.....    #oo..." in lines
+
+
 def test_findings_and_conditions_are_named_by_their_ids(examples: ModuleType) -> None:
     report = examples.regression()
     text = to_junit(report)

@@ -31,8 +31,9 @@ def _full(
 ) -> Report:
     check = Check(id=text, title=text, status="failed", found=text, settles=text)
     finding = Finding(
-        id="k", title="k", severity="serious", where=text, diagnosis=text, evidence=(text,) * 9, reproduce=text
-    )
+        id="k", title="k", severity="serious", where=text, diagnosis=text, evidence=(text,) * 9, reproduce=text, operator=text,
+        picture=report.findings[0].picture,
+    )  # fmt: skip
     return report.model_copy(
         update={
             "headline": text,
@@ -53,7 +54,7 @@ def test_verdict_table_reasons_and_command_are_there(any_report: Report) -> None
     shown = _shown(text)
     for wanted in (any_report.headline, *any_report.reasons, *(f.diagnosis for f in any_report.findings)):
         assert wanted in shown
-    fences = [token.content.strip() for token in _tokens(text) if token.type == "fence"]
+    fences = [token.content.strip() for token in _tokens(text) if token.type == "fence" and token.info == "sh"]
     assert fences == [any_report.reproduce]
     rows = sum(token.type == "tr_open" for token in _tokens(text))
     assert rows == (len(any_report.suites) + 1 if any_report.suites else 0)
@@ -76,6 +77,22 @@ def test_never_more_than_sixty_lines(examples: ModuleType, layer_diffs: ModuleTy
         ).splitlines()
         assert len(timed) <= 60
     assert "| and 93 more, in report.html |" in "\n".join(lines)
+
+
+def test_the_first_finding_has_its_operator_and_its_picture(examples: ModuleType) -> None:
+    text = to_markdown(examples.regression())
+    assert "; observed: query i does not see keys j > i, only where a prefix is cached" in _shown(text)
+    [drawn] = [token.content for token in _tokens(text) if token.type == "fence" and token.info == "text"]
+    assert "2     ###...    #.....    #oo..." in drawn.splitlines()
+
+
+def test_a_picture_without_room_is_left_to_the_page(examples: ModuleType) -> None:
+    report = examples.regression()
+    large = examples.picture(("#" * 20,) * 32)
+    found = report.findings[0].model_copy(update={"picture": large})
+    text = to_markdown(report.model_copy(update={"findings": (found,)}))
+    assert not [token for token in _tokens(text) if token.type == "fence" and token.info == "text"]
+    assert len(text.splitlines()) <= 60
 
 
 def test_hostile_text_shows_and_does_nothing(examples: ModuleType) -> None:

@@ -54,6 +54,21 @@ def test_counted_calls_read_as_a_sentence(examples: ModuleType) -> None:
     assert "candidate sage_attn: none counted (" in _printed(examples.error(), terminal=False)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_operator_and_picture_come_before_the_evidence(examples: ModuleType, encoding: str) -> None:
+    report = examples.regression()
+    found = report.findings[0]
+    drawn = found.picture.model_copy(update={"call": "layer 0 … extend"})
+    report = report.model_copy(update={"findings": (found.model_copy(update={"picture": drawn}),)})
+    text = _printed(report, terminal=False, encoding=encoding)
+    parts = [
+        found.diagnosis, "observed: query i does not see keys j > i", "      2     ###...    #.....    #oo...\n",
+        "layer 0 … extend" if encoding == "utf-8" else "layer 0 ... extend", found.evidence[0],
+    ]  # fmt: skip
+    assert [part for part in parts if part not in text] == []
+    assert sorted(parts, key=text.index) == parts
+
+
 def test_plain_lines_have_no_colour_and_are_not_wrapped(any_report: Report) -> None:
     text = _printed(any_report, terminal=False, width=40)
     assert "\x1b" not in text

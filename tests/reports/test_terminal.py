@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from types import ModuleType
+
+from assay.reports.terminal import finding_lines, finding_text
+
+
+def test_operator_and_picture_come_before_the_evidence(examples: ModuleType) -> None:
+    [found] = examples.regression().findings
+    lines = finding_lines(found)
+    assert lines[0].startswith("serious: multiple choice, >= 16 cached tokens: The candidate")
+    assert lines[1] == "  observed: query i does not see keys j > i, only where a prefix is cached"
+    assert lines[2].split() == ["expected", "read", "difference"]
+    assert lines[4] == "  2     ###...    #.....    #oo..."
+    assert lines[-2:] == [f"  - {line}" for line in found.evidence]
+
+
+def test_a_finding_without_them_is_as_short_as_it_was(examples: ModuleType) -> None:
+    [found] = examples.regression().findings
+    lines = finding_lines(found.model_copy(update={"operator": "", "picture": None}))
+    assert len(lines) == 1 + len(found.evidence)
+
+
+def test_a_narrow_terminal_gets_a_narrow_picture(examples: ModuleType) -> None:
+    [found] = examples.regression().findings
+    lines = finding_text(found, 24).plain.splitlines()
+    assert lines[2].strip() == "difference"
+    assert max(map(len, lines[2:-2])) <= 24
