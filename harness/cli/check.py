@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, as_given, console
+from assay.harness.cli.app import app, as_given, console, say
 from assay.harness.errors import UsageError
+from assay.harness.extras import require
 
 
 @app.command()
@@ -29,8 +31,11 @@ def check(
     head_dim: Annotated[list[int] | None, typer.Option(help="Head dimensions; by default 64 and 128.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the matrix and of its data.", min=0)] = 0,
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
+    html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
+    if html:
+        require("reports", "assay check --html")
     interpret_without_gpu()
 
     from assay.harness.attention.kernels import declaration
@@ -51,4 +56,9 @@ def check(
         )
     result = run(name, phases=phases, noise=noise, cases=chosen, again=as_given())
     render(result, console)
+    if html:
+        from assay.reports.check_page import write_check
+
+        write_check(result, html)
+        say(f"Report: {html}")
     raise typer.Exit(result.exit_code)

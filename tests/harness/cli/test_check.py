@@ -68,3 +68,22 @@ def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     out = capsys.readouterr().out
     assert "checked_kernels:wrong is wrong on 1 of 1 calls" in out
     assert "new+prefix 41+1" in out
+
+
+def test_a_page_is_written_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert call(monkeypatch, "checked_kernels:wrong", "--case", "extend-41+1-one", "--html", "new/check.html") == 1
+    assert "Report: new/check.html" in capsys.readouterr().out
+    page = (tmp_path / "new" / "check.html").read_text(encoding="utf-8")
+    assert "checked_kernels:wrong is wrong on 1 of 1 calls" in page
+    assert "assay check checked_kernels:wrong --case extend-41+1-one" in page
+
+
+def test_a_page_without_its_packages_is_refused_before_the_kernel_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("assay.harness.extras._installed", lambda name: name != "jinja2")
+    assert call(monkeypatch, "checked_kernels:wrong", "--html", "check.html") == 2
+    assert "assay check --html needs packages that are not installed: jinja2" in capsys.readouterr().err
+    assert not (tmp_path / "check.html").exists()

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.errors import EvidenceError
+from assay.harness.offline.check import CheckResult, check
+from assay.reports.check_page import to_html, write_check
+
+TEST = "def test_mine():\n    assert_correct(forward, call)"
+
+
+@pytest.fixture(scope="module")
+def wrong(examples: ModuleType) -> CheckResult:
+    """A wrong kernel, whose finding has an operator and a picture."""
+    found = check(fault("mask-top-left"), phases=["extend"], dtypes=["float32"], head_dims=(64,))
+    drawn = {"operator": "query i does not see keys j > i", "picture": examples.picture(examples.TOP_LEFT)}
+    first, *others = found.findings
+    return replace(
+        found, findings=(first.model_copy(update=drawn), *others), again="assay check mine:forward", test=TEST
+    )
+
+
+def text_of(page: str) -> str:
+    return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split())
+
+
+def test_verdict_findings_conditions_and_reproduction_are_there(wrong: CheckResult) -> None:
+    page = to_html(wrong)
+    assert '<header class="verdict regression">' in page
+    shown = text_of(page)
+    for part in (
+        f"wrong on {len(wrong.failing)} of", "Exit code 1.", "Observed: query i does not see keys j &gt; i",
+        "q head 1 of 4; wrong in q heads 0-1 of 4", "Fails exactly where: cached prefix is not none", "cached prefix",
+        "Smallest failing call: layer 0", "assay check mine:forward", "assert_correct(forward, call)",
+    ):  # fmt: skip
+        assert part in shown, part
+
+
+def test_operator_and_picture_come_first_in_a_finding(wrong: CheckResult) -> None:
+    article = to_html(wrong).partition("<article")[2]
+    order = [article.index(part) for part in ("Observed:", "<svg", "<h3>", 'class="diagnosis"', "<li>")]
+    assert order == sorted(order)
+
+
+def test_a_right_kernel_has_a_short_page() -> None:
+    result = check(rounded_oracle, phases=["decode"], dtypes=["float32"], head_dims=(64,))
+    page = to_html(result)
+    assert f'<header class="verdict {result.verdict}">' in page
+    assert "<svg xmlns" not in page
+    assert "Where it is wrong" not in page
+
+
+def test_a_finding_without_a_command_has_no_empty_box_for_one(wrong: CheckResult) -> None:
+    first, *_ = wrong.findings
+    assert first.reproduce == ""
+    assert "Reproduce it" not in to_html(wrong)
+    again = first.model_copy(update={"reproduce": "assay check mine:forward"})
+    assert "Reproduce it" in to_html(replace(wrong, findings=(again,)))
+
+
+def test_hostile_text_stays_text(wrong: CheckResult, examples: ModuleType) -> None:
+    hostile = examples.HOSTILE.replace("\ud800", "")
+    drawn = examples.picture(examples.TOP_LEFT, call=hostile)
+    found = wrong.findings[0].model_copy(update={"operator": hostile, "where": hostile, "picture": drawn})
+    page = to_html(replace(wrong, kernel=hostile, findings=(found,), missing=(hostile,), again=hostile, test=hostile))
+    assert "<script>window" not in page
+    assert "<img" not in page
+    assert "\u202e" not in page
+
+
+def test_a_file_that_cannot_be_written_is_an_error_that_says_so(wrong: CheckResult, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvidenceError, match="cannot be written"):
+        write_check(wrong, tmp_path / "file" / "check.html")
+
+
+# The axes of a bounding box that leave their image, in CSS pixels.
+_CUT_OFF = """
+const cut = [];
+for (const svg of document.querySelectorAll('figure.observed svg')) {
+  const frame = svg.getBoundingClientRect();
+  for (const part of svg.querySelectorAll('path, rect, line, text')) {
+    const box = part.getBoundingClientRect();
+    if (box.left < frame.left - .5 || box.right > frame.right + .5 || box.top < frame.top - .5 || box.bottom > frame.bottom + .5)
+      cut.push(part.outerHTML.slice(0, 200));
+  }
+}
+return cut;
+"""
+_OVERLAPS = """
+const found = [];
+for (const svg of document.querySelectorAll('figure.observed svg')) {
+  const boxes = [...svg.querySelectorAll('text')].map((part) => [part.textContent, part.getBoundingClientRect()]);
+  for (const [n, [one, a]] of boxes.entries()) for (const [other, b] of boxes.slice(n + 1))
+    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+      found.push(one + ' over ' + other);
+}
+return found;
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_a_page_in_the_browser_shows_whole_pictures(
+    wrong: CheckResult, examples: ModuleType, screenshot: Any, browser: Callable[..., AbstractContextManager[Any]], tmp_path: Path,
+    width: int, scheme: str,
+) -> None:  # fmt: skip
+    batch = {
+        "query_sequences": (0, 0, 3, 3), "query_positions": (998, 999, 1007, 1008), "key_sequences": (0,) * 20 + (3,) * 44,
+        "key_indices": (*range(980, 1000), *range(965, 1009)),
+    }  # fmt: skip
+    pictures = [
+        examples.picture(examples.TOP_LEFT),
+        examples.picture(examples.EVERY_KIND),
+        examples.picture(("#o",)),
+        examples.picture(("#" * 32 + "o" * 32,) * 32, query_positions=range(100_000, 100_032)),
+        examples.picture(("#" * 20 + "o" * 44,) * 4, **batch),
+        examples.picture(("#" * 30,) * 31 + ("x" * 30,), rows=("read",) * 30 + ("shifted", "nonlinear")),
+        examples.picture(("#" * 30, *["nan"] * 20)),
+    ]
+    found = tuple(wrong.findings[0].model_copy(update={"picture": picture}) for picture in pictures)
+    page = tmp_path / "check.html"
+    write_check(replace(wrong, findings=found), page)
+    with browser(scheme=scheme) as chrome:
+        screenshot.resize(chrome, width, 900)
+        chrome.get(page.as_uri())
+        assert chrome.get_log("browser") == []
+        assert len(chrome.find_elements("css selector", "figure.observed svg")) == len(pictures)
+        assert chrome.execute_script("return document.documentElement.scrollWidth") == width
+        assert chrome.execute_script(_CUT_OFF) == []
+        assert chrome.execute_script(_OVERLAPS) == []
+        sizes = chrome.execute_script(
+            "return [...document.querySelectorAll('svg.chart')].map((s) => [s.clientWidth, s.width.baseVal.value])"
+        )
+        assert all(shown == pytest.approx(drawn, abs=1) for shown, drawn in sizes)  # not scaled down
