@@ -49,7 +49,7 @@ def main() -> None:
         (joined / name).write_text("".join(part.read_text() for part in parts if part.exists()))
     # Nothing is left to examine: this writes the certificate of all.
     raise SystemExit(
-        assay(*LEVEL, *more, "--out", str(joined), cwd=HERE, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[0]})
+        assay(*LEVEL, *more, "--out", str(joined), cwd=HERE, env={"CUDA_VISIBLE_DEVICES": gpus[0]})
     )
 
 
