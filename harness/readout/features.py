@@ -1,0 +1,170 @@
+"""Features: the integers that rules speak of, for a query of a head, and for a pair of such a query and a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.readout.mining import Table, Term
+
+Ints = NDArray[np.int64]
+_BLOCKS = (16, 32, 64, 128)
+_RESIDUES = (2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
+
+
+def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: int = 0) -> dict[str, Ints]:
+    """The features of some queries, for each q head: int64 [rows * num_q_heads] each, heads innermost.
+
+    Args:
+        call: the call.
+        rows: packed rows of q.
+        number: of the call among those that the kernel computed.
+        nth: of the call among those of its layer and phase.
+    """
+    heads, kv_heads = call.q.shape[1], call.k.shape[1]
+    new, total = np.array(call.lens_q), np.array(call.lens_k)
+    prefix, seqs = total - new, len(new)
+    starts = np.array(call.cu_seqlens_q.tolist())
+    row = np.repeat(np.asarray(rows, dtype=np.int64), heads)
+    head = np.tile(np.arange(heads), len(rows))
+    seq = np.searchsorted(starts, row, "right") - 1
+    i = row - starts[seq]
+    before, after = np.maximum(seq - 1, 0), np.minimum(seq + 1, seqs - 1)
+    one = np.ones_like(row)
+    return {
+        "head": head, "kv": head // (heads // kv_heads), "member": head % (heads // kv_heads), "heads": heads * one,
+        "kv_heads": kv_heads * one, "group": heads // kv_heads * one, "head_dim": call.q.shape[2] * one,
+        "layer": call.layer * one, "decode": (call.phase == "decode") * one, "causal": bool(call.causal) * one,
+        "call": number * one, "nth": nth * one, "seq": seq, "from_last": seqs - 1 - seq, "seqs": seqs * one, "i": i, "pos": i + prefix[seq],
+        "after": new[seq] - 1 - i, "prefix": prefix[seq], "new": new[seq], "total": total[seq], "row": row,
+        "previous_total": np.where(seq > 0, total[before], 0), "previous_prefix": np.where(seq > 0, prefix[before], 0),
+        "next_total": np.where(seq < seqs - 1, total[after], 0), "first_total": total[0] * one,
+        "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one,
+    }  # fmt: skip
+
+
+HISTORY = ("initial_new", "initial_total", "initial_prefix", "last_new", "last_total", "last_prefix")
+"""Lengths of the first sequence of the first call, and of the call before."""
+
+
+class Pairs(Mapping[str, Ints]):
+    """The features of pairs of a query and a packed key, for each q head: int64 [rows * num_q_heads * total_k], made when asked for.
+
+    Those of the query, and of the key: ``j``, its index in its sequence; ``fresh``, its index among the new tokens of the query's
+    sequence, negative for a cached key; ``ahead``, by how much j is more than the query's i; ``other``, by how much its sequence is further in the
+    batch than the query's; ``left``, how many keys of its sequence come after it.
+
+    Args:
+        call: the call.
+        queries: the features of its queries, as `row_table` gives them.
+    """
+
+    _OF_KEY = ("j", "left", "other", "fresh", "ahead")
+
+    def __init__(self, call: AttentionCall, queries: Table) -> None:
+        total = np.array(call.lens_k)
+        self._of = np.repeat(np.arange(len(total)), total)
+        starts = np.array(call.cu_seqlens_k.tolist())
+        self._j = np.arange(int(total.sum())) - starts[self._of]
+        self._left = total[self._of] - 1 - self._j
+        self._queries, self._made = queries, dict[str, Ints]()
+
+    def __getitem__(self, name: str) -> Ints:
+        if name not in self._made:
+            self._made[name] = self._column(name)
+        return self._made[name]
+
+    def _column(self, name: str) -> Ints:
+        count, keys = len(self._queries["row"]), len(self._j)
+        if name == "j":
+            return np.tile(self._j, count)
+        if name == "left":
+            return np.tile(self._left, count)
+        if name == "fresh":
+            return self["j"] - self["prefix"]
+        if name == "ahead":
+            return self["j"] - self["i"]
+        if name == "other":
+            return np.tile(self._of, count) - np.repeat(self._queries["seq"], keys)
+        return np.repeat(self._queries[name], keys)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._queries, *self._OF_KEY))
+
+    def __len__(self) -> int:
+        return len(self._queries) + len(self._OF_KEY)
+
+
+def own_keys(call: AttentionCall) -> list[tuple[slice, slice]]:
+    """Rows of q and of k of each sequence."""
+    q, k = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
+    return [(slice(*a), slice(*b)) for a, b in zip(pairwise(q), pairwise(k), strict=True)]
+
+
+def _named(*terms: tuple[str, float]) -> list[Term]:
+    return [Term(name, cost=cost, words=True) for name, cost in terms]
+
+
+def _amounts(*terms: tuple[str, float]) -> list[Term]:
+    return [Term(name, cost=cost) for name, cost in terms]
+
+
+def _residues(name: str, cost: float, of: Iterable[int] = _RESIDUES) -> list[Term]:
+    return [Term(name, modulo=m, cost=cost + 0.2 * (m not in _BLOCKS and m > 3)) for m in of]
+
+
+def _in_blocks(name: str, cost: float) -> list[Term]:
+    """Blocks of an index: which one, and every second, third and fourth of them."""
+    found = [Term(name, block=b, cost=cost, words=True) for b in _BLOCKS]
+    return found + [Term(name, block=b, modulo=m, cost=cost + 0.4) for b in _BLOCKS for m in (2, 3, 4)]
+
+
+ROW_TERMS: tuple[Term, ...] = (
+    *_named(("decode", 0.2), ("head", 0.3), ("kv", 0.35), ("layer", 0.3), ("causal", 0.4), ("member", 0.6), ("head_dim", 0.7)),
+    *_amounts(("seq", 0.5), ("from_last", 0.5), ("seqs", 0.4), ("prefix", 0.3), ("new", 0.3), ("total", 0.3), ("pos", 0.5),
+              ("i", 0.5), ("after", 0.5), ("layer", 0.6), ("head", 0.7), ("kv", 0.8), ("group", 0.7), ("kv_heads", 0.8),
+              ("heads", 0.9), ("previous_total", 1.2), ("previous_prefix", 1.3), ("next_total", 1.3),
+              ("first_total", 1.3), ("first_prefix", 1.3), ("most_total", 1.1), ("most_new", 1.2), ("row", 1.2)),
+    *_amounts(*((name, 1.3) for name in HISTORY)), *_named(("same_layer", 1.0), ("same_phase", 1.0)),
+    *(Term(now, before, cost=1.4) for now, before in (("total", "initial_total"), ("total", "last_total"), ("new", "initial_new"),
+      ("new", "last_new"), ("prefix", "initial_prefix"), ("prefix", "last_prefix"), ("pos", "initial_total"))),
+    Term("call", cost=1.0, single=False), Term("nth", cost=0.9, single=False),
+    Term("prefix", "new", cost=1.2), Term("total", "most_total", cost=1.2), Term("total", "first_total", cost=1.4),
+    Term("total", "previous_total", cost=1.4), Term("total", "next_total", cost=1.4), Term("i", "prefix", cost=1.2),
+    *(term for name, cost in (("i", 0.9), ("pos", 0.9), ("total", 0.9), ("prefix", 1.0), ("new", 1.0), ("after", 1.3))
+      for term in _residues(name, cost)),
+    *(term for name in ("i", "pos") for term in _in_blocks(name, 0.9)),
+    *_residues("layer", 1.0, (2, 3, 4)), *_residues("head", 1.0, (2, 3, 4)), *_residues("call", 1.3, range(2, 13)), *_residues("nth", 1.2, range(2, 13)),
+    *_residues("row", 1.6), *(Term("pos", "total", block=b, cost=1.2) for b in _BLOCKS),
+    *(Term("i", "new", block=b, cost=1.2) for b in _BLOCKS), *_residues("seq", 1.2, (2, 3)),
+)  # fmt: skip
+"""What the rule of a query may speak of."""
+
+PAIR_TERMS: tuple[Term, ...] = (
+    Term("pos", "j", cost=0.1), Term("j", "prefix", cost=0.2), Term("j", "i", cost=0.3), Term("j", cost=0.2),
+    Term("left", cost=0.3), Term("other", cost=0.2), Term("j", "new", cost=0.9), Term("j", "total", cost=0.9),
+    Term("j", "previous_prefix", cost=1.2), Term("j", "first_prefix", cost=1.2), Term("j", "first_total", cost=1.2),
+    Term("j", "previous_total", cost=1.3), *(Term("j", name, cost=1.3) for name in HISTORY), Term("left", "new", cost=1.2), Term("left", "i", cost=1.2),
+    *(Term("ahead", name, cost=0.9) for name in ("previous_prefix", "first_prefix", "initial_prefix", "last_prefix")),
+    *(Term("fresh", "i", block=b, cost=0.7) for b in _BLOCKS),
+    *(Term("pos", "j", block=b, cost=0.7) for b in _BLOCKS), *(Term("j", "total", block=b, cost=0.7) for b in _BLOCKS),
+    *(Term("j", "prefix", block=b, cost=0.9) for b in _BLOCKS), *(Term("i", "j", block=b, cost=0.9) for b in _BLOCKS),
+    *_residues("j", 0.7), *_in_blocks("j", 0.6), *(Term("pos", "j", modulo=m, cost=0.9) for m in _RESIDUES),
+    *(Term("j", "prefix", modulo=m, cost=1.2) for m in _RESIDUES), *_residues("left", 1.2),
+    *(Term(term.name, term.minus, term.block, term.modulo, term.cost + 0.3, term.words) for term in ROW_TERMS),
+)  # fmt: skip
+"""What the rule of a pair of a query and a key may speak of."""
+
+
+def joined(tables: Sequence[Table]) -> dict[str, Ints]:
+    """The examples of several tables in one."""
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def chosen(table: Table, which: Ints | NDArray[np.bool_]) -> dict[str, Ints]:
+    """Some examples of a table."""
+    return {name: column[which] for name, column in table.items()}

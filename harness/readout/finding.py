@@ -1,0 +1,481 @@
+"""Finding the operator of a kernel: screen, read, explain, mine, and try what was found on calls that were not seen before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from assay.harness.readout.candidates import Explained, effects_of, general_effects, key_factors, known_effects
+from assay.harness.readout.effects import Clause, Constant, Effect, Flags, KeyFactors, Moved, Operator, Queries
+from assay.harness.readout.features import ROW_TERMS, chosen, joined
+from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
+from assay.harness.readout.mining import Condition, Literal, mine
+from assay.harness.readout.probing import Plan, Prober, drawn_plans, fixed_plans, repeated_plans
+from assay.harness.readout.ranges import limits
+from assay.harness.readout.reading import Numbers, Reading, read, row_errors
+
+READ_AT_ONCE, READ_AGAIN = 8, 5
+"""Calls that are read before a rule is sought, and those that contradict it that are read after."""
+ROUNDS = 4
+"""Rounds in which calls that contradict the rules are read."""
+FRESH = 20
+"""Calls on which an operator is tried that it was not mined from, in each round."""
+CLAUSES = 3
+"""Most clauses of an operator."""
+FAR_FETCHED = 5.0
+"""A condition of this cost is a coincidence where whole calls are wrong and others are right: they are wrong now and then."""
+WRONG_ROWS, RIGHT_ROWS = 16, 8
+"""Queries of a call that are looked at."""
+_FEW = 10
+"""Calls on which effects are compared before the best ones are tried on all."""
+_TELLING = 6
+"""Calls that are drawn to tell rivals apart, in each round."""
+LOOSE = 2e-2
+"""Relative error of a query from which on it is wrong where scores are of all sizes: a float32 score of 1e4 is off by 1e-3."""
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """What counts as wrong, and how exact readings are.
+
+    Attributes:
+        error: relative error of a query from which on it is wrong.
+        tolerance: of readings.
+        margin: multiple of `error` up to which an output counts as the one that was foreseen, and from which on a change must show.
+    """
+
+    error: float = 1e-4
+    tolerance: Tolerance = Tolerance()
+    margin: float = 3.0
+
+
+@dataclass
+class Sample:
+    """Some queries of a call that the kernel answered.
+
+    Attributes:
+        plan: how the call was made.
+        queries: the queries.
+        actual: what the kernel answered, [rows, heads, head_dim_v].
+        bad: which are wrong, bool [rows * heads].
+        error: relative error from which on they are.
+        margin: see `Exactness`.
+        fresh: whether it was asked to try an operator.
+        reading: the weights; None until they are read, or if they cannot be.
+        explained: the forms that fit what was read.
+    """
+
+    plan: Plan
+    queries: Queries
+    actual: Numbers
+    bad: Flags
+    error: float
+    margin: float
+    fresh: bool = False
+    reading: Reading | None = None
+    explained: Explained | None = None
+
+    @property
+    def errors(self) -> Numbers:
+        """Error of each query and head, relative to its right output, L1, [rows * heads]; infinite where it is not finite."""
+        size = np.abs(self.queries.right).sum(-1)
+        with np.errstate(invalid="ignore"):
+            gap = np.abs(self.actual - self.queries.right).sum(-1) / np.maximum(size, 1e-12)
+        found: Numbers = np.nan_to_num(gap, nan=np.inf, posinf=np.inf).ravel()
+        return found
+
+    def agrees(self, out: Numbers) -> Flags:
+        """Where the kernel's answer is this output, bool [rows * heads]."""
+        size = np.maximum(np.abs(self.queries.right).sum(-1), np.nan_to_num(np.abs(out).sum(-1), posinf=0.0))
+        return close(out, self.actual, size, self.margin * self.error)
+
+    def differs(self, out: Numbers) -> Flags:
+        """Where this output is clearly not the right one, bool [rows * heads]."""
+        return ~close(out, self.queries.right, np.abs(self.queries.right).sum(-1), self.margin * self.error)
+
+
+def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:
+    """Whether two outputs agree, by query and head, bool [rows * heads]. NaN agrees with NaN."""
+    with np.errstate(invalid="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        gap = np.where(same, 0.0, np.abs(a - b)).sum(-1)
+    found: Flags = (np.nan_to_num(gap, nan=np.inf) <= tolerance * size).ravel()
+    return found
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How an operator does on samples.
+
+    Attributes:
+        wrong: queries and heads on which the kernel is wrong.
+        explained: of these, those of which the operator gives the kernel's answer.
+        false: queries and heads on which the kernel is right and the operator is not.
+    """
+
+    wrong: int = 0
+    explained: int = 0
+    false: int = 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the operator gives every answer."""
+        return self.explained == self.wrong and not self.false
+
+
+class Finder:
+    """Finds the operator of one kernel.
+
+    Args:
+        prober: the kernel.
+        data: see `Plan.data`.
+        dtype: of the calls.
+        exactness: what counts as wrong.
+        seed: of the data, and of what is drawn.
+        slow: whether the kernel is slow, so that long calls are left out and fewer are made.
+    """
+
+    def __init__(
+        self, prober: Prober, data: str, dtype: torch.dtype, exactness: Exactness, seed: int = 0, slow: bool = False
+    ) -> None:
+        self.prober, self.data, self.dtype, self.exactness, self.slow = prober, data, dtype, exactness, slow
+        self._seed = seed
+        self.samples: list[Sample] = []
+        """What was seen so far."""
+        self.operator = Operator()
+        """What is known so far."""
+        self._limited: list[Effect] = []
+        self._draw = np.random.default_rng(self._seed)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether anything was seen to be wrong."""
+        return any(sample.bad.any() for sample in self.samples)
+
+    def run(self) -> None:
+        """Find the operator; what is known so far stands in `operator` and `samples`.
+
+        Raises:
+            BudgetSpentError: the budget is spent.
+        """
+        self.screen([*repeated_plans(self.data, self.dtype), *fixed_plans(self.data, self.dtype, not self.slow)])
+        drawn = drawn_plans(self.data, self.dtype, 7 + self._seed)
+        self._limits()
+        if not self.wrong:
+            self.screen(islice(drawn, FRESH // 2 if self.slow else FRESH))
+            if not self.wrong:
+                return
+        for sample in self.to_read(self.samples, READ_AT_ONCE - 3 * self.slow):
+            self.read(sample)
+        tried: set[Plan] = set()
+        for _ in range(ROUNDS):
+            operators = self.fit()
+            self.operator = operators[0]
+            plans = [*self.again(), *self.edges(operators), *self.telling(operators, drawn)]
+            plans = [plan for plan in dict.fromkeys(plans) if replace(plan, seed=0) not in tried]
+            tried |= {replace(plan, seed=0) for plan in plans}
+            self.screen([*plans, *islice(drawn, FRESH // 2 if self.slow else FRESH)], fresh=True)
+            against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
+            if not against:
+                break
+            for sample in self.to_read(against, READ_AGAIN - 2 * self.slow):
+                self.read(sample)
+        else:
+            self.operator = self.fit()[0]
+
+    # Asking
+
+    def screen(self, plans: Iterable[Plan], fresh: bool = False) -> None:
+        """Ask for the calls, and keep some queries of each."""
+        for plan in plans:
+            call = replace(plan, seed=plan.seed + 1_000_003 * self._seed).make(self.prober.device)
+            number, nth, history = self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
+            out = self.prober(call)
+            if out is None:
+                continue
+            error = LOOSE if plan.data == "scores" else self.exactness.error
+            wrong = row_errors(call, out) > error
+            rows = self._rows(wrong.any(1))
+            queries = Queries(call, rows, number, nth, history)
+            actual = out[torch.from_numpy(rows)].numpy()
+            self.samples.append(Sample(plan, queries, actual, wrong[rows].ravel(), error, self.exactness.margin, fresh))
+
+    def judge_by(self, exactness: Exactness) -> None:
+        """Judge what was seen so far, and what follows, by this."""
+        self.exactness = exactness
+        for sample in self.samples:
+            sample.error, sample.margin = exactness.error, exactness.margin
+            sample.bad = sample.errors > exactness.error
+
+    def _rows(self, wrong: Flags) -> NDArray[np.int64]:
+        bad, good = np.flatnonzero(wrong), np.flatnonzero(~wrong)
+        beside = np.intersect1d(np.concatenate([bad[:1] - 1, bad[-1:] + 1]), good)
+        parts = [bad[:2], bad[-2:], self._draw.permutation(bad)[: WRONG_ROWS - 4]]
+        parts += [good[:2], good[-2:], beside, self._draw.permutation(good)[: RIGHT_ROWS - 4]]
+        return np.unique(np.concatenate(parts)).astype(np.int64)
+
+    def read(self, sample: Sample) -> None:
+        """Read the weights of a sample's queries, once."""
+        if sample.reading is not None:
+            return
+        queries = sample.queries
+        reading = read(self.prober, queries.call, queries.rows.tolist(), queries.number)
+        if reading is None:
+            return
+        context, found = CallContext(reading), list[tuple[object, ...]]()
+        for place in range(len(queries.rows) * queries.heads):
+            row = Row(context, *divmod(place, queries.heads), self.exactness.tolerance)
+            found.append(tuple(fits(row)) if sample.bad[place] else ())
+        sample.reading = reading
+        sample.explained = Explained(queries, tuple(found), ~sample.bad)  # type: ignore[arg-type]
+
+    def to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
+        """Samples that are worth reading: small ones first, of each kind some."""
+        kinds: dict[tuple[object, ...], int] = {}
+
+        def rank(sample: Sample) -> int:
+            plan = sample.plan
+            kind = (plan.phase, len(plan.lens) > 1, any(p for _, p in plan.lens), plan.keys > 70)
+            kinds[kind] = kinds.get(kind, 0) + 1
+            return kinds[kind]
+
+        plain = [
+            s for s in samples if s.bad.any() and s.plan.keys > 3 and s.plan.data == self.data and s.reading is None
+        ]
+        plain.sort(key=lambda s: s.plan.size)
+        ranks = [rank(sample) for sample in plain]
+        order = sorted(range(len(plain)), key=lambda n: (ranks[n], n))
+        return [plain[n] for n in order[:most]]
+
+    def _limits(self) -> None:
+        """Find where the range of values and scores ends, and ask for calls beyond it."""
+        if self.data != "normal":
+            return  # a quantisation is not exact on numbers of all sizes
+        plan = Plan(((1, 0),), (4, 2), 64, self.dtype)
+        found = limits(self.prober, plan)
+        self._limited = list(found)
+        lens = (((9, 0),), ((5, 20),), ((1, 40),), ((4, 8), (7, 0)), ((1, 6), (1, 30)), ((30, 0),))
+        for effect in found:
+            self.screen(
+                Plan(one, (4, 2), 64, self.dtype, layer=n, data=effect.what, seed=n) for n, one in enumerate(lens)
+            )
+
+    # Explaining
+
+    def judged(self, effect: Effect, samples: Sequence[Sample]) -> Iterable[tuple[Flags, Flags]]:
+        """For each sample, which rows the effect gives the answer of, and on which it changes the right output."""
+        for sample in samples:
+            out = effect.outputs(sample.queries)
+            yield sample.agrees(out), sample.differs(out)
+
+    def clauses(self, effect: Effect, open_: Sequence[Flags]) -> tuple[int, list[Clause]]:
+        """How many wrong rows an effect explains, and its clauses, cheapest first; none if no condition keeps it from being wrong."""
+        tables, flags, hits, strange = [], [], 0, 0
+        calls: list[tuple[int, int]] = []
+        for sample, (agrees, changes), left in zip(self.samples, self.judged(effect, self.samples), open_, strict=True):
+            positive, other = sample.bad & agrees & left, sample.bad & ~agrees & left
+            negative = (~sample.bad & changes) | other
+            hits, strange = hits + int(positive.sum()), strange + int(other.sum())
+            use = np.flatnonzero(positive | negative)
+            if len(use):
+                calls.append((int(positive.sum()), int(negative.sum())))
+                tables.append(chosen(sample.queries.table, use))
+                flags.append(positive[use])
+        if not hits:
+            return 0, []
+        found = [Clause(effect, condition) for condition in mine(joined(tables), np.concatenate(flags), ROW_TERMS)]
+        whole = all(not p or not n for p, n in calls)
+        wrong = sum(p > 0 for p, _ in calls)
+        # One wrong call differs from all others in something, whatever made it wrong.
+        coincidence = not found or found[0].condition.cost > FAR_FETCHED or (wrong == 1 and found[0].condition.literals)
+        if not strange and whole and coincidence and wrong < len(calls):
+            found.insert(0, Clause(effect, sometimes=wrong / len(calls)))
+        return hits, found
+
+    def fit(self) -> list[Operator]:
+        """The operator that explains most of the samples, and rivals that explain as much."""
+        open_ = [np.ones(len(s.bad), bool) for s in self.samples]
+        clauses: list[Clause] = []
+        rivals: list[Operator] = []
+        for _ in range(CLAUSES):
+            if not any((s.bad & o).any() for s, o in zip(self.samples, open_, strict=True)):
+                break
+            best = self._best(open_)
+            if not best:
+                break
+            rivals += [Operator((*clauses, other)) for other in best[1:]]
+            clauses.append(best[0])
+            for sample, o in zip(self.samples, open_, strict=True):
+                o &= ~best[0].condition.holds(sample.queries.table)
+        return [Operator(tuple(clauses)), *rivals]
+
+    def _best(self, open_: Sequence[Flags]) -> list[Clause]:
+        """The clause that explains most of what is left, and its rivals; empty if there is none."""
+        left = [(s, o) for s, o in zip(self.samples, open_, strict=True) if (s.bad & o).any()]
+        ranked = self._ranked(left)
+        best: list[tuple[float, Clause]] = []
+        for effect in ranked[:6]:
+            hits, clauses = self.clauses(effect, open_)
+            best += [(hits * (1 - 0.01 * min(clause.cost, 20)), clause) for clause in clauses]
+        best.sort(key=lambda one: -one[0])
+        near = [clause for score, clause in best if score > 0.8 * best[0][0]]
+        return list(dict.fromkeys(near))[:8]
+
+    def _ranked(self, left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
+        """Effects by how many wrong rows of a few calls they explain."""
+        few = list(left[:: max(1, len(left) // _FEW)][:_FEW])
+        total = sum(int((s.bad & o).sum()) for s, o in few)
+        scores: list[tuple[float, int, Effect]] = []
+
+        def hits(effect: Effect, some: Sequence[tuple[Sample, Flags]]) -> int:
+            judged = self.judged(effect, [s for s, _ in some])
+            return sum(int((agrees & s.bad & o).sum()) for (agrees, _), (s, o) in zip(judged, some, strict=True))
+
+        def rate(effects: Iterable[Effect], first: int = 2) -> None:
+            for effect in effects:
+                found = hits(effect, few[:first])  # most effects explain nothing, which two calls show
+                if found:
+                    found += hits(effect, few[first:])
+                    scores.append((found - 0.005 * total * min(effect.cost, 10), -len(scores), effect))
+
+        def settled() -> bool:
+            return any(score > 0.9 * total for score, _, _ in scores)
+
+        readings = []
+        for sample, o in left:
+            if sample.explained is not None:
+                kept = tuple(f if o[n] else () for n, f in enumerate(sample.explained.fits))
+                readings.append(Explained(sample.queries, kept, sample.explained.right))
+        right = [s.queries for s in self.samples if not s.bad.any()]
+        rate([*_undefined(left), *self._limited], len(few))
+        rate(key_factors(readings, right), len(few))
+        rate(effects_of(readings), len(few))
+        if not settled():
+            rate(general_effects([(s.queries, s.actual, s.bad & o) for s, o in few]))
+        if not settled():
+            rate(known_effects())
+        return [effect for _, _, effect in sorted(scores, key=lambda one: one[:2], reverse=True)]
+
+    # Trying
+
+    def agreed(self, operator: Operator, sample: Sample) -> Flags:
+        """Where an operator gives the kernel's answer, or may."""
+        return sample.agrees(operator.outputs(sample.queries)) | (operator.uncertain(sample.queries) & ~sample.bad)
+
+    def tally(self, operator: Operator, samples: Sequence[Sample]) -> Tally:
+        """How an operator does."""
+        flags = [(sample.bad, self.agreed(operator, sample)) for sample in samples]
+        return Tally(
+            sum(int(bad.sum()) for bad, _ in flags), sum(int((bad & agrees).sum()) for bad, agrees in flags),
+            sum(int((~bad & ~agrees).sum()) for bad, agrees in flags),
+        )  # fmt: skip
+
+    def again(self) -> list[Plan]:
+        """Some calls that were wrong, with other data: what is wrong now and then is right this time."""
+        wrong = sorted((s.plan for s in self.samples if s.bad.any() and not s.fresh), key=lambda plan: plan.size)
+        return [replace(plan, seed=plan.seed + 50_000) for plan in wrong[:3]]
+
+    def edges(self, operators: Sequence[Operator]) -> list[Plan]:
+        """Calls on both sides of the thresholds of operators."""
+        wanted = dict.fromkeys(
+            (literal.term.name, value)
+            for operator in operators
+            for literal in _literals(operator)
+            if not literal.term.minus and not literal.term.modulo
+            for value in _sides(literal)
+        )
+        bases = self._bases()
+        found = [plan for name, value in wanted for plan in self._at(name, value, bases)]
+        return list(dict.fromkeys(found))[: 20 if self.slow else 60]
+
+    def _bases(self) -> list[Plan]:
+        """Small wrong calls of different kinds: a call at an edge is one of them with another length."""
+        kinds: dict[tuple[object, ...], Plan] = {}
+        for sample in sorted(
+            (s for s in self.samples if s.bad.any() and s.plan.data == self.data), key=lambda s: s.plan.size
+        ):
+            plan = sample.plan
+            kinds.setdefault((plan.phase, len(plan.lens), any(p for _, p in plan.lens)), plan)
+        return list(kinds.values())[:3]
+
+    def _at(self, name: str, value: int, bases: Sequence[Plan]) -> list[Plan]:
+        """Calls in which a feature has a value."""
+        found: list[Plan] = []
+        for base in bases or [Plan(((7, 9),), dtype=self.dtype, data=self.data)]:
+            for place, (new, prefix) in enumerate(base.lens):
+                lens = list(base.lens)
+                decode = base.phase == "decode"
+                if name in ("total", "most_total", "j") and 1 < value < 5000:
+                    now = 1 if decode or not prefix else min(new, value - 1)
+                    lens[place] = (now, value - now) if prefix else (value, 0)
+                elif name in ("prefix", "previous_prefix", "first_prefix") and 0 <= value < 5000:
+                    lens[place] = (new, value)
+                elif name in ("new", "most_new") and 0 < value < 700:
+                    lens[place] = (value, prefix)
+                elif name in ("pos", "i") and 0 < value < 700:
+                    lens[place] = (1, value) if decode else (value + 2, prefix if name == "i" else 0)
+                elif name in ("seqs", "seq") and 0 < value < 20:
+                    lens = (lens * value)[:value]
+                else:
+                    continue
+                if sum(n * (n + p) for n, p in lens) < 10**6:
+                    heads = (2, 1) if value > 300 and base.heads[1] > 1 and base.heads[0] < 4 else base.heads
+                    found.append(replace(base, lens=tuple(lens), heads=heads, seed=7000 + value))
+        return found
+
+    def telling(self, operators: Sequence[Operator], plans: Iterable[Plan]) -> list[Plan]:
+        """Plans of calls on which a rival says something else than the chosen operator."""
+        undecided = [operator for operator in operators[1:] if operator != operators[0]]
+        found: list[Plan] = []
+        for plan in islice(plans, 60):
+            if not undecided or len(found) >= _TELLING:
+                break
+            call = plan.make()
+            rows = np.arange(call.q.shape[0])[:: max(1, call.q.shape[0] // 6)]
+            queries = Queries(
+                call, rows, self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
+            )
+            size = np.abs(queries.right).sum(-1)
+            said = operators[0].outputs(queries)
+            split = [
+                o
+                for o in undecided
+                if not close(o.outputs(queries), said, size, self.exactness.margin * self.exactness.error).all()
+            ]
+            if split:
+                found.append(plan)
+                undecided = [o for o in undecided if o not in split]
+        return found
+
+
+def _literals(operator: Operator) -> Iterable[Literal]:
+    for clause in operator.clauses:
+        conditions: list[Condition] = [clause.condition]
+        if isinstance(clause.effect, KeyFactors):
+            conditions += [part.condition for part in clause.effect.parts]
+        if isinstance(clause.effect, Moved):
+            conditions.append(clause.effect.condition)
+        for condition in conditions:
+            yield from condition.literals
+
+
+def _sides(literal: Literal) -> tuple[int, ...]:
+    block = literal.term.block
+    value = literal.value * block
+    return (value - 1, value, value + 1) if literal.op in (">=", "<") or block > 1 else (value,)
+
+
+def _undefined(left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
+    found: dict[str, Effect] = {}
+    for sample, o in left:
+        bad = sample.actual.reshape(len(sample.bad), -1)[sample.bad & o]
+        if np.isnan(bad).any():
+            found["nan"] = Constant(float("nan"))
+        if np.isinf(bad).any():
+            found["inf"] = Constant(float("inf"))
+    return list(found.values())

@@ -1,0 +1,283 @@
+"""Mining rules: the simplest exact conditions over integer features that tell two sets of examples apart.
+
+A table holds one integer of each feature for each example. A `Term` is an integer made of one or two features, a `Literal` compares
+a term with a constant, a `Condition` is a conjunction of literals or the negation of one. `mine` finds the cheapest conditions that
+hold for all positive examples and for no negative one. It knows nothing of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal as Choice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Table = Mapping[str, NDArray[np.int64]]
+"""Feature -> its value for each example, int64 [examples]."""
+Flags = NDArray[np.bool_]
+MAX_LITERALS = 3
+"""Most literals of a condition: longer ones fit by chance."""
+MAX_EXAMPLES = 1500
+"""Positive examples, and negative ones, among which conditions are sought at a time; what they miss is a counterexample."""
+_BEAM = 40
+"""Literals from which a conjunction of three is sought."""
+_ROUNDS = 6
+"""Rounds of counterexamples."""
+_MAX_EQUALS = 12
+"""A term with more values than this is compared by thresholds, and with its only value among the positives."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """An integer made of features: ``name // block - minus // block``, and of that the remainder modulo `modulo`.
+
+    Attributes:
+        name: a feature.
+        minus: a feature that is subtracted; empty for none.
+        block: both are counted in blocks of this many.
+        modulo: remainder by this; 0 for the number itself.
+        cost: how far-fetched it is; conditions are compared by the sum.
+        words: whether its values are names rather than amounts, so that no threshold on it makes sense.
+        single: whether one value of it may matter; of the number of a call, only from which on, and every how many.
+    """
+
+    name: str
+    minus: str = ""
+    block: int = 1
+    modulo: int = 0
+    cost: float = 1.0
+    words: bool = False
+    single: bool = True
+
+    def of(self, table: Table) -> NDArray[np.int64]:
+        """Its value for each example, int64 [examples]."""
+        value = table[self.name] // self.block
+        if self.minus:
+            value = value - table[self.minus] // self.block
+        return value % self.modulo if self.modulo else value
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A comparison of a term with a constant."""
+
+    term: Term
+    op: Choice["==", "!=", ">=", "<"]
+    value: int
+
+    def holds(self, table: Table) -> Flags:
+        """For which examples it holds, bool [examples]."""
+        x = self.term.of(table)
+        found: Flags = {
+            "==": x == self.value, "!=": x != self.value, ">=": x >= self.value, "<": x < self.value
+        }[self.op]  # fmt: skip
+        return found
+
+    @property
+    def cost(self) -> float:
+        """How far-fetched it is."""
+        return self.term.cost + {"==": 0.0, ">=": 0.1, "<": 0.1, "!=": 0.6}[self.op] + _strangeness(self.value)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A conjunction of literals, or its negation. Without literals it always holds.
+
+    Attributes:
+        literals: what must hold.
+        negated: whether the conjunction must not hold.
+    """
+
+    literals: tuple[Literal, ...] = ()
+    negated: bool = False
+
+    def holds(self, table: Table) -> Flags:
+        """For which examples it holds, bool [examples]."""
+        found = np.ones(_size(table), bool)
+        for literal in self.literals:
+            found &= literal.holds(table)
+        return ~found if self.negated else found
+
+    @property
+    def cost(self) -> float:
+        """How far-fetched it is."""
+        return sum(1.0 + literal.cost for literal in self.literals) + 1.5 * self.negated
+
+    @property
+    def always(self) -> bool:
+        """Whether it holds for every example."""
+        return not self.literals and not self.negated
+
+
+ALWAYS = Condition()
+
+
+def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6, seed: int = 0) -> list[Condition]:
+    """The cheapest conditions that hold for all positive examples and for no negative one, cheapest first.
+
+    Where no conjunction of at most `MAX_LITERALS` does, the negation of one is tried. Several conditions that agree on the examples
+    are rivals: an example on which they differ tells them apart.
+
+    Args:
+        table: the examples.
+        positive: which of them are positive, bool [examples]; at least one.
+        terms: what conditions may speak of.
+        most: most conditions to return.
+        seed: of the examples that are looked at first.
+
+    Returns:
+        Empty if there is none.
+    """
+    if positive.all():
+        return [ALWAYS]
+    found = _conjunctions(table, positive, terms, most, seed)
+    if not found or found[0].cost > 4:
+        others = _conjunctions(table, ~positive, terms, most, seed)
+        found += [Condition(one.literals, negated=True) for one in others]
+    return sorted(found, key=lambda one: one.cost)[:most]
+
+
+def _conjunctions(table: Table, positive: Flags, terms: Sequence[Term], most: int, seed: int) -> list[Condition]:
+    draw = np.random.default_rng(seed)
+    inside, outside = (draw.permutation(np.flatnonzero(which))[:MAX_EXAMPLES] for which in (positive, ~positive))
+    for _ in range(_ROUNDS):
+        holding, against = ({name: column[some] for name, column in table.items()} for some in (inside, outside))
+        found = _search(_literals(holding, against, terms), against, most)
+        wrong = [one.holds(table) != positive for one in found]
+        exact = [one for one, off in zip(found, wrong, strict=True) if not off.any()]
+        if exact or not found:
+            return exact
+        more = np.unique(np.concatenate([draw.permutation(np.flatnonzero(off))[:50] for off in wrong]))
+        inside, outside = np.union1d(inside, more[positive[more]]), np.union1d(outside, more[~positive[more]])
+    return []
+
+
+def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Literal]:
+    """Literals that hold for all positive examples and exclude a negative one."""
+    found: list[Literal] = []
+    for term in terms:
+        inside, other = term.of(holding), term.of(against)
+        low, high = int(inside.min()), int(inside.max())
+        if term.single and low == high and (other != low).any():
+            found.append(Literal(term, "==", low))
+        values = np.unique(other)
+        if term.modulo or term.words:
+            if low != high:
+                missing = np.setdiff1d(values, inside)
+                few = missing if len(values) <= _MAX_EQUALS else missing[missing == 0]
+                found += [Literal(term, "!=", int(value)) for value in few]
+            continue
+        below, above = values[values < low], values[values > high]
+        if len(below):
+            found += [Literal(term, ">=", c) for c in _between(int(below[-1]) + 1, low)]
+        if len(above):
+            found += [Literal(term, "<", c) for c in _between(high + 1, int(above[0]))]
+    return found
+
+
+def _between(first: int, last: int) -> list[int]:
+    """Constants from first to last, which all separate the examples: the ends, and the least strange one."""
+    if last - first > 4096:
+        return [first, last]
+    return sorted({first, last, min(range(first, last + 1), key=_strangeness)})
+
+
+def _strangeness(value: int) -> float:
+    """How far-fetched a constant is: little for 0, 1 and powers of two and their neighbours."""
+    size = abs(value)
+    if size <= 1:
+        return 0.0
+    if size & (size - 1) == 0:
+        return 0.1
+    if (size - 1) & (size - 2) == 0 or (size + 1) & size == 0:
+        return 0.2
+    return 0.3 + 0.02 * (size % 2) + 0.02 * (size % 5 != 0) + 0.1 * (size > 9)
+
+
+def _search(literals: Sequence[Literal], against: Table, most: int) -> list[Condition]:
+    if not literals:
+        return []
+    ordered = sorted(literals, key=lambda literal: literal.cost)
+    holds = np.array([literal.holds(against) for literal in ordered])
+    patterns, first, group = np.unique(holds, axis=0, return_index=True, return_inverse=True)
+    members: list[list[Literal]] = [[] for _ in patterns]
+    for literal, of in zip(ordered, group.ravel(), strict=True):
+        members[of].append(literal)
+    costs = np.array([ordered[number].cost for number in first])
+    left = patterns.sum(1)
+    if (left == 0).any():
+        alone = [Condition((literal,)) for of in np.flatnonzero(left == 0) for literal in members[of]]
+        best = sorted(alone, key=lambda one: one.cost)[:most]
+        return best
+    pairs = _pairs(patterns, costs)
+    if pairs:
+        return sorted(islice(_spelled(pairs, members), most * 3), key=lambda one: one.cost)[:most]
+    triples: list[tuple[int, ...]] = []
+    for of in np.argsort(left + costs)[:_BEAM]:
+        within = patterns[:, patterns[of]]
+        triples += [(int(of), *pair) for pair in _pairs(within, costs)[:2]]
+    triples.sort(key=lambda which: sum(costs[list(which)]))
+    return sorted(islice(_spelled(triples, members), most * 3), key=lambda one: one.cost)[:most]
+
+
+def _pairs(patterns: Flags, costs: NDArray[np.float64]) -> list[tuple[int, ...]]:
+    """Pairs of patterns that never hold together, cheapest first."""
+    numbers = torch.from_numpy(patterns).float()  # PyTorch, since the caller sets its number of threads
+    both = np.triu((numbers @ numbers.T == 0).numpy(), 1)
+    a, b = np.nonzero(both)
+    order = np.argsort(costs[a] + costs[b], kind="stable")[:30]
+    return [(int(a[n]), int(b[n])) for n in order]
+
+
+def _spelled(sets: Iterable[tuple[int, ...]], members: Sequence[Sequence[Literal]]) -> Iterable[Condition]:
+    """Conditions of these patterns: with the cheapest literals, and with one of them replaced by a rival."""
+    for which in sets:
+        leaders = tuple(members[of][0] for of in which)
+        yield Condition(leaders)
+        for place, of in enumerate(which):
+            for rival in members[of][1:3]:
+                yield Condition((*leaders[:place], rival, *leaders[place + 1 :]))
+
+
+@dataclass(frozen=True)
+class Value:
+    """An integer that depends on features: ``times * term + plus``; without a term, a constant.
+
+    Attributes:
+        term: the term.
+        plus: what is added.
+        times: 1 or -1.
+    """
+
+    term: Term | None
+    plus: int = 0
+    times: int = 1
+
+    def of(self, table: Table) -> NDArray[np.int64]:
+        """Its value for each example, int64 [examples]."""
+        return np.full(_size(table), self.plus) if self.term is None else self.times * self.term.of(table) + self.plus
+
+    @property
+    def cost(self) -> float:
+        """How far-fetched it is."""
+        return (0.0 if self.term is None else 0.5 + self.term.cost) + _strangeness(self.plus)
+
+
+def mine_values(table: Table, wanted: NDArray[np.int64], terms: Sequence[Term], most: int = 4) -> list[Value]:
+    """The cheapest integers that equal the wanted one for every example, cheapest first; empty if there is none."""
+    found = [Value(None, int(wanted[0]))] if (wanted == wanted[0]).all() else []
+    for term in terms:
+        value = term.of(table)
+        for times in (1, -1):
+            off = wanted - times * value
+            if (off == off[0]).all():
+                found.append(Value(term, int(off[0]), times))
+    return sorted(found, key=lambda one: one.cost)[:most]
+
+
+def _size(table: Table) -> int:
+    return len(next(iter(table.values())))

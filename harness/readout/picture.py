@@ -1,0 +1,261 @@
+"""The picture of an operator, from what was read of a call, or from the outputs of a call that could not be read."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.picture import (
+    ELSEWHERE,
+    MAX_KEYS,
+    MAX_QUERIES,
+    NONE,
+    SAME,
+    UNSEEN,
+    WITH_WEIGHTS,
+    WRONG,
+    WRONG_WEIGHT,
+    WRONGLY_SEEN,
+    Picture,
+    RowKind,
+)
+from assay.harness.readout.features import own_keys
+from assay.harness.readout.reading import Numbers, Reading, right_weights, scores_of
+from assay.harness.text import ranges
+
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Words = NDArray[np.str_]
+
+LEAST_RELATIVE = 1e-3
+"""Relative error of a weight that is not shown, whatever the dtype: kernels sum in float32, in an order of their own."""
+ROUNDINGS = 4
+"""Roundings to the call's dtype by which a right weight may be off: of q, k, the weight, and the output."""
+BEFORE = 8
+"""Right queries, or keys, that are shown beside the first difference."""
+SEQUENCES = 8
+"""Most sequences of a call that are listed in words."""
+
+
+def picture_of(reading: Reading, head: int | None = None, *, relative: float | None = None) -> Picture:
+    """The picture of one q head of a call that was read.
+
+    Args:
+        reading: what was read.
+        head: the q head; None for the one with the most misplaced weight.
+        relative: relative error of a weight that is not shown; None for what roundings to the call's dtype explain. Weights of a
+            kernel that quantises are off by more.
+    """
+    call, order = reading.call, np.argsort(reading.rows)
+    heads, own = np.arange(call.q.shape[1]), _own_kv_heads(call)
+    eps = float(torch.finfo(call.q.dtype).eps)
+    least = max(1e-6, eps / 100)
+    kinds = _kinds(reading, 50 * least)
+    cells = _cells(reading, max(LEAST_RELATIVE, ROUNDINGS * eps) if relative is None else relative, least)
+    wrong = (kinds != "read") | np.isin(cells, WRONG).any(-1)
+    if head is None:
+        misplaced = np.abs(reading.weights - reading.expected).sum((-1, -2)) + (kinds != "read")
+        head = int((misplaced * wrong).sum(0).argmax())
+    found = order[_window(wrong[order, head], MAX_QUERIES)]
+    by_kv = np.abs(reading.weights[:, head]).max((0, -1)) > least
+    return _picture(
+        call, reading.rows[found], head, heads[wrong.any(0)], kinds[found, head], cells[found, head],
+        reading.expected[found, head, own[head]], reading.weights[found, head].sum(1),
+        tuple(kv for kv in np.flatnonzero(by_kv).tolist() if kv != own[head]),
+    )  # fmt: skip
+
+
+def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags, head: int | None = None) -> Picture:
+    """The picture of one q head of a call whose weights could not be read, such as one with outputs of NaN.
+
+    Args:
+        call: the call.
+        out: what the kernel answered, [total_q, num_q_heads, head_dim_v].
+        wrong: which outputs are wrong, bool [total_q, num_q_heads].
+        head: the q head; None for the one with the most wrong outputs.
+    """
+    head = int(wrong.sum(0).argmax()) if head is None else head
+    rows = _window(wrong[:, head], MAX_QUERIES)
+    answers = out[torch.from_numpy(rows).to(out.device), head].detach().cpu().double()
+    kinds = np.array(
+        [_unread_kind(answer) if wrong[row, head] else "right" for row, answer in zip(rows, answers, strict=True)]
+    )
+    expected = right_weights(call, rows, scores_of(call, rows))[:, head, _own_kv_heads(call)[head]]
+    cells = np.full(expected.shape, NONE)
+    return _picture(call, rows, head, np.flatnonzero(wrong.any(0)), kinds, cells, expected, np.zeros_like(expected), ())
+
+
+def _own_kv_heads(call: AttentionCall) -> Ints:
+    """The kv head of each q head."""
+    heads, kv_heads = call.q.shape[1], call.k.shape[1]
+    return np.arange(heads) // (heads // kv_heads)
+
+
+def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
+    """Which keys are of a query's own sequence, bool [rows, total_k]."""
+    found = np.zeros((len(rows), call.k.shape[0]), bool)
+    for q, k in own_keys(call):
+        found[(rows >= q.start) & (rows < q.stop), k] = True
+    return found
+
+
+def _kinds(reading: Reading, small: float) -> Words:
+    """What was read of each query and head, [rows, num_q_heads]; `small` is what is not told from zero."""
+    weights = np.abs(reading.weights).sum((-1, -2))
+    constant = np.abs(reading.constant).max(-1)
+    conditions = [weights + constant <= small, weights <= small, reading.off > 20 * small, constant > small]
+    return np.select(conditions, ["zero", "constant", "nonlinear", "shifted"], "read")
+
+
+def _unread_kind(answer: Tensor) -> RowKind:
+    """What is seen of a wrong output, [head_dim_v], without its weights."""
+    if bool(answer.isnan().any()):
+        return "nan"
+    if bool(answer.isinf().any()):
+        return "infinite"
+    if not bool(answer.any()):
+        return "zero"
+    return "constant" if len(answer) > 1 and bool((answer == answer[0]).all()) else "wrong"
+
+
+def _cells(reading: Reading, relative: float, least: float) -> Words:
+    """What differs, [rows, num_q_heads, total_k], as in `Picture.cells`; `least` is the least weight that counts."""
+    call = reading.call
+    heads, own = np.arange(call.q.shape[1]), _own_kv_heads(call)
+    read, expected = reading.weights[:, heads, own], reading.expected[:, heads, own]
+    of_other_heads = np.abs(reading.weights).sum(2) - np.abs(read)
+    seen, at_home = reading.visible[:, None], _own_sequence(call, reading.rows)[:, None]
+    tiny = least / 100
+    right = _common_factor(read, expected, reading.weights.sum((-1, -2)), relative, least) * expected
+    off = np.abs(read - right) > relative * np.maximum(np.abs(read), right) + tiny
+    counts = np.abs(read) > least
+    return np.select(
+        [
+            (of_other_heads > least) | (~at_home & counts),
+            seen & off & (expected > least) & (np.abs(read) <= tiny),
+            seen & off & ((expected > least) | counts),
+            ~seen & counts,
+            np.broadcast_to(seen, read.shape),
+        ],
+        [ELSEWHERE, UNSEEN, WRONG_WEIGHT, WRONGLY_SEEN, SAME],
+        NONE,
+    )
+
+
+def _common_factor(read: Numbers, expected: Numbers, total: Numbers, relative: float, least: float) -> Numbers:
+    """The factor that most weights of a query have in common because other weights change the denominator: [rows, heads, 1].
+
+    A softmax over exp(scores) whose other keys have the weight U where they should have M (their own sequence's or not) divides by
+    (1 - U) / (1 - M) of what it should. A factor that does not follow from that is an error of its own, and 1 is returned.
+
+    Args:
+        read: weights of the own kv head, [rows, heads, total_k].
+        expected: the right ones.
+        total: weights of all kv heads together, [rows, heads].
+        relative: relative error of a right weight.
+        least: the least weight that counts.
+    """
+    both = (expected > least) & (np.abs(read) > least / 100)
+    ratio = np.sort(np.where(both, read / np.where(both, expected, 1.0), np.inf), -1)
+    middle = np.maximum(both.sum(-1, keepdims=True) - 1, 0) // 2
+    factor = np.where(both.any(-1, keepdims=True), np.take_along_axis(ratio, middle, -1), 1.0)
+    agree = both & (np.abs(read - factor * expected) <= relative * np.abs(factor) * expected)
+    should = (expected * ~agree).sum(-1)
+    does = total - (read * agree).sum(-1)
+    follows = np.abs(factor[..., 0] * (1 - should) - (1 - does)) <= relative
+    most = agree.sum(-1) > both.sum(-1) / 2
+    return np.where((follows & most)[..., None], factor, 1.0)
+
+
+def _window(flags: Flags, most: int) -> Ints:
+    """At most so many consecutive indices, from a few before the first one that is flagged."""
+    first = int(flags.argmax()) if flags.any() else 0
+    start = max(0, min(first - BEFORE, len(flags) - most))
+    return np.arange(start, min(start + most, len(flags)))
+
+
+def _keys_shown(cells: Words, expected: Numbers) -> Ints:
+    """Packed keys to show: those where most changes; if some weight comes from elsewhere too, half of them there."""
+    keys = cells.shape[1]
+    if keys <= MAX_KEYS:
+        return np.arange(keys)
+    home, away = np.isin(cells, (UNSEEN, WRONGLY_SEEN, WRONG_WEIGHT)), np.isin(cells, ELSEWHERE)
+    if not (home | away).any():  # the last keys that these queries should see
+        last = int(np.flatnonzero((expected > 0).any(0)).max(initial=0))
+        start = min(max(0, last + 1 + BEFORE - MAX_KEYS), keys - MAX_KEYS)
+        return np.arange(start, start + MAX_KEYS)
+    if home.any() and away.any():
+        both = np.union1d(
+            _where_most_changes(home, cells, MAX_KEYS // 2), _where_most_changes(away, cells, MAX_KEYS // 2)
+        )
+        if len(both) == MAX_KEYS:
+            return both
+    return _where_most_changes(np.isin(cells, WRONG), cells, MAX_KEYS)
+
+
+def _where_most_changes(flags: Flags, cells: Words, count: int) -> Ints:
+    """So many consecutive keys, with most borders between keys that are flagged and keys that are not.
+
+    A border with a key that has its weight counts twice: it says more than one with a key that nothing is expected of. Where all
+    keys are flagged, these are the first.
+    """
+    border = flags[:, 1:] != flags[:, :-1]
+    same = (cells[:, 1:] == SAME) | (cells[:, :-1] == SAME)
+    borders = np.concatenate([[0], np.cumsum((border * (1 + same)).sum(0))])
+    inside = borders[count - 1 :] - borders[: len(borders) - count + 1]
+    if not inside.any():
+        return _window(np.asarray(flags.any(0)), count)
+    best = np.flatnonzero(inside == inside.max())
+    start = int(best[len(best) // 2])
+    return np.arange(start, start + count)
+
+
+def _picture(
+    call: AttentionCall, rows: Ints, head: int, wrong_heads: Ints, kinds: Words, cells: Words, expected: Numbers, read: Numbers,
+    foreign_kv_heads: tuple[int, ...],
+) -> Picture:  # fmt: skip
+    """The picture of some queries of a head: packed rows of q [rows], and arrays [rows] and [rows, total_k] of them."""
+    with_weights = np.isin(kinds, WITH_WEIGHTS)
+    keys = _keys_shown(np.where(with_weights[:, None], cells, NONE), expected)
+    starts_q, starts_k = np.array(call.cu_seqlens_q.tolist()), np.array(call.cu_seqlens_k.tolist())
+    of_query = np.searchsorted(starts_q, rows, "right") - 1
+    of_key = np.searchsorted(starts_k, keys, "right") - 1
+    return Picture(
+        call=_words(call),
+        shown=_shown(call, rows, keys),
+        head=head,
+        heads=call.q.shape[1],
+        wrong_heads=tuple(wrong_heads.tolist()),
+        foreign_kv_heads=foreign_kv_heads,
+        query_sequences=tuple(of_query.tolist()),
+        query_positions=tuple((rows - starts_q[of_query] + np.array(call.prefixes)[of_query]).tolist()),
+        key_sequences=tuple(of_key.tolist()),
+        key_indices=tuple((keys - starts_k[of_key]).tolist()),
+        expected=tuple(map(_rounded, expected[:, keys])),
+        read=tuple(_rounded(row[keys]) if has else () for row, has in zip(read, with_weights, strict=True)),
+        cells=tuple("".join(row[keys]) if has else "" for row, has in zip(cells, with_weights, strict=True)),
+        rows=cast("tuple[RowKind, ...]", tuple(kinds.tolist())),
+    )
+
+
+def _rounded(weights: Numbers) -> tuple[float, ...]:
+    return tuple(float(f"{weight:.4g}") + 0.0 for weight in weights)  # + 0.0 makes 0.0 of -0.0
+
+
+def _words(call: AttentionCall) -> str:
+    lens = [f"{new}+{prefix}" for new, prefix in zip(call.lens_q, call.prefixes, strict=True)]
+    more = f" and {len(lens) - SEQUENCES} more" if len(lens) > SEQUENCES else ""
+    return f"layer {call.layer} {call.phase}, new+prefix {' '.join(lens[:SEQUENCES])}{more}"
+
+
+def _shown(call: AttentionCall, rows: Ints, keys: Ints) -> str:
+    total_q, total_k = call.q.shape[0], call.k.shape[0]
+    if (len(rows), len(keys)) == (total_q, total_k):
+        return ""
+    packed = "packed " if len(call.lens_q) > 1 else ""
+    return f"{packed}queries {ranges(rows.tolist())} of {total_q}, {packed}keys {ranges(keys.tolist())} of {total_k}"

@@ -1,0 +1,254 @@
+"""Asking a kernel: calls that are made to be read, and a kernel that is asked within a budget."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, cumulative
+from assay.harness.attention.kernels import output_fault
+
+Lens = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A call that is made to be read.
+
+    Attributes:
+        lens: (new tokens, cached prefix) of each sequence.
+        heads: (q heads, kv heads).
+        head_dim: of q, k and v.
+        dtype: of q, k and v.
+        causal: whether the mask is causal.
+        layer: the calling layer.
+        data: "normal"; "levels": entries are plus or minus one, and K has zero mean, so that INT8 is exact; "values" and "scores":
+            normal, with values or scores of all sizes.
+        seed: of the data.
+        value_dim: head_dim of V; 0 for that of q and k.
+    """
+
+    lens: Lens
+    heads: tuple[int, int] = (4, 2)
+    head_dim: int = 64
+    dtype: torch.dtype = torch.float32
+    causal: bool = True
+    layer: int = 0
+    data: str = "normal"
+    seed: int = 0
+    value_dim: int = 0
+
+    @property
+    def phase(self) -> str:
+        """A call in which each sequence has one new token behind others is decode."""
+        return "decode" if all(new == 1 and prefix for new, prefix in self.lens) else "extend"
+
+    @property
+    def keys(self) -> int:
+        """Keys of all sequences."""
+        return sum(new + prefix for new, prefix in self.lens)
+
+    @property
+    def size(self) -> int:
+        """What it costs to read: values that are probed, by queries that are computed."""
+        return self.keys * self.heads[1] * (64 + sum(new for new, _ in self.lens))
+
+    def make(self, device: str = "cpu") -> AttentionCall:
+        """The call."""
+        draw = torch.Generator().manual_seed(self.seed)
+        new, total = [n for n, _ in self.lens], [n + p for n, p in self.lens]
+        (heads, kv_heads), dim = self.heads, self.head_dim
+        shape = torch.Size((sum(total), kv_heads, dim))
+        if self.data == "levels":
+            q = torch.randint(0, 2, (sum(new), heads, dim), generator=draw) * 2.0 - 1
+            k = torch.cat([_paired(length, kv_heads, dim, draw) for length in total])
+        else:
+            q = torch.randn(sum(new), heads, dim, generator=draw)
+            k = torch.randn(shape, generator=draw)
+        v = torch.randn(*shape[:2], self.value_dim or dim, generator=draw)
+        if self.data == "values":
+            v *= 10 ** (5 * torch.rand(*shape[:2], 1, generator=draw) - 0.5)
+        if self.data == "scores":
+            k *= 2 ** torch.randint(0, 13, (*shape[:2], 1), generator=draw)
+        q, k, v = (t.to(device, self.dtype) for t in (q, k, v))
+        return AttentionCall(
+            q, k, v, cumulative(new, device), cumulative(total, device), dim**-0.5, self.causal, self.layer, self.phase
+        )
+
+
+def _paired(length: int, heads: int, dim: int, draw: torch.Generator) -> Tensor:
+    """Signs in pairs that cancel, in random order, [length, heads, dim]; of an odd number of rows, the first is zero."""
+    half = torch.randint(0, 2, (max(1, length // 2), heads, dim), generator=draw) * 2.0 - 1
+    if length == 1:
+        return half
+    both = torch.cat([half, -half])[torch.randperm(2 * len(half), generator=draw)]
+    return torch.cat([torch.zeros(length % 2, heads, dim), both])
+
+
+_FIXED: tuple[Lens, ...] = (
+    ((7, 0),), ((40, 0),), ((17, 16),), ((34, 157),), ((5, 64),), ((66, 0),), ((67, 63),), ((129, 0),), ((3, 200),),
+    ((12, 33), (7, 0)), ((7, 0), (12, 33)), ((5, 20), (9, 0), (6, 41)), ((40, 10), (3, 100)), ((20, 64), (20, 64)),
+    ((1, 3), (30, 0), (2, 17)), ((33, 31), (66, 0)), ((2, 0),), ((130, 70),), ((200, 5),), ((12, 300),), ((1, 0), (6, 1)),
+    ((1, 1),), ((1, 15),), ((1, 16),), ((1, 64),), ((1, 130),), ((1, 257),), ((1, 5), (1, 40)), ((1, 40), (1, 5), (1, 90)),
+    ((1, 33), (1, 33), (1, 33), (1, 33)), ((1, 127), (1, 128), (1, 129)), ((1, 63), (1, 200)),
+)  # fmt: skip
+"""Lengths that are always tried: around page and block sizes, with and without a prefix, alone and in batches."""
+_LONG: tuple[Lens, ...] = (((4, 600),), ((600, 0),), ((1, 700),), ((2, 1100),), ((1, 2200),), ((2, 4200),))
+"""Long ones, with few heads."""
+_HEADS = ((4, 2), (8, 2), (4, 4), (4, 1), (6, 3))
+_EDGES = (1, 2, 8, 16, 32, 64, 128, 192, 256)
+
+
+def repeated_plans(data: str, dtype: torch.dtype) -> list[Plan]:
+    """Calls with outputs of one shape, one after the other: what a kernel keeps, and what it does now and then, shows in them."""
+    found = [Plan(((6, 9 + n % 5),), dtype=dtype, data=data, seed=3000 + n) for n in range(12)]
+    return found + [
+        Plan(((1, 19 + n % 3), (1, 7 + n % 4)), dtype=dtype, data=data, layer=n // 4 % 2, seed=3100 + n)
+        for n in range(12)
+    ]
+
+
+def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
+    """The calls that are always tried."""
+    found = [
+        Plan(lens, _HEADS[n % 5], 128 if n % 7 == 6 else 64, dtype, n % 11 != 10, n % 4, data, 1000 + n)
+        for n, lens in enumerate(_FIXED)
+    ]
+    if long:
+        found += [Plan(lens, (2, 1), 64, dtype, True, n % 4, data, 2000 + n) for n, lens in enumerate(_LONG)]
+    found.append(Plan(((20, 13),), (4, 2), 64, dtype, True, 0, data, 2100, value_dim=32))
+    return found
+
+
+def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[Plan]:
+    """Calls at random, without an end."""
+    draw = random.Random(seed)
+    number = 0
+    while True:
+        number += 1
+        decode = draw.random() < 0.3
+        count = draw.choice((1, 1, 2, 2, 3, 4))
+        lens = tuple((1 if decode else _length(draw, 90), max(int(decode), _length(draw, 200))) for _ in range(count))
+        if not decode:
+            lens = tuple((max(1, new), prefix * (draw.random() < 0.7)) for new, prefix in lens)
+        yield Plan(
+            lens, draw.choice(_HEADS), draw.choice((64, 64, 64, 128)), dtype, draw.random() < 0.93, draw.randrange(8), data,
+            seed * 100_000 + number,
+        )  # fmt: skip
+
+
+def _length(draw: random.Random, most: int) -> int:
+    """A length: anything, or near the edge of a block."""
+    if draw.random() < 0.5:
+        return min(most, max(0, draw.choice(_EDGES) + draw.choice((-1, 0, 1))))
+    return draw.randrange(most)
+
+
+@dataclass(frozen=True)
+class History:
+    """What a kernel got before a call, as far as it may have kept it.
+
+    Attributes:
+        initial: (new, total) of the first sequence of the first call; zeros before it.
+        previous: the same of the call before.
+        layer: layer of the call before; -1 before the first.
+        phase: phase of the call before.
+        output: output of the call before, [total_q, num_q_heads, head_dim_v].
+        k: keys of the call before.
+        v: values of the call before.
+    """
+
+    initial: tuple[int, int] = (0, 0)
+    previous: tuple[int, int] = (0, 0)
+    layer: int = -1
+    phase: str = ""
+    output: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+
+    def after(self, call: AttentionCall, out: Tensor) -> History:
+        """The history once a call was answered."""
+        now = (call.lens_q[0], call.lens_k[0])
+        return History(self.initial if self.layer >= 0 else now, now, call.layer, call.phase, out, call.k, call.v)
+
+
+class BudgetSpentError(Exception):
+    """As many calls were made, or as much time was taken, as was allowed."""
+
+
+@dataclass
+class Prober:
+    """A kernel that is asked within a budget. It gets copies of all inputs.
+
+    Attributes:
+        kernel: the kernel.
+        calls_left: calls that it may still get.
+        until: when asking ends, on the clock of `time.monotonic`.
+        device: where calls are made.
+        asked: calls that it got.
+        raised: calls that it did not answer, by the reason.
+        of_kind: calls that it got, by layer and phase.
+        written: inputs that it wrote to, and in how many calls.
+        overwritten: outputs that it changed in the next call, by phase.
+        history: of the calls that it got.
+    """
+
+    kernel: Kernel
+    calls_left: int = 4000
+    until: float = field(default_factory=lambda: time.monotonic() + 60.0)
+    device: str = "cpu"
+    asked: int = 0
+    raised: dict[str, int] = field(default_factory=dict)
+    of_kind: Counter[tuple[int, str]] = field(default_factory=Counter)
+    written: Counter[str] = field(default_factory=Counter)
+    overwritten: Counter[str] = field(default_factory=Counter)
+    history: History = field(default_factory=History)
+    _last: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, call: AttentionCall) -> Tensor | None:
+        """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU; None if the kernel raised or broke the contract.
+
+        Raises:
+            BudgetSpentError: nothing is left of the budget.
+        """
+        if self.calls_left <= 0 or time.monotonic() > self.until:
+            raise BudgetSpentError
+        self.calls_left -= 1
+        self.asked += 1
+        self.of_kind[call.layer, call.phase] += 1
+        given = call.clone()
+        try:
+            out = self.kernel(given)
+        except (Exception, SystemExit) as error:
+            kind = "refused" if isinstance(error, KernelRefused) else type(error).__name__
+            self.raised[kind] = self.raised.get(kind, 0) + 1
+            return None
+        if fault := output_fault(call, out):
+            self.raised[fault] = self.raised.get(fault, 0) + 1
+            return None
+        found = out.detach().to("cpu", torch.float64, copy=True)
+        self.written.update(name for name in INPUTS if not same(getattr(given, name), getattr(call, name)))
+        if self._last is not None and not same(*self._last):
+            self.overwritten[self.history.phase] += 1
+        self._last = (out, out.clone())
+        self.history = self.history.after(call, found)
+        return found
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether both hold the same values; NaN equals NaN."""
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def with_values(call: AttentionCall, v: Tensor) -> AttentionCall:
+    """The same call with other values."""
+    return replace(call, v=v)
+
+
+Asked = Callable[[AttentionCall], "Tensor | None"]

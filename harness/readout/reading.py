@@ -1,0 +1,130 @@
+"""Reading the weights that a kernel gives to values: attention is linear in V, so values that say who they are come out as weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import oracle
+from assay.harness.readout.features import own_keys
+from assay.harness.readout.probing import Asked, with_values
+
+Numbers = NDArray[np.float64]
+DARK = -1e30
+"""A log weight of zero."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a kernel does with the values of a call.
+
+    Attributes:
+        call: the call.
+        rows: packed rows of q that were read, int64 [rows].
+        weights: float64 [rows, num_q_heads, num_kv_heads, total_k]: out = sum of weights * V, plus `constant`.
+        constant: what does not come from V, float64 [rows, num_q_heads, head_dim_v].
+        off: by how much the weights fail to give the kernel's output on ordinary values, relative L1, float64 [rows, num_q_heads]:
+            it is large where the kernel is not linear in V, or mixes the dimensions of V.
+        number: of the call among those that the kernel computed.
+    """
+
+    call: AttentionCall
+    rows: NDArray[np.int64]
+    weights: Numbers
+    constant: Numbers
+    off: Numbers
+    number: int = 0
+
+    @cached_property
+    def scores(self) -> Numbers:
+        """scale * q k^T of the rows that were read with every key of every kv head, [rows, num_q_heads, num_kv_heads, total_k]."""
+        return scores_of(self.call, self.rows)
+
+    @cached_property
+    def expected(self) -> Numbers:
+        """The right weights, in the shape of `weights`."""
+        return right_weights(self.call, self.rows, self.scores)
+
+    @cached_property
+    def visible(self) -> NDArray[np.bool_]:
+        """Which keys a query should see, bool [rows, total_k]."""
+        return visible(self.call, self.rows)
+
+
+def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
+    """scale * q k^T of some rows with every key of every kv head, float64 [rows, num_q_heads, num_kv_heads, total_k]."""
+    q, k = call.q[torch.from_numpy(rows).to(call.q.device)].double().cpu(), call.k.double().cpu()
+    return (call.scale * torch.einsum("thd,kcd->thck", q, k)).numpy()
+
+
+def visible(call: AttentionCall, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which packed keys a query should see, bool [rows, total_k]."""
+    found = np.zeros((len(rows), call.k.shape[0]), bool)
+    for rows_q, rows_k in own_keys(call):
+        here = (rows >= rows_q.start) & (rows < rows_q.stop)
+        last = rows_k.stop - rows_q.stop + rows if call.causal else np.full(len(rows), rows_k.stop)
+        keys = np.arange(call.k.shape[0])
+        found |= here[:, None] & (keys >= rows_k.start)[None] & (keys < rows_k.stop)[None] & (keys <= last[:, None])
+    return found
+
+
+def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers) -> Numbers:
+    """The right weights, float64 in the shape of the scores."""
+    heads, kv_heads = call.q.shape[1], call.k.shape[1]
+    own = np.arange(heads) // (heads // kv_heads)
+    seen = np.where(visible(call, rows)[:, None], scores[:, np.arange(heads), own], DARK)
+    weights = np.exp(seen - seen.max(-1, keepdims=True))
+    found = np.zeros_like(scores)
+    found[:, np.arange(heads), own] = weights / weights.sum(-1, keepdims=True)
+    return found
+
+
+def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) -> Reading | None:
+    """Read the weights of some queries of a call, with ceil(total_k / (head_dim_v // num_kv_heads)) + 2 calls.
+
+    Returns:
+        None if the kernel did not answer one of the calls, or an answer is not finite.
+    """
+    keys, kv_heads, dim = call.v.shape
+    chosen = torch.as_tensor(list(rows))
+    weights = torch.zeros(len(rows), call.q.shape[1], kv_heads, keys, dtype=torch.float64)
+    empty = ask(with_values(call, torch.zeros_like(call.v)))
+    if empty is None:
+        return None
+    # A kernel that divides by the largest value may answer NaN to values that are all zero, and only to those.
+    constant = empty[chosen] if bool(empty[chosen].isfinite().all()) else torch.zeros_like(empty[chosen])
+    width = dim // kv_heads  # every kv head has codes in every probe, so that none of them is zero throughout
+    for start in range(0, keys, width):
+        stop = min(start + width, keys)
+        v = torch.zeros_like(call.v)
+        for head in range(kv_heads):
+            v[torch.arange(start, stop), head, head * width + torch.arange(stop - start)] = 1.0
+        out = ask(with_values(call, v))
+        if out is None or not bool(out[chosen].isfinite().all()):
+            return None
+        codes = (out[chosen] - constant)[..., : kv_heads * width].unflatten(-1, (kv_heads, width))
+        weights[..., start:stop] = codes[..., : stop - start]
+    plain = ask(call)
+    if plain is None:
+        return None
+    given = torch.einsum("thck,kcd->thd", weights, call.v.double().cpu()) + constant
+    gap, size = (given - plain[chosen]).abs().sum(-1), plain[chosen].abs().sum(-1).clamp(min=1e-12)
+    off = (gap / size).nan_to_num(nan=np.inf).numpy()
+    return Reading(call, chosen.numpy(), weights.numpy(), constant.numpy(), off, number)
+
+
+def row_errors(call: AttentionCall, out: Tensor) -> Numbers:
+    """Error of each query and head, relative to the size of its right output: L1, float64 [total_q, num_q_heads].
+
+    Infinite where the output is not finite.
+    """
+    right = oracle(call).cpu()
+    size = right.abs().sum(-1).clamp(min=1e-12)
+    return ((out - right).abs().sum(-1) / size).nan_to_num(nan=np.inf, posinf=np.inf).numpy()

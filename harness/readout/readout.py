@@ -1,0 +1,152 @@
+"""The read-out of a kernel: what it computes, in a sentence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from assay.harness.attention.call import Kernel
+from assay.harness.attention.kernels import declaration
+from assay.harness.localize.threads import few_threads
+from assay.harness.readout.effects import Operator
+from assay.harness.readout.finding import Exactness, Finder, Sample, Tally
+from assay.harness.readout.forms import Tolerance
+from assay.harness.readout.probing import BudgetSpentError, Plan, Prober
+from assay.harness.readout.sentences import sentence
+
+CALLS, SECONDS = 3000, 60.0
+"""The budget of a read-out."""
+SLOW_S = 0.03
+"""A kernel that takes longer on a small call gets fewer and shorter ones."""
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_BASE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+"""Relative error of a query that rounding explains on normal data, with a margin: float32 rounds by 6e-8, float16 by 5e-4, bfloat16
+by 4e-3, in the weights and in the output."""
+
+
+@dataclass(frozen=True)
+class ReadOut:
+    """The operator that was read off a kernel.
+
+    Attributes:
+        operator: what it computes; without clauses, attention.
+        sentence: the same in words, without a full stop; empty if it was right on all calls, or if no rule was found.
+        all: how the operator does on all calls.
+        fresh: how it does on calls that were asked to try it.
+        calls: calls that the kernel got.
+        seconds: time taken.
+        cpu_seconds: CPU time taken.
+        complete: whether the budget sufficed.
+        notes: what the kernel did besides: wrote to its inputs, raised, gave other outputs to the same call.
+        samples: what was seen.
+    """
+
+    operator: Operator = Operator()
+    sentence: str = ""
+    all: Tally = Tally()
+    fresh: Tally = Tally()
+    calls: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    complete: bool = True
+    notes: tuple[str, ...] = ()
+    samples: tuple[Sample, ...] = field(default=(), repr=False)
+
+    @property
+    def share(self) -> float:
+        """Share of the wrong queries and heads whose outputs the operator gives."""
+        return self.all.explained / self.all.wrong if self.all.wrong else 1.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the operator gives every output that was seen, right and wrong."""
+        return self.all.exact
+
+
+_QUANTISED = 5e-3
+"""The same for a declared quantisation, on data on which it is exact: what a scale that is itself rounded costs."""
+
+
+def read_out(
+    kernel: Kernel,
+    *,
+    noise: str | None = None,
+    calls: int = CALLS,
+    seconds: float = SECONDS,
+    device: str = "cpu",
+    seed: int = 0,
+) -> ReadOut:
+    """Read the operator off a kernel: it is asked, within a budget, and nothing that it was not given is executed.
+
+    Args:
+        kernel: the kernel. It may raise, and answer NaN.
+        noise: noise family; None for what the kernel declares.
+        calls: most calls that it gets.
+        seconds: most time; a call that was begun is not interrupted.
+        device: of the calls.
+        seed: of their data, and of what is drawn.
+    """
+    begun, cpu = time.monotonic(), time.process_time()
+    prober = Prober(kernel, calls, begun + seconds, device)
+    family = declaration(kernel).noise if noise is None else noise
+    finder: Finder | None = None
+    complete = True
+    with few_threads(()):
+        try:
+            finder = _finder(prober, "levels" if family else "normal", seed)
+            if finder is not None:
+                finder.run()
+        except BudgetSpentError:
+            complete = False
+        if finder is None:
+            return ReadOut(calls=prober.asked, complete=complete, notes=_notes(prober))
+        every = finder.tally(finder.operator, finder.samples)
+        fresh = finder.tally(finder.operator, [sample for sample in finder.samples if sample.fresh])
+    return ReadOut(
+        finder.operator, sentence(finder.operator), every, fresh, prober.asked, time.monotonic() - begun,
+        time.process_time() - cpu, complete, _notes(prober), tuple(finder.samples),
+    )  # fmt: skip
+
+
+def _finder(prober: Prober, data: str, seed: int) -> Finder | None:
+    """A finder for the first dtype that the kernel computes; None if it computes none."""
+    for dtype in _DTYPES:
+        if declaration(prober.kernel).excludes(Plan(((1, 0),), dtype=dtype).make(prober.device)):
+            continue
+        finder = Finder(prober, data, dtype, Exactness(_BASE[dtype]), seed)
+        finder.screen([Plan(((12, 20),), dtype=dtype, data=data)])
+        if not finder.samples:
+            continue
+        begun = time.monotonic()  # the second call: the first may compile
+        finder.screen([Plan(((12, 20),), dtype=dtype, data=data, seed=1)])
+        finder.slow = time.monotonic() - begun > SLOW_S
+        finder.screen([Plan(((1, 30),), dtype=dtype, data=data), Plan(((40, 0),), dtype=dtype, data=data)])
+        finder.judge_by(_exactness(finder.samples, _BASE[dtype], data, prober.device))
+        return finder
+    return None
+
+
+def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -> Exactness:
+    """What counts as wrong: what rounding explains, or twelve times the spread of the kernel's better queries."""
+    errors = np.concatenate([sample.errors for sample in samples])
+    spread = 12 * float(np.quantile(errors, 0.2))
+    noisy = device != "cpu" or data == "levels"
+    base = max(base, _QUANTISED) if data == "levels" else base
+    error = min(max(base, spread if np.isfinite(spread) else 0.0), 50 * base if noisy else base)
+    return Exactness(error, Tolerance(error / 2, 2 * error, max(1e-7, error * 1e-3)), 6.0 if noisy else 3.0)
+
+
+def _notes(prober: Prober) -> tuple[str, ...]:
+    found = [
+        f"the kernel writes to its input {name}, in {count} calls" for name, count in sorted(prober.written.items())
+    ]
+    found += [
+        f"an output of {phase} is overwritten by the next call, in {count} calls"
+        for phase, count in sorted(prober.overwritten.items())
+    ]
+    found += [f"{count} calls were not answered: {why}" for why, count in sorted(prober.raised.items())]
+    return tuple(found)

@@ -1,0 +1,225 @@
+"""Pictures of kernels that really ran: what they show of each kind of error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.hypotheses import BY_ID
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.picture import MAX_KEYS, MAX_QUERIES, Picture
+from assay.harness.readout.picture import picture_of, unread_picture
+from assay.harness.readout.reading import Reading, read
+
+Kernel = Callable[[AttentionCall], Tensor]
+Lens = list[tuple[int, int]]
+
+
+def call(lens: Lens, heads: tuple[int, int] = (4, 2), dtype: torch.dtype = torch.float32) -> AttentionCall:
+    return call_of(lens, heads, 32, dtype, "cpu")
+
+
+def bug(name: str) -> Kernel:
+    def kernel(call: AttentionCall) -> Tensor:
+        out = BY_ID[name].compute(call)
+        return oracle(call) if out is None else out
+
+    return kernel
+
+
+def reading(kernel: Kernel, asked: AttentionCall) -> Reading:
+    found = read(lambda one: kernel(one).to(asked.q.dtype).double(), asked, range(asked.q.shape[0]))
+    assert found is not None
+    return found
+
+
+def with_one_more(asked: AttentionCall, k: Tensor, v: Tensor) -> Tensor:
+    """The output of the only sequence of a call, with one more key before the others."""
+    edges = torch.tensor([0, len(asked.k) + 1], dtype=torch.int32)
+    return oracle(replace(asked, k=torch.cat([k, asked.k]), v=torch.cat([v, asked.v]), cu_seqlens_k=edges))
+
+
+def drawn(kernel: Kernel, lens: Lens, **more: int) -> Picture:
+    return picture_of(reading(kernel, call(lens)), **more)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("lens", [[(5, 0)], [(3, 4), (2, 0)], [(1, 6), (1, 2)]])
+def test_a_right_kernel_has_nothing_but_what_is_expected(lens: Lens, dtype: torch.dtype) -> None:
+    picture = picture_of(reading(oracle, call(lens, dtype=dtype)))
+    assert set("".join(picture.cells)) <= set("#.")
+    assert set(picture.rows) == {"read"}
+    assert picture.wrong_heads == picture.foreign_kv_heads == ()
+    assert picture.shown == ""
+
+
+def test_a_top_left_mask_leaves_out_a_band_of_keys() -> None:
+    picture = drawn(bug("mask-top-left"), [(4, 2)])
+    assert picture.cells == ("#oo...", "##oo..", "###oo.", "####oo")
+    assert picture.query_positions == (2, 3, 4, 5)
+    assert picture.key_indices == (0, 1, 2, 3, 4, 5)
+    assert picture.call == "layer 0 extend, new+prefix 4+2"
+    for should, does in zip(picture.expected, picture.read, strict=True):
+        assert sum(should) == pytest.approx(1, abs=1e-3)
+        assert sum(does) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_missing_prefix_is_a_block_of_unseen_keys() -> None:
+    assert drawn(bug("prefix-dropped"), [(3, 2), (2, 0)]).cells == (
+        "oo#....",
+        "oo##...",
+        "oo###..",
+        ".....#.",
+        ".....##",
+    )
+
+
+def test_a_key_too_many_is_wrongly_seen() -> None:
+    assert drawn(bug("mask-one-key-too-many"), [(3, 1)]).cells == ("##!.", "###!", "####")
+
+
+def test_a_window_leaves_out_the_oldest_keys() -> None:
+    cells = drawn(bug("sliding-window-16"), [(3, 16)]).cells
+    assert cells == ("o" + 16 * "#" + "..", "oo" + 16 * "#" + ".", "ooo" + 16 * "#")
+
+
+def windowed(asked: AttentionCall) -> Reading:
+    """A kernel whose contract has the window of 16, read on a call that expects it."""
+    found = reading(bug("sliding-window-16"), asked)
+    age = found.visible[:, ::-1].cumsum(1)[:, ::-1]  # 1 for the newest key that a query sees
+    found.__dict__["visible"] = found.visible & (age <= 16)
+    inside = found.expected * found.visible[:, None, None]
+    found.__dict__["expected"] = inside / inside.sum((-1, -2), keepdims=True)
+    return found
+
+
+def test_a_window_that_the_contract_asks_for_is_right() -> None:
+    picture = picture_of(windowed(call([(3, 16)])))
+    assert picture.cells == ("." + 16 * "#" + "..", ".." + 16 * "#" + ".", "..." + 16 * "#")
+    assert picture.wrong_heads == ()
+
+
+def test_a_sink_that_the_contract_asks_for_takes_its_share_of_every_weight() -> None:
+    def sink(asked: AttentionCall) -> Tensor:
+        """A key with a score of 0 and a value of 0."""
+        zero = torch.zeros_like(asked.k[:1])
+        return with_one_more(asked, zero, zero)
+
+    wrong = reading(sink, call([(2, 2)]))
+    assert picture_of(wrong).cells == ("~~~.", "~~~~")
+    right = reading(sink, call([(2, 2)]))
+    right.__dict__["expected"] = right.weights.copy()
+    assert picture_of(right).cells == ("###.", "####")
+
+
+def test_keys_of_another_sequence_come_from_elsewhere() -> None:
+    picture = drawn(bug("leak-all-keys-previous"), [(2, 1), (2, 0)])
+    assert picture.cells == ("##...", "###..", "xxx#.", "xxx##")
+    assert picture.query_sequences == (0, 0, 1, 1)
+    assert picture.key_sequences == (0, 0, 0, 1, 1)
+    assert picture.key_indices == (0, 1, 2, 0, 1)
+    assert picture.query_positions == (1, 2, 0, 1)
+
+
+def test_another_kv_head_is_named() -> None:
+    picture = drawn(bug("kv-head-next-group"), [(2, 0)], head=0)
+    assert picture.cells == ("x.", "xx")
+    assert (picture.head, picture.heads, picture.foreign_kv_heads) == (0, 4, (1,))
+
+
+def test_a_wrong_scale_gives_wrong_weights() -> None:
+    assert drawn(bug("scale-twice"), [(4, 0)]).cells == ("#...", "~~..", "~~~.", "~~~~")
+
+
+def test_a_weight_is_wrong_only_beyond_what_other_keys_explain() -> None:
+    def first_counts_twice(asked: AttentionCall) -> Tensor:
+        return with_one_more(asked, asked.k[:1], asked.v[:1])
+
+    assert drawn(first_counts_twice, [(1, 5)]).cells == ("~#####",)
+    # Twice of every weight follows from no other key.
+    assert drawn(lambda asked: 2 * oracle(asked), [(1, 5)]).cells == ("~~~~~~",)
+
+
+def test_rows_without_weights_say_what_they_are() -> None:
+    def kernel(asked: AttentionCall) -> Tensor:
+        out = oracle(asked)
+        out[0] = 0.0
+        out[1] = 0.25
+        out[2] += 0.5
+        out[3] = out[3].abs()
+        return out
+
+    picture = drawn(kernel, [(5, 1)])
+    assert picture.rows == ("zero", "constant", "shifted", "nonlinear", "read")
+    assert picture.read[0] == picture.read[1] == ()
+    assert picture.cells[:3] == ("", "", "####..")
+    assert len(picture.expected[0]) == 6
+
+
+def test_the_head_with_most_misplaced_weight_is_shown() -> None:
+    def kernel(asked: AttentionCall) -> Tensor:
+        out, wrong = oracle(asked), bug("mask-top-left")(asked)
+        out[:, 2] = wrong[:, 2]
+        out[:, 3] = 0.9 * out[:, 3] + 0.1 * wrong[:, 3]
+        return out
+
+    picture = drawn(kernel, [(3, 6)])
+    assert (picture.head, picture.wrong_heads) == (2, (2, 3))
+    assert drawn(kernel, [(3, 6)], head=0).cells == ("#######..", "########.", "#########")
+
+
+def test_a_large_call_is_shown_where_it_begins_to_differ() -> None:
+    def kernel(asked: AttentionCall) -> Tensor:
+        out = oracle(asked)
+        out[100:] = bug("sliding-window-32")(asked)[100:]
+        return out
+
+    picture = drawn(kernel, [(130, 10)])
+    assert picture.shown == "queries 92-123 of 130, keys 58-121 of 140"
+    assert (len(picture.rows), len(picture.key_indices)) == (MAX_QUERIES, MAX_KEYS)
+    assert picture.query_positions[0] == 102
+    assert "o" not in "".join(picture.cells[:8])
+    assert all("o#" in row for row in picture.cells[8:])
+    assert len(picture.model_dump_json()) < 40_000
+
+
+def test_keys_from_elsewhere_are_shown_beside_the_own() -> None:
+    def swapped(asked: AttentionCall) -> Tensor:
+        """The last sequence reads the keys of the first."""
+        k, v = (torch.cat([own[:160], own[:80]]) for own in (asked.k, asked.v))
+        return oracle(replace(asked, k=k, v=v))
+
+    picture = drawn(swapped, [(2, 78)] * 3)
+    assert picture.shown == "packed queries 0-5 of 6, packed keys 64-95, 144-175 of 240"
+    assert [picture.key_sequences[at] for at in (0, *picture.key_breaks)] == [0, 1, 1, 2]
+    assert ["".join(sorted(set(row))) for row in picture.cells] == ["#.", "#.", "#.", "#.", ".ox", ".ox"]
+
+
+def test_an_unread_call_says_which_outputs_are_not_finite_or_wrong() -> None:
+    asked = call([(12, 8)])
+    out = oracle(asked)
+    out[2, 1], out[3, 1], out[4, 1], out[5, 1], out[6, 1] = float("nan"), float("inf"), 0.0, 3.0, -out[6, 1]
+    wrong = np.zeros(out.shape[:2], bool)
+    wrong[2:7, 1] = wrong[2, 3] = True
+    picture = unread_picture(asked, out, wrong)
+    assert picture.rows == ("right",) * 2 + ("nan", "infinite", "zero", "constant", "wrong") + ("right",) * 5
+    assert (picture.head, picture.wrong_heads) == (1, (1, 3))
+    assert set(picture.cells) == {""}
+    assert picture.expected == drawn(oracle, [(12, 8)], head=1).expected
+
+
+def test_the_last_keys_of_a_large_unread_call_are_shown() -> None:
+    asked = call([(60, 100)])
+    out = oracle(asked)
+    out[40:] = float("nan")
+    picture = unread_picture(asked, out, ~np.isfinite(out.numpy()).all(-1))
+    assert picture.shown == "queries 28-59 of 60, keys 96-159 of 160"
+    assert picture.rows == ("right",) * 12 + ("nan",) * 20
+    assert [row.count(0.0) for row in picture.expected] == list(range(31, -1, -1))
