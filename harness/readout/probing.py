@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, cumulative
-from assay.harness.attention.kernels import output_fault
+from assay.harness.attention.kernels import declaration, output_fault
 
 Lens = tuple[tuple[int, int], ...]
 
@@ -212,13 +212,17 @@ class Prober:
     _last: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
-        """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU; None if the kernel raised or broke the contract.
+        """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU; None if the kernel raised or broke the contract, or
+        does not declare to compute such calls: then it is not asked.
 
         Raises:
             BudgetSpentError: nothing is left of the budget.
         """
         if self.calls_left <= 0 or time.monotonic() > self.until:
             raise BudgetSpentError
+        declared = declaration(self.kernel)
+        if call.phase not in declared.phases or declared.excludes(call):
+            return None
         self.calls_left -= 1
         self.asked += 1
         self.of_kind[call.layer, call.phase] += 1
