@@ -39,8 +39,8 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
         "head": head, "kv": head // (heads // kv_heads), "member": head % (heads // kv_heads), "heads": heads * one,
         "kv_heads": kv_heads * one, "group": heads // kv_heads * one, "head_dim": call.q.shape[2] * one,
         "layer": call.layer * one, "decode": (call.phase == "decode") * one, "causal": bool(call.causal) * one,
-        "call": number * one, "nth": nth * one, "seq": seq, "from_last": seqs - 1 - seq, "seqs": seqs * one, "i": i, "pos": i + prefix[seq],
-        "after": new[seq] - 1 - i, "prefix": prefix[seq], "new": new[seq], "total": total[seq], "row": row,
+        "call": number * one, "nth": nth * one, "seq": seq, "from_last": seqs - 1 - seq, "seqs": seqs * one, "row": row,
+        "i": i, "pos": i + prefix[seq], "after": new[seq] - 1 - i, "prefix": prefix[seq], "new": new[seq], "total": total[seq],
         "previous_total": np.where(seq > 0, total[before], 0), "previous_prefix": np.where(seq > 0, prefix[before], 0),
         "next_total": np.where(seq < seqs - 1, total[after], 0), "first_total": total[0] * one,
         "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one,
@@ -52,11 +52,12 @@ HISTORY = ("initial_new", "initial_total", "initial_prefix", "last_new", "last_t
 
 
 class Pairs(Mapping[str, Ints]):
-    """The features of pairs of a query and a packed key, for each q head: int64 [rows * num_q_heads * total_k], made when asked for.
+    """The features of pairs of a query and a packed key, for each q head: int64 [rows * num_q_heads * total_k] each.
 
-    Those of the query, and of the key: ``j``, its index in its sequence; ``fresh``, its index among the new tokens of the query's
-    sequence, negative for a cached key; ``ahead``, by how much j is more than the query's i; ``other``, by how much its sequence is further in the
-    batch than the query's; ``left``, how many keys of its sequence come after it.
+    They are made when they are asked for. Those of the query, and of the key: ``j``, its index in its sequence; ``fresh``, its
+    index among the new tokens of the query's sequence, negative for a cached key; ``ahead``, by how much j is more than the
+    query's i; ``other``, by how much its sequence is further in the batch than the query's; ``left``, how many keys of its
+    sequence come after it.
 
     Args:
         call: the call.
@@ -138,7 +139,8 @@ ROW_TERMS: tuple[Term, ...] = (
     *(term for name, cost in (("i", 0.9), ("pos", 0.9), ("total", 0.9), ("prefix", 1.0), ("new", 1.0), ("after", 1.3))
       for term in _residues(name, cost)),
     *(term for name in ("i", "pos") for term in _in_blocks(name, 0.9)),
-    *_residues("layer", 1.0, (2, 3, 4)), *_residues("head", 1.0, (2, 3, 4)), *_residues("call", 1.3, range(2, 13)), *_residues("nth", 1.2, range(2, 13)),
+    *_residues("layer", 1.0, (2, 3, 4)), *_residues("head", 1.0, (2, 3, 4)),
+    *_residues("call", 1.3, range(2, 13)), *_residues("nth", 1.2, range(2, 13)),
     *_residues("row", 1.6), *(Term("pos", "total", block=b, cost=1.2) for b in _BLOCKS),
     *(Term("i", "new", block=b, cost=1.2) for b in _BLOCKS), *_residues("seq", 1.2, (2, 3)),
 )  # fmt: skip
@@ -148,7 +150,8 @@ PAIR_TERMS: tuple[Term, ...] = (
     Term("pos", "j", cost=0.1), Term("j", "prefix", cost=0.2), Term("j", "i", cost=0.3), Term("j", cost=0.2),
     Term("left", cost=0.3), Term("other", cost=0.2), Term("j", "new", cost=0.9), Term("j", "total", cost=0.9),
     Term("j", "previous_prefix", cost=1.2), Term("j", "first_prefix", cost=1.2), Term("j", "first_total", cost=1.2),
-    Term("j", "previous_total", cost=1.3), *(Term("j", name, cost=1.3) for name in HISTORY), Term("left", "new", cost=1.2), Term("left", "i", cost=1.2),
+    Term("j", "previous_total", cost=1.3), *(Term("j", name, cost=1.3) for name in HISTORY),
+    Term("left", "new", cost=1.2), Term("left", "i", cost=1.2),
     *(Term("ahead", name, cost=0.9) for name in ("previous_prefix", "first_prefix", "initial_prefix", "last_prefix")),
     *(Term("fresh", "i", block=b, cost=0.7) for b in _BLOCKS),
     *(Term("pos", "j", block=b, cost=0.7) for b in _BLOCKS), *(Term("j", "total", block=b, cost=0.7) for b in _BLOCKS),

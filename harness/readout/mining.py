@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Literal as Choice
 
@@ -22,13 +23,22 @@ Flags = NDArray[np.bool_]
 MAX_LITERALS = 3
 """Most literals of a condition: longer ones fit by chance."""
 MAX_EXAMPLES = 1500
-"""Positive examples, and negative ones, among which conditions are sought at a time; what they miss is a counterexample."""
-_BEAM = 40
-"""Literals from which a conjunction of three is sought."""
+"""Positive examples, and negative ones, among which conditions are sought at a time, so that a thousand literals are compared with
+each other in a fraction of a second. Where others contradict the conditions, some of these counterexamples are added."""
 _ROUNDS = 6
-"""Rounds of counterexamples."""
-_MAX_EQUALS = 12
-"""A term with more values than this is compared by thresholds, and with its only value among the positives."""
+"""Rounds of counterexamples: most rules need one or two, and what needs more is no rule."""
+_COUNTEREXAMPLES = 50
+"""Counterexamples of each condition that are added in a round."""
+_BEAM = 40
+"""Sets of literals from which a conjunction of three is sought: those that exclude most."""
+_PAIRS = 30
+"""Pairs of sets of literals that are considered, cheapest first."""
+_MAX_VALUES = 12
+"""A residue or a name with more values than this is not told from each of those that it does not have, only from 0."""
+_PLAIN = 4.0
+"""Cost of a condition that is plain enough not to look for a negation: two literals cost at least this."""
+_WIDE = 4096
+"""Between two values that are further apart than this, constants are not compared one by one."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +129,8 @@ ALWAYS = Condition()
 def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6, seed: int = 0) -> list[Condition]:
     """The cheapest conditions that hold for all positive examples and for no negative one, cheapest first.
 
-    Where no conjunction of at most `MAX_LITERALS` does, the negation of one is tried. Several conditions that agree on the examples
-    are rivals: an example on which they differ tells them apart.
+    Where no conjunction of at most `MAX_LITERALS` does, or only a far-fetched one, the negation of one is tried. Several conditions
+    that agree on the examples are rivals: an example on which they differ tells them apart.
 
     Args:
         table: the examples.
@@ -135,13 +145,14 @@ def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6, se
     if positive.all():
         return [ALWAYS]
     found = _conjunctions(table, positive, terms, most, seed)
-    if not found or found[0].cost > 4:
+    if not found or found[0].cost > _PLAIN:
         others = _conjunctions(table, ~positive, terms, most, seed)
         found += [Condition(one.literals, negated=True) for one in others]
     return sorted(found, key=lambda one: one.cost)[:most]
 
 
 def _conjunctions(table: Table, positive: Flags, terms: Sequence[Term], most: int, seed: int) -> list[Condition]:
+    """Conjunctions that are exact on all examples, sought among some of them and tried on all."""
     draw = np.random.default_rng(seed)
     inside, outside = (draw.permutation(np.flatnonzero(which))[:MAX_EXAMPLES] for which in (positive, ~positive))
     for _ in range(_ROUNDS):
@@ -151,7 +162,8 @@ def _conjunctions(table: Table, positive: Flags, terms: Sequence[Term], most: in
         exact = [one for one, off in zip(found, wrong, strict=True) if not off.any()]
         if exact or not found:
             return exact
-        more = np.unique(np.concatenate([draw.permutation(np.flatnonzero(off))[:50] for off in wrong]))
+        against_them = [draw.permutation(np.flatnonzero(off))[:_COUNTEREXAMPLES] for off in wrong]
+        more = np.unique(np.concatenate(against_them))
         inside, outside = np.union1d(inside, more[positive[more]]), np.union1d(outside, more[~positive[more]])
     return []
 
@@ -168,7 +180,7 @@ def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Lit
         if term.modulo or term.words:
             if low != high:
                 missing = np.setdiff1d(values, inside)
-                few = missing if len(values) <= _MAX_EQUALS else missing[missing == 0]
+                few = missing if len(values) <= _MAX_VALUES else missing[missing == 0]
                 found += [Literal(term, "!=", int(value)) for value in few]
             continue
         below, above = values[values < low], values[values > high]
@@ -179,15 +191,19 @@ def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Lit
     return found
 
 
+@lru_cache(maxsize=2**12)
 def _between(first: int, last: int) -> list[int]:
     """Constants from first to last, which all separate the examples: the ends, and the least strange one."""
-    if last - first > 4096:
+    if last - first > _WIDE:
         return [first, last]
     return sorted({first, last, min(range(first, last + 1), key=_strangeness)})
 
 
 def _strangeness(value: int) -> float:
-    """How far-fetched a constant is: little for 0, 1 and powers of two and their neighbours."""
+    """How far-fetched a constant is: little for 0, 1, powers of two and their neighbours; of others, least for small round ones.
+
+    Differences only decide between rivals, so that only their order matters.
+    """
     size = abs(value)
     if size <= 1:
         return 0.0
@@ -199,6 +215,10 @@ def _strangeness(value: int) -> float:
 
 
 def _search(literals: Sequence[Literal], against: Table, most: int) -> list[Condition]:
+    """The cheapest conjunctions, of as few of these literals as possible, that exclude all negative examples.
+
+    Literals that exclude the same negative examples form a pattern; what is sought is sets of patterns.
+    """
     if not literals:
         return []
     ordered = sorted(literals, key=lambda literal: literal.cost)
@@ -211,8 +231,7 @@ def _search(literals: Sequence[Literal], against: Table, most: int) -> list[Cond
     left = patterns.sum(1)
     if (left == 0).any():
         alone = [Condition((literal,)) for of in np.flatnonzero(left == 0) for literal in members[of]]
-        best = sorted(alone, key=lambda one: one.cost)[:most]
-        return best
+        return sorted(alone, key=lambda one: one.cost)[:most]
     pairs = _pairs(patterns, costs)
     if pairs:
         return sorted(islice(_spelled(pairs, members), most * 3), key=lambda one: one.cost)[:most]
@@ -229,7 +248,7 @@ def _pairs(patterns: Flags, costs: NDArray[np.float64]) -> list[tuple[int, ...]]
     numbers = torch.from_numpy(patterns).float()  # PyTorch, since the caller sets its number of threads
     both = np.triu((numbers @ numbers.T == 0).numpy(), 1)
     a, b = np.nonzero(both)
-    order = np.argsort(costs[a] + costs[b], kind="stable")[:30]
+    order = np.argsort(costs[a] + costs[b], kind="stable")[:_PAIRS]
     return [(int(a[n]), int(b[n])) for n in order]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,21 +15,45 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.readout.effects import Limited
 from assay.harness.readout.probing import Asked, Plan
 
+_EXACT = 5e-4
+"""Relative width to which a limit is bisected: limits are given with three digits."""
+_NEAR = 2e-3
+"""Relative distance up to which a limit is the largest number of a format: what bisection and the kernel's own rounding leave."""
+_LARGEST: dict[str, float] = {"values": 2.0**20, "scores": 2.0**18}
+"""Sizes beyond which no limit is sought: 16 times what fp16 holds; and as far as float32 products surely tell two scores apart that
+differ by 2 after scaling: they are rounded to 0.03 at 2**18."""
+_VALUE_OFF = 1e-2
+"""Relative error of a value that arrives: bfloat16 rounds by 4e-3."""
+_GAP = 2.0
+"""Difference of the two scores that are tried: both keys then have a weight that can be read (0.88 and 0.12)."""
+_GAP_OFF = 0.1
+"""Error of that difference when it arrives: what a bfloat16 output leaves of it, and a product of 2**18 in float32."""
+_SURE = 1e-6
+"""Least weight of either key, so that its log is finite."""
+_CAPS = (1e-2, 1e4)
+"""Soft caps that are sought."""
+_CAP_STEPS = 60
+"""Bisections of a cap, beyond what a float64 holds."""
+_SAME_CAP = 0.02
+"""Relative difference of the caps that two scores are bent by, if it is one cap."""
+
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a value or a score: "right", "clamped", "capped", "infinite", "NaN", "raised", "else"; and its limit."""
+    """What became of a value or a score.
 
-    how: str
+    Attributes:
+        how: "clamped": it became the limit; "capped": it became limit * tanh(score / limit), after the softmax scale; "infinite"
+            and "NaN": so did the output; "raised": there was none.
+        limit: the limit, of a value or of a score before the softmax scale; of a cap, after it.
+    """
+
+    how: Literal["right", "clamped", "capped", "infinite", "NaN", "raised", "else"]
     limit: float = 0.0
 
 
-_STEPS = 30
-"""Bisections of a limit, which is then known to a relative 1e-3 or better."""
-
-
 def limits(ask: Asked, plan: Plan) -> list[Limited]:
-    """The limits of a kernel's values and scores.
+    """The limits of a kernel's values and scores; none where they are wrong at any size.
 
     Args:
         ask: the kernel.
@@ -35,10 +61,8 @@ def limits(ask: Asked, plan: Plan) -> list[Limited]:
     """
     top = float(torch.finfo(plan.dtype).max)
     found = []
-    for what, of, largest in (
-        ("values", _value_answer, min(top, 2.0**20)), ("scores", _score_answer, min(top, 2.0**18))
-    ):  # fmt: skip
-        limit = _limit(lambda x, of=of: of(ask, plan, x), largest)
+    for what, of in (("values", _value_answer), ("scores", _score_answer)):
+        limit = _limit(partial(of, ask, plan), min(top, _LARGEST[what]))
         if limit is not None:
             found.append(Limited(what, *limit))
     return found
@@ -53,42 +77,42 @@ def _limit(answer: Callable[[float], Answer], largest: float) -> tuple[float, st
         low, high = high, 2 * high
     if high > largest:
         return None
-    for _ in range(_STEPS):
+    while high - low >= _EXACT * low:
         middle = (low + high) / 2
-        if high - low < 5e-4 * low:
-            break
         low, high = (middle, high) if answer(middle).how == "right" else (low, middle)
     found = answer(high)
     if found.how == "capped":
         later = answer(2 * high)
-        return (_rounded(found.limit), "capped") if math.isclose(found.limit, later.limit, rel_tol=0.02) else None
+        return (_rounded(found.limit), "capped") if math.isclose(found.limit, later.limit, rel_tol=_SAME_CAP) else None
     if found.how not in ("clamped", "infinite", "NaN"):
         return None
     return _rounded(found.limit if found.how == "clamped" else low), found.how
 
 
 def _rounded(limit: float) -> float:
-    """The largest number of a narrow format, if it is near."""
+    """The largest number of a narrow format (fp8 e4m3fn, e5m2 and e4m3fnuz, fp16, int8), if it is near; else with three digits."""
     for known in (448.0, 57344.0, 65504.0, 240.0, 127.0):
-        if math.isclose(limit, known, rel_tol=2e-3):
+        if math.isclose(limit, known, rel_tol=_NEAR):
             return known
     return float(f"{limit:.3g}")
 
 
-def _undefined(out: Tensor | None) -> Answer | None:
+def _defined(out: Tensor | None) -> Tensor | Answer:
+    """The output, if there is one and it is finite."""
     if out is None:
         return Answer("raised")
     if bool(out.isnan().any()):
         return Answer("NaN")
-    return Answer("infinite") if bool(out.isinf().any()) else None
+    return Answer("infinite") if bool(out.isinf().any()) else out
 
 
 def _value_answer(ask: Asked, plan: Plan, x: float) -> Answer:
+    """One key, all of whose values are x: the output should be x."""
     call = replace(plan, lens=((1, 0),)).make()
-    out = ask(replace(call, v=torch.full_like(call.v, x)))
-    if out is None or (undefined := _undefined(out)):
-        return Answer("raised") if out is None else undefined
-    if bool((out / x - 1).abs().max() < 1e-2):
+    out = _defined(ask(replace(call, v=torch.full_like(call.v, x))))
+    if isinstance(out, Answer):
+        return out
+    if bool((out / x - 1).abs().max() < _VALUE_OFF):
         return Answer("right")
     return Answer("clamped" if bool((out < x).all()) else "else", float(out.max()))
 
@@ -96,25 +120,30 @@ def _value_answer(ask: Asked, plan: Plan, x: float) -> Answer:
 def _score_answer(ask: Asked, plan: Plan, x: float) -> Answer:
     """Two keys whose products with q are x and a little less: their weights say whether the difference arrives."""
     call = _two_keys(replace(plan, lens=((1, 1),)).make(), x)
-    out = ask(call)
-    if out is None or (undefined := _undefined(out)):
-        return Answer("raised") if out is None else undefined
-    first = min(max(float(out[0, :, 0].mean()), 1e-6), 1 - 1e-6)  # V says which key it is
+    out = _defined(ask(call))
+    if isinstance(out, Answer):
+        return out
+    first = min(max(float(out[0, :, 0].mean()), _SURE), 1 - _SURE)  # V says which key it is
     q, k = call.q.double(), call.k.double()
     score = call.scale * float(q[0, 0] @ k[0, 0])
     gap = score - call.scale * float(q[0, 0] @ k[1, 0])
     arrived = math.log(first / (1 - first))
-    if abs(arrived - gap) < 0.1:
+    if abs(arrived - gap) < _GAP_OFF:
         return Answer("right")
-    if abs(arrived) < 0.1 or score - gap + arrived > 20 * gap:
+    if abs(arrived) < _GAP_OFF or score - gap + arrived > 20 * gap:
         # Clamped scores are equal beyond the limit, and differ by less than they should just below it.
         return Answer("clamped", (score - gap + arrived) / call.scale)
-    low, high = 1e-2, 1e4
-    for _ in range(60):
+    return Answer("capped", _cap(score, gap, arrived))
+
+
+def _cap(score: float, gap: float, arrived: float) -> float:
+    """The soft cap that makes a smaller difference of two scores, by bisection: with a larger cap, more of it arrives."""
+    low, high = _CAPS
+    for _ in range(_CAP_STEPS):
         cap = math.sqrt(low * high)
         less = cap * (math.tanh(score / cap) - math.tanh((score - gap) / cap)) < arrived
         low, high = (cap, high) if less else (low, cap)
-    return Answer("capped", low)
+    return low
 
 
 def _two_keys(call: AttentionCall, x: float) -> AttentionCall:
@@ -122,6 +151,6 @@ def _two_keys(call: AttentionCall, x: float) -> AttentionCall:
     size = math.sqrt(x)
     q[..., 0], q[..., 1] = size, 1.0
     k[..., 0] = size
-    k[1, :, 1] = -2 / call.scale  # the second key scores 2 less
+    k[1, :, 1] = -_GAP / call.scale
     v[0, :, 0], v[1, :, 1] = 1.0, 1.0
     return replace(call, q=q, k=k, v=v)

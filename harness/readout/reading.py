@@ -1,4 +1,7 @@
-"""Reading the weights that a kernel gives to values: attention is linear in V, so values that say who they are come out as weights."""
+"""Reading the weights that a kernel gives to values.
+
+Attention is linear in V, so values that say who they are come out as weights.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,12 @@ from assay.harness.readout.features import own_keys
 from assay.harness.readout.probing import Asked, with_values
 
 Numbers = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 DARK = -1e30
-"""A log weight of zero."""
+"""The score of a key that is not seen. Beside any score of a real call, its exp is 0. It is finite, since the difference of two
+infinite scores is NaN."""
+_SMALLEST = 1e-12
+"""Least size of an output that an error is relative to: far below what float32 leaves of one, but not zero."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Reading:
         return right_weights(self.call, self.rows, self.scores)
 
     @cached_property
-    def visible(self) -> NDArray[np.bool_]:
+    def visible(self) -> Flags:
         """Which keys a query should see, bool [rows, total_k]."""
         return visible(self.call, self.rows)
 
@@ -64,14 +71,14 @@ def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
     return (call.scale * torch.einsum("thd,kcd->thck", q, k)).numpy()
 
 
-def visible(call: AttentionCall, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
     """Which packed keys a query should see, bool [rows, total_k]."""
     found = np.zeros((len(rows), call.k.shape[0]), bool)
     for rows_q, rows_k in own_keys(call):
-        here = (rows >= rows_q.start) & (rows < rows_q.stop)
-        last = rows_k.stop - rows_q.stop + rows if call.causal else np.full(len(rows), rows_k.stop)
-        keys = np.arange(call.k.shape[0])
-        found |= here[:, None] & (keys >= rows_k.start)[None] & (keys < rows_k.stop)[None] & (keys <= last[:, None])
+        here = np.flatnonzero((rows >= rows_q.start) & (rows < rows_q.stop))
+        keys = np.arange(rows_k.start, rows_k.stop)
+        last = rows[here] + rows_k.stop - rows_q.stop if call.causal else np.full(len(here), rows_k.stop)
+        found[here, rows_k] = keys <= last[:, None]
     return found
 
 
@@ -88,6 +95,12 @@ def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers)
 
 def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) -> Reading | None:
     """Read the weights of some queries of a call, with ceil(total_k / (head_dim_v // num_kv_heads)) + 2 calls.
+
+    Args:
+        ask: the kernel; None is no answer.
+        call: the call. Its head_dim_v is at least num_kv_heads.
+        rows: packed rows of q.
+        number: see `Reading.number`.
 
     Returns:
         None if the kernel did not answer one of the calls, or an answer is not finite.
@@ -109,13 +122,13 @@ def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) 
         out = ask(with_values(call, v))
         if out is None or not bool(out[chosen].isfinite().all()):
             return None
-        codes = (out[chosen] - constant)[..., : kv_heads * width].unflatten(-1, (kv_heads, width))
-        weights[..., start:stop] = codes[..., : stop - start]
+        codes = (out[chosen] - constant)[..., : kv_heads * width]
+        weights[..., start:stop] = codes.reshape(*codes.shape[:-1], kv_heads, width)[..., : stop - start]
     plain = ask(call)
     if plain is None:
         return None
     given = torch.einsum("thck,kcd->thd", weights, call.v.double().cpu()) + constant
-    gap, size = (given - plain[chosen]).abs().sum(-1), plain[chosen].abs().sum(-1).clamp(min=1e-12)
+    gap, size = (given - plain[chosen]).abs().sum(-1), plain[chosen].abs().sum(-1).clamp(min=_SMALLEST)
     off = (gap / size).nan_to_num(nan=np.inf).numpy()
     return Reading(call, chosen.numpy(), weights.numpy(), constant.numpy(), off, number)
 
@@ -126,5 +139,5 @@ def row_errors(call: AttentionCall, out: Tensor) -> Numbers:
     Infinite where the output is not finite.
     """
     right = oracle(call).cpu()
-    size = right.abs().sum(-1).clamp(min=1e-12)
+    size = right.abs().sum(-1).clamp(min=_SMALLEST)
     return ((out - right).abs().sum(-1) / size).nan_to_num(nan=np.inf, posinf=np.inf).numpy()
