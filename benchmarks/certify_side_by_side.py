@@ -9,7 +9,6 @@ Times of one examination are those of a machine that does several at once.
 from __future__ import annotations
 
 import argparse
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,9 +47,7 @@ def main() -> None:
         parts = [out / f"gpu-{gpu}" / name for gpu in gpus]
         (joined / name).write_text("".join(part.read_text() for part in parts if part.exists()))
     # Nothing is left to examine: this writes the certificate of all.
-    raise SystemExit(
-        assay(*LEVEL, *more, "--out", str(joined), cwd=HERE, env={"CUDA_VISIBLE_DEVICES": gpus[0]})
-    )
+    raise SystemExit(assay(*LEVEL, *more, "--out", str(joined), cwd=HERE, env={"CUDA_VISIBLE_DEVICES": gpus[0]}))
 
 
 if __name__ == "__main__":

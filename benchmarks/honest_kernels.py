@@ -91,7 +91,11 @@ class Blocked:
                 k = (k - (mean if self.smooth == "batch" else k.mean(1, keepdim=True))).to(call.k.dtype).float()
             q, k, v = self.operand(self.q(q)), self.operand(self.k(k)), self.operand(self.v(v))
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
-            seen = right_aligned(q.shape[1], k.shape[1], q.device)
+            seen = (
+                right_aligned(q.shape[1], k.shape[1], q.device)
+                if call.causal
+                else q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool)
+            )
             starts = list(range(0, k.shape[1], self.block))
             parts = []
             top = torch.full((*q.shape[:2], 1), -math.inf)

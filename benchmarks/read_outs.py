@@ -1,0 +1,213 @@
+"""How well the operator of a kernel is read: hypotheses, the catalogue's faults, random faults, and kernels that are right.
+
+    python benchmarks/read_outs.py hypotheses catalogue drawn right --seeds 100-159 --processes 2
+
+Each kernel is read from nothing. What was read is then tried on calls of another distribution than those that it was mined from, in
+a kernel that has seen no call yet, and this decides:
+
+- truly: it gives every output that was tried, right and wrong;
+- partly: it gives at least half of the wrong ones, and is wrong on at most 2 % of the right ones;
+- silent: nothing was said;
+- wrongly: all else.
+
+A kernel that is right must be silent. One line of JSON is printed for each kernel, and a table at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from drawn_faults import draw, random_calls
+from honest_kernels import KERNELS, Blocked
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.catalogue import ALL
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.hypotheses import FAMILY
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.seeded import SeededFault
+from assay.harness.readout.effects import Operator, Queries
+from assay.harness.readout.finding import close
+from assay.harness.readout.named import said
+from assay.harness.readout.probing import Prober
+from assay.harness.readout.readout import read_out
+
+TRIED = 60
+"""Calls on which what was read is tried."""
+CLOSE = 1e-3
+"""Relative error, L1, up to which two outputs of a query count as the same."""
+PARTLY, FALSE = 0.5, 0.02
+"""Share of the wrong outputs that a partial description gives at least, and of the right ones that it changes at most."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel that is read: its kind, its name, and the seed of the read-out."""
+
+    kind: str
+    name: str
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a read-out said of a kernel, and whether it holds."""
+
+    kind: str
+    name: str
+    seed: int
+    how: str
+    said: str
+    truth: str
+    wrong: int
+    explained: int
+    right: int
+    false: int
+    calls: int
+    cpu_s: float
+
+
+def made(case: Case) -> tuple[Callable[[], Kernel], str]:
+    """What makes the kernel of a case, without memory of a call; and what is wrong with it."""
+    if case.kind == "hypotheses":
+        return lambda: fault(case.name), case.name
+    if case.kind == "catalogue":
+        seeded = next(one for one in ALL if one.id == case.name)
+        return lambda: with_fault(seeded), seeded.about
+    if case.kind == "drawn":
+        found = draw(int(case.name))
+        return found.kernel, found.truth
+    family, number = case.name.split("/")
+    kernel = right_kernels()[family][int(number)]
+    return lambda: declares(noise=family.split("-")[0])(lambda call: kernel(call)), ""
+
+
+def with_fault(seeded: SeededFault) -> Kernel:
+    seeded.restart()
+    return lambda call: seeded.apply(call, rounded_oracle(call))
+
+
+def right_kernels() -> dict[str, list[Kernel]]:
+    """Kernels that are right, by the family that they declare, and a dtype that they are kept to."""
+    found = dict(KERNELS)
+    for dtype in DTYPES[1:]:
+        found[f"-{str(dtype).removeprefix('torch.')}"] = [
+            kept_to(dtype, kernel) for kernel in (Blocked(64), Blocked(32, split=True))
+        ]
+    return found
+
+
+def kept_to(dtype: torch.dtype, kernel: Kernel) -> Kernel:
+    def narrow(call: AttentionCall) -> Tensor:
+        if call.q.dtype != dtype:
+            raise TypeError(f"q is {call.q.dtype}; expected {dtype}")
+        return kernel(call)
+
+    return narrow
+
+
+def cases(kinds: list[str], seeds: range) -> Iterator[Case]:
+    for kind in kinds:
+        if kind == "hypotheses":
+            yield from (Case(kind, one.id) for one in FAMILY)
+        elif kind == "catalogue":
+            yield from (Case(kind, one.id) for one in ALL if not one.equivalent)
+        elif kind == "drawn":
+            yield from (Case(kind, str(seed)) for seed in seeds)
+        else:
+            kernels = [(family, n) for family, some in right_kernels().items() for n in range(len(some))]
+            yield from (Case(kind, f"{family}/{n}", seed) for seed in seeds for family, n in kernels)
+
+
+def outcome(case: Case) -> Outcome:
+    """Read the kernel of a case, and try what was read."""
+    torch.set_num_threads(1)
+    make, truth = made(case)
+    begun = time.process_time()
+    found = read_out(make(), seed=case.seed)
+    spent = time.process_time() - begun
+    text = said(found)
+    if case.kind == "right":
+        return Outcome(
+            *case_of(case), "wrongly" if text else "silent", text, "", found.all.wrong, 0, 0, 0, found.calls, spent
+        )
+    wrong, explained, right, false = tried(found.operator, make())
+    how = "wrongly"
+    if not text:
+        how = "silent"
+    elif explained == wrong and not false:
+        how = "truly"
+    elif explained >= PARTLY * wrong and false <= FALSE * right:
+        how = "partly"
+    return Outcome(*case_of(case), how, text, truth, wrong, explained, right, false, found.calls, spent)
+
+
+def case_of(case: Case) -> tuple[str, str, int]:
+    return case.kind, case.name, case.seed
+
+
+def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
+    """Outputs (queries by heads) that are wrong, those of them that the operator gives, those that are right, those that it changes."""
+    prober = Prober(kernel, until=time.monotonic() + 600)
+    counts = np.zeros(4, np.int64)
+    for call in random_calls(1_000, TRIED // 2):
+        asked, nth, history = prober.asked, prober.of_kind[call.layer, call.phase], prober.history
+        out = prober(call)
+        if out is None:
+            continue
+        rows = np.unique(np.linspace(0, len(call.q) - 1, 24).astype(np.int64))
+        queries = Queries(call, rows, asked, nth, history)
+        actual, size = out.numpy()[rows], np.abs(queries.right).sum(-1)
+        bad = ~close(actual, queries.right, size, CLOSE)
+        given = operator.outputs(queries)
+        size = np.maximum(size, np.nan_to_num(np.abs(given).sum(-1), posinf=0.0))
+        agrees = close(given, actual, size, 2 * CLOSE) | (operator.uncertain(queries) & ~bad)
+        counts += [bad.sum(), (bad & agrees).sum(), (~bad).sum(), (~bad & ~agrees).sum()]
+    wrong, explained, right, false = counts.tolist()
+    return wrong, explained, right, false
+
+
+def main() -> None:
+    """Read the kernels and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="+", choices=("hypotheses", "catalogue", "drawn", "right"))
+    parser.add_argument("--seeds", default="100-159", help="first and last seed of random faults, and of right kernels")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--number", type=int, help="only so many kernels")
+    given = parser.parse_args()
+    first, last = (int(number) for number in given.seeds.split("-"))
+    outcomes = []
+    with ProcessPoolExecutor(given.processes) as pool:
+        for one in pool.map(outcome, islice(cases(given.kinds, range(first, last + 1)), given.number)):
+            outcomes.append(one)
+            print(json.dumps(asdict(one)), flush=True)
+    print_table(outcomes)
+
+
+def print_table(outcomes: list[Outcome]) -> None:
+    print(f"{'kind':12s} kernels  truly partly silent wrongly  calls (median, most)  CPU s (median, 95 %, most)")
+    for kind in dict.fromkeys(one.kind for one in outcomes):
+        of = [one for one in outcomes if one.kind == kind]
+        how = Counter(one.how for one in of)
+        calls, cpu = [one.calls for one in of], sorted(one.cpu_s for one in of)
+        print(
+            f"{kind:12s} {len(of):7d} {how['truly']:6d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d}  "
+            f"{statistics.median(calls):10.0f} {max(calls):6d}  "
+            f"{statistics.median(cpu):14.1f} {cpu[int(0.95 * (len(cpu) - 1))]:6.1f} {cpu[-1]:6.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
