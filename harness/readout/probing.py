@@ -28,8 +28,9 @@ class Plan:
         dtype: of q, k and v.
         causal: whether the mask is causal.
         layer: the calling layer.
-        data: "normal"; "levels": entries are plus or minus one, and K has zero mean, so that INT8 is exact; "values" and "scores":
-            normal, with values or scores of all sizes.
+        data: "normal"; "levels": entries of q and K are plus or minus one, and the mean of K over a sequence of more than one key is
+            zero, so that symmetric INT8 is exact, with K smoothed or not; "values": normal, with rows of V of size 0.3 to 30,000;
+            "scores": normal, with rows of K times powers of two up to 4,096.
         seed: of the data.
         value_dim: head_dim of V; 0 for that of q and k.
     """
@@ -56,7 +57,7 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """What it costs to read: values that are probed, by queries that are computed."""
+        """What it costs to read: values that are probed, by queries that are computed, and 64 more for what each call costs."""
         return self.keys * self.heads[1] * (64 + sum(new for new, _ in self.lens))
 
     def make(self, device: str = "cpu") -> AttentionCall:
@@ -102,7 +103,9 @@ _FIXED: tuple[Lens, ...] = (
 _LONG: tuple[Lens, ...] = (((4, 600),), ((600, 0),), ((1, 700),), ((2, 1100),), ((1, 2200),), ((2, 4200),))
 """Long ones, with few heads."""
 _HEADS = ((4, 2), (8, 2), (4, 4), (4, 1), (6, 3))
+"""q and kv heads: groups of 2, 4 and 1, one kv head for all, and counts that are no powers of two."""
 _EDGES = (1, 2, 8, 16, 32, 64, 128, 192, 256)
+"""Sizes of pages and blocks."""
 
 
 def repeated_plans(data: str, dtype: torch.dtype) -> list[Plan]:
@@ -127,7 +130,11 @@ def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
 
 
 def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[Plan]:
-    """Calls at random, without an end."""
+    """Calls at random, without an end.
+
+    Up to 90 new tokens and a prefix of up to 200, so that a call is computed and read in milliseconds; longer ones are in
+    `fixed_plans`. Three in ten are decode; of the others' sequences, three in ten have no prefix.
+    """
     draw = random.Random(seed)
     number = 0
     while True:
@@ -212,8 +219,9 @@ class Prober:
     _last: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
-        """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU; None if the kernel raised or broke the contract, or
-        does not declare to compute such calls: then it is not asked.
+        """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU.
+
+        None if the kernel raised or broke the contract, or does not declare to compute such calls: then it is not asked.
 
         Raises:
             BudgetSpentError: nothing is left of the budget.
