@@ -37,10 +37,11 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import FAMILY
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.seeded import SeededFault
-from assay.harness.readout.effects import Operator, Queries
 from assay.harness.readout.finding import close
 from assay.harness.readout.named import said
+from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober
+from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import read_out
 
 TRIED = 60

@@ -10,12 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from assay.harness.readout.candidates import Explained, effects_of, general_effects, key_factors, known_effects
-from assay.harness.readout.effects import Clause, Constant, Effect, Flags, KeyFactors, Moved, Operator, Queries
+from assay.harness.readout.candidates import effects_of
+from assay.harness.readout.effects import Constant
+from assay.harness.readout.elsewhere import Moved
+from assay.harness.readout.explained import Explained
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
+from assay.harness.readout.general_candidates import general_effects
+from assay.harness.readout.key_factors import KeyFactors
+from assay.harness.readout.key_rules import key_factors
+from assay.harness.readout.known_effects import known_effects
 from assay.harness.readout.mining import Condition, Literal, mine
+from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import Plan, Prober, drawn_plans, fixed_plans, repeated_plans
+from assay.harness.readout.queries import Flags, Queries
 from assay.harness.readout.ranges import limits
 from assay.harness.readout.reading import Numbers, Reading, read, row_errors
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
 from assay.harness.localize.diagnose import UNEXPLAINED
-from assay.harness.readout.effects import Known, Operator
 from assay.harness.readout.finding import Sample
+from assay.harness.readout.known_effects import Known
+from assay.harness.readout.operators import Operator
 from assay.harness.readout.picture import picture_of
 from assay.harness.readout.readout import ReadOut
 from assay.harness.text import percent

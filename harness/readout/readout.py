@@ -12,9 +12,9 @@ import torch
 from assay.harness.attention.call import Kernel
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.threads import few_threads
-from assay.harness.readout.effects import Operator
 from assay.harness.readout.finding import Exactness, Finder, Sample, Tally
 from assay.harness.readout.forms import Tolerance
+from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import BudgetSpentError, Plan, Prober
 from assay.harness.readout.sentences import sentence
 

@@ -8,29 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from assay.harness.readout.effects import (
-    Biased,
-    Clause,
-    Constant,
-    Dims,
-    Effect,
-    FromElsewhere,
-    Kept,
-    KeyFactors,
-    Known,
-    Limited,
-    Merged,
-    Moved,
-    Operator,
-    OtherKvHead,
-    Part,
-    Plus,
-    Scale,
-    Times,
-    WithAtom,
-)
+from assay.harness.readout.dims import Dims
+from assay.harness.readout.effects import Biased, Constant, Kept, Limited, Plus, Scale, Times, WithAtom
+from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
 from assay.harness.readout.forms import BLANK
+from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.known_effects import Known
+from assay.harness.readout.merges import Merged
 from assay.harness.readout.mining import Condition, Literal, Term, Value
+from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.text import listed, percent
 
 _OF_KEY = ("j", "left", "other", "fresh", "ahead")
@@ -101,8 +87,7 @@ def _effect(effect: Effect) -> tuple[str, list[Condition]]:
         case Merged():
             return _merged(effect), []
         case Dims():
-            of = "" if effect.of == "the output" else f" in {effect.of}"
-            return effect.words + of, []
+            return effect.words.format(effect.of), []
         case Known():
             return effect.about, []
         case _:

@@ -1,0 +1,120 @@
+"""Effects that are tried whatever was read, with parameters that follow from the outputs alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from assay.harness.readout.dims import DIMS
+from assay.harness.readout.effects import ATOMS, Kept, Plus, Times, WithAtom, kept_output
+from assay.harness.readout.elsewhere import FromElsewhere, Moved
+from assay.harness.readout.explained import common
+from assay.harness.readout.formulas import TIMES
+from assay.harness.readout.maps import MAPS, unmoved
+from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
+from assay.harness.readout.operators import Effect
+from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.reading import Numbers
+from assay.harness.readout.sources import SOURCES
+
+Answer = tuple[Queries, Numbers, Flags]
+"""Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
+
+_FIRST_KEYS = tuple(Condition((Literal(Term("j", cost=0.2), "<", n),)) for n in (1, 2, 4, 8, 16))
+"""Keys that a kernel may not have written yet: a sink, and the first vector, page or tile."""
+_CACHED = Condition((Literal(Term("j", "prefix", cost=0.2), "<", 0),))
+_NEW = Condition((Literal(Term("j", "prefix", cost=0.2), ">=", 0),))
+_HALF = (0.5, 0.5)
+"""Shares that are tried where they cannot be fitted, since the output is not linear in q and K: the mean of two rows."""
+_CALLS, _ROWS = 4, 6
+"""Calls, and rows of each, in which shares are fitted."""
+_BLENDED = 1e-7
+"""Square of the relative error up to which an output is the mixture that was fitted: what float32 leaves of it."""
+_FLAT = 1e-3
+"""By how much numbers that were added to an output may differ, relative to the largest, to count as one."""
+
+
+def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """Effects that are tried whatever was read.
+
+    Args:
+        answers: what the kernel answered.
+    """
+    yield from DIMS
+    for formula in TIMES:
+        yield Times(formula, cost=1.5)
+    yield from _blends(answers)
+    yield from _kept(answers)
+    yield from _added(answers)
+    for (words, row), what in itertools.product(MAPS, ("kv", "v", "k")):
+        for condition in (ALWAYS, _CACHED, _NEW):
+            yield Moved(what, condition, words, row, cost=2.0 + condition.cost + 0.2 * (what != "kv"))
+
+
+def _kept(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """Mixtures with the output of the call before."""
+    shares: Counter[tuple[float, float]] = Counter()
+    for queries, actual, bad in answers:
+        before = kept_output(queries)
+        if before is None:
+            continue
+        columns = np.stack([queries.right, before], -1).reshape(len(bad), -1, 2)[bad].reshape(-1, 2)
+        wanted = actual.reshape(len(bad), -1)[bad].ravel()
+        if np.isfinite(wanted).all() and np.isfinite(columns).all():
+            shares[_share(*np.linalg.lstsq(columns, wanted, rcond=None)[0])] += 1
+    for share, _ in shares.most_common(2):
+        yield Kept(share)
+
+
+def _added(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """A number that is added to every number of an output."""
+    added: list[tuple[float, float]] = []
+    for queries, actual, bad in answers:
+        with np.errstate(invalid="ignore"):
+            gap = (actual - queries.right).reshape(len(bad), -1)[bad]
+            flat = np.ptp(gap, axis=-1) < _FLAT * np.abs(gap).max(-1)
+        added += [(float(value), queries.mean_size) for value in gap[flat].mean(-1)[:4]]
+    if added:
+        yield from map(Plus, common([value for value, _ in added], 1))
+        yield from (Plus(value, relative=True) for value in common([value / size for value, size in added], 1))
+
+
+def _blends(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """Mixtures of the right output and another, whose shares follow from the outputs."""
+    for atom in ATOMS:
+        yield from (WithAtom(atom, share) for share in _shares(answers, atom.outputs))
+    for words, row in MAPS:
+        whole = Moved("v", ALWAYS, words, row)
+        yield from (replace(whole, share=share, cost=2.2) for share in _shares(answers, whole.outputs))
+        yield from (Moved(what, ALWAYS, words, row, share=_HALF, cost=2.4) for what in ("k", "kv"))
+    for source in SOURCES:
+        if source.cost <= 1.0:
+            yield FromElsewhere(source, "query", _HALF, cost=2.0 + source.cost)
+            weights = FromElsewhere(source, "weights", cost=2.0 + source.cost)
+            yield from (replace(weights, share=share) for share in _shares(answers, weights.outputs))
+    for what, condition in itertools.product(("k", "v", "kv"), (ALWAYS, *_FIRST_KEYS)):
+        yield Moved(what, condition, "", unmoved, stale=True, cost=2.0 + condition.cost)
+
+
+def _shares(answers: Sequence[Answer], other: Callable[[Queries], Numbers]) -> list[tuple[float, float]]:
+    """By which shares of the right output and another one the wrong outputs are made, as far as they are."""
+    found: Counter[tuple[float, float]] = Counter()
+    for queries, actual, bad in answers[:_CALLS]:
+        chosen = np.flatnonzero(bad)[:_ROWS]
+        wanted = actual.reshape(len(bad), -1)[chosen]
+        columns = np.stack([queries.right, other(queries)], -1).reshape(len(bad), -1, 2)[chosen]
+        for x, y in zip(columns, wanted, strict=True):
+            if np.isfinite(y).all():
+                (a, b), rest, rank, _ = np.linalg.lstsq(x, y, rcond=None)
+                if rank == 2 and rest.size and rest[0] < _BLENDED * (y**2).sum() and abs(b) > 1e-3:
+                    found[_share(a, b)] += 1
+    return [share for share, _ in found.most_common(2)]
+
+
+def _share(right: float, other: float) -> tuple[float, float]:
+    """Shares as few digits say them; the sum turns -0.0 into 0.0."""
+    return round(float(right), 3) + 0.0, round(float(other), 3) + 0.0

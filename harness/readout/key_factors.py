@@ -1,0 +1,75 @@
+"""Masks and weights: which keys a query sees, and how much each of them counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.harness.readout.forms import BLANK
+from assay.harness.readout.mining import Condition, Value
+from assay.harness.readout.operators import Effect
+from assay.harness.readout.queries import Flags, Queries, weighted_softmax
+from assay.harness.readout.reading import Numbers
+
+
+@dataclass(frozen=True)
+class Part:
+    """Pairs of a query and a key that get a factor.
+
+    Attributes:
+        universe: "seen", keys that should be seen; "hidden", other keys of the sequence; "foreign", keys of other sequences.
+        condition: on the pairs.
+        factor: of the weight; 0 for a key that is not seen, `BLANK` for one that is zero to the kernel.
+        of: "weight", or "score": the factor multiplies the scaled score.
+    """
+
+    universe: str
+    condition: Condition
+    factor: float
+    of: str = "weight"
+
+    def holds(self, queries: Queries) -> Flags:
+        """For which keys it holds, bool [rows, heads, total_k]."""
+        seen, own = queries.visible, queries.own_rows
+        inside = {"seen": seen, "hidden": own & ~seen, "foreign": ~own}[self.universe]
+        found: Flags = self.condition.holds(queries.pairs).reshape(*queries.shape, -1) & inside[:, None]
+        return found
+
+
+@dataclass(frozen=True)
+class KeyFactors(Effect):
+    """Weights of some keys are multiplied, or keys are seen that should not be.
+
+    Attributes:
+        parts: which.
+        denominator: "counted", of the keys with their factors; "all", of the keys that should be seen.
+        phantom: keys with score zero and value zero that are counted too.
+    """
+
+    parts: tuple[Part, ...]
+    denominator: str = "counted"
+    phantom: Value | None = None
+    cost: float = 1.0
+
+    def factors(self, queries: Queries) -> tuple[Numbers, Numbers | None]:
+        """The factors of each key's weight and of its score, [rows, heads, total_k]; None for the scores if they do not change."""
+        found = np.repeat(queries.visible[:, None].astype(float), queries.heads, 1)
+        times = np.ones(found.shape) if any(part.of == "score" for part in self.parts) else None
+        for part in self.parts:
+            (found if part.of == "weight" or times is None else times)[part.holds(queries)] = part.factor
+        return found, times
+
+    def outputs(self, queries: Queries) -> Numbers:
+        factors, times = self.factors(queries)
+        counted = queries.visible[:, None].astype(float) if self.denominator == "all" else None
+        phantom: Numbers | None = None
+        if self.phantom is not None:
+            phantom = np.maximum(self.phantom.of(queries.table), 0).reshape(*queries.shape, 1).astype(float)
+        if any(part.factor == BLANK for part in self.parts):
+            blank = factors == BLANK
+            factors[blank] = 0.0
+            zeros = blank.sum(-1, keepdims=True).astype(float)
+            phantom = zeros if phantom is None else phantom + zeros
+        scores = queries.own_scores if times is None else queries.own_scores * times
+        return queries.of_own(weighted_softmax(factors, scores, counted, phantom))

@@ -1,0 +1,122 @@
+"""Rows of K and V that another one may be confused with: where a kernel may read a key or a value from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.readout.features import Ints
+from assay.harness.readout.sources import shift
+
+Rows = Callable[[AttentionCall], Ints]
+"""(call) -> the packed row that each packed key is read from, int64 [total_k]; negative where it is not moved."""
+Map = tuple[str, Rows]
+"""The other row in words, as seen from key j, and the row."""
+
+
+def _packed(call: AttentionCall) -> tuple[Ints, Ints, Ints]:
+    """Where sequences start, and the sequence and index of each packed key."""
+    starts = np.array(call.cu_seqlens_k.tolist())
+    of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    return starts, of, np.arange(starts[-1]) - starts[of]
+
+
+def _key(to: Callable[[Ints], Ints], call: AttentionCall) -> Ints:
+    """Another key of the sequence, as far as there is one."""
+    starts, of, j = _packed(call)
+    target = to(j)
+    length = np.diff(starts)[of]
+    return np.where((target >= 0) & (target < length), starts[of] + target, -1)
+
+
+def _plus(by: int, j: Ints) -> Ints:
+    return j + by
+
+
+def _modulo(size: int, j: Ints) -> Ints:
+    return j % size
+
+
+def _first_of_block(size: int, j: Ints) -> Ints:
+    return j // size * size
+
+
+def _flipped(bit: int, j: Ints) -> Ints:
+    return j ^ bit
+
+
+def _clamped(by: int, call: AttentionCall) -> Ints:
+    starts, of, j = _packed(call)
+    return starts[of] + np.clip(j + by, 0, np.diff(starts)[of] - 1)
+
+
+def _wrapped(by: int, call: AttentionCall) -> Ints:
+    starts, of, j = _packed(call)
+    return starts[of] + (j + by) % np.diff(starts)[of]
+
+
+def _packed_row(by: int, call: AttentionCall) -> Ints:
+    starts, _, _ = _packed(call)
+    to = np.arange(starts[-1]) + by
+    return np.where((to >= 0) & (to < starts[-1]), to, -1)
+
+
+def _of_neighbour(by: int, call: AttentionCall) -> Ints:
+    starts, of, j = _packed(call)
+    to = of + by
+    inside = (to >= 0) & (to < len(starts) - 1)
+    safe = np.clip(to, 0, len(starts) - 2)
+    return np.where(inside & (j < np.diff(starts)[safe]), starts[safe] + j, -1)
+
+
+def _of_first(call: AttentionCall) -> Ints:
+    starts, _, j = _packed(call)
+    return np.where(j < starts[1], j, -1)
+
+
+def _last(call: AttentionCall) -> Ints:
+    starts, of, _ = _packed(call)
+    return starts[of + 1] - 1
+
+
+def _newest(size: int, call: AttentionCall) -> Ints:
+    """A ring of `size` keys that was never filled from its start: key j is the j-th of the newest ones."""
+    starts, of, j = _packed(call)
+    length = np.diff(starts)[of]
+    return np.where(length >= size, starts[of] + (length - size + j) % np.maximum(length, 1), -1)
+
+
+def unmoved(call: AttentionCall) -> Ints:
+    """Each packed key's own row."""
+    return np.arange(call.k.shape[0])
+
+
+def shifted(by: int) -> Map:
+    """The key that is `by` further, as far as there is one."""
+    return f"key {shift('j', by)}", partial(_key, partial(_plus, by))
+
+
+SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4, 8, -8, 16, -16, 32, -32, 64, -64, 128, -128)
+"""Shifts that are always tried: small slips, and vectors, pages and tiles. Others are tried where a reading shows them."""
+MAPS: tuple[Map, ...] = (
+    *(shifted(by) for by in SHIFTS),
+    *((f"key {shift('j', by)} (the {'last' if by > 0 else 'first'} key where there is none)", partial(_clamped, by))
+      for by in SHIFTS if abs(by) <= 16),
+    *((f"key {shift('j', by)} modulo the sequence length", partial(_wrapped, by)) for by in SHIFTS if abs(by) <= 2),
+    *((f"key j mod {n}", partial(_key, partial(_modulo, n))) for n in (8, 16, 32, 64, 128)),
+    *((f"the first key of its block of {n}", partial(_key, partial(_first_of_block, n))) for n in (4, 8, 16, 32, 64)),
+    *((f"key j XOR {n}", partial(_key, partial(_flipped, n))) for n in (1, 2, 4, 8, 16, 32, 64)),
+    ("the first key of its sequence", partial(_key, partial(_modulo, 1))),
+    ("the last key of its sequence", _last),
+    *((f"key total - {n} + j, modulo total", partial(_newest, n)) for n in (16, 32, 64)),
+    ("the next packed row", partial(_packed_row, 1)),
+    ("the previous packed row", partial(_packed_row, -1)),
+    ("key j of the previous sequence", partial(_of_neighbour, -1)),
+    ("key j of the next sequence", partial(_of_neighbour, 1)),
+    ("key j of the first sequence", _of_first),
+)  # fmt: skip
+"""Rows that a kernel confuses: an index that slips, is clamped or wraps at the end of its sequence; a page or tile that is read
+for another one (modulo, first of a block, neighbouring blocks swapped); a row beside the sequence; another sequence's cache."""

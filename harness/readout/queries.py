@@ -1,0 +1,198 @@
+"""Queries of a call, with what is known of them before a kernel answers: what every effect is a function of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import oracle
+from assay.harness.readout.features import Ints, Pairs, own_keys, row_table
+from assay.harness.readout.probing import History
+from assay.harness.readout.reading import Numbers, right_weights, scores_of, visible
+
+Flags = NDArray[np.bool_]
+_MOST_EXPONENT = 700.0
+"""Scores are cut here above the largest one: exp(710) is beyond float64."""
+
+
+def einsum(rule: str, *arrays: Numbers) -> Numbers:
+    """numpy.einsum by PyTorch, whose number of threads the caller sets."""
+    found: Numbers = torch.einsum(rule, *(torch.from_numpy(array) for array in arrays)).numpy()
+    return found
+
+
+class Queries:
+    """Some queries of a call, with what is known of them before the kernel answers.
+
+    Args:
+        call: the call.
+        rows: packed rows of q.
+        number: of the call among those that the kernel computed.
+        nth: of the call among those of its layer and phase.
+        history: what the kernel got before.
+    """
+
+    def __init__(
+        self,
+        call: AttentionCall,
+        rows: Sequence[int] | Ints,
+        number: int = 0,
+        nth: int = 0,
+        history: History | None = None,
+    ) -> None:
+        self.call, self.rows, self.number, self.nth = call, np.asarray(rows, dtype=np.int64), number, nth
+        self.history = history or History()
+
+    @property
+    def heads(self) -> int:
+        """q heads."""
+        return self.call.q.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        """kv heads."""
+        return self.call.k.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, q heads)."""
+        return len(self.rows), self.heads
+
+    @cached_property
+    def own(self) -> Ints:
+        """The kv head of each q head, int64 [heads]."""
+        return np.arange(self.heads) // (self.heads // self.kv_heads)
+
+    @cached_property
+    def table(self) -> dict[str, Ints]:
+        """Features of each query and head, int64 [rows * heads] each."""
+        table = row_table(self.call, self.rows.tolist(), self.number, self.nth)
+        one = np.ones_like(table["row"])
+        (new, total), (last_new, last_total) = self.history.initial, self.history.previous
+        return table | {
+            "initial_new": new * one, "initial_total": total * one, "initial_prefix": (total - new) * one,
+            "last_new": last_new * one, "last_total": last_total * one, "last_prefix": (last_total - last_new) * one,
+            "same_layer": int(self.history.layer == self.call.layer) * one,
+            "same_phase": int(self.history.phase == self.call.phase) * one,
+        }  # fmt: skip
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Features of each query, head and packed key, int64 [rows * heads * total_k] each."""
+        return Pairs(self.call, self.table)
+
+    @cached_property
+    def q(self) -> Numbers:
+        """The rows of q, float64 [rows, heads, head_dim]."""
+        found: Numbers = self.call.q[torch.from_numpy(self.rows).to(self.call.q.device)].double().cpu().numpy()
+        return found
+
+    @cached_property
+    def k(self) -> Numbers:
+        """All rows of k, float64 [total_k, kv heads, head_dim]."""
+        found: Numbers = self.call.k.double().cpu().numpy()
+        return found
+
+    @cached_property
+    def values(self) -> Numbers:
+        """All rows of v, float64 [total_k, kv heads, head_dim_v]."""
+        found: Numbers = self.call.v.double().cpu().numpy()
+        return found
+
+    @cached_property
+    def scores(self) -> Numbers:
+        """scale * q k^T, float64 [rows, heads, kv heads, total_k]."""
+        return scores_of(self.call, self.rows)
+
+    @cached_property
+    def own_scores(self) -> Numbers:
+        """Scores with the keys of the own kv head, float64 [rows, heads, total_k]."""
+        found: Numbers = self.scores[:, np.arange(self.heads), self.own]
+        return found
+
+    @cached_property
+    def visible(self) -> Flags:
+        """Keys that should be seen, bool [rows, total_k]."""
+        return visible(self.call, self.rows)
+
+    @cached_property
+    def own_rows(self) -> Flags:
+        """Keys of the query's own sequence, bool [rows, total_k]."""
+        found = np.zeros((len(self.rows), self.call.k.shape[0]), bool)
+        for q, k in own_keys(self.call):
+            found[(self.rows >= q.start) & (self.rows < q.stop), k] = True
+        return found
+
+    @cached_property
+    def weights(self) -> Numbers:
+        """The right weights, float64 [rows, heads, kv heads, total_k]."""
+        return right_weights(self.call, self.rows, self.scores)
+
+    @cached_property
+    def right(self) -> Numbers:
+        """The right output, float64 [rows, heads, head_dim_v]."""
+        return self.of(self.weights)
+
+    @cached_property
+    def mean_size(self) -> float:
+        """Mean size of the numbers of the call's right output."""
+        return float(oracle(self.call).abs().mean())
+
+    def of(self, weights: Numbers) -> Numbers:
+        """The output of weights of every kv head, [rows, heads, kv heads, total_k] -> [rows, heads, head_dim_v]."""
+        return einsum("thck,kcd->thd", weights, self.values)
+
+    def of_own(self, weights: Numbers, values: Numbers | None = None) -> Numbers:
+        """The output of weights of the own kv head, [rows, heads, total_k] -> [rows, heads, head_dim_v].
+
+        Args:
+            weights: of each key.
+            values: in place of the call's, [total_k, kv heads, head_dim_v].
+        """
+        rows, heads = self.shape
+        by_group = weights.reshape(rows, self.kv_heads, heads // self.kv_heads, -1)
+        given = self.values if values is None else values
+        return einsum("tcgk,kcd->tcgd", by_group, given).reshape(rows, heads, -1)
+
+    def attended(self, scores: Numbers) -> Numbers:
+        """The output with other scores of the keys that should be seen, [rows, heads, total_k] -> [rows, heads, head_dim_v]."""
+        return self.of_own(softmax(scores, self.visible[:, None]))
+
+
+def softmax(scores: Numbers, seen: Flags) -> Numbers:
+    """Weights of the keys that are seen, which broadcast to the scores; zero where no key is."""
+    masked = np.where(seen, scores, -np.inf)
+    top = masked.max(-1, keepdims=True)
+    masked -= np.where(np.isfinite(top), top, 0.0)
+    np.exp(masked, out=masked)
+    total = masked.sum(-1, keepdims=True)
+    masked /= np.where(total > 0, total, 1.0)
+    return masked
+
+
+def weighted_softmax(
+    factors: Numbers, scores: Numbers, counted: Numbers | None = None, phantom: Numbers | None = None
+) -> Numbers:
+    """Weights in proportion to factor * exp(score), [rows, heads, total_k]; zero where none is counted.
+
+    Args:
+        factors: of each key, 0 for one that is not seen.
+        scores: of each key.
+        counted: the factors in the denominator; None for `factors`.
+        phantom: how many keys with a score of 0 the denominator counts too, [rows, heads, 1].
+    """
+    below = factors if counted is None else counted
+    top = np.where((factors > 0) | (below > 0), scores, -np.inf).max(-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        e = np.exp(np.minimum(scores - top, _MOST_EXPONENT))
+        total = (below * e).sum(-1, keepdims=True)
+        if phantom is not None:
+            total = total + phantom * np.exp(np.minimum(-top, _MOST_EXPONENT))
+        found: Numbers = np.where(total > 0, factors * e / np.where(total > 0, total, 1.0), 0.0)
+    return found
