@@ -42,9 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "case of the matrix; the test uses the fixture assay_case",
     )
     config.stash[_RESULTS] = []
+    config.stash[_READER] = None
 
 
 _RESULTS = pytest.StashKey["list[CheckResult]"]()
+_READER = pytest.StashKey[object]()
+"""What reads each wrong kernel once, however many of its cases fail."""
 
 
 class Assay:
@@ -65,6 +68,7 @@ class Assay:
         device: str | None = None,
         seed: int = 0,
         cases: Iterable[Case] | None = None,
+        read_out: float = 60.0,
     ) -> CheckResult:
         """Run a kernel on the op-level matrix and fail unless it is correct.
 
@@ -82,6 +86,7 @@ class Assay:
             device: For example "cuda"; None for ``--assay-device``.
             seed: Seed of the matrix and its data.
             cases: Cases to run instead of the matrix.
+            read_out: Most seconds that reading a wrong kernel takes, for the message; 0 not to read it.
 
         Returns:
             What was computed, refused and found.
@@ -105,6 +110,7 @@ class Assay:
             device=device or self._config.getoption("assay_matrix_device"),
             seed=seed,
             cases=None if cases is None else list(cases),
+            read_out=read_out,
         )
         self._config.stash[_RESULTS].append(result)
         if result.exit_code:
@@ -137,12 +143,22 @@ class AssayCase:
         from assay.harness.attention.kernels import declaration
         from assay.harness.errors import ExitCode
         from assay.harness.offline.check import check, named
+        from assay.harness.offline.observed import Reader
         from assay.reports.check_text import message
 
         if why := declaration(named(self.kernel)[1]).excludes(self.case.make()):
             pytest.skip(f"not covered by declaration: {why}")
         again = f"assay check {self.kernel} --case {self.case.name}" if isinstance(self.kernel, str) else ""
-        result = check(self.kernel, phases=[self.case.condition["phase"]], cases=[self.case], again=again)
+        reader = self._config.stash[_READER]
+        if not isinstance(reader, Reader):
+            reader = self._config.stash[_READER] = Reader()
+        result = check(
+            self.kernel,
+            phases=[self.case.condition["phase"]],
+            cases=[self.case],
+            again=again,
+            read_out=reader,
+        )
         self._config.stash[_RESULTS].append(result)
         if result.refused:
             raise AssertionError(

@@ -21,6 +21,13 @@ from assay.harness.interruption import like_ctrl_c
 if TYPE_CHECKING:
     from assay.harness.extras import Extra
 
+ReadOut = Annotated[
+    float,
+    typer.Option(
+        help="Longest time to read off a wrong kernel what it computes, in seconds; 0 for no read-out.", min=0
+    ),
+]
+"""An option of the commands that run a kernel."""
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and say whether the candidate may be merged."),
     "report": ("run", "Rebuild a run's report from its evidence, and rewrite its files."),

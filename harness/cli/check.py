@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, as_given, console, say
+from assay.harness.cli.app import ReadOut, app, as_given, console, errors, say
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
+
+if TYPE_CHECKING:
+    from assay.harness.offline.check import CheckResult
 
 
 @app.command()
@@ -31,6 +34,7 @@ def check(
     head_dim: Annotated[list[int] | None, typer.Option(help="Head dimensions; by default 64 and 128.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the matrix and of its data.", min=0)] = 0,
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
+    read_out: ReadOut = 60.0,
     html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
@@ -42,7 +46,7 @@ def check(
     from assay.harness.attention.matrix import HEAD_DIMS
     from assay.harness.offline.check import check as run
     from assay.harness.offline.check import matrix, named
-    from assay.reports.check_text import render
+    from assay.reports.check_text import headline, render
 
     name, loaded = named(kernel)
     phases = phase or declaration(loaded).phases
@@ -54,7 +58,14 @@ def check(
         raise UsageError(
             f"No case's name contains {case!r}.", f"part of a name, for example of {cases[0].name}", "try another"
         )
-    result = run(name, phases=phases, noise=noise, cases=chosen, again=as_given())
+
+    def announce(found: CheckResult) -> None:
+        text = f"{headline(found)}. Reading what it computes, for at most {read_out:g} s."
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    result = run(
+        name, phases=phases, noise=noise, cases=chosen, again=as_given(), read_out=read_out, before_reading=announce
+    )
     render(result, console)
     if html:
         from assay.reports.check_page import write_check

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, console, say
+from assay.harness.cli.app import ReadOut, app, console, say
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
 from assay.harness.config import SERVER_FLAGS
 from assay.harness.errors import UsageError
@@ -59,6 +59,7 @@ def record(
 def replay(
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay record` or `assay diff`.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
+    read_out: ReadOut = 60.0,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
     from assay.harness.offline import replay as replaying
@@ -69,6 +70,6 @@ def replay(
     def show_first(found: Sequence[Finding]) -> None:
         say(f"First: {found[0].where}: {found[0].diagnosis}")
 
-    result = replaying.replay(pack, candidate, on_first=show_first)
+    result = replaying.replay(pack, candidate, on_first=show_first, read_out=read_out)
     render_replay(result, console)
     raise typer.Exit(result.exit_code)

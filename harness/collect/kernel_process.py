@@ -20,10 +20,11 @@ from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, MATRIX, Jobs
+from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, MATRIX, Jobs
 from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.progress import ProgressDisplay
 from assay.harness.text import one_line
+from assay.harness.verdict import serious
 
 LOG = "kernel.log"
 """The output of the process, in the run's folder."""
@@ -59,7 +60,11 @@ def examine_kernel(
 
 
 def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event) -> None:
-    """Have a process do the jobs, and keep each result; if it fails, the first job without a result fails."""
+    """Have a process do the jobs, and keep each result; if it fails, the first job without a result fails.
+
+    A result that was there before the kernel was read is kept as it was, with the reason why it says no more.
+    """
+    drafts: dict[str, str] = {}
     with _Notes() as notes:
         command = [sys.executable, "-m", "assay.harness.offline.kernel_jobs", notes.path, jobs.model_dump_json()]
         try:
@@ -74,7 +79,9 @@ def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay
         try:
             while True:
                 ended = process.exit_status is not None  # asked first: what it notes until then is read
-                jobs = _kept(jobs, notes.read(), folder, display)
+                lines = notes.read()
+                drafts |= dict(_draft(line) for line in lines if line.startswith(DRAFT))
+                jobs = _kept(jobs, lines, folder, display)
                 if not (jobs.cause or jobs.matrix):
                     return
                 if why := _ended(process, notes) if ended else _hangs(plan, notes):
@@ -83,6 +90,9 @@ def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay
                     return
         finally:
             process.stop()
+    if late := [drafts[kind] for kind, job in ((CAUSE, jobs.cause), (MATRIX, jobs.matrix)) if job and kind in drafts]:
+        _kept(jobs, [_unread(line, why) for line in late[:1]], folder, display)
+        return
     why = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
     if jobs.cause:
         keep_cause(folder, examine_here(jobs.cause, plan, why), display)
@@ -100,6 +110,22 @@ def _kept(jobs: Jobs, lines: Sequence[str], folder: RunFolder, display: Progress
             keep_matrix(folder, MatrixRecord.model_validate_json(line.removeprefix(MATRIX)), display)
             jobs = jobs.model_copy(update={"matrix": None})
     return jobs
+
+
+def _draft(line: str) -> tuple[str, str]:
+    """The kind of a result that was noted before the kernel was read, and the line that keeps it."""
+    line = line.removeprefix(DRAFT)
+    return next(kind for kind in (CAUSE, MATRIX) if line.startswith(kind)), line
+
+
+def _unread(line: str, why: str) -> str:
+    """A line that keeps a result whose first serious finding says why the kernel could not be read."""
+    kind, text = _draft(line)
+    result = (ReplayResult if kind == CAUSE else MatrixRecord).model_validate_json(text.removeprefix(kind))
+    [first, *_] = serious(result.findings)
+    said = first.model_copy(update={"evidence": (*first.evidence, f"the kernel could not be read: {why}")})
+    findings = tuple(said if one is first else one for one in result.findings)
+    return kind + result.model_copy(update={"findings": findings}).model_dump_json()
 
 
 def _ended(process: ServerProcess, notes: _Notes) -> str:

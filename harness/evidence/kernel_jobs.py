@@ -1,7 +1,7 @@
 """What a run asks of the process in which it runs the candidate's kernel, and what that process notes.
 
 See `assay.harness.offline.kernel_jobs`. Notes are lines: the call that the kernel begins to compute, an empty line when it has
-returned, and the results as JSON.
+returned, and the results as JSON. A result with serious findings is noted twice: before the kernel is read, and with what was read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from assay.harness.schema import Record
 
 COMPUTES, CAUSE, MATRIX = "computes ", "cause ", "matrix "
 """How a line begins: before a call in words, a `ReplayResult`, a `MatrixRecord`."""
+DRAFT = "draft "
+"""What comes before `CAUSE` or `MATRIX` where the kernel is yet to be read: the result as it stands if it does not survive that."""
 
 
 class CauseJob(Record):

@@ -13,6 +13,8 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.kernels import Declaration, output_fault
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, repeat, run_once
 
+CONTRACT_BROKEN = "contract-broken"
+"""Id of the finding that a kernel broke its contract."""
 MAX_REPEATED = 32
 """Calls that are repeated after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling
 the time of an interpreted kernel."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,17 +21,21 @@ from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose
-from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded
+from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded
 from assay.harness.localize.kernel_runs import KernelRun, compute, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
+from assay.harness.offline.observed import READ_OUT_S, Reader
+from assay.harness.readout.readout import ReadOut
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
 
-CONTRACT_BROKEN = "contract-broken"
 LEAST_COVERED = 0.9
 """Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in
 its declaration: there it is a statement, and not a matter of what happened to be refused."""
+ASSERTED_S = 10.0
+"""Most seconds in which a kernel is read that fails an assertion on one call."""
+_ASSERTED = Reader(ASSERTED_S)
 _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
 """Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
 
@@ -87,6 +91,8 @@ class CheckResult:
         test: the source of a pytest file that shows it; empty if there is none.
         again: a command that repeats the check; empty for a kernel that no command can name.
         seconds: time taken.
+        read_out: what was read off the kernel, in how many calls and seconds; None where nothing is serious, or it was not to be
+            read. The first serious finding says it.
     """
 
     kernel: str
@@ -101,6 +107,7 @@ class CheckResult:
     test: str
     again: str
     seconds: float
+    read_out: ReadOut | None = None
 
     @property
     def failing(self) -> list[Case]:
@@ -146,8 +153,12 @@ def check(
     cases: Sequence[Case] | None = None,
     again: str = "",
     repeats: int = MAX_REPEATED,
+    read_out: float | Reader = READ_OUT_S,
+    before_reading: Callable[[CheckResult], None] = lambda result: None,
 ) -> CheckResult:
     """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
+
+    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them says so.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
@@ -162,6 +173,8 @@ def check(
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
+        read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps what it read.
+        before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
 
     Raises:
         UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
@@ -208,7 +221,7 @@ def check(
             findings.append(breach(why, where, (f"for example {describe(call)}",), again))
         worst = worst_of(run.results)
         smallest, test = smallest_call(guard, run, findings, path)
-    return CheckResult(
+    result = CheckResult(
         kernel=name,
         computed=computed,
         worst=None if worst is None else WorstOfMatrix(case_of[id(worst.call)], *worst.worst_cell),
@@ -222,10 +235,19 @@ def check(
         again=again,
         seconds=time.monotonic() - start,
     )
+    reader = read_out if isinstance(read_out, Reader) else Reader(read_out)
+    if not reader.wants(findings, run.results):
+        return result
+    before_reading(result)
+    observed = reader.observe(findings, loaded, guard.assay, run.results)
+    return replace(result, findings=observed.findings, read_out=observed.read, seconds=time.monotonic() - start)
 
 
 def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:
     """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
+
+    A kernel that is wrong is read, once in a process and for at most `ASSERTED_S` seconds; the message says what it was observed to
+    compute, if that gives its output on this call.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
@@ -241,13 +263,16 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     name, loaded = named(kernel)
     if noise:
         _known_family(noise)
-    result = measure(call, compute(loaded, call.clone()), kernels.declaration(loaded).noise if noise is None else noise)
+    declared = kernels.declaration(loaded)
+    declared = replace(declared, noise=declared.noise if noise is None else noise)
+    result = measure(call, compute(loaded, call.clone()), declared.noise)
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
         own, bound = result.worst_cell
+        observed = _ASSERTED.sentence(loaded, declared, result)
         raise AssertionError(
             f"{name} on {describe(call)}: own error {percent(own)}; noise explains at most "
-            f"{percent(bound)}; {bug.diagnosis}"
+            f"{percent(bound)}; {bug.diagnosis}{observed and '; observed: '}{observed}"
         )
 
 

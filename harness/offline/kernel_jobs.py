@@ -22,10 +22,11 @@ from assay.harness.attention.kernels import declaration
 from assay.harness.attention.matrix import model_cases
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
-from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, MATRIX, Jobs, MatrixJob
+from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, MATRIX, Jobs, MatrixJob
 from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.localize.diagnose import describe
-from assay.harness.offline.check import check
+from assay.harness.offline.check import CheckResult, check
+from assay.harness.offline.observed import Reader
 from assay.harness.offline.replay import replay_recorded
 
 REPEATED = 6
@@ -52,12 +53,19 @@ def main() -> None:
     candidate = Backend.parse(jobs.candidate)
     kernel = watched(jobs.candidate, candidate.kernel(), note)
     note("")  # it is loaded
+    reader = Reader()
     if jobs.cause:
         noted = _Watched(candidate.name, candidate.kind, kernel)
-        cause = replay_recorded(jobs.cause.pack, noted, jobs.cause.reproduce, jobs.cause.served)
+        cause = replay_recorded(
+            jobs.cause.pack, noted, jobs.cause.reproduce, jobs.cause.served, reader=reader,
+            before_reading=lambda draft: note(DRAFT + CAUSE + draft.model_dump_json()),
+        )  # fmt: skip
         note(CAUSE + cause.model_dump_json())
     if jobs.matrix:
-        note(MATRIX + matrix_record(jobs.matrix, kernel).model_dump_json())
+        record = matrix_record(
+            jobs.matrix, kernel, reader, lambda draft: note(DRAFT + MATRIX + draft.model_dump_json())
+        )
+        note(MATRIX + record.model_dump_json())
 
 
 def watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
@@ -79,8 +87,10 @@ def watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
     return forward
 
 
-def matrix_record(job: MatrixJob, kernel: Kernel) -> MatrixRecord:
-    """The result of a kernel on the matrix."""
+def matrix_record(
+    job: MatrixJob, kernel: Kernel, reader: Reader, before_reading: Callable[[MatrixRecord], None]
+) -> MatrixRecord:
+    """The result of a kernel on the matrix. `before_reading` receives it before a wrong kernel is read."""
     cases = model_cases(
         declaration(kernel).phases,
         job.device,
@@ -90,21 +100,31 @@ def matrix_record(job: MatrixJob, kernel: Kernel) -> MatrixRecord:
         job.tokens,
     )
     again = f"assay check {job.record.kernel} --dtype {job.dtype} --head-dim {job.head_dim}"
+
+    def draft(result: CheckResult) -> None:
+        before_reading(_filled(job.record, result))
+
     try:
-        result = check(kernel, cases=cases, device=job.device, again=again, repeats=REPEATED)
+        result = check(
+            kernel, cases=cases, device=job.device, again=again, repeats=REPEATED, read_out=reader, before_reading=draft
+        )
     except UsageError as error:
         return job.record.model_copy(update={"error": error.found})
-    return job.record.model_copy(
-        update={
-            "computed": tuple(one.case.name for one in result.computed),
-            "failing": tuple(case.name for case in result.failing),
-            "refused": tuple(case.name for case, _ in (*result.refused, *result.excluded)),
-            "worst": None if result.worst is None else result.worst.ratio,
-            "missing": result.missing,
-            "findings": result.findings,
-            "seconds": result.seconds,
-        }
-    )
+    return _filled(job.record, result)
+
+
+def _filled(record: MatrixRecord, result: CheckResult) -> MatrixRecord:
+    """A record with what it holds of a result."""
+    filled = {
+        "computed": tuple(one.case.name for one in result.computed),
+        "failing": tuple(case.name for case in result.failing),
+        "refused": tuple(case.name for case, _ in (*result.refused, *result.excluded)),
+        "worst": None if result.worst is None else result.worst.ratio,
+        "missing": result.missing,
+        "findings": result.findings,
+        "seconds": result.seconds,
+    }
+    return record.model_copy(update=filled)
 
 
 if __name__ == "__main__":

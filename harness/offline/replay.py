@@ -21,6 +21,7 @@ from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import breach
+from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.verdict import Finding
 
 
@@ -29,14 +30,19 @@ def replay(
     candidate: str,
     reproduce: str = "",
     on_first: Callable[[Sequence[Finding]], None] = lambda findings: None,
+    read_out: float = READ_OUT_S,
 ) -> ReplayResult:
     """Run a kernel on recorded calls and name what is wrong with it.
+
+    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and says what the
+    kernel was observed to compute on further calls, if that gives the wrong outputs of the recorded ones too.
 
     Args:
         pack: folder of a replay pack.
         candidate: a published kernel, or ``module:function``.
         reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
         on_first: receives the first findings at once, if there are any; they may still change.
+        read_out: most seconds that reading a wrong kernel takes; 0 not to read it.
 
     Raises:
         UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
@@ -63,8 +69,9 @@ def replay(
         broken = _breaches(guard, [call for call, why in found.run.refused if why in guard.breaches], reproduce)
         named = [one for one in found.findings if one.id != CALL_REFUSED or one.diagnosis not in guard.breaches]
         smallest, test = smallest_call(guard, found.run, found.findings, candidate)
+        observed = Reader(read_out).observe_recorded((*named, *broken), kernel, guard.assay, found.run.results)
         result = _result(
-            Backend.parse(candidate), found.run, examined, (*named, *broken), found.seconds, found.first_finding_s, (),
+            Backend.parse(candidate), found.run, examined, observed.findings, found.seconds, found.first_finding_s, (),
         )  # fmt: skip
     return result.model_copy(update={"smallest": smallest, "test": test})
 
@@ -78,12 +85,18 @@ def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> l
 
 
 def replay_recorded(
-    pack: Path, candidate: Backend, reproduce: str, served: bool = False, not_run: str = ""
+    pack: Path,
+    candidate: Backend,
+    reproduce: str,
+    served: bool = False,
+    not_run: str = "",
+    reader: Reader | None = None,
+    before_reading: Callable[[ReplayResult], None] = lambda result: None,
 ) -> ReplayResult:
     """Compare the outputs of a candidate that a server recorded with the oracle, and name what is wrong with it.
 
     A kernel also runs here, on one call with and one without a prefix: recorded outputs do not show whether it is
-    deterministic and leaves its inputs alone.
+    deterministic and leaves its inputs alone. If there are serious findings, it can then be read, as `replay` does.
 
     Args:
         pack: folder of a replay pack that was recorded with the candidate as a shadow, or in its own server.
@@ -91,6 +104,8 @@ def replay_recorded(
         reproduce: a command that reproduces the findings.
         served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
         not_run: why a kernel is not run here; empty to run it.
+        reader: reads a wrong kernel; None not to read it.
+        before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
 
     Raises:
         UsageError: `pack` is not a pack, or holds no output of the candidate.
@@ -118,7 +133,12 @@ def replay_recorded(
             not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
     seconds = time.monotonic() - start
     result = _result(candidate, run, examined, findings, seconds, first_finding_s, (not_tested,))
-    return result.model_copy(update={"not_run": not_run})
+    result = result.model_copy(update={"not_run": not_run})
+    if kernel is None or not_run or reader is None or not reader.wants(findings, run.results):
+        return result
+    before_reading(result)
+    observed = reader.observe_recorded(findings, kernel, kernels.declaration(kernel), run.results)
+    return result.model_copy(update={"findings": observed.findings})
 
 
 def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:

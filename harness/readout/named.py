@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import cache
 
 import numpy as np
 
+from assay.harness.attention.catalogue import ALL
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
 from assay.harness.localize.diagnose import UNEXPLAINED
+from assay.harness.picture import Picture
 from assay.harness.readout.finding import Sample
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.picture import picture_of
+from assay.harness.readout.queries import Flags
 from assay.harness.readout.readout import ReadOut
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious
@@ -22,27 +26,33 @@ SAID = 0.5
 """Share of the wrong outputs that an operator must give for its sentence to be said at all."""
 _NAMED_ON = 8
 """Wrong calls on which an operator must equal a hypothesis to have its name."""
+_LINKS = 3
+"""Most public reports that a finding lists."""
 
 
 def name_of(operator: Operator, samples: Sequence[Sample]) -> Hypothesis | None:
     """The hypothesis that gives the same outputs as an operator wherever the kernel was wrong; None if there is none."""
     if len(operator.clauses) == 1 and isinstance(effect := operator.clauses[0].effect, Known):
         return BY_ID.get(effect.id)
-    wrong = sorted((s for s in samples if s.bad.any()), key=lambda s: s.plan.size)
+    wrong = sorted(_wrong(samples), key=lambda s: s.plan.size)
     few = wrong[:: max(1, len(wrong) // _NAMED_ON)][:_NAMED_ON]
     if not operator.clauses or not few:
         return None
-    for one in FAMILY:
-        effect = Known(one.id, one.about, one.compute)
-        if all(_gives(effect, sample) for sample in few):
-            return one
-    return None
+    return next((one for one in FAMILY if all(_gives(one, s)[s.bad].all() for s in few)), None)
 
 
-def _gives(effect: Known, sample: Sample) -> bool:
-    """Whether an effect gives every wrong output of a sample."""
-    out = np.nan_to_num(effect.outputs(sample.queries), nan=0.0, posinf=np.inf)
-    return bool(sample.agrees(out)[sample.bad].all())
+def public_reports(id: str) -> tuple[str, ...]:
+    """Addresses of public reports of a bug of this name; empty if none is known."""
+    return _reports().get(id, ())
+
+
+@cache
+def _reports() -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for fault in ALL:
+        if fault.hypothesis:
+            found[fault.hypothesis] = tuple(dict.fromkeys((*found.get(fault.hypothesis, ()), *fault.links)))
+    return found
 
 
 def said(read: ReadOut) -> str:
@@ -56,33 +66,112 @@ def said(read: ReadOut) -> str:
     return f"{read.sentence}; {gives}{also}"
 
 
+def effort(read: ReadOut) -> str:
+    """What a read-out took: "212 calls and 2.1 s"."""
+    spent = "" if read.complete else ", which was all of its budget"
+    return f"{read.calls:,} calls and {read.seconds:.1f} s{spent}"
+
+
 def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
-    """The findings; the first serious one says what was read, and has its name where it had none.
+    """The findings; the first serious one says what was read.
+
+    It gets the name of what was read where it had none, or where an exact read-out contradicts its own: the hypothesis changes
+    outputs that are wrong, and not to what the kernel answers. Its severity stays, so no verdict depends on a read-out.
 
     Args:
         findings: of a check or a replay.
         read: of the same kernel.
     """
     first = next(iter(serious(findings)), None)
-    text = said(read)
-    if first is None or not text:
+    if first is None:
         return list(findings)
-    wrong = read.all.wrong
-    evidence = (
-        f"read off the kernel in {read.calls} calls: gives {read.all.explained:,} of {wrong:,} wrong outputs (queries x heads), "
-        f"{read.fresh.explained:,} of {read.fresh.wrong:,} on calls that it was not mined from"
-    )
-    changed: dict[str, object] = {
-        "operator": text, "picture": _picture(read), "evidence": (*first.evidence, evidence, *read.notes)
-    }  # fmt: skip
-    if first.id == UNEXPLAINED and read.exact:
-        known = name_of(read.operator, read.samples)
-        changed["id"], changed["title"] = (known.id, known.title) if known else (OPERATOR, "another operator")
-        changed["diagnosis"] = text
+    changed: dict[str, object] = {}
+    evidence = [*first.evidence, *_evidence(read)]
+    if text := said(read):
+        changed = {"operator": text, "picture": _picture(read)}
+        if read.exact:
+            others = {finding.id for finding in serious(findings)[1:]}
+            changed |= _name(first, others, read)
+        if reports := public_reports(str(changed.get("id", first.id))):
+            evidence.append(f"public reports of such a bug: {', '.join(reports[:_LINKS])}")
+    changed["evidence"] = tuple(evidence)
     return [finding.model_copy(update=changed) if finding is first else finding for finding in findings]
 
 
-def _picture(read: ReadOut) -> object:
+def _evidence(read: ReadOut) -> list[str]:
+    """What a read-out rests on, or why it says nothing."""
+    if said(read):
+        found = (
+            f"read off the kernel in {effort(read)}: gives {read.all.explained:,} of {read.all.wrong:,} wrong outputs (queries x "
+            f"heads), {read.fresh.explained:,} of {read.fresh.wrong:,} on calls that it was not mined from"
+        )
+    elif read.all.wrong:
+        found = (
+            f"the kernel was read in {effort(read)}: no rule was found that gives its {read.all.wrong:,} wrong outputs"
+        )
+    elif read.samples:
+        found = (
+            f"the kernel was read in {effort(read)}, and answered all of them right: it is wrong only on other calls"
+        )
+    else:
+        found = f"the kernel could not be read: it answered none of {read.calls:,} calls that were made for it"
+    return [found, *read.notes]
+
+
+def _name(first: Finding, others: Collection[str], read: ReadOut) -> dict[str, object]:
+    """Id, title and diagnosis of a finding where an exact read-out changes them.
+
+    Args:
+        first: the finding.
+        others: ids of the other serious findings: what they give is not held against this one.
+        read: an exact read-out.
+    """
+    if first.id != UNEXPLAINED and first.id not in BY_ID:
+        return {}  # how the kernel behaves, such as state that it keeps
+    if first.id == UNEXPLAINED:
+        return _read_name(read) | {"diagnosis": read.sentence}
+    candidates = (first.id, *first.equivalent)
+    against = {id: _against(BY_ID[id], others, read.samples) for id in candidates}
+    fits = [id for id in candidates if not against[id]]
+    if first.id in fits:
+        return {"equivalent": tuple(fits[1:])}
+    wrong = f'"{first.title}" fits the failing calls, but not {against[first.id]:,} wrong outputs that were read'
+    named: dict[str, object] = {"id": fits[0], "title": BY_ID[fits[0]].title} if fits else _read_name(read)
+    return named | {"diagnosis": f"{read.sentence}; {wrong}", "equivalent": tuple(fits[1:])}
+
+
+def _read_name(read: ReadOut) -> dict[str, object]:
+    known = name_of(read.operator, read.samples)
+    return {"id": known.id, "title": known.title} if known else {"id": OPERATOR, "title": "another operator"}
+
+
+def _against(one: Hypothesis, others: Collection[str], samples: Sequence[Sample]) -> int:
+    """Wrong outputs that a hypothesis changes, and not to the kernel's answer, nor does another finding's give it."""
+    found = 0
+    for sample in _wrong(samples):
+        rows = sample.bad & ~_gives(one, sample) & sample.differs(_effect(one).outputs(sample.queries))
+        for id in others:
+            if rows.any() and id in BY_ID:
+                rows &= ~_gives(BY_ID[id], sample)
+        found += int(rows.sum())
+    return found
+
+
+def _wrong(samples: Sequence[Sample]) -> list[Sample]:
+    return [sample for sample in samples if sample.bad.any()]
+
+
+def _effect(one: Hypothesis) -> Known:
+    return Known(one.id, one.about, one.compute)
+
+
+def _gives(one: Hypothesis, sample: Sample) -> Flags:
+    """Which of a sample's answers a hypothesis gives, bool [rows * heads]; what it leaves undefined may be zero."""
+    out = _effect(one).outputs(sample.queries)
+    return sample.agrees(out) | sample.agrees(np.where(np.isnan(out), 0.0, out))
+
+
+def _picture(read: ReadOut) -> Picture | None:
     """The picture of the smallest wrong call that was read and shows more than a few keys; None if none was."""
     seen = [sample for sample in read.samples if sample.reading is not None and sample.bad.any()]
     if not seen:

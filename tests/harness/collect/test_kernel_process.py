@@ -60,6 +60,19 @@ def hangs_on_the_matrix(call):
         time.sleep(600)
     return rounded_oracle(call)
 
+def wrong(call):
+    return top_left(call)
+
+def hangs_when_it_is_read(call):
+    if call.layer not in (0, {RECORDED}):
+        time.sleep(600)
+    return top_left(call)
+
+def exits_when_it_is_read(call):
+    if call.layer not in (0, {RECORDED}):
+        os._exit(0)
+    return top_left(call)
+
 def hangs_on_recorded_calls(call):
     if call.layer == {RECORDED}:
         time.sleep(600)
@@ -100,7 +113,8 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ope
             call = replace(call_of([(new, prefix)], (2, 1), 8, torch.float32, "cpu"), layer=RECORDED)
             metadata = CallMetadata(RECORDED, "extend", (new,), (prefix,), ("a",))
             assert writer.wants(metadata)
-            out = (wrong if kernel == "hangs_on_recorded_calls" else rounded_oracle)(call)
+            is_wrong = kernel in ("wrong", "hangs_on_recorded_calls") or kernel.endswith("_when_it_is_read")
+            out = (wrong if is_wrong else rounded_oracle)(call)
             writer.add(metadata, call, rounded_oracle(call), candidate=out)
         writer.flush()
         return plan, folder
@@ -190,6 +204,49 @@ def test_a_kernel_that_hangs_on_recorded_calls_is_named_by_their_outputs_and_run
     assert cause.not_run.startswith("the kernel did not return from a call within 2 s (layer 7 extend, ")
     assert [finding.id for finding in cause.findings] == ["mask-top-left"]
     assert "mask-top-left" in [finding.id for finding in matrix.findings], matrix
+    assert_nothing_left(folder)
+
+
+def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("wrong")
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    for finding in (cause.findings[0], matrix.findings[0]):
+        assert finding.id == "mask-top-left"
+        assert finding.operator.startswith("query i does not see keys j > i")
+        assert finding.picture is not None
+    assert cause.findings[0].picture is not None
+    assert cause.findings[0].picture.call.startswith(f"layer {RECORDED} extend, new+prefix 4+20")
+    took = [
+        line
+        for one in (cause, matrix)
+        for line in one.findings[0].evidence
+        if line.startswith("read off the kernel in ")
+    ]
+    assert len(took) == 2
+    assert took[0] == took[1], "the seconds are the same"
+    assert_nothing_left(folder)
+    assert build(folder).suites, "the report reads them"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        ("hangs_when_it_is_read", "the kernel did not return from a call within 2 s (layer "),
+        ("exits_when_it_is_read", "the kernel ended its process, which exited with status 0, in a call (layer "),
+    ],
+)
+def test_a_kernel_that_does_not_survive_being_read_keeps_its_findings(
+    opened: Callable[..., Opened], kernel: str, why: str
+) -> None:
+    plan, folder = opened(kernel, request_timeout=2)
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert (cause.not_run, matrix.error) == ("", "")
+    for finding in (cause.findings[0], matrix.findings[0]):
+        assert (finding.id, finding.operator) == ("mask-top-left", "")
+        assert finding.evidence[-1].startswith(f"the kernel could not be read: {why}")
+    assert matrix.failing
     assert_nothing_left(folder)
 
 

@@ -21,12 +21,16 @@ from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, UNEXPLAINED
+from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
-from assay.harness.offline.check import CONTRACT_BROKEN, CheckResult, check, named
+from assay.harness.offline.check import CheckResult, named
+from assay.harness.offline.check import check as check_and_read
 from assay.reports.check_text import message
 
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
 TOP_LEFT = fault("mask-top-left")
+check = partial(check_and_read, read_out=0)
+"""What is read off a kernel is tested in test_observed.py."""
 
 
 def only_where(holds: Callable[[AttentionCall], bool], wrong: Kernel = TOP_LEFT) -> Kernel:

@@ -1,0 +1,251 @@
+"""What a wrong kernel is observed to compute: it is read, and its findings say what was read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.kernels import Declaration
+from assay.harness.localize.diagnose import describe
+from assay.harness.localize.guard import CONTRACT_BROKEN
+from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.localize.threads import few_threads
+from assay.harness.picture import MAX_QUERIES, Picture
+from assay.harness.readout.named import said, with_operator
+from assay.harness.readout.picture import BEFORE, picture_of, unread_picture
+from assay.harness.readout.probing import BudgetSpentError, Prober
+from assay.harness.readout.queries import Queries
+from assay.harness.readout.reading import Reading, read, row_errors
+from assay.harness.readout.readout import SECONDS, ReadOut, read_out
+from assay.harness.verdict import Finding, serious
+
+READ_OUT_S = SECONDS
+"""Most seconds that reading a wrong kernel takes, unless the user says otherwise."""
+PICTURE_CALLS, PICTURE_S = 300, 10.0
+"""Budget of reading one call for its picture."""
+_MAX_WEIGHTS = 2**25
+"""Most weights of a call that are read at once: 256 MB."""
+_NOISY_WEIGHT = 0.3
+"""Relative error of a weight that is not shown where a quantisation is declared: INT8 scores are off by up to a few tenths."""
+_HELD_ON, _HELD_ROWS, _HELD_SHARE = 8, 16, 0.95
+"""An operator holds on calls if it gives this share of the wrong outputs of so many calls, at so many queries of each."""
+_KEPT = 4
+"""Read-outs that a `Reader` keeps: each holds the calls that it rests on."""
+_ROW_SPREAD = 3.0
+"""Noise of a single query, as a multiple of the bound of its cell, which is an average."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What came of reading a kernel.
+
+    Attributes:
+        findings: the findings; the first serious one says what was read.
+        read: the read-out, without its samples; None if there was none.
+    """
+
+    findings: tuple[Finding, ...]
+    read: ReadOut | None = None
+
+
+class Reader:
+    """Reads wrong kernels: each once, however often its findings are given.
+
+    Args:
+        seconds: most time for each kernel; 0 to read none.
+    """
+
+    def __init__(self, seconds: float = READ_OUT_S) -> None:
+        self.seconds = seconds
+        self._known: list[tuple[Kernel, Declaration, str, ReadOut | str]] = []
+
+    def wants(self, findings: Sequence[Finding], results: Sequence[CallResult]) -> bool:
+        """Whether a kernel is to be read: some output is wrong, rather than missing, and there is time."""
+        return self.seconds > 0 and bool(results) and any(one.id != CONTRACT_BROKEN for one in serious(findings))
+
+    def observe(
+        self, findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
+    ) -> Observed:
+        """Read a kernel whose findings want it, on calls that are made for it.
+
+        Args:
+            findings: of a check.
+            kernel: the kernel, which may raise. One that ends its process or never returns does so here too.
+            declared: its declaration, with the noise that is allowed.
+            results: what it computed.
+        """
+        if not self.wants(findings, results):
+            return Observed(tuple(findings))
+        found = self._read(kernel, declared, results)
+        named = _with_evidence(findings, found) if isinstance(found, str) else with_operator(findings, found)
+        if serious(named)[0].picture is None:
+            named = _with_picture(named, kernel, declared, results)
+        return Observed(tuple(named), _light(found))
+
+    def observe_recorded(
+        self, findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
+    ) -> Observed:
+        """Read a kernel that is wrong on recorded calls: its weights there, and its operator on calls that are made for it.
+
+        The operator is said only if it gives the wrong outputs of the recorded calls too. Arguments are those of `observe`.
+        """
+        if not self.wants(findings, results):
+            return Observed(tuple(findings))
+        found = self._read(kernel, declared, results)
+        if isinstance(found, str):
+            named = _with_evidence(findings, found)
+        elif not said(found):
+            named = with_operator(findings, found)
+        else:
+            given, of = held(found, results)
+            outputs = f"{given:,} of {of:,} wrong outputs of the recorded calls"
+            if given >= _HELD_SHARE * of:
+                named = _with_evidence(with_operator(findings, found), f"it gives {outputs}")
+            else:
+                other = f"on other calls the kernel computes this, which gives {outputs}: {found.sentence}"
+                named = _with_evidence(findings, other)
+        return Observed(tuple(_with_picture(named, kernel, declared, results)), _light(found))
+
+    def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
+        """What was read, if it gives the wrong outputs of a failing call; empty if not."""
+        found = self._read(kernel, declared, [result])
+        if isinstance(found, str) or not said(found):
+            return ""
+        given, of = held(found, [result])
+        return said(found) if given >= _HELD_SHARE * of else ""
+
+    def _read(self, kernel: Kernel, declared: Declaration, results: Sequence[CallResult]) -> ReadOut | str:
+        """The read-out of a kernel in a dtype in which it is wrong, on the device of its calls; or why there is none."""
+        dtypes, device = _dtypes(declared, results), str(results[0].call.q.device)
+        declared = replace(declared, dtypes=dtypes)
+        for one, its, on, found in self._known:
+            if one is kernel and (its, on) == (declared, device):
+                return found
+        made = read_kernel(kernel, declared, device, self.seconds)
+        self._known = [*self._known[1 - _KEPT :], (kernel, declared, device, made)]
+        return made
+
+
+def read_kernel(kernel: Kernel, declared: Declaration, device: str, seconds: float) -> ReadOut | str:
+    """The read-out of a kernel, or why there is none."""
+    try:
+        return read_out(_declaring(kernel, declared), noise=declared.noise, seconds=seconds, device=device)
+    except Exception as error:  # a kernel's numbers can be anything; what was found without a read-out stands
+        return f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}"
+
+
+def held(found: ReadOut, results: Sequence[CallResult]) -> tuple[int, int]:
+    """How many wrong outputs (queries x heads) of the smaller failing calls an operator gives, and of how many."""
+    failing = sorted((one for one in results if one.fails), key=_size)[:_HELD_ON]
+    given = of = 0
+    for result in failing:
+        call, size = result.call, row_errors(result.call, result.out.double().cpu())
+        limit = _ROW_SPREAD * float(result.fit_bounds.max())
+        wrong = size > min(limit, float(size.max()) / 2)
+        rows = np.flatnonzero(wrong.any(1))[: min(_HELD_ROWS, _most_rows(call))]
+        said_ = found.operator.outputs(Queries(call, rows))
+        actual = result.out[torch.from_numpy(rows).to(result.out.device)].double().cpu().numpy()
+        with np.errstate(invalid="ignore"):
+            same = (said_ == actual) | (np.isnan(said_) & np.isnan(actual))
+            gap = np.where(same, 0.0, np.abs(said_ - actual)).sum(-1)
+            scale = np.maximum(np.abs(actual).sum(-1), np.abs(said_).sum(-1))
+            agrees = gap <= limit * scale + 1e-12
+        given += int((agrees & wrong[rows]).sum())
+        of += int(wrong[rows].sum())
+    return given, of
+
+
+def picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Picture | str:
+    """The picture of a failing call, read off the kernel now; or why there is none."""
+    call = result.call
+    ask = Prober(kernel, PICTURE_CALLS, time.monotonic() + PICTURE_S, str(call.q.device))
+    out = ask(call)
+    if out is None:
+        return f"asked again, the kernel does not answer {describe(call)}"
+    now = measure(call, out.to(call.q.device, call.q.dtype), declared.noise)
+    if not now.fails:
+        return f"asked again, the kernel computes {describe(call)} within its bound"
+    errors = row_errors(call, out)
+    finite = errors[np.isfinite(errors)]
+    wrong = errors >= min(float(now.bounds.max()), float(finite.max()) if len(finite) else np.inf)
+    first = int(wrong.any(1).argmax())
+    start = max(0, min(first - BEFORE, len(errors) - MAX_QUERIES))
+    rows = range(start, min(len(errors), start + min(MAX_QUERIES, _most_rows(call))))
+    reading = _reading(ask, call, rows)
+    if reading is None:
+        return unread_picture(call, out, np.asarray(wrong))
+    return picture_of(reading, relative=_NOISY_WEIGHT if declared.noise else None)
+
+
+def _reading(ask: Prober, call: AttentionCall, rows: Sequence[int]) -> Reading | None:
+    keys, kv_heads, dim = call.v.shape
+    if keys * kv_heads > (ask.calls_left - 3) * dim:
+        return None
+    try:
+        return read(ask, call, rows)
+    except BudgetSpentError:
+        return None
+
+
+def _with_picture(
+    findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
+) -> list[Finding]:
+    """The findings; the first serious one has the picture of the smallest failing call, or says why there is none."""
+    first, smallest = serious(findings)[0], _smallest_failing(results)
+    if smallest is None:
+        return list(findings)
+    try:
+        with few_threads([smallest.call]):
+            picture = picture_on(kernel, declared, smallest)
+    except Exception as error:  # as in `read_kernel`
+        picture = f"the call could not be read: {type(error).__name__}: {str(error)[:200]}"
+    if isinstance(picture, str):
+        return _with_evidence(findings, picture)
+    return [one.model_copy(update={"picture": picture}) if one is first else one for one in findings]
+
+
+def _light(found: ReadOut | str) -> ReadOut | None:
+    """A read-out without its calls."""
+    return None if isinstance(found, str) else replace(found, samples=())
+
+
+def _with_evidence(findings: Sequence[Finding], line: str) -> list[Finding]:
+    first = serious(findings)[0]
+    return [one.model_copy(update={"evidence": (*one.evidence, line)}) if one is first else one for one in findings]
+
+
+def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, ...] | None:
+    """Dtypes in which a kernel is wrong; where no single call is, those that it declares."""
+    wrong = [result for result in results if result.fails]
+    return tuple(dict.fromkeys(str(one.call.q.dtype).removeprefix("torch.") for one in wrong)) or declared.dtypes
+
+
+def _smallest_failing(results: Sequence[CallResult]) -> CallResult | None:
+    """The smallest failing call that shows more than a few keys."""
+    failing = sorted((one for one in results if one.fails), key=_size)
+    return next((one for one in failing if one.call.k.shape[0] >= 8), failing[0] if failing else None)
+
+
+def _size(result: CallResult) -> tuple[int, int]:
+    return result.call.k.numel(), result.call.q.numel()
+
+
+def _most_rows(call: AttentionCall) -> int:
+    """Queries of a call whose weights can be held at once."""
+    return max(1, _MAX_WEIGHTS // (call.q.shape[1] * call.k.shape[1] * call.k.shape[0]))
+
+
+def _declaring(kernel: Kernel, declared: Declaration) -> Kernel:
+    """The kernel with another declaration."""
+
+    def asked(call: AttentionCall) -> Tensor:
+        return kernel(call)
+
+    asked.assay = declared  # type: ignore[attr-defined]
+    return asked

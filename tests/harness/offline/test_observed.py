@@ -1,0 +1,337 @@
+"""Kernels that are read because they are wrong: what their findings then say, and what a kernel may do meanwhile."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.kernels import Declaration, declares
+from assay.harness.attention.matrix import Case
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.backend import Backend
+from assay.harness.errors import ExitCode
+from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.localize.guard import CONTRACT_BROKEN
+from assay.harness.localize.kernel_runs import measure
+from assay.harness.offline import observed
+from assay.harness.offline.check import CheckResult, assert_correct, check
+from assay.harness.offline.observed import Reader, held, picture_on
+from assay.harness.offline.replay import replay, replay_recorded
+from assay.harness.picture import Picture
+from assay.harness.readout.named import OPERATOR
+from assay.harness.readout.readout import ReadOut, read_out
+from assay.harness.server.pack_writer import PackWriter
+from assay.harness.verdict import Finding
+
+Lens = list[tuple[int, int]]
+NO_MASK = fault("mask-missing")
+SAYS = "query i also sees the keys after its own"
+
+
+def case(lens: Lens, dtype: torch.dtype = torch.float32, name: str = "some") -> Case:
+    call = call_of(lens, (4, 2), 64, dtype, "cpu", seed=1)
+    call = replace(call, phase="decode" if lens[0][0] == 1 else "extend")
+    return Case(name, {"phase": call.phase}, partial(_given, call))
+
+
+def _given(call: AttentionCall) -> AttentionCall:
+    return call
+
+
+CASES = [case([(7, 16)]), case([(1, 20)], name="decode"), case([(9, 0), (5, 3)], name="batch")]
+
+
+def checked(kernel: Kernel, cases: list[Case] = CASES, read_out: float = 60.0) -> CheckResult:
+    return check(kernel, cases=cases, read_out=read_out)
+
+
+def first(result: CheckResult) -> Finding:
+    return result.findings[0]
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object, **__: object) -> ReadOut:
+        raise AssertionError("the kernel was read")
+
+    monkeypatch.setattr(observed, "read_kernel", asked)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel is asked for the picture of the failing call only."""
+    monkeypatch.setattr(observed, "read_kernel", lambda *_: "not now")
+
+
+def test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes() -> None:
+    before: list[CheckResult] = []
+    result = check(NO_MASK, cases=CASES, before_reading=before.append)
+    finding = first(result)
+    assert (finding.id, finding.operator) == ("mask-missing", SAYS)
+    assert finding.picture is not None
+    assert result.read_out is not None
+    assert (result.read_out.sentence, result.read_out.exact, result.read_out.samples) == (SAYS, True, ())
+    assert 20 < result.read_out.calls < 3000
+    took = f"read off the kernel in {result.read_out.calls} calls and {result.read_out.seconds:.1f} s: "
+    assert any(line.startswith(took) for line in finding.evidence)
+    assert result.seconds > result.read_out.seconds
+    [draft] = before
+    assert first(draft).operator == ""
+    assert draft.failing == result.failing
+
+
+@pytest.mark.usefixtures("never")
+def test_a_kernel_that_is_right_is_not_read() -> None:
+    result = checked(rounded_oracle)
+    assert (result.verdict, result.findings, result.read_out) == ("pass", (), None)
+
+
+@pytest.mark.usefixtures("never")
+def test_a_wrong_kernel_is_not_read_where_it_should_not_be() -> None:
+    result = checked(NO_MASK, read_out=0)
+    assert (result.verdict, first(result).operator, result.read_out) == ("regression", "", None)
+
+
+@pytest.mark.usefixtures("never")
+def test_a_kernel_that_only_raises_is_not_read() -> None:
+    def raises(call: AttentionCall) -> Tensor:
+        if call.phase == "decode":
+            raise ValueError("no such tile")
+        return rounded_oracle(call)
+
+    assert [finding.id for finding in checked(raises).findings] == [CONTRACT_BROKEN]
+
+
+def test_a_kernel_without_a_known_bug_gets_the_sentence_as_its_diagnosis() -> None:
+    result = checked(lambda call: rounded_oracle(call).flip(-1))
+    assert first(result).id == OPERATOR
+    assert first(result).diagnosis == first(result).operator != ""
+
+
+def test_a_kernel_that_raises_when_it_is_read_keeps_its_findings() -> None:
+    given = {case.make().q.shape[0] for case in CASES}
+
+    def kernel(call: AttentionCall) -> Tensor:
+        if call.q.shape[0] not in given:
+            raise SystemExit(0)
+        return NO_MASK(call)
+
+    result = checked(kernel)
+    assert (result.verdict, first(result).id) == ("regression", "mask-missing")
+    assert any("calls were not answered: SystemExit" in line for line in first(result).evidence)
+
+
+def test_a_kernel_that_answers_nan_is_shown_without_weights() -> None:
+    result = checked(lambda call: rounded_oracle(call) * float("nan"))
+    assert "NaN" in first(result).operator
+    picture = first(result).picture
+    assert picture is not None
+    assert set(picture.rows) == {"nan"}
+
+
+def test_an_error_in_the_reading_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> ReadOut:
+        raise ArithmeticError("singular matrix")
+
+    monkeypatch.setattr(observed, "read_out", fails)
+    result = checked(NO_MASK)
+    assert (result.verdict, first(result).id, result.read_out) == ("regression", "mask-missing", None)
+    assert "the kernel could not be read: ArithmeticError: singular matrix" in first(result).evidence
+    assert first(result).picture is not None, "the failing call was"
+
+
+def test_a_budget_ends_a_read_out() -> None:
+    result = checked(NO_MASK, read_out=0.05)
+    assert result.read_out is not None
+    assert not result.read_out.complete
+    assert result.read_out.seconds < 2
+    assert any(", which was all of its budget" in line for line in first(result).evidence)
+
+
+def test_a_kernel_is_asked_only_for_what_it_declares() -> None:
+    seen = set[tuple[str, int]]()
+
+    @declares(phases=("extend",), head_dims=(64,), dtypes=("float32",))
+    def kernel(call: AttentionCall) -> Tensor:
+        seen.add((call.phase, call.q.shape[2]))
+        assert call.q.dtype == torch.float32
+        return NO_MASK(call)
+
+    result = checked(kernel)
+    assert first(result).operator == SAYS
+    assert seen == {("extend", 64)} | {(phase, dim) for phase, dim in seen if dim < 64 and phase == "extend"}
+    assert not any("not answered" in line for line in first(result).evidence)
+
+
+def test_a_kernel_is_read_in_the_dtype_in_which_it_is_wrong() -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        return NO_MASK(call) if call.q.dtype == torch.bfloat16 else rounded_oracle(call)
+
+    result = checked(kernel, [*CASES, case([(7, 16)], torch.bfloat16, "bf16")])
+    assert first(result).operator == SAYS
+
+
+def test_the_declared_noise_is_that_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    def asked(kernel: Kernel, declared: Declaration, device: str, seconds: float) -> str:
+        given.append(f"{declared.noise} {device} {seconds:g}")
+        return "not now"
+
+    monkeypatch.setattr(observed, "read_kernel", asked)
+    check(NO_MASK, cases=CASES, noise="int8_qk", read_out=7)
+    assert given == ["int8_qk cpu 7"]
+
+
+def test_a_reader_reads_a_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Kernel] = []
+
+    def read_now(kernel: Kernel, **_: object) -> ReadOut:
+        asked.append(kernel)
+        return ReadOut()
+
+    monkeypatch.setattr(observed, "read_out", read_now)
+    reader = Reader(5)
+    for kernel in (NO_MASK, NO_MASK, fault("mask-missing"), NO_MASK):
+        check(kernel, cases=CASES, read_out=reader)
+    assert len(asked) == 2
+    check(NO_MASK, cases=[case([(7, 16)], torch.float16)], read_out=reader)
+    assert len(asked) == 3, "in another dtype"
+
+
+def test_an_assertion_says_what_was_read_if_it_gives_the_output() -> None:
+    with pytest.raises(AssertionError, match=f"; observed: {SAYS}$"):
+        assert_correct(NO_MASK, CASES[0].make())
+
+    def elsewhere(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call) * 2 if call.layer == 21 else NO_MASK(call)
+
+    with pytest.raises(AssertionError, match="own error") as raised:
+        assert_correct(elsewhere, replace(CASES[0].make(), layer=21))
+    assert "observed" not in str(raised.value)
+
+
+# Recorded calls
+
+
+def a_pack(folder: Path, kernel: Kernel, layer: int = 1) -> Path:
+    """Calls that were recorded in the shadow of a kernel."""
+    writer = PackWriter(folder, Source(engine="e", model="m", model_hash="h", reference="r", candidate="c"), 10**8)
+    for number, (new, prefix) in enumerate([(3, 0), (9, 20), (30, 5)]):
+        call = replace(call_of([(new, prefix)], (4, 2), 64, torch.float32, "cpu", seed=number), layer=layer)
+        writer.add(
+            CallMetadata(layer, "extend", (new,), (prefix,), ("a",)), call, rounded_oracle(call), candidate=kernel(call)
+        )
+    writer.flush()
+    return folder
+
+
+@pytest.fixture
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Kernel], str]:
+    """Gives a kernel a name."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def publish(name: str, kernel: Kernel) -> str:
+        (tmp_path / f"{name}.py").write_text("")
+        vars(importlib.import_module(name))["forward"] = kernel
+        return f"{name}:forward"
+
+    return publish
+
+
+def keys_of(picture: Picture | None) -> tuple[int, ...]:
+    assert picture is not None
+    return picture.key_indices
+
+
+def test_a_replay_shows_the_recorded_call_and_says_what_holds_on_it(
+    tmp_path: Path, importable: Callable[[str, Kernel], str]
+) -> None:
+    result = replay(a_pack(tmp_path / "pack", NO_MASK), importable("no_mask", NO_MASK))
+    [finding] = result.findings
+    assert (finding.id, finding.operator) == ("mask-missing", SAYS)
+    assert keys_of(finding.picture) == tuple(range(29)), "the smallest failing call with 8 keys or more"
+    assert finding.picture is not None
+    assert finding.picture.call == "layer 1 extend, new+prefix 9+20"
+    [held_on] = [line for line in finding.evidence if line.startswith("it gives ")]
+    given, _, of = held_on.removeprefix("it gives ").partition(" of ")
+    assert of == f"{given} wrong outputs of the recorded calls"
+    assert not replay(a_pack(tmp_path / "again", NO_MASK), "no_mask:forward", read_out=0).findings[0].operator
+
+
+def test_a_replay_does_not_say_what_holds_only_on_other_calls(
+    tmp_path: Path, importable: Callable[[str, Kernel], str]
+) -> None:
+    twice = fault("scale-twice")
+
+    def kernel(call: AttentionCall) -> Tensor:
+        return twice(call) if call.layer == 21 else NO_MASK(call)
+
+    result = replay(a_pack(tmp_path / "pack", kernel, layer=21), importable("by_layer", kernel))
+    [finding] = result.findings
+    assert (finding.id, finding.operator) == ("scale-twice", "")
+    assert finding.picture is not None
+    assert "~" in "".join(finding.picture.cells), "the weights of the recorded call are those of a wrong scale"
+    assert any(line.startswith("on other calls the kernel computes this, which gives ") for line in finding.evidence)
+
+
+def test_a_recorded_call_is_read_after_the_result_is_known(
+    tmp_path: Path, importable: Callable[[str, Kernel], str]
+) -> None:
+    recorded = a_pack(tmp_path / "pack", NO_MASK)
+    before: list[ReplayResult] = []
+    backend = Backend.parse(importable("recorded", NO_MASK))
+    result = replay_recorded(recorded, backend, "again", reader=Reader(), before_reading=before.append)
+    assert [one.findings[0].operator for one in before] == [""]
+    assert result.findings[0].operator == SAYS
+    assert not replay_recorded(recorded, backend, "again").findings[0].operator
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_kernel_that_is_right_outside_of_its_server_is_said_to_be(
+    tmp_path: Path, importable: Callable[[str, Kernel], str]
+) -> None:
+    recorded = a_pack(tmp_path / "pack", NO_MASK)
+    result = replay_recorded(
+        recorded, Backend.parse(importable("right_here", rounded_oracle)), "again", reader=Reader()
+    )
+    finding = result.findings[0]
+    assert finding.picture is None
+    assert any(
+        line.startswith("asked again, the kernel computes layer 1 extend, new+prefix 9+20") for line in finding.evidence
+    )
+    assert result.exit_code == ExitCode.REGRESSION
+
+
+def test_an_operator_holds_only_on_calls_whose_outputs_it_gives() -> None:
+    read, call = read_out(NO_MASK), call_of([(9, 20)], (4, 2), 64, torch.float32, "cpu")
+    right = measure(call, NO_MASK(call))
+    given, of = held(read, [right, right])
+    assert given == of > 0
+    other = measure(call, fault("scale-twice")(call))
+    given, of = held(read, [other])
+    assert given < of / 10
+    assert held(read, [measure(call, rounded_oracle(call))]) == (0, 0), "it does not fail"
+
+
+def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = call_of([(9, 700)], (4, 2), 64, torch.float32, "cpu")
+    result = measure(call, NO_MASK(call))
+    picture = picture_on(NO_MASK, Declaration(), result)
+    assert isinstance(picture, Picture)
+    assert "!" in "".join(picture.cells)
+    monkeypatch.setattr(observed, "PICTURE_CALLS", 10)
+    picture = picture_on(NO_MASK, Declaration(), result)
+    assert isinstance(picture, Picture)
+    assert set(picture.rows) == {"wrong", "right"}
+    assert set(picture.cells) == {""}
