@@ -1,0 +1,102 @@
+"""The symbols of rules, and integer expressions in them."""
+
+from __future__ import annotations
+
+from assay.harness.readout.mining import Term, Value
+
+LEGEND = (
+    "i counts the new tokens of a sequence, p its positions (cached prefix included), j its keys, r packed rows of q, h q heads, "
+    "all from 0; prefix, new and total are a sequence's numbers of cached, new and all tokens"
+)
+"""What the letters in a sentence stand for, for reports to print once."""
+
+SYMBOLS = {
+    "i": "i", "pos": "p", "j": "j", "row": "r", "head": "h", "prefix": "prefix", "new": "new", "total": "total",
+    "after": "(new - 1 - i)", "left": "(total - 1 - j)", "fresh": "(j - prefix)", "ahead": "(j - i)",
+    "kv": "the kv head", "member": "h mod (q heads per kv head)", "layer": "the layer", "seq": "the index of the sequence",
+    "from_last": "the number of later sequences", "seqs": "the number of sequences", "call": "the number of earlier calls",
+    "nth": "the number of earlier calls of the layer and phase", "group": "the number of q heads per kv head",
+    "heads": "the number of q heads", "kv_heads": "the number of kv heads", "head_dim": "head_dim",
+    "other": "the offset of the sequence", "decode": "decode", "causal": "causal",
+    "previous_total": "total of the previous sequence", "previous_prefix": "prefix of the previous sequence",
+    "next_total": "total of the next sequence", "first_total": "total of the first sequence",
+    "first_prefix": "prefix of the first sequence", "most_total": "the largest total of the batch",
+    "most_new": "the largest new of the batch",
+    "initial_new": "new of the first call", "initial_total": "total of the first call",
+    "initial_prefix": "prefix of the first call", "last_new": "new of the previous call",
+    "last_total": "total of the previous call", "last_prefix": "prefix of the previous call",
+    "same_layer": "whether the previous call was of this layer", "same_phase": "whether the previous call was of this phase",
+}  # fmt: skip
+"""How a sentence calls each feature in an expression."""
+OF_KEY = frozenset({"j", "left", "other", "fresh", "ahead"})
+"""Features of a key rather than a query."""
+
+
+def plus(text: str, number: int) -> str:
+    """A sum in words: "p - 16", "p"; the number alone without a text."""
+    if not text:
+        return str(number)
+    return f"{text} {'+' if number > 0 else '-'} {abs(number)}" if number else text
+
+
+def term_words(term: Term) -> str:
+    """A term as an expression: "(p - j) mod 4"."""
+    text = _blocks(term.name, term.block)
+    if term.minus:
+        text = f"{text} - {_blocks(term.minus, term.block)}"
+    if not term.modulo:
+        return text
+    return f"({text}) mod {term.modulo}" if term.minus or term.block > 1 else f"{text} mod {term.modulo}"
+
+
+def value_words(value: Value) -> str:
+    """An integer as an expression: "16 - total mod 16"."""
+    if value.term is None:
+        return str(value.plus)
+    text = term_words(value.term)
+    if value.times > 0:
+        return plus(text, value.plus)
+    text = f"({text})" if value.term.minus and not value.term.modulo else text
+    return f"{value.plus} - {text}" if value.plus else f"-{text}"
+
+
+def _blocks(name: str, block: int) -> str:
+    return f"{SYMBOLS[name]} // {block}" if block > 1 else SYMBOLS[name]
+
+
+def compared(a: str, op: str, b: str, gap: int) -> str:
+    """A comparison of a with b + gap, with the plainest operator: "j > p" for "j >= p + 1"."""
+    op, gap = plainest(op, gap, bool(b))
+    return f"{a} {op} {plus(b, gap)}"
+
+
+def plainest(op: str, gap: int, symbolic: bool = True) -> tuple[str, int]:
+    """The operator and gap that read best for integers: "> p" for ">= p + 1", "< p" for "<= p - 1", "< 5" for "<= 4"."""
+    if op == "<" and symbolic and gap:
+        op, gap = "<=", gap - 1
+    if op == ">":
+        op, gap = ">=", gap + 1
+    if op == "<=" and (not symbolic or gap == -1):
+        op, gap = "<", gap + 1
+    if op == ">=" and symbolic and gap == 1:
+        op, gap = ">", 0
+    return {"==": "="}.get(op, op), gap
+
+
+FLIPPED = {">=": "<=", "<": ">", "==": "==", "!=": "!=", "<=": ">=", ">": "<"}
+"""Operators with their sides exchanged."""
+_SMALL = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def nth(number: int) -> str:
+    """An ordinal: "third", "12th"."""
+    words = ("zeroth", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+    if number < len(words):
+        return words[number]
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def small(number: int) -> str:
+    """A small number in words."""
+    return _SMALL[number] if 0 <= number < len(_SMALL) else str(number)
