@@ -68,10 +68,12 @@ def not_caught(certificate: Certificate) -> list[str]:
 
 def render(certificate: Certificate, console: Console) -> None:
     """Print the certificate to a terminal, without its links and restrictions, which the Markdown has."""
-    table = Table("fault", "caught by", "after", "named", "pinned", "s")
+    read = certificate.envelope.read_out
+    table = Table("fault", "caught by", "after", "named", "pinned", *["read"] * read, "s")
     for one in certificate.examined:
         id, _, _, by, after, named, pinned, _, seconds = _row(one, links=False)
-        table.add_row(*(Text(cell) for cell in (id, by or one.outcome, after, named, pinned, seconds)))
+        cells = (id, by or one.outcome, after, named, pinned, *[_read(one)] * read, seconds)
+        table.add_row(*map(Text, cells))
     console.print(table)
     say(console, f"{headline(certificate)}.")
     say(console, f"Envelope: {envelope_words(certificate.envelope)}.")
@@ -85,9 +87,10 @@ def markdown(certificate: Certificate) -> str:
     if wrong := not_caught(certificate):
         lines += ["", *(f"- {line}" for line in wrong)]
     for kind, title in (("fault", "Faults"), ("equivalent", "Equivalent faults"), ("honest", "Honest kernels")):
-        rows = [_row(one, links=True) for one in certificate.examined if one.kind == kind]
+        rows = [(*_row(one, links=True), _read(one)) for one in certificate.examined if one.kind == kind]
         if rows:
-            lines += ["", f"### {title}", "", *_table(_COLUMNS, rows)]
+            columns = (*_COLUMNS, "read")[: None if certificate.envelope.read_out else -1]
+            lines += ["", f"### {title}", "", *_table(columns, [row[: len(columns)] for row in rows])]
     return "\n".join(lines) + "\n"
 
 
@@ -116,6 +119,13 @@ def _row(one: Examined, *, links: bool) -> tuple[str, ...]:
         ", ".join(_after(look) for look in by), _yes(one.named, no_name), _yes(one.pinned, ""),
         f"{one.outcome}: {one_line(one.why)}" if unfinished else "", f"{one.seconds:.1f}",
     )  # fmt: skip
+
+
+def _read(one: Examined) -> str:
+    """What was read off the kernel; empty if it was not read."""
+    if one.read is None:
+        return ""
+    return f"{one_line(one.read) or 'nothing'}{'' if one.read_exact or not one.read else ' (not exact)'}"
 
 
 def _reports(one: Examined, links: bool) -> str:

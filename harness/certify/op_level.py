@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.honest import family, honest_outputs
@@ -36,7 +36,12 @@ Checker = Callable[[Kernel, Sequence[Case]], CheckResult]
 
 
 def checked(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
-    """`assay check` on these cases."""
+    """`assay check` on these cases, without a read-out."""
+    return check(kernel, cases=cases, read_out=0)
+
+
+def read(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
+    """`assay check` on these cases; a kernel that is wrong is read."""
     return check(kernel, cases=cases)
 
 
@@ -122,6 +127,7 @@ def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked
         pinned=is_pinned(fault, shown, now.calls, result.findings) if flagged else None,
         found=tuple(one.id for one in result.findings),
         where=result.findings[0].where if result.findings else "",
+        **_read(result),
         effect=effect,
         why="" if flagged or fault.equivalent else _why(result, shown) + hidden_words(effect, noise),
         seed=fault.where.seed, seconds=time.monotonic() - begun,
@@ -137,8 +143,21 @@ def examine_honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker:
         id=id, kind="honest", title=title, outcome="false alarm" if flagged else "quiet",
         looks=(Look(suite=SUITE, caught=flagged, after=_first_failing(result, level.cases), of=len(level.cases)),),
         found=tuple(one.id for one in result.findings), where=result.findings[0].where if result.findings else "",
-        why=result.findings[0].diagnosis if flagged else "", seed=level.seed, seconds=time.monotonic() - begun,
+        **_read(result), why=result.findings[0].diagnosis if flagged else "", seed=level.seed, seconds=time.monotonic() - begun,
     )  # fmt: skip
+
+
+class _ReadOut(TypedDict):
+    read: str | None
+    read_exact: bool | None
+
+
+def _read(result: CheckResult) -> _ReadOut:
+    """What was read off the kernel of a result."""
+    found = result.read_out
+    if found is None:
+        return {"read": None, "read_exact": None}
+    return {"read": serious(result.findings)[0].operator, "read_exact": found.exact}
 
 
 def _outcome(fault: SeededFault, flagged: bool, shown: Footprint) -> Outcome:

@@ -44,8 +44,8 @@ def _honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker: Checke
     return Task(id, "honest", title, (), "", lambda: examine_honest(id, title, kernel, level, checker))
 
 
-def op_envelope(level: OpLevel) -> CertifiedEnvelope:
-    """The envelope of the op-level matrix, as far as the certified kernel computes it."""
+def op_envelope(level: OpLevel, read_out: bool = False) -> CertifiedEnvelope:
+    """The envelope of the op-level matrix, as far as the certified kernel computes it; `read_out` says whether kernels are read."""
     calls, kernel, declared = level.calls, level.kernel, level.kernel.declared
     return CertifiedEnvelope(
         level="op", device=level.device,
@@ -55,5 +55,5 @@ def op_envelope(level: OpLevel) -> CertifiedEnvelope:
         torch=torch.__version__, calls=len(calls), layers=len({call.layer for call in calls}),
         heads=max(call.q.shape[1] for call in calls), most_new=max(max(call.lens_q) for call in calls),
         longest=max(max(call.lens_k) for call in calls), largest_batch=max(len(call.lens_q) for call in calls),
-        seed=level.seed, suites=(SUITE,), version=installed_version(), source=source_hash(),
+        seed=level.seed, suites=(SUITE,), read_out=read_out, version=installed_version(), source=source_hash(),
     )  # fmt: skip

@@ -37,6 +37,10 @@ def certify(
         list[str] | None, typer.Option(help="Only the fault with this id; may be repeated.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the op-level matrix and of its data.", min=0)] = 0,
+    read_out: Annotated[
+        bool,
+        typer.Option("--read-out", help="At the op level: also read what each kernel computes whose fault was caught."),
+    ] = False,
     time_limit: Annotated[
         float | None,
         typer.Option(
@@ -54,6 +58,8 @@ def certify(
     interpret_without_gpu()
     if level not in _LEVELS:
         raise UsageError(f"The level is {level!r}.", f"one of {', '.join(_LEVELS)}", "choose another --level")
+    if read_out and level != "op":
+        raise UsageError("--read-out was given with --level server.", "--level op", "leave one of them out")
     from assay.harness.attention.call import default_device
     from assay.harness.certify.kernel import certified_kernel
     from assay.harness.certify.session import certify as run
@@ -63,12 +69,13 @@ def certify(
 
     display, device, kernel = ProgressDisplay(errors), device or default_device(), certified_kernel(candidate)
     if level == "op":
-        from assay.harness.certify.op_level import OpLevel
+        from assay.harness.certify.op_level import OpLevel, checked, read
         from assay.harness.certify.op_tasks import op_envelope, op_tasks
 
         matrix = OpLevel(device, seed, kernel)
         known = [task.id for task in op_tasks(matrix)]
-        certificate = run(op_tasks(matrix, fault or ()), op_envelope(matrix), out, display, time_limit or 120, known)
+        tasks = op_tasks(matrix, fault or (), read if read_out else checked)
+        certificate = run(tasks, op_envelope(matrix, read_out), out, display, time_limit or 120, known)
     else:
         from assay.harness.certify import server_level as servers
         from assay.harness.extras import require

@@ -50,6 +50,7 @@ class CertifiedEnvelope(Part):
         largest_batch: most sequences of a call.
         seed: seed of the matrix or of the questions.
         suites: what looked at each fault.
+        read_out: whether kernels with a fault that was caught were read.
         version: version of assay.
         source: hash of assay's source code.
     """
@@ -75,6 +76,7 @@ class CertifiedEnvelope(Part):
     largest_batch: int
     seed: int = 0
     suites: tuple[str, ...]
+    read_out: bool = False
     version: str = ""
     source: str
 
@@ -111,6 +113,8 @@ class Examined(Part):
         pinned: whether the findings give its layers, heads, phases and restriction, and no others; None if nothing was caught.
         found: ids of the findings.
         where: where the first finding lies, in its own words.
+        read: what was read off the kernel, in a sentence; empty if that says nothing, None if the kernel was not read.
+        read_exact: whether what was read gives every output that was seen; None if the kernel was not read.
         effect: of a missed fault, the largest change of a cell as a multiple of what the declared noise costs there; None without a
             declared noise, or where it was not measured.
         why: why it was not caught, or how it crashed.
@@ -129,6 +133,8 @@ class Examined(Part):
     pinned: bool | None = None
     found: tuple[str, ...] = ()
     where: str = ""
+    read: str | None = None
+    read_exact: bool | None = None
     effect: float | None = None
     why: str = ""
     seed: int = 0

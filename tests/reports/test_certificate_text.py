@@ -57,6 +57,25 @@ def test_the_terminal_shows_every_fault() -> None:
     assert "boom | bang" in out.getvalue()
 
 
+def test_what_was_read_has_a_column_where_it_was_asked_for() -> None:
+    made = certificate()
+    examined = (
+        EXAMINED[0].model_copy(update={"read": "query i sees | all", "read_exact": True}),
+        EXAMINED[1],
+        EXAMINED[0].model_copy(update={"read": "most of it", "read_exact": False}),
+        EXAMINED[0].model_copy(update={"read": "", "read_exact": False}),
+    )
+    read = made.model_copy(
+        update={"envelope": made.envelope.model_copy(update={"read_out": True}), "examined": examined}
+    )
+    rows = [line.split("|")[10].strip() for line in markdown(read).splitlines() if line.startswith("|")]
+    assert rows == ["read", "---", "query i sees / all", "", "most of it (not exact)", "nothing"]
+    out = io.StringIO()
+    render(read, Console(file=out, width=200))
+    assert "query i sees | all" in out.getvalue()
+    assert "| read |" not in markdown(made)
+
+
 def test_what_the_declared_noise_hides_is_counted_and_listed() -> None:
     faint = EXAMINED[1].model_copy(update={"effect": 1.5, "why": "changes 3 calls (hidden by it)"})
     made = certificate()

@@ -16,7 +16,7 @@ from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.attention.seeded import SeededFault, Where
 from assay.harness.certify.footprint import footprint
 from assay.harness.certify.kernel import CertifiedKernel
-from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest, honest
+from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest, honest, read
 from assay.harness.certify.op_tasks import CANDIDATE, op_envelope, op_tasks
 from assay.harness.certify.session import CannotContinueError, Task, certify
 from assay.harness.errors import ExitCode, UsageError
@@ -96,6 +96,19 @@ def test_a_finding_elsewhere_does_not_pin_a_fault() -> None:
 
     one = examine_fault(CATALOGUE["head-3-zero"], FEW, wrong_head)
     assert (one.outcome, one.pinned) == ("caught", False)
+
+
+def test_a_fault_is_read_where_that_is_asked_for() -> None:
+    fault = CATALOGUE["mask-top-left-head-3"]
+    one = examine_fault(fault, FEW, read)
+    assert one.read is not None
+    assert one.read.startswith("query i does not see keys j > i")
+    assert one.read_exact
+    quiet = examine_honest("exact", "exact", honest("", 0), FEW, read)
+    assert (quiet.read, quiet.read_exact) == (None, None)
+    one = examine_fault(fault, FEW)
+    assert (one.read, one.read_exact) == (None, None)
+    assert op_envelope(FEW, read_out=True) != op_envelope(FEW), "results without it are not taken for those with it"
 
 
 def test_an_honest_kernel_is_left_alone() -> None:
