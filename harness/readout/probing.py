@@ -28,9 +28,9 @@ class Plan:
         dtype: of q, k and v.
         causal: whether the mask is causal.
         layer: the calling layer.
-        data: "normal"; "levels": entries of q and K are plus or minus one, and the mean of K over a sequence of more than one key is
-            zero, so that symmetric INT8 is exact, with K smoothed or not; "values": normal, with rows of V of size 0.3 to 30,000;
-            "scores": normal, with rows of K times powers of two up to 4,096.
+        data: "normal"; "levels": entries of q and K are plus or minus one, and the mean of K over a sequence of more than one key
+            is zero, so that symmetric INT8 is exact, with K smoothed or not; "values": normal, with rows of V of size 0.3 to
+            30,000; "scores": normal, with rows of K times powers of two up to 4,096.
         seed: of the data.
         value_dim: head_dim of V; 0 for that of q and k.
     """

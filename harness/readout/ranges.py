@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs import E4M3_MAX, FP16_MAX
 from assay.harness.attention.call import AttentionCall
 from assay.harness.readout.effects import Limited
 from assay.harness.readout.probing import Asked, Plan
@@ -90,8 +91,8 @@ def _limit(answer: Callable[[float], Answer], largest: float) -> tuple[float, st
 
 
 def _rounded(limit: float) -> float:
-    """The largest number of a narrow format (fp8 e4m3fn, e5m2 and e4m3fnuz, fp16, int8), if it is near; else with three digits."""
-    for known in (448.0, 57344.0, 65504.0, 240.0, 127.0):
+    """The largest number of a narrow format (fp8 e4m3fn and e5m2, fp16), if it is near; else with three digits."""
+    for known in (E4M3_MAX, 57344.0, FP16_MAX):
         if math.isclose(limit, known, rel_tol=_NEAR):
             return known
     return float(f"{limit:.3g}")

@@ -82,18 +82,18 @@ def test_what_is_found_is_exact_and_never_dearer_than_what_was_planted(seed: int
 
 
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "literals"),
     [
-        lambda t: (t["a"] >= 8) & (t["b"] < 16),
-        lambda t: (t["a"] >= 8) & (t["b"] < 16) & (t["c"] == 4),
-        lambda t: (t["a"] - t["b"] >= 4) & (t["c"] % 4 == 1),
+        (lambda t: (t["a"] >= 8) & (t["b"] < 16), 2),
+        (lambda t: (t["a"] >= 8) & (t["b"] < 16) & (t["c"] == 4), 3),
+        (lambda t: (t["a"] - t["b"] >= 4) & (t["c"] % 4 == 1), 2),
     ],
     ids=["two", "three", "differences and residues"],
 )
-def test_a_conjunction_is_found(rule: Callable[[Table], Flags]) -> None:
+def test_a_conjunction_of_as_few_literals_as_possible_is_found(rule: Callable[[Table], Flags], literals: int) -> None:
     examples = table(1000)
     terms = (A, B, C, Term("a", "b"), Term("c", modulo=4), Term("a", modulo=2))
-    assert conditions(examples, rule(examples), terms)
+    assert {len(one.literals) for one in conditions(examples, rule(examples), terms)} == {literals}
 
 
 def test_everything_is_always() -> None:
@@ -104,6 +104,14 @@ def test_everything_is_always() -> None:
 def test_equal_examples_of_both_kinds_have_no_rule() -> None:
     examples = {"a": np.array([1, 2, 2]), "b": np.array([0, 3, 3])}
     assert mine(examples, np.array([True, True, False]), (A, B)) == []
+
+
+def test_one_contradiction_among_many_examples_is_enough() -> None:
+    positive = np.arange(20 * MAX_EXAMPLES) % 2 == 1
+    examples = {"a": positive.astype(np.int64)}
+    assert conditions(examples, positive, (A,))
+    examples["a"][0] = 1
+    assert mine(examples, positive, (A,)) == []
 
 
 def test_rivals_are_kept_until_an_example_tells_them_apart() -> None:
@@ -131,6 +139,16 @@ def test_an_exception_is_a_negation() -> None:
     found = conditions(examples, ~((examples["a"] >= 16) & (examples["b"] < 8)))
     assert found[0].negated
     assert {(one.term.name, one.op, one.value) for one in found[0].literals} == {("a", ">=", 16), ("b", "<", 8)}
+
+
+def test_a_plain_exception_comes_before_a_far_fetched_conjunction() -> None:
+    examples = table()
+    positive = examples["a"] != 16
+    examples["d"] = (~positive).astype(np.int64)
+    far_fetched = Term("d", cost=3.0, words=True)
+    found = conditions(examples, positive, (A, B, far_fetched))
+    assert found[0] == Condition((Literal(A, "==", 16),), negated=True)
+    assert Condition((Literal(far_fetched, "!=", 1),)) in found
 
 
 def test_rare_counterexamples_are_found() -> None:

@@ -63,6 +63,16 @@ def test_clamped_values(limit: float) -> None:
     assert found(values(lambda v: v.clamp(-limit, limit))) == [("values", limit, "clamped")]
 
 
+def test_a_limit_is_found_through_the_rounding_of_a_narrow_output() -> None:
+    narrow = replace(PLAN, dtype=torch.bfloat16)
+    assert found(values(lambda v: v.clamp(-448, 448)), narrow) == [("values", 448, "clamped")]
+
+
+@pytest.mark.parametrize(("near", "limit"), [(448.7, 448), (57400.0, 57344), (65450.0, 65504), (450.0, 450)])
+def test_a_limit_near_the_largest_number_of_a_format_is_that(near: float, limit: float) -> None:
+    assert found(values(lambda v: v.clamp(-near, near))) == [("values", limit, "clamped")]
+
+
 @pytest.mark.parametrize(("what", "how"), [(float("inf"), "infinite"), (float("nan"), "NaN")])
 def test_values_that_overflow(what: float, how: str) -> None:
     assert found(values(beyond(65504, what))) == [("values", 65504, how)]
