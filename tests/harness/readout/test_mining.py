@@ -145,10 +145,10 @@ def test_a_plain_exception_comes_before_a_far_fetched_conjunction() -> None:
     examples = table()
     positive = examples["a"] != 16
     examples["d"] = (~positive).astype(np.int64)
-    far_fetched = Term("d", cost=3.0, words=True)
+    far_fetched = Term("d", cost=3.5)
     found = conditions(examples, positive, (A, B, far_fetched))
     assert found[0] == Condition((Literal(A, "==", 16),), negated=True)
-    assert Condition((Literal(far_fetched, "!=", 1),)) in found
+    assert Condition((Literal(far_fetched, "==", 0),)) in found
 
 
 def test_rare_counterexamples_are_found() -> None:
