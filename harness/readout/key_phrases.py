@@ -108,6 +108,7 @@ def _after_own(bounds: list[_Bound]) -> list[_Bound]:
     return bounds
 
 
+ALL_BUT = "all keys but "
 _ONE = {
     "p": "its own key",
     "0": "key 0",
@@ -131,9 +132,8 @@ def _noun(bounds: Sequence[_Bound]) -> tuple[str, bool, str]:
         one = bounds[0]
         if (words := _SOME.get((one.op, one.text))) is not None:
             return words, True, ""
-        last = _last(one)
-        if last:
-            return ("the last key", False, "") if last == 1 else (f"the last {small(last)} keys", True, "")
+        if words := _from_end(one):
+            return words, not words.startswith("the last key"), ""
     return "keys", True, _relations(bounds)
 
 
@@ -141,11 +141,13 @@ def _one(text: str) -> str:
     return _ONE.get(text, f"key {text}")
 
 
-def _last(one: _Bound) -> int:
-    """How many of the last keys a bound leaves; 0 if it does not count from the end."""
-    if one.base != "total" or one.op not in (">", ">="):
-        return 0
-    return -(one.gap + (one.op == ">"))
+def _from_end(one: _Bound) -> str:
+    """A bound that counts from the end, in words; empty if it does not."""
+    left = -one.gap - (one.op in (">", "<="))  # j >= total - left, or j < total - left
+    if one.base != "total" or left < 1:
+        return ""
+    last = "the last key" if left == 1 else f"the last {small(left)} keys"
+    return last if one.op in (">", ">=") else ALL_BUT + last
 
 
 def _relations(bounds: Sequence[_Bound]) -> str:

@@ -89,7 +89,7 @@ def _score_factors(readings: Sequence[Explained]) -> list[KeyFactors]:
     if not found:
         return []
     read = common([fit.number for _, _, fit in found], 1)[0]
-    value = min((read, *_FACTORS), key=lambda one: (abs(one / read - 1) > 5e-3, abs(one - read)))
+    value = next((one for one in _FACTORS if near(one, read, 5e-3)), read)
     tables, flags = [], []
     for one, place, fit in found[:_SCORED_ROWS]:
         assert fit.keys is not None

@@ -16,6 +16,7 @@ _FROM_1 = frozenset({"new", "total", "seqs", "group", "kv_heads", "heads", "most
 _FLAGS = frozenset({"decode", "causal", "same_layer", "same_phase"})
 
 _FIXED = {
+    ("seqs", "==", 1): "in calls of one sequence",
     ("decode", "==", 1): "in decode", ("decode", "==", 0): "in extend",
     ("causal", "==", 1): "behind a causal mask", ("causal", "==", 0): "without a causal mask",
     ("prefix", "==", 0): "where no prefix is cached", ("prefix", ">=", 1): "where a prefix is cached",
@@ -91,8 +92,8 @@ _RANGES = {
 """Ranges that read better than "a to b"."""
 _ALL_BUT = {"layer": "except in layer {n}", "head": "except in q head {n}", "kv": "except in kv head {n}",
             "member": "except in q head {n} of each group", "head_dim": "except with head_dim {n}"}  # fmt: skip
-_EVERY = {"layer": "in {} layers", "head": "in {} q heads", "call": "in {} calls", "nth": "in {} calls of a layer and phase",
-          "seq": "in {} sequences of a batch"}  # fmt: skip
+_EVERY = {"layer": "in {} layer", "head": "in {} q head", "call": "in {} call", "nth": "in {} call of a layer and phase",
+          "seq": "in {} sequence of a batch"}  # fmt: skip
 _INDEX = {"i": "for {} queries i", "pos": "at {} positions p", "row": "for {} packed rows r"}
 _NUMBER = {"total": "the length of the sequence", "prefix": "the number of cached tokens", "new": "the number of new tokens",
            "after": "new - 1 - i"}  # fmt: skip
@@ -119,9 +120,10 @@ def only(conditions: Sequence[Condition]) -> str:
 
 def _all_of(phrases: Sequence[str]) -> str:
     """Phrases that hold together: "in q head 1 where a prefix is cached"."""
-    plain = [phrase for phrase in phrases if not phrase.startswith("where ")]
+    plain = [phrase for phrase in phrases if not phrase.startswith(("where ", "not "))]
     where = [phrase for phrase in phrases if phrase.startswith("where ")]
-    return " ".join(filter(None, (*plain, _joined(where))))
+    without = [phrase for phrase in phrases if phrase.startswith("not ")]
+    return " and ".join(filter(None, (" ".join(filter(None, (*plain, _joined(where)))), *without)))
 
 
 def _joined(phrases: Sequence[str]) -> str:
@@ -223,10 +225,10 @@ def _residue(term: Term, op: str, value: int) -> str:
         return f"{_EXCEPT * no}in {blocks}{f' (from block {value})' if value else ''}"
     parity = ("even", "odd")[value] if size == 2 else ""
     if term.name in _EVERY:
-        named = f"{value}, {value + size}, {value + 2 * size}, ..."
-        if parity:
-            return _EVERY[term.name].format(parity)
-        return _EXCEPT * no + _EVERY[term.name].format("").replace("  ", " ") + f" {named}"
+        if parity and term.name in ("layer", "head"):
+            return f"{_EVERY[term.name].format(parity)}s"
+        first = f"numbers {value}, {value + size}, {value + 2 * size}, ..."
+        return f"{_EXCEPT * no}{_EVERY[term.name].format(f'every {nth(size)}')} ({first})"
     if term.name in _INDEX:
         if parity:
             return _INDEX[term.name].format(parity)

@@ -12,13 +12,13 @@ from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.key_factors import KeyFactors, Part
-from assay.harness.readout.key_phrases import Keys, keys, of_keys
+from assay.harness.readout.key_phrases import ALL_BUT, Keys, keys, of_keys
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.merges import Merged
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.query_phrases import only
-from assay.harness.readout.symbols import LEGEND, value_words
+from assay.harness.readout.symbols import LEGEND, plus, small, value_words
 from assay.harness.text import percent
 
 __all__ = ["LEGEND", "sentence"]
@@ -205,7 +205,7 @@ def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, l
     if condition.negated and own:
         inner = keys(own, "foreign" if universe == "foreign" else "seen").text
         when = only([Condition(rest)]).removeprefix("only ")
-        return Keys(f"all keys but {inner}{f' ({when})' if when else ''}"), []
+        return Keys(f"{ALL_BUT}{inner}{f' ({when})' if when else ''}"), []
     conditions = [Condition(rest, condition.negated)] if rest else []
     return (keys(own, universe) if own or universe != "seen" else None), conditions
 
@@ -269,6 +269,8 @@ def _part(part: Part, which: Keys | None, late: bool) -> str:
         return f"query i also sees {some.text}{times}"
     if part.factor == 0 and late:
         return f"weights of {some.text} are zeroed" if some.plural else f"the weight of {some.text} is zeroed"
+    if part.factor == 0 and some.text.startswith(ALL_BUT):
+        return f"query i sees only {some.text.removeprefix(ALL_BUT)}"
     if part.factor == 0:
         return f"query i does not see {some.text}" if which else "query i sees no key"
     if part.factor == BLANK:
@@ -298,17 +300,30 @@ def _mask(clause: Clause) -> str:
     if (part.universe, part.factor) == ("hidden", 1):
         if not literals:
             return "no causal mask: query i also sees keys j > p"
-        wide = plain and (term.name, term.minus) == ("pos", "j") and (op, value) in (("==", -1), (">=", -1))
-        return "causal mask one key too wide: query i also sees key p + 1" if wide else ""
+        return _shifted_mask(term, op, value) if plain and op in (">=", "==") and value < 0 else ""
     if (part.universe, part.factor) != ("seen", 0) or not plain:
         return ""
     if (term.name, term.minus, op, value) in (("j", "i", ">=", 1), ("ahead", "", ">=", 1)):
         return "causal mask aligned top-left: query i sees keys j <= i"
     if (term.name, term.minus, op, value) == ("pos", "j", ">=", value) and value > 0:
-        return f"sliding window of {value} keys: query i sees keys {'p' if value == 1 else f'j > p - {value}'}"
-    if (term.name, term.minus) == ("pos", "j") and (op, value) in (("==", 0), ("<", 1)):
-        return "causal mask one key too narrow: query i does not see its own key"
+        if value == 1:
+            return "sliding window of one key: query i sees only its own key"
+        return f"sliding window of {value} keys: query i sees keys j > p - {value}"
+    if (op, value) == ("==", 0) or (op == "<" and value > 0):
+        return _shifted_mask(term, op, max(value, 1))
     return ""
+
+
+def _shifted_mask(term: Term, op: str, by: int) -> str:
+    """A causal mask that is too narrow by some keys, or too wide by minus as many; empty if the term is not a distance."""
+    if (term.name, term.minus) != ("pos", "j") or (op == "==" and by not in (1, -1)):
+        return ""
+    size = f"{small(abs(by))} key{'s' * (abs(by) > 1)} too {'narrow' if by > 0 else 'wide'}"
+    if by == 1:
+        return f"causal mask {size}: query i does not see its own key"
+    if by == -1:
+        return f"causal mask {size}: query i also sees key p + 1"
+    return f"causal mask {size}: query i sees keys j <= {plus('p', -by)}"
 
 
 def _without_causal(condition: Condition) -> Condition:

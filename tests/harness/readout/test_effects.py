@@ -1,0 +1,552 @@
+"""Effects and operators give what a plain loop over queries, heads and keys gives with the same fault."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.hypotheses import BY_ID
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.readout.dims import DIMS
+from assay.harness.readout.effects import ATOMS, Biased, Constant, Kept, Limited, Plus, Scale, Times, WithAtom
+from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
+from assay.harness.readout.forms import BLANK
+from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
+from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.known_effects import Known
+from assay.harness.readout.maps import MAPS, unmoved
+from assay.harness.readout.merges import Merged
+from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
+from assay.harness.readout.operators import Clause, Effect, Operator
+from assay.harness.readout.probing import History
+from assay.harness.readout.queries import Queries
+from assay.harness.readout.sources import SOURCES
+
+Numbers = NDArray[np.float64]
+LENS = [(3, 5), (4, 0), (2, 7)]
+HEADS = (4, 2)
+DIM = 32
+
+
+@pytest.fixture(scope="module")
+def call() -> AttentionCall:
+    return call_of(LENS, HEADS, DIM, torch.float64, "cpu", seed=3)
+
+
+class Naive:
+    """Attention in loops, of which a test overrides what its fault changes. i, p and j are as in a rule, s is the sequence."""
+
+    def __init__(self, call: AttentionCall) -> None:
+        self.call = call
+        self.q, self.k, self.v = (x.numpy().copy() for x in (call.q, call.k, call.v))
+        self.starts_q, self.starts_k = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
+
+    def place(self, row: int) -> tuple[int, int, int]:
+        """Sequence, i and p of a packed row."""
+        s = max(s for s, start in enumerate(self.starts_q[:-1]) if start <= row)
+        i = row - self.starts_q[s]
+        return s, i, i + LENS[s][1]
+
+    def sees(self, row: int, h: int, s: int, j: int) -> float:
+        """The factor of the weight of key j of sequence s."""
+        own, _, p = self.place(row)
+        return float(s == own and j <= p)
+
+    def score(self, row: int, h: int, key: int) -> float:
+        return float(self.call.scale * self.q[row, h] @ self.k[key, h // 2])
+
+    def extra(self, row: int, h: int) -> float:
+        """Keys with a score of 0 that the denominator counts too."""
+        return 0.0
+
+    def value(self, key: int, row: int, h: int) -> Numbers:
+        found: Numbers = self.v[key, h // 2]
+        return found
+
+    def weights(self, row: int, h: int) -> dict[int, float]:
+        found = {}
+        for s, (new, prefix) in enumerate(LENS):
+            for j in range(new + prefix):
+                key = self.starts_k[s] + j
+                if factor := self.sees(row, h, s, j):
+                    found[key] = factor * math.exp(self.score(row, h, key))
+        total = sum(found.values()) + self.extra(row, h)
+        return {key: weight / total for key, weight in found.items()}
+
+    def row(self, row: int, h: int) -> Numbers:
+        return sum((w * self.value(key, row, h) for key, w in self.weights(row, h).items()), np.zeros(self.v.shape[2]))
+
+    def all(self) -> Numbers:
+        return np.array([[self.row(row, h) for h in range(HEADS[0])] for row in range(len(self.q))])
+
+
+def queries(call: AttentionCall, history: History | None = None) -> Queries:
+    return Queries(call, range(len(call.q)), history=history)
+
+
+def literal(name: str, op: str, value: int, minus: str = "", **more: int) -> Literal:
+    return Literal(Term(name, minus, **more), op, value)  # type: ignore[arg-type]
+
+
+def only(*literals: Literal) -> Condition:
+    return Condition(literals)
+
+
+def agree(effect: Effect, call: AttentionCall, expected: Numbers, history: History | None = None) -> None:
+    given = queries(call, history)
+    out = effect.outputs(given)
+    np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-12)
+    some = Queries(call, [1, 4, 8], history=history)
+    np.testing.assert_allclose(effect.outputs(some), expected[[1, 4, 8]], rtol=1e-9, atol=1e-12)
+    assert not np.allclose(out, given.right, equal_nan=True), "the effect changes nothing on this call"
+
+
+def test_the_right_output_is_attention(call: AttentionCall) -> None:
+    np.testing.assert_allclose(queries(call).right, Naive(call).all(), rtol=1e-9, atol=1e-12)
+
+
+# Masks and weights
+
+OWN_KEY, CACHED = literal("pos", "==", 0, "j"), literal("j", "<", 0, "prefix")
+
+
+class Unseen(Naive):
+    def sees(self, row: int, h: int, s: int, j: int) -> float:
+        return super().sees(row, h, s, j) * (j >= LENS[s][1])
+
+
+class Heavier(Naive):
+    def sees(self, row: int, h: int, s: int, j: int) -> float:
+        return super().sees(row, h, s, j) * (3.0 if j % 3 == 1 else 1.0)
+
+
+class OneTooMany(Naive):
+    def sees(self, row: int, h: int, s: int, j: int) -> float:
+        own, _, p = self.place(row)
+        return float(s == own and j <= p + 1)
+
+
+class PreviousToo(Naive):
+    def sees(self, row: int, h: int, s: int, j: int) -> float:
+        return super().sees(row, h, s, j) + 0.5 * (s == self.place(row)[0] - 1)
+
+
+class Blank(Naive):
+    def sees(self, row: int, h: int, s: int, j: int) -> float:
+        return super().sees(row, h, s, j) * (j != 0)
+
+    def extra(self, row: int, h: int) -> float:
+        return 1.0
+
+
+class Phantom(Naive):
+    def extra(self, row: int, h: int) -> float:
+        new, prefix = LENS[self.place(row)[0]]
+        return float((new + prefix) % 4)
+
+
+class HalfScores(Naive):
+    def score(self, row: int, h: int, key: int) -> float:
+        s = max(s for s, start in enumerate(self.starts_k[:-1]) if start <= key)
+        return super().score(row, h, key) * (0.5 if key - self.starts_k[s] < LENS[s][1] else 1.0)
+
+
+@pytest.mark.parametrize(("naive", "effect"), [
+    (Unseen, KeyFactors((Part("seen", only(CACHED), 0.0),))),
+    (Heavier, KeyFactors((Part("seen", only(literal("j", "==", 1, modulo=3)), 3.0),))),
+    (OneTooMany, KeyFactors((Part("hidden", only(literal("pos", "==", -1, "j")), 1.0),))),
+    (PreviousToo, KeyFactors((Part("foreign", only(literal("other", "==", -1)), 0.5),))),
+    (Blank, KeyFactors((Part("seen", only(literal("j", "<", 1)), BLANK),))),
+    (Phantom, KeyFactors((), phantom=Value(Term("total", modulo=4)))),
+    (HalfScores, KeyFactors((Part("seen", only(CACHED), 0.5, "score"),))),
+])  # fmt: skip
+def test_keys_are_seen_and_weighted(naive: type[Naive], effect: Effect, call: AttentionCall) -> None:
+    agree(effect, call, naive(call).all())
+
+
+def test_a_denominator_of_all_keys_does_not_change_with_the_factors(call: AttentionCall) -> None:
+    naive = Naive(call)
+    expected = np.zeros_like(naive.all())
+    for row in range(len(call.q)):
+        for h in range(HEADS[0]):
+            for key, weight in naive.weights(row, h).items():
+                s, _, p = naive.place(row)
+                expected[row, h] += (0.0 if key - naive.starts_k[s] == p else weight) * naive.value(key, row, h)
+    agree(KeyFactors((Part("seen", only(OWN_KEY), 0.0),), "all"), call, expected)
+
+
+def test_a_query_that_sees_no_key_has_an_output_of_zero(call: AttentionCall) -> None:
+    assert not KeyFactors((Part("seen", ALWAYS, 0.0),)).outputs(queries(call)).any()
+
+
+# Scores and outputs
+
+
+def scored(change: Callable[[float, float, int], float]) -> type[Naive]:
+    """Attention with other scores: (score, softmax scale, distance of the key) -> score."""
+
+    class Changed(Naive):
+        def score(self, row: int, h: int, key: int) -> float:
+            s, _, p = self.place(row)
+            return change(super().score(row, h, key), self.call.scale, abs(p - (key - self.starts_k[s])))
+
+    return Changed
+
+
+@pytest.mark.parametrize(("naive", "effect"), [
+    (scored(lambda s, scale, d: s / scale), Scale(SCALES[0])),
+    (scored(lambda s, scale, d: s * scale), Scale(SCALES[1])),
+    (scored(lambda s, scale, d: s / scale**2), Scale(SCALES[2])),
+    (scored(lambda s, scale, d: s * math.log(2)), Scale(SCALES[3])),
+    (scored(lambda s, scale, d: s / math.log(2)), Scale(SCALES[4])),
+    (scored(lambda s, scale, d: s / 2), Scale(SCALES[5])),
+    (scored(lambda s, scale, d: s / 2**0.5), Scale(SCALES[6])),
+    (scored(lambda s, scale, d: s * 2**0.5), Scale(SCALES[7])),
+    (scored(lambda s, scale, d: 3.0 * s), Scale(constant_formula(3.0))),
+    (scored(lambda s, scale, d: s - 0.25 * d), Biased(-0.25)),
+    (scored(lambda s, scale, d: 0.5 * math.tanh(s / 0.5)), Limited("scores", 0.5, "capped")),
+    (scored(lambda s, scale, d: scale * min(max(s / scale, -2), 2)), Limited("scores", 2.0, "clamped")),
+])  # fmt: skip
+def test_scores_change(naive: type[Naive], effect: Effect, call: AttentionCall) -> None:
+    agree(effect, call, naive(call).all())
+
+
+def test_a_scale_may_be_that_of_another_head_dim_of_v(call: AttentionCall) -> None:
+    narrow = replace(call, v=call.v[..., :8].contiguous())
+    agree(Scale(SCALES[8]), narrow, scored(lambda s, scale, d: 2 * s)(narrow).all())
+
+
+def test_outputs_are_multiplied_added_to_and_replaced(call: AttentionCall) -> None:
+    right = Naive(call).all()
+    agree(Times(constant_formula(0.9)), call, 0.9 * right)
+    agree(Times(TIMES[2]), call, 2 * right)
+    largest = call.v.abs().amax((0, 2)).numpy()
+    ratio = np.array([largest[1] / largest[0]] * 2 + [largest[0] / largest[1]] * 2)
+    agree(Times(TIMES[0]), call, right * ratio[None, :, None])
+    agree(Plus(0.3), call, right + 0.3)
+    agree(Plus(0.3, relative=True), call, right + 0.3 * np.abs(right).mean())
+    agree(Constant(7.0), call, np.full_like(right, 7.0))
+
+
+def test_values_beyond_a_limit_are_clamped(call: AttentionCall) -> None:
+    clamped = Naive(call)
+    clamped.v = clamped.v.clip(-1, 1)
+    agree(Limited("values", 1.0, "clamped"), call, clamped.all())
+
+
+@pytest.mark.parametrize(("what", "limit"), [("values", 2.6), ("scores", 9.0)])
+@pytest.mark.parametrize(("how", "number"), [("infinite", np.inf), ("NaN", np.nan)])
+def test_what_is_beyond_a_limit_spoils_the_queries_that_see_it(
+    what: str, limit: float, how: str, number: float, call: AttentionCall
+) -> None:
+    naive = Naive(call)
+    expected = naive.all()
+    for row in range(len(call.q)):
+        for h in range(HEADS[0]):
+            seen = naive.weights(row, h)
+            if what == "values":
+                over = np.array([np.abs(naive.v[key, h // 2]) > limit for key in seen]).any(0)
+            else:
+                over = np.full(DIM, any(naive.score(row, h, key) / call.scale > limit for key in seen))
+            expected[row, h][over] = number
+    assert np.isfinite(expected).any()
+    assert not np.isfinite(expected).all()
+    agree(Limited(what, limit, how), call, expected)
+
+
+def test_the_output_of_the_call_before_is_kept(call: AttentionCall) -> None:
+    before = torch.randn(9, 4, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    effect, right = Kept((0.7, 0.3)), Naive(call).all()
+    agree(effect, call, 0.7 * right + 0.3 * before.numpy(), History(output=before))
+    np.testing.assert_allclose(effect.outputs(queries(call, History(output=before[:8]))), right)
+
+
+@pytest.mark.parametrize("number", range(len(ATOMS)))
+def test_something_simple_is_mixed_in(number: int, call: AttentionCall) -> None:
+    naive = Naive(call)
+    expected = 0.6 * naive.all()
+    for row in range(len(call.q)):
+        s, _, p = naive.place(row)
+        start, stop = naive.starts_k[s : s + 2]
+        rows = (range(start, start + p + 1), [start + p], [start], range(start, stop))[number]
+        for h in range(HEADS[0]):
+            expected[row, h] += 0.4 * naive.v[list(rows), h // 2].mean(0)
+    agree(WithAtom(ATOMS[number], (0.6, 0.4)), call, expected)
+
+
+def test_a_known_bug_is_its_hypothesis(call: AttentionCall) -> None:
+    one = BY_ID["mask-top-left"]
+    expected = one.compute(call)
+    assert expected is not None
+    agree(Known(one.id, one.about, one.compute), call, expected.numpy())
+
+
+# Dimensions
+
+
+@pytest.mark.parametrize(("words", "source"), [
+    ("dims of {} from 8 on are zero", [d if d < 8 else -1 for d in range(DIM)]),
+    ("the last dim of {} is zero", [d if d < DIM - 1 else -1 for d in range(DIM)]),
+    ("the first 2 dims of {} are zero", [d if d >= 2 else -1 for d in range(DIM)]),
+    ("dim d of {} holds dim (d - 3) mod head_dim", [(d - 3) % DIM for d in range(DIM)]),
+    ("the halves of the dims of {} are swapped", [(d + DIM // 2) % DIM for d in range(DIM)]),
+    ("the dims of {} are in reverse order", [DIM - 1 - d for d in range(DIM)]),
+    ("dims d and d XOR 4 of {} are swapped", [d ^ 4 for d in range(DIM)]),
+    ("the dims of {} are de-interleaved: even ones first, then odd ones", [*range(0, DIM, 2), *range(1, DIM, 2)]),
+    ("the dims of {} are interleaved: those of the two halves alternate", [d // 2 + DIM // 2 * (d % 2) for d in range(DIM)]),
+    ("even dims of {} are zero", [d if d % 2 else -1 for d in range(DIM)]),
+    ("odd dims of {} are zero", [-1 if d % 2 else d for d in range(DIM)]),
+])  # fmt: skip
+def test_dimensions_are_lost_or_in_the_wrong_place(words: str, source: list[int], call: AttentionCall) -> None:
+    def moved(x: Numbers) -> Numbers:
+        return np.where(np.array(source) >= 0, x[..., source], 0.0)
+
+    of_output, of_k, of_q = (
+        next(one for one in DIMS if (one.words, one.of) == (words, of)) for of in ("the output", "K", "Q")
+    )
+    agree(of_output, call, moved(Naive(call).all()))
+    naive = Naive(call)
+    naive.q = moved(naive.q)
+    agree(of_q, call, naive.all())
+    naive = Naive(call)
+    naive.k = moved(naive.k)
+    agree(of_k, call, naive.all())
+
+
+# Elsewhere
+
+
+def source_of(words: str) -> FromElsewhere:
+    return FromElsewhere(next(one for one in SOURCES if one.words == words))
+
+
+def there(words: str, row: int, h: int, naive: Naive) -> tuple[int, int] | None:
+    """Where a query takes something from, for some sources."""
+    s, i, _ = naive.place(row)
+    starts = naive.starts_q
+    return {
+        "query i - 1": (row - 1, h) if i else None,
+        "query i + 2": (row + 2, h) if i + 2 < LENS[s][0] else None,
+        "the query in packed row r - 1": ((row - 1) % starts[-1], h),
+        "the last query of its sequence": (starts[s + 1] - 1, h),
+        "query i of the previous sequence": (starts[s - 1] + i, h) if s and i < LENS[s - 1][0] else None,
+        "query i of the first sequence": (i, h) if i < LENS[0][0] else None,
+        "the last query of the previous sequence": (starts[s] - 1, h) if s else None,
+        "the next q head": (row, (h + 1) % 4),
+        "the other q head of its pair": (row, h ^ 1),
+        "the first q head of its group": (row, h // 2 * 2),
+        "q head num_q_heads - 1 - h": (row, 3 - h),
+        "query i - 1 of the previous q head": (row - 1, (h - 1) % 4) if i else None,
+    }[words]
+
+
+PLACES = ("query i - 1", "query i + 2", "the query in packed row r - 1", "the last query of its sequence",
+          "query i of the previous sequence", "query i of the first sequence", "the last query of the previous sequence",
+          "the next q head", "the other q head of its pair", "the first q head of its group", "q head num_q_heads - 1 - h",
+          "query i - 1 of the previous q head")  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PLACES)
+def test_the_output_is_that_of_another_query(words: str, call: AttentionCall) -> None:
+    naive = Naive(call)
+    right = naive.all()
+    expected = right.copy()
+    for row in range(len(right)):
+        for h in range(HEADS[0]):
+            if place := there(words, row, h, naive):
+                expected[row, h] = 0.25 * right[row, h] + 0.75 * right[place]
+    agree(replace(source_of(words), share=(0.25, 0.75)), call, expected)
+
+
+@pytest.mark.parametrize("words", PLACES)
+def test_the_q_is_that_of_another_query(words: str, call: AttentionCall) -> None:
+    naive, blended = Naive(call), Naive(call)
+    for row in range(len(call.q)):
+        for h in range(HEADS[0]):
+            if place := there(words, row, h, naive):
+                blended.q[row, h] = 0.25 * naive.q[row, h] + 0.75 * naive.q[place]
+    agree(replace(source_of(words), what="query", share=(0.25, 0.75)), call, blended.all())
+
+
+def test_the_weights_are_those_of_another_head(call: AttentionCall) -> None:
+    naive = Naive(call)
+    expected = naive.all()
+    for row in range(len(call.q)):
+        for h in range(HEADS[0]):
+            weights = naive.weights(row, (h + 1) % 4)
+            other = sum((w * naive.value(key, row, h) for key, w in weights.items()), np.zeros(DIM))
+            expected[row, h] = 0.25 * expected[row, h] + 0.75 * other
+    agree(replace(source_of("the next q head"), what="weights", share=(0.25, 0.75)), call, expected)
+
+
+@pytest.mark.parametrize(("kv", "of"), [
+    (Value(Term("kv"), 1), lambda h: (h // 2 + 1) % 2),
+    (Value(Term("head")), lambda h: h % 2),
+    (Value(None, 1), lambda h: 1),
+])  # fmt: skip
+def test_another_kv_head_is_read(kv: Value, of: Callable[[int], int], call: AttentionCall) -> None:
+    class Other(Naive):
+        def score(self, row: int, h: int, key: int) -> float:
+            return float(self.call.scale * self.q[row, h] @ self.k[key, of(h)])
+
+        def value(self, key: int, row: int, h: int) -> Numbers:
+            found: Numbers = self.v[key, of(h)]
+            return found
+
+    agree(OtherKvHead(kv), call, Other(call).all())
+
+
+def other_key(words: str, s: int, j: int, starts: list[int]) -> int | None:
+    """The packed row that key j of sequence s is read from, for some maps."""
+    total = sum(LENS[s])
+    own = {
+        "key j + 1": j + 1 if j + 1 < total else None, "key j - 2": j - 2 if j >= 2 else None,
+        "key j + 2 (the last key where there is none)": min(j + 2, total - 1),
+        "key j - 2 (the first key where there is none)": max(j - 2, 0),
+        "key j - 1 modulo the sequence length": (j - 1) % total, "key j mod 8": j % 8,
+        "the first key of its block of 4": j // 4 * 4, "key j XOR 2": j ^ 2 if j ^ 2 < total else None,
+        "the first key of its sequence": 0, "the last key of its sequence": total - 1,
+    }  # fmt: skip
+    if words in own:
+        to = own[words]
+        return None if to is None else starts[s] + to
+    row = starts[s] + j
+    return {
+        "the next packed row": row + 1 if row + 1 < starts[-1] else None,
+        "the previous packed row": row - 1 if row else None,
+        "key j of the previous sequence": starts[s - 1] + j if s and j < sum(LENS[s - 1]) else None,
+        "key j of the next sequence": starts[s + 1] + j if s + 1 < len(LENS) and j < sum(LENS[s + 1]) else None,
+        "key j of the first sequence": j if j < sum(LENS[0]) else None,
+    }[words]
+
+
+@pytest.mark.parametrize("what", ["k", "v", "kv"])
+@pytest.mark.parametrize("words", [
+    "key j + 1", "key j - 2", "key j + 2 (the last key where there is none)", "key j - 2 (the first key where there is none)",
+    "key j - 1 modulo the sequence length", "key j mod 8", "the first key of its block of 4", "key j XOR 2",
+    "the first key of its sequence", "the last key of its sequence", "the next packed row", "the previous packed row",
+    "key j of the previous sequence", "key j of the next sequence", "key j of the first sequence",
+])  # fmt: skip
+def test_rows_are_read_from_elsewhere(words: str, what: str, call: AttentionCall) -> None:
+    naive, blended = Naive(call), Naive(call)
+    for s in range(len(LENS)):
+        for j in range(1, sum(LENS[s])):
+            to = other_key(words, s, j, naive.starts_k)
+            if to is not None:
+                for name in what:
+                    at, own = getattr(blended, name), getattr(naive, name)
+                    at[naive.starts_k[s] + j] = 0.25 * own[naive.starts_k[s] + j] + 0.75 * own[to]
+    row = dict(MAPS)[words]
+    agree(Moved(what, only(literal("j", ">=", 1)), words, row, share=(0.25, 0.75)), call, blended.all())
+
+
+def test_the_newest_keys_are_read_from_a_ring() -> None:
+    lens = [(2, 18)]
+    row = dict(MAPS)["key total - 16 + j, modulo total"]
+    assert row(call_of(lens, HEADS, DIM, torch.float64, "cpu")).tolist() == [(20 - 16 + j) % 20 for j in range(20)]
+    assert set(row(call_of([(2, 9)], HEADS, DIM, torch.float64, "cpu")).tolist()) == {-1}
+
+
+@pytest.mark.parametrize("what", ["k", "v", "kv"])
+def test_rows_are_those_of_the_next_kv_head_or_of_the_call_before(what: str, call: AttentionCall) -> None:
+    naive = Naive(call)
+    for name in what:
+        setattr(naive, name, getattr(naive, name)[:, ::-1])
+    agree(Moved(what, ALWAYS, "key j of the next kv head", unmoved, kv=1), call, naive.all())
+    before = call_of([(9, 0)], HEADS, DIM, torch.float64, "cpu", seed=8)
+    naive = Naive(call)
+    for name in what:
+        getattr(naive, name)[:9] = getattr(before, name).numpy()
+    history = History(k=before.k, v=before.v)
+    agree(Moved(what, ALWAYS, "", unmoved, stale=True), call, naive.all(), history)
+
+
+# Merges
+
+
+def merged(call: AttentionCall, block: int, law: str) -> Numbers:
+    """Each part's attention and log-sum-exp, and their merge with weights in proportion to exp of what `law` puts in its place."""
+    naive = Naive(call)
+    out = np.zeros_like(naive.all())
+    for row in range(len(call.q)):
+        s, _, p = naive.place(row)
+        start, prefix = naive.starts_k[s], LENS[s][1]
+        parts: dict[int, list[int]] = {}
+        for j in range(p + 1):
+            parts.setdefault(j // block if block else int(j >= prefix), []).append(start + j)
+        for h in range(HEADS[0]):
+            tops, outs = [], []
+            for part, rows in parts.items():
+                scores, next_scores = (
+                    np.array([naive.score(row, head, key) for key in rows]) for head in (h, (h + 1) % 4)
+                )
+                lse, weights = np.log(np.exp(scores).sum()), np.exp(scores) / np.exp(scores).sum()
+                cached = part == 0
+                tops.append({
+                    "equal": 0.0, "max": scores.max(), "base2": lse / math.log(2), "base-e": lse * math.log(2),
+                    "next head": np.log(np.exp(next_scores).sum()),
+                    "cached base2": lse / math.log(2) if cached else lse, "cached base-e": lse * math.log(2) if cached else lse,
+                }[law])  # fmt: skip
+                outs.append(weights @ naive.v[rows, h // 2])
+            out[row, h] = np.exp(tops) / np.exp(tops).sum() @ np.array(outs)
+    return out
+
+
+@pytest.mark.parametrize(("block", "law"), [
+    *((block, law) for block in (0, 4) for law in ("equal", "max", "base2", "base-e", "next head")),
+    (0, "cached base2"), (0, "cached base-e"),
+])  # fmt: skip
+def test_parts_are_merged_with_wrong_weights(block: int, law: str, call: AttentionCall) -> None:
+    agree(Merged(block, law), call, merged(call, block, law))
+
+
+@pytest.mark.parametrize("block", [0, 4])
+def test_k_may_lose_the_mean_of_each_part(block: int, call: AttentionCall) -> None:
+    naive = Naive(call)
+    for s, (new, prefix) in enumerate(LENS):
+        start, edges = naive.starts_k[s], list(range(0, new + prefix, 4)) if block else [0, prefix]
+        for low, high in zip(edges, [*edges[1:], new + prefix], strict=True):
+            if low < high:
+                naive.k[start + low : start + high] -= naive.k[start + low : start + high].mean(0)
+    agree(Merged(block, "mean"), call, naive.all())
+
+
+# Operators
+
+
+def test_of_the_clauses_that_show_on_a_query_the_first_counts(call: AttentionCall) -> None:
+    one, two = Constant(1.0), Constant(2.0)
+    operator = Operator((Clause(one, only(literal("head", "==", 0))), Clause(two, only(literal("i", "<", 1)))))
+    given = queries(call)
+    expected = given.right.copy()
+    for row in range(len(call.q)):
+        if Naive(call).place(row)[1] == 0:
+            expected[row] = 2.0
+    expected[:, 0] = 1.0
+    np.testing.assert_array_equal(operator.outputs(given), expected)
+
+
+def test_without_clauses_an_operator_is_attention_and_does_not_share_its_output(call: AttentionCall) -> None:
+    given = queries(call)
+    out = Operator().outputs(given)
+    np.testing.assert_array_equal(out, given.right)
+    out[:] = 0
+    assert given.right.any()
+
+
+def test_what_shows_sometimes_is_uncertain_where_it_may_show(call: AttentionCall) -> None:
+    sure, maybe = (
+        Clause(Constant(0.0), only(literal("head", "==", 0))),
+        Clause(Constant(0.0), only(literal("head", "==", 1)), 0.5),
+    )
+    found = Operator((sure, maybe)).uncertain(queries(call)).reshape(9, 4)
+    assert found[:, 1].all()
+    assert not found[:, [0, 2, 3]].any()
+    assert maybe.cost == replace(maybe, sometimes=1.0).cost + 2
