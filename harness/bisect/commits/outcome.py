@@ -81,6 +81,31 @@ def changes(
     )
 
 
+def operator_change(commit: Measurement, before: Measurement) -> str:
+    """How a commit changed what a kernel computes that was wrong before it too, in words; empty if either was not read.
+
+    Args:
+        commit: measurement of the commit, with what was read.
+        before: measurement of its parent, likewise.
+    """
+    if not commit.operator or not before.operator:
+        return ""
+    was = f"before this commit, the kernel was wrong too: {'; '.join(before.operator)}"
+    new = [clause for clause in commit.operator if clause not in before.operator]
+    gone = [clause for clause in before.operator if clause not in commit.operator]
+    if not new and not gone:
+        return f"{was}. What was read at the commit is the same"
+    parts = [f"New at the commit: {'; '.join(new)}"] * bool(new) + [f"Gone at the commit: {'; '.join(gone)}"] * bool(
+        gone
+    )
+    return ". ".join([was, *parts])
+
+
+def is_wrong(measurement: Measurement) -> bool:
+    """Whether a call is out of its bound, whatever it is compared with."""
+    return any(own > row.bound for row in measurement.rows for own in row.own)
+
+
 def _failing(
     measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]
 ) -> tuple[dict[str, set[str]], dict[str, tuple[str, ...]]]:

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +35,10 @@ from assay.harness.files import write_whole
 from assay.harness.localize.bounds import bound_of
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import KernelRun, run_and_repeat
+from assay.harness.offline.observed import Reader
+from assay.harness.readout.named import said
+from assay.harness.readout.operators import Operator
+from assay.harness.readout.sentences import sentence
 
 _OWN = {"torch", "numpy", *sys.stdlib_module_names}
 """Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice."""
@@ -51,7 +55,7 @@ class Task:
         calls: file of the calls; None to import the kernel and nothing else.
         result: file for the `Measurement`.
         log: file that all output is appended to.
-        name_bug: look for a hypothesis that fits; takes seconds.
+        name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
         reproduce: the command that findings cite.
         kernel: ``module:function``.
     """
@@ -78,8 +82,11 @@ def main(task: Task) -> None:
     np.random.seed()
     torch.seed()
     os.chdir(task.tree)
-    measurement = measure_commit(task)
-    write_whole(task.result, measurement.model_dump_json(), durable=False)
+
+    def keep(measured: Measurement) -> None:
+        write_whole(task.result, measured.model_dump_json(), durable=False)
+
+    keep(measure_commit(task, keep))
 
 
 def _end_with_parent() -> None:
@@ -90,8 +97,8 @@ def _end_with_parent() -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def measure_commit(task: Task) -> Measurement:
-    """Import the kernel and run it on the calls."""
+def measure_commit(task: Task, before_reading: Callable[[Measurement], None] = lambda measured: None) -> Measurement:
+    """Import the kernel and run it on the calls. `before_reading` receives the result before a wrong kernel is read."""
     roots = [str((task.tree / source).resolve()) for source in task.sources if (task.tree / source).is_dir()]
     _prefer(roots, task.kernel.split(":")[0].split(".")[0])
     try:
@@ -115,10 +122,18 @@ def measure_commit(task: Task) -> Measurement:
     if outsider:
         return Measurement(status="import", reason=outsider)
     findings = tuple(diagnose(run, task.reproduce)) if task.name_bug else ()
-    return Measurement(
+    measured = Measurement(
         status="measured", origin=origin, rows=_rows(run, calls), delegated=len(run.delegated),
         refused=len(run.refused), findings=findings,
     )  # fmt: skip
+    reader = Reader()
+    if not reader.wants(findings, run.results):
+        return measured
+    before_reading(measured)
+    seen = reader.observe(findings, kernel, kernels.declaration(kernel), run.results)
+    clauses = seen.read.operator.clauses if seen.read and said(seen.read) else ()
+    operator = tuple(sentence(Operator((clause,))) for clause in clauses)
+    return measured.model_copy(update={"findings": seen.findings, "operator": operator})
 
 
 def _rows(run: KernelRun, calls: Sequence[ProbeCall]) -> tuple[CallErrors, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from assay.harness.bisect.commits.executor import BrokenEnvironment, Prober, reproduce
-from assay.harness.bisect.commits.outcome import changes, outcome_of
+from assay.harness.bisect.commits.outcome import changes, is_wrong, operator_change, outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.search import (
     Ambiguous,
@@ -248,8 +248,20 @@ class Session:
         if measured is not None:
             update["findings"] = measured.findings
             update["changes"] = changes(measured, parent, spec, good)
-            update["notes"] = (*result.notes, *self._later_regression(measured, good))
+            update["notes"] = (
+                *result.notes, *self._operator_change(info.parents, measured), *self._later_regression(measured, good),
+            )  # fmt: skip
         return result.model_copy(update=update)
+
+    def _operator_change(self, parents: Sequence[str], measured: Measurement) -> tuple[str, ...]:
+        """How what the kernel computes changed at the commit, if it was wrong before; a parent is then read too."""
+        for parent in parents:
+            if measured.operator and any(is_wrong(one) for one in self._measurements(parent)):
+                number = self._probe(parent, "name", name_bug=True).number
+                before = self._folder.measurement(number)
+                change = operator_change(measured, before) if before else ""
+                return (change,) if change else ()
+        return ()
 
     def _later_regression(self, measured: Measurement, good: Sequence[Measurement]) -> tuple[str, ...]:
         """What fails at the bad revision but not at the commit: another regression after it."""

@@ -124,6 +124,7 @@ class Measurement(Record):
         delegated: calls of phases that the kernel does not declare.
         refused: calls that the kernel refused.
         findings: the diagnosis, if one was requested.
+        operator: what was read off the kernel, a sentence for each clause of its operator, if a diagnosis was requested.
         regression: verdict of an accuracy run; None for a replay.
         seconds: time to check out, build and measure.
         build_seconds: time to build.
@@ -136,6 +137,7 @@ class Measurement(Record):
     delegated: int = 0
     refused: int = 0
     findings: tuple[Finding, ...] = ()
+    operator: tuple[str, ...] = ()
     regression: bool | None = None
     seconds: float = 0.0
     build_seconds: float = 0.0

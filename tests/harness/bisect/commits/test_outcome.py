@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from assay.harness.bisect.commits.outcome import changes, outcome_of
+from assay.harness.bisect.commits.outcome import changes, operator_change, outcome_of
 from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Measurement
 
 
@@ -75,3 +75,15 @@ def test_changes_by_layer_head_and_condition() -> None:
     assert found["prefix"].new == ("0",)
     assert (found["head"].failing, found["head"].new, found["head"].values) == (("1",), (), ("0", "1"))
     assert {c.axis: c.new for c in changes(at, None, spec(), [])}["head"] == ("1",)
+
+
+def test_the_operators_of_a_commit_and_of_the_one_before_are_compared() -> None:
+    def read(*clauses: str) -> Measurement:
+        return Measurement(status="measured", operator=clauses)
+
+    was = "before this commit, the kernel was wrong too: "
+    assert operator_change(read("A", "B"), read("A")) == f"{was}A. New at the commit: B"
+    assert operator_change(read("B"), read("A")) == f"{was}A. New at the commit: B. Gone at the commit: A"
+    assert operator_change(read("A"), read("A", "B")) == f"{was}A; B. Gone at the commit: B"
+    assert operator_change(read("A"), read("A")) == f"{was}A. What was read at the commit is the same"
+    assert operator_change(read("A"), read()) == operator_change(read(), read("A")) == ""

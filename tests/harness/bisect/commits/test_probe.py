@@ -65,7 +65,24 @@ def test_a_kernel_is_measured_and_its_bug_named(forks: Forks, tree: Path, calls:
     assert [max(row.own) > row.bound for row in wrong.rows] == [False, True, True]
     assert [finding.id for finding in wrong.findings] == ["mask-top-left"]
     assert wrong.findings[0].reproduce == "assay again"
+    assert wrong.operator == (wrong.findings[0].operator,) != ("",)
+    assert wrong.findings[0].picture is not None
     assert not list(tree.rglob("*.pyc")), "bytecode of one commit would be used for another"
+
+
+@pytest.mark.parametrize(("ends", "limit"), [("time.sleep(600)", 8), ("os._exit(0)", 60)])
+def test_a_kernel_that_does_not_survive_being_read_was_measured(
+    forks: Forks, tree: Path, calls: Path, histories: ModuleType, ends: str, limit: float
+) -> None:
+    asked = {sum(new for new, _ in lens) for lens in LENS}
+    (tree / "attn.py").write_text(
+        f"import os, time\n{histories.source(0, mask_wrong=True)}\n\ndef fatal(call):\n"
+        f"    if call.q.shape[0] not in {asked}:\n        {ends}\n    return forward(call)\n"
+    )
+    found = forks.run(task(tree, calls, "attn:fatal", name_bug=True), limit)
+    assert (found.status, [finding.id for finding in found.findings]) == ("measured", ["mask-top-left"])
+    assert found.operator == ()
+    assert len(found.rows) == len(LENS)
 
 
 def test_a_module_from_elsewhere_is_not_the_commits(

@@ -94,6 +94,30 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench) -> None:
     assert len(state.probes) == len(given.asked)
 
 
+def test_what_was_read_is_compared_with_the_commit_before_if_that_was_wrong_too(
+    histories: ModuleType, tmp_path: Path
+) -> None:
+    def answer(i: int) -> Measurement:
+        """Wrong all along, in the way of A, and from commit 17 on five times as much, in the way of B."""
+        clauses = ("it does A", "it does B") if i >= 17 else ("it does A",)
+        return measured(10.0 if i >= 17 else 2.0).model_copy(update={"operator": clauses})
+
+    bench = Bench(histories, tmp_path, against="good")
+    state, given = bench.run(answer)
+    assert state.result is not None
+    assert state.result.suspects == (bench.commits[17],)
+    assert given.asked[-2:] == [17, 16], "both are named"
+    note = "before this commit, the kernel was wrong too: it does A. New at the commit: it does B"
+    assert note in state.result.notes
+
+
+def test_a_commit_before_that_was_right_is_not_read(bench: Bench) -> None:
+    state, given = bench.run(lambda i: planted(17)(i).model_copy(update={"operator": ("it does A",)}))
+    assert state.result is not None
+    assert given.asked[-1] == 17
+    assert not any("before this commit" in note for note in state.result.notes)
+
+
 def test_wrong_ends_stop_a_bisection_before_the_search(bench: Bench) -> None:
     with pytest.raises(UsageError, match=r"the good revision .* is not good: 0 probes good and 7 bad"):
         bench.run(lambda i: measured(5.0))
