@@ -1,0 +1,182 @@
+"""From what was read off a kernel with one fault comes the effect that made it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.readout.candidates import effects_of
+from assay.harness.readout.dims import DIMS
+from assay.harness.readout.effects import ATOMS, Biased, Constant, Kept, Limited, Plus, Scale, Times, WithAtom
+from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
+from assay.harness.readout.explained import Explained, common
+from assay.harness.readout.forms import fits
+from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
+from assay.harness.readout.general_candidates import general_effects
+from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.key_rules import key_factors
+from assay.harness.readout.known_effects import known_effects
+from assay.harness.readout.maps import MAPS, shifted, unmoved
+from assay.harness.readout.merges import Merged
+from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
+from assay.harness.readout.operators import Clause, Effect, Operator
+from assay.harness.readout.probing import History
+from assay.harness.readout.queries import Queries
+from assay.harness.readout.reading import read
+from assay.harness.readout.rows import CallContext, Row, Tolerance
+from assay.harness.readout.sentences import sentence
+from assay.harness.readout.sources import SOURCES
+
+CALLS = ([(9, 0)], [(5, 12), (6, 7)], [(1, 20), (1, 9)])
+
+
+def call(number: int) -> AttentionCall:
+    found = call_of(CALLS[number], (4, 2), 32, torch.float32, "cpu", seed=number)
+    return replace(found, phase="decode" if number == 2 else "extend")
+
+
+def outputs(effect: Effect, given: AttentionCall, history: History | None = None) -> Tensor:
+    queries = Queries(given, range(len(given.q)), history=history)
+    return torch.from_numpy(Operator((Clause(effect),)).outputs(queries))
+
+
+def explained(effect: Effect, number: int) -> Explained:
+    """What is read off a kernel with this effect in one call."""
+    given = call(number)
+    queries = Queries(given, range(len(given.q)))
+    reading = read(lambda one: outputs(effect, one), given, range(len(given.q)))
+    assert reading is not None
+    out = effect.outputs(queries)
+    bad = (np.abs(out - queries.right).sum(-1) > 1e-4 * np.abs(queries.right).sum(-1)).ravel()
+    context = CallContext(reading)
+    rows = (Row(context, *divmod(place, queries.heads), Tolerance()) for place in range(len(bad)))
+    return Explained(
+        queries, tuple(tuple(fits(row)) if wrong else () for row, wrong in zip(rows, bad, strict=True)), ~bad
+    )
+
+
+def readings(effect: Effect) -> list[Explained]:
+    found = [explained(effect, number) for number in range(len(CALLS))]
+    return [one for one in found if not one.right.all()]
+
+
+def words(effects: Iterable[Effect]) -> list[str]:
+    return [sentence(Operator((Clause(effect),))) for effect in effects]
+
+
+def only(*literals: Literal) -> Condition:
+    return Condition(literals)
+
+
+def source(name: str) -> FromElsewhere:
+    return FromElsewhere(next(one for one in SOURCES if one.words == name))
+
+
+def moved(what: str, name: str, condition: Condition = ALWAYS, **more: object) -> Moved:
+    return replace(Moved(what, condition, name, dict(MAPS)[name]), **more)  # type: ignore[arg-type]
+
+
+CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
+
+
+@pytest.mark.parametrize("effect", [
+    Constant(0.0), Constant(2.5), Scale(SCALES[0]), Scale(SCALES[3]), Scale(constant_formula(0.75)),
+    Limited("scores", 0.5, "capped"),
+    Biased(-0.05), Times(TIMES[2]), Times(constant_formula(0.9)), KeyFactors((), phantom=Value(None, 2)),
+    KeyFactors((), phantom=Value(Term("seqs"), 0)), OtherKvHead(Value(Term("head"))), OtherKvHead(Value(None, 1)),
+    source("query i - 1"), source("the next q head"), source("query i of the previous sequence"),
+    replace(source("query i - 1"), what="query"), replace(source("the next q head"), share=(0.7, 0.3)),
+    moved("v", "key j + 1"), moved("k", "key j + 1"), moved("kv", "key j XOR 2"), moved("v", "key j + 1", CACHED),
+    Moved("v", ALWAYS, "key j of the next kv head", unmoved, kv=1),
+    Moved("v", ALWAYS, *shifted(5)), Merged(0, "equal"), Merged(0, "cached base2"), Merged(0, "max"),
+], ids=lambda effect: words([effect])[0])  # fmt: skip
+def test_the_effect_is_among_the_candidates(effect: Effect) -> None:
+    assert words([effect])[0] in words(effects_of(readings(effect)))
+
+
+@pytest.mark.parametrize("effect", [
+    KeyFactors((Part("seen", only(Literal(Term("pos", "j"), "<", 1)), 0.0),)),
+    KeyFactors((Part("seen", CACHED, 0.0),)),
+    KeyFactors((Part("seen", only(Literal(Term("j", modulo=3), "==", 1)), 0.0),)),
+    KeyFactors((Part("seen", CACHED, 0.5),)),
+    KeyFactors((Part("seen", only(Literal(Term("j", modulo=3), "==", 1)), 0.5),), "all"),
+    KeyFactors((Part("hidden", only(Literal(Term("pos", "j"), ">=", -1)), 1.0),)),
+    KeyFactors((Part("foreign", only(Literal(Term("other"), "<", 0)), 1.0),)),
+    KeyFactors((Part("seen", CACHED, math.log(2), "score"),)),
+    KeyFactors((Part("seen", only(Literal(Term("pos", "j"), "==", 2)), 0.0),
+                Part("hidden", only(Literal(Term("pos", "j"), "==", -2)), 1.0))),
+], ids=lambda effect: words([effect])[0])  # fmt: skip
+def test_a_rule_on_keys_is_mined(effect: KeyFactors) -> None:
+    rules = key_factors(readings(effect))
+    given = [Queries(call(number), range(sum(new for new, _ in CALLS[number]))) for number in range(len(CALLS))]
+    assert any(all(np.allclose(rule.outputs(one), effect.outputs(one)) for one in given) for rule in rules)
+    best = min(rules, key=lambda rule: rule.cost)
+    assert best.denominator == effect.denominator
+
+
+def test_right_rows_keep_a_rule_from_saying_too_much() -> None:
+    """Key 3 is unseen from position 8 on: without right rows, a rule does not say so."""
+    limited = KeyFactors((Part("seen", only(Literal(Term("j"), "==", 3), Literal(Term("pos"), ">=", 8)), 0.0),))
+    found = [explained(limited, 0), explained(limited, 1)]
+    assert found[0].right.any()
+    blind = [replace(one, right=np.zeros_like(one.right)) for one in found]
+    given = Queries(call(0), range(9))
+
+    def given_by(rules: Sequence[KeyFactors]) -> bool:
+        return any(np.allclose(rule.outputs(given), limited.outputs(given)) for rule in rules)
+
+    assert given_by(key_factors(found))
+    assert given_by(key_factors(blind, [Queries(call(0), [row]) for row in range(8)]))
+    assert not given_by(key_factors(blind))
+
+
+@pytest.mark.parametrize(("effect", "history"), [
+    (DIMS[5], None), (Plus(0.25), None), (Plus(-0.5, relative=True), None), (WithAtom(ATOMS[0], (0.75, 0.25)), None),
+    (WithAtom(ATOMS[1], (1.0, 0.5)), None), (moved("v", "key j - 2", share=(0.9, 0.1)), None),
+    (moved("k", "key j - 2", share=(0.5, 0.5)), None), (replace(source("the next q head"), what="query", share=(0.5, 0.5)), None),
+    (replace(source("the next q head"), what="weights", share=(0.6, 0.4)), None), (Times(TIMES[0]), None),
+    (moved("kv", "the first key of its sequence", CACHED), None), (moved("kv", "key j of the previous sequence"), None),
+    (Kept((0.7, 0.3)), "same"), (Moved("k", ALWAYS, "", unmoved, stale=True), "same"),
+])  # fmt: skip
+def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect, history: str | None) -> None:
+    answers = []
+    for number in range(len(CALLS)):
+        given = call(number)
+        before = call_of(CALLS[number], (4, 2), 32, torch.float32, "cpu", seed=77)
+        kept = History(output=outputs(Constant(0.0), before) + 0.5 * before.q.double(), k=before.k, v=before.v)
+        queries = Queries(given, range(len(given.q)), history=kept if history else None)
+        out = effect.outputs(queries)
+        bad = (np.abs(out - queries.right).sum(-1) > 1e-4 * np.abs(queries.right).sum(-1)).ravel()
+        if bad.any():
+            answers.append((queries, out, bad))
+    assert words([effect])[0] in words(general_effects(answers))
+
+
+def test_nothing_is_proposed_for_what_does_not_fit_in_the_rows() -> None:
+    right = explained(Scale(constant_formula(1.0)), 1)
+    assert right.right.all()
+    assert list(effects_of([right])) == []
+    assert key_factors([right]) == []
+
+
+@pytest.mark.parametrize(("numbers", "found"), [
+    ([0.5, 0.50001, 0.7], [0.5, 0.7]), ([1.0100003, 1.01], [1.01]), ([0.333333], [0.3333]),
+    ([2.71828], [2.718]), ([0.12352], [0.1235]),
+    ([64.0, 64.0, 63.0], [64.0, 63.0]),
+])  # fmt: skip
+def test_common_numbers_are_rounded_to_what_they_are(numbers: Sequence[float], found: Sequence[float]) -> None:
+    assert common(numbers) == pytest.approx(found, rel=1e-9)
+
+
+def test_the_ids_of_known_effects_are_unique() -> None:
+    ids = [one.id for one in known_effects()]
+    assert len(set(ids)) == len(ids)
+    assert all(one.cost >= 3 for one in known_effects())
