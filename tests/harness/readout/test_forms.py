@@ -95,6 +95,7 @@ CASES: dict[str, Callable[[], Row]] = {
     "blank": lambda: row_of(on_own(softmax(OF_ROW, factors(key5=0), ALL_OF_ROW - np.exp(OF_ROW[5]) + 1))),
     "phantoms": lambda: row_of(on_own(softmax(OF_ROW, VISIBLE, ALL_OF_ROW + 3))),
     "kv": lambda: row_of(on_own(softmax(SCORES[QUERY, HEAD, 0]), kv=0)),
+    "kv and unseen": lambda: row_of(on_own(softmax(SCORES[QUERY, HEAD, 0], factors(key3=0)), kv=0)),
     "scale": lambda: row_of(on_own(softmax(1.4 * OF_ROW))),
     "slopes": lambda: row_of(on_own(softmax(HALF_SLOPE * OF_ROW))),
     "capped": lambda: row_of(on_own(softmax(3 * np.tanh(OF_ROW / 3)))),
@@ -121,6 +122,7 @@ CASES: dict[str, Callable[[], Row]] = {
         ("blank", {"keys", "pieces"}),
         ("phantoms", {"keys-and-mass", "pieces"}),
         ("kv", {"kv"}),
+        ("kv and unseen", set()),
         ("scale", {"scale"}),
         ("slopes", {"slopes"}),
         ("capped", {"capped"}),
@@ -206,6 +208,28 @@ def test_the_slopes_of_keys() -> None:
     np.testing.assert_allclose(found[~near & VISIBLE], HALF_SLOPE[~near & VISIBLE], rtol=1e-3)
 
 
+def with_scores(scores: Numbers) -> AttentionCall:
+    """The call, with K of the own kv head such that these are the row's scores."""
+    q, k = CALL.q[QUERY, HEAD].double(), CALL.k.clone()
+    k[:, OWN] = torch.outer(torch.from_numpy(scores) / CALL.scale, q / (q @ q)).float()
+    return replace(CALL, k=k)
+
+
+def test_the_slope_of_a_score_near_zero_is_not_known() -> None:
+    scores = OF_ROW.copy()
+    scores[[2, 10]] = 0.005
+    found = fits(row_of(on_own(softmax(HALF_SLOPE * scores)), call=with_scores(scores)))
+    (keys,) = [fit.keys for fit in found if fit.form == "slopes"]
+    assert keys is not None
+    assert np.flatnonzero(np.isnan(keys)).tolist() == [2, 10]
+
+
+def test_another_query_must_give_every_weight() -> None:
+    scores = SCORES[9, 1, OWN].copy()
+    scores[6] += 0.01
+    assert fits(row_of(on_own(softmax(scores)))) == []
+
+
 def test_the_pieces_say_their_factors() -> None:
     found = fit_of("pieces", "pieces").keys
     assert found is not None
@@ -230,6 +254,30 @@ def test_where_keys_come_from() -> None:
     wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
     wanted[4], wanted[9] = OWN * KEYS + 20, 2
     assert found.tolist() == wanted.tolist()
+
+
+def moved(scores: Numbers) -> list[float]:
+    """Where keys come from when key 4 is scored by key 6, in a call with these scores."""
+    changed = scores.copy()
+    changed[4] = scores[6]
+    found = fits(row_of(on_own(softmax(changed)), call=with_scores(scores)))
+    (keys,) = [fit.keys for fit in found if fit.form == "scored"]
+    assert keys is not None
+    return list(keys)
+
+
+def test_keys_with_the_same_score_are_not_moved() -> None:
+    scores = OF_ROW.copy()
+    scores[[7, 11, 20]] = scores[9]
+    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
+    wanted[4] = OWN * KEYS + 6
+    assert moved(scores) == wanted.tolist()
+
+
+def test_of_several_ways_to_move_keys_the_one_that_moves_least_is_taken() -> None:
+    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
+    wanted[4] = OWN * KEYS + 6
+    assert moved(0.1 * np.arange(KEYS)) == wanted.tolist()  # the scores of the keys after each would fit too
 
 
 def test_a_right_row_is_only_right_however_noisy_within_the_tolerance() -> None:

@@ -98,7 +98,8 @@ def test_fixed_plans_cover_both_phases_masks_dims_and_long_calls() -> None:
 def test_drawn_plans_are_valid_and_follow_their_seed() -> None:
     plans = list(islice(drawn_plans("normal", torch.float32, 5), 200))
     assert plans == list(islice(drawn_plans("normal", torch.float32, 5), 200))
-    assert plans != list(islice(drawn_plans("normal", torch.float32, 6), 200))
+    others = islice(drawn_plans("normal", torch.float32, 6), 200)
+    assert [plan.lens for plan in plans] != [plan.lens for plan in others]
     assert all(new >= 1 and prefix >= 0 for plan in plans for new, prefix in plan.lens)
     assert len({plan.seed for plan in plans}) == 200
     assert 30 < sum(plan.phase == "decode" for plan in plans) < 90
@@ -108,14 +109,15 @@ def test_drawn_plans_are_valid_and_follow_their_seed() -> None:
 # Asking
 
 
-def test_the_answer_is_a_float64_copy() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_answer_is_a_float64_copy(dtype: torch.dtype) -> None:
     kept: list[Tensor] = []
 
     def kernel(call: AttentionCall) -> Tensor:
         kept.append(rounded_oracle(call))
         return kept[-1]
 
-    call = EXTEND.make()
+    call = replace(EXTEND, dtype=dtype).make()
     out = Prober(kernel)(call)
     assert out is not None
     assert out.dtype == torch.float64
