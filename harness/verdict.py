@@ -93,3 +93,8 @@ class Finding(Part):
         None,
         description="the weights of the smallest telling call: expected, read, and what differs; null if there is none",
     )
+
+    @property
+    def observed(self) -> str:
+        """What the kernel was observed to compute, unless the diagnosis says it itself; empty if there is nothing to add."""
+        return "" if self.operator in self.diagnosis else self.operator

@@ -112,7 +112,7 @@ def _why(report: Report) -> list[str]:
     lines = list(report.reasons)
     for finding in report.findings:
         lines += ["", f"{finding.severity}: {finding.id}: {finding.where}: {finding.diagnosis}"]
-        lines += [f"  observed: {finding.operator}"] if finding.operator else []
+        lines += [f"  observed: {finding.observed}"] if finding.observed else []
         lines += [row.plain for row in picture_lines(finding, PLAIN_WIDTH, 2)]
         lines += [f"  {line}" for line in finding.evidence]
         lines += [f"  to reproduce: {finding.reproduce}"] if finding.reproduce else []

@@ -123,8 +123,8 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
     rows = []
     for finding in findings:
         parts = [f"**{escape(finding.where)}**: {escape(finding.diagnosis, 400)}"]
-        if finding.operator:
-            parts[0] += f"; observed: {escape(finding.operator, 400)}"
+        if finding.observed:
+            parts[0] += f"; observed: {escape(finding.observed, 400)}"
         if finding.evidence:
             parts.append("; ".join(escape(line, 160) for line in finding.evidence[:3]))
         if finding.reproduce:

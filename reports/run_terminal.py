@@ -75,7 +75,7 @@ def render(report: Report, console: Console) -> None:
     for finding in report.findings:
         page.line(Text(finding.severity, style=_STYLES[finding.severity]), f": {one_line(finding.where)}", indent=2)
         page.line(one_line(finding.diagnosis, 600), indent=6)
-        if finding.operator:
+        if finding.observed:
             page.line(f"observed: {observed(finding)}", indent=6)
         for row in picture_lines(finding, console.width, indent=6):
             page.row(row)

@@ -30,7 +30,7 @@ def finding_lines(finding: Finding) -> list[str]:
 def finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
     """The same with colours; a picture takes at most so many columns."""
     lines = [Text(one_line(f"{finding.severity}: {finding.where}: {finding.diagnosis}", 600))]
-    lines += [Text(f"  observed: {observed(finding)}")] if finding.operator else []
+    lines += [Text(f"  observed: {observed(finding)}")] if finding.observed else []
     lines += picture_lines(finding, width, 2)
     lines += [Text(f"  - {one_line(line, 400)}") for line in finding.evidence]
     return Text("\n").join(lines)
@@ -38,7 +38,7 @@ def finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
 
 def observed(finding: Finding) -> str:
     """What the kernel was observed to compute, on one line."""
-    return one_line(finding.operator, 600)
+    return one_line(finding.observed, 600)
 
 
 def picture_lines(finding: Finding, width: int, indent: int) -> list[Text]:

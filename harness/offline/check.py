@@ -173,7 +173,7 @@ def check(
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
-        read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps what it read.
+        read_out: most seconds that reading a wrong kernel takes, 60 by default, 0 not to read it; or what reads it and remembers it.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
 
     Raises:
@@ -246,7 +246,7 @@ def check(
 def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:
     """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
 
-    A kernel that is wrong is read, once in a process and for at most `ASSERTED_S` seconds; the message says what it was observed to
+    A kernel that is wrong is read, once in a process and for at most 10 seconds; the message says what it was observed to
     compute, if that gives its output on this call.
 
     Args:

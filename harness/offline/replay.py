@@ -42,7 +42,7 @@ def replay(
         candidate: a published kernel, or ``module:function``.
         reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
         on_first: receives the first findings at once, if there are any; they may still change.
-        read_out: most seconds that reading a wrong kernel takes; 0 not to read it.
+        read_out: most seconds that reading a wrong kernel takes, 60 by default; 0 not to read it.
 
     Raises:
         UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call

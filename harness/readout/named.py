@@ -26,6 +26,9 @@ SAID = 0.5
 """Share of the wrong outputs that an operator must give for its sentence to be said at all."""
 _NAMED_ON = 8
 """Wrong calls on which an operator must equal a hypothesis to have its name."""
+_NOISY_WEIGHTS = 10.0
+"""Relative error of a single weight that a picture does not show, as a multiple of that of an output, where a quantisation is
+declared: an output is a sum of weights, whose errors partly cancel."""
 _LINKS = 3
 """Most public reports that a finding lists."""
 
@@ -179,4 +182,5 @@ def _picture(read: ReadOut) -> Picture | None:
     telling = [sample for sample in seen if sample.plan.keys >= 8] or seen
     best = min(telling, key=lambda sample: sample.plan.keys)
     assert best.reading is not None
-    return picture_of(best.reading)
+    quantised = best.plan.data == "levels"
+    return picture_of(best.reading, relative=_NOISY_WEIGHTS * best.error if quantised else None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -11,11 +12,14 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.matrix import cases
 from assay.harness.errors import ExitCode
-from assay.harness.offline.check import CheckResult, check
+from assay.harness.offline.check import CheckResult
+from assay.harness.offline.check import check as check_and_read
 from assay.reports.check_text import MAX_REFUSALS, headline, message, not_covered, render, sentence
 
 TOP_LEFT = fault("mask-top-left")
 DECODE = len(cases(("decode",)))
+
+check = partial(check_and_read, read_out=0)
 
 
 def wrong_at_128(call: AttentionCall) -> Tensor:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from assay.harness.verdict import Finding
 from assay.reports.terminal import finding_lines, finding_text
 
 
@@ -26,3 +27,11 @@ def test_a_narrow_terminal_gets_a_narrow_picture(examples: ModuleType) -> None:
     lines = finding_text(found, 24).plain.splitlines()
     assert lines[2].strip() == "difference"
     assert max(map(len, lines[2:-2])) <= 24
+
+
+def test_a_sentence_that_is_the_diagnosis_is_not_repeated() -> None:
+    said = Finding(
+        id="operator", title="another operator", severity="serious", where="extend", diagnosis="query i sees key p + 2",
+        evidence=(), reproduce="again", operator="query i sees key p + 2",
+    )  # fmt: skip
+    assert finding_lines(said) == ["serious: extend: query i sees key p + 2"]
