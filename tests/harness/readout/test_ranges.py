@@ -68,6 +68,13 @@ def test_a_limit_is_found_through_the_rounding_of_a_narrow_output() -> None:
     assert found(values(lambda v: v.clamp(-448, 448)), narrow) == [("values", 448, "clamped")]
 
 
+def test_a_limit_is_found_behind_an_error_of_bfloat16() -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        return (1 + 2**-8) * values(beyond(65504, float("inf")))(call)
+
+    assert found(kernel) == [("values", 65504, "infinite")]
+
+
 @pytest.mark.parametrize(("near", "limit"), [(448.7, 448), (57400.0, 57344), (65450.0, 65504), (450.0, 450)])
 def test_a_limit_near_the_largest_number_of_a_format_is_that(near: float, limit: float) -> None:
     assert found(values(lambda v: v.clamp(-near, near))) == [("values", limit, "clamped")]
