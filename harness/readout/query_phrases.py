@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from assay.harness.readout.features import HISTORY
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.symbols import SYMBOLS, compared, nth, term_words
 from assay.harness.text import listed
@@ -30,13 +31,13 @@ _FIXED = {
     ("same_phase", "==", 0): "where the previous call was of the other phase",
     ("previous_total", ">=", 1): "except in the first sequence of a batch",
     ("next_total", ">=", 1): "except in the last sequence of a batch",
-    ("initial_total", ">=", 1): "except in the first call", ("last_total", ">=", 1): "except in the first call",
     ("call", "==", 0): "in the first call", ("call", ">=", 1): "except in the first call",
     ("nth", "==", 0): "in the first call of a layer and phase",
     ("nth", ">=", 1): "except in the first call of a layer and phase",
     ("member", "==", 0): "in the first q head of each group",
 }  # fmt: skip
 """The usual words for one comparison."""
+_FIXED |= {(name, ">=", 1): "except in the first call" for name in HISTORY if not name.endswith("prefix")}
 
 _AMOUNTS: dict[str, tuple[str, str, str]] = {
     "prefix": ("where {n} tokens are cached", "where {n} or more tokens are cached", "where fewer than {n} tokens are cached"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from assay.harness.readout.mining import Term, Value
 
 LEGEND = (
-    "i counts the new tokens of a sequence, p its positions (cached prefix included), j its keys, r packed rows of q, h q heads, "
-    "all from 0; prefix, new and total are a sequence's numbers of cached, new and all tokens"
+    "i counts the new tokens of a sequence, p its positions (cached prefix included), j its keys, r packed rows of q, h q heads; "
+    "prefix, new and total are a sequence's numbers of cached, new and all tokens; all is counted from 0"
 )
 """What the letters in a sentence stand for, for reports to print once."""
 
