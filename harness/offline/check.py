@@ -173,7 +173,7 @@ def check(
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
-        read_out: most seconds that reading a wrong kernel takes, 60 by default, 0 not to read it; or what reads it and remembers it.
+        read_out: most seconds that reading a wrong kernel takes, 60 by default, 0 not to read it; or what reads it, and keeps that.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
 
     Raises:
