@@ -138,6 +138,11 @@ class PreviousToo(Naive):
         return super().sees(row, h, s, j) + 0.5 * (s == self.place(row)[0] - 1)
 
 
+class OthersToo(Naive):
+    def sees(self, row: int, h: int, s: int, j: int) -> float:
+        return super().sees(row, h, s, j) + float(s != self.place(row)[0])
+
+
 class Blank(Naive):
     def sees(self, row: int, h: int, s: int, j: int) -> float:
         return super().sees(row, h, s, j) * (j != 0)
@@ -163,6 +168,7 @@ class HalfScores(Naive):
     (Heavier, KeyFactors((Part("seen", only(literal("j", "==", 1, modulo=3)), 3.0),))),
     (OneTooMany, KeyFactors((Part("hidden", only(literal("pos", "==", -1, "j")), 1.0),))),
     (PreviousToo, KeyFactors((Part("foreign", only(literal("other", "==", -1)), 0.5),))),
+    (OthersToo, KeyFactors((Part("foreign", ALWAYS, 1.0),))),
     (Blank, KeyFactors((Part("seen", only(literal("j", "<", 1)), BLANK),))),
     (Phantom, KeyFactors((), phantom=Value(Term("total", modulo=4)))),
     (HalfScores, KeyFactors((Part("seen", only(CACHED), 0.5, "score"),))),
@@ -216,6 +222,14 @@ def scored(change: Callable[[float, float, int], float]) -> type[Naive]:
 ])  # fmt: skip
 def test_scores_change(naive: type[Naive], effect: Effect, call: AttentionCall) -> None:
     agree(effect, call, naive(call).all())
+
+
+def test_later_keys_are_as_far_as_earlier_ones(call: AttentionCall) -> None:
+    class Both(scored(lambda s, scale, d: s - 0.25 * d)):  # type: ignore[misc]
+        def sees(self, row: int, h: int, s: int, j: int) -> float:
+            return float(s == self.place(row)[0])
+
+    agree(Biased(-0.25), replace(call, causal=False), Both(call).all())
 
 
 def test_a_scale_may_be_that_of_another_head_dim_of_v(call: AttentionCall) -> None:
