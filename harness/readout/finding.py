@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -58,7 +58,7 @@ class Exactness:
     """
 
     error: float = 1e-4
-    tolerance: Tolerance = Tolerance()
+    tolerance: Tolerance = field(default_factory=Tolerance)
     margin: float = 3.0
 
 
@@ -208,7 +208,8 @@ class Finder:
                 continue
             error = LOOSE if plan.data == "scores" else self.exactness.error
             wrong = row_errors(call, out) > error
-            rows = self._rows(wrong.any(1))
+            some: Flags = np.asarray(wrong.any(1))
+            rows = self._rows(some)
             queries = Queries(call, rows, number, nth, history)
             actual = out[torch.from_numpy(rows)].numpy()
             self.samples.append(Sample(plan, queries, actual, wrong[rows].ravel(), error, self.exactness.margin, fresh))
@@ -282,7 +283,7 @@ class Finder:
             yield sample.agrees(out), sample.differs(out)
 
     def clauses(self, effect: Effect, open_: Sequence[Flags]) -> tuple[int, list[Clause]]:
-        """How many wrong rows an effect explains, and its clauses, cheapest first; none if no condition keeps it from being wrong."""
+        """Wrong rows that an effect explains, and its clauses, cheapest first; none if it is wrong elsewhere under every condition."""
         tables, flags, hits, strange = [], [], 0, 0
         calls: list[tuple[int, int]] = []
         for sample, (agrees, changes), left in zip(self.samples, self.judged(effect, self.samples), open_, strict=True):

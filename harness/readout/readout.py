@@ -45,10 +45,10 @@ class ReadOut:
         samples: what was seen.
     """
 
-    operator: Operator = Operator()
+    operator: Operator = field(default_factory=Operator)
     sentence: str = ""
-    all: Tally = Tally()
-    fresh: Tally = Tally()
+    all: Tally = field(default_factory=Tally)
+    fresh: Tally = field(default_factory=Tally)
     calls: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
