@@ -424,7 +424,8 @@ def other_key(words: str, s: int, j: int, starts: list[int]) -> int | None:
         "key j + 1": j + 1 if j + 1 < total else None, "key j - 2": j - 2 if j >= 2 else None,
         "key j + 2 (the last key where there is none)": min(j + 2, total - 1),
         "key j - 2 (the first key where there is none)": max(j - 2, 0),
-        "key j - 1 modulo the sequence length": (j - 1) % total, "key j mod 8": j % 8,
+        "key j - 1 modulo the sequence length": (j - 1) % total,
+        "key j + 1 modulo the sequence length": (j + 1) % total, "key j mod 8": j % 8,
         "the first key of its block of 4": j // 4 * 4, "key j XOR 2": j ^ 2 if j ^ 2 < total else None,
         "the first key of its sequence": 0, "the last key of its sequence": total - 1,
     }  # fmt: skip
@@ -444,7 +445,8 @@ def other_key(words: str, s: int, j: int, starts: list[int]) -> int | None:
 @pytest.mark.parametrize("what", ["k", "v", "kv"])
 @pytest.mark.parametrize("words", [
     "key j + 1", "key j - 2", "key j + 2 (the last key where there is none)", "key j - 2 (the first key where there is none)",
-    "key j - 1 modulo the sequence length", "key j mod 8", "the first key of its block of 4", "key j XOR 2",
+    "key j - 1 modulo the sequence length", "key j + 1 modulo the sequence length",
+    "key j mod 8", "the first key of its block of 4", "key j XOR 2",
     "the first key of its sequence", "the last key of its sequence", "the next packed row", "the previous packed row",
     "key j of the previous sequence", "key j of the next sequence", "key j of the first sequence",
 ])  # fmt: skip
