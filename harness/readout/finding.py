@@ -283,7 +283,7 @@ class Finder:
             yield sample.agrees(out), sample.differs(out)
 
     def clauses(self, effect: Effect, open_: Sequence[Flags]) -> tuple[int, list[Clause]]:
-        """Wrong rows that an effect explains, and its clauses, cheapest first; none if it is wrong elsewhere under every condition."""
+        """How many wrong rows an effect explains, and its clauses, cheapest first; no clause if none keeps right rows right."""
         tables, flags, hits, strange = [], [], 0, 0
         calls: list[tuple[int, int]] = []
         for sample, (agrees, changes), left in zip(self.samples, self.judged(effect, self.samples), open_, strict=True):
