@@ -106,7 +106,7 @@ class Moved(Effect):
         right, other = self.share
         scores = queries.own_scores
         if "k" in self.what:
-            moved = self._scores(queries, k[index][:, kv])
+            moved = self._scores(queries, k[index][:, kv]) if self.stale else _own(queries, kv)[..., index]
             scores = np.where(moves, moved if self.share == (0.0, 1.0) else right * scores + other * moved, scores)
         weights = softmax(scores, queries.visible[:, None])
         if "v" not in self.what:
@@ -131,3 +131,11 @@ class Moved(Effect):
         rows, heads = queries.shape
         by_group = queries.q.reshape(rows, queries.kv_heads, heads // queries.kv_heads, -1)
         return queries.call.scale * einsum("tcgd,kcd->tcgk", by_group, k).reshape(rows, heads, -1)
+
+
+def _own(queries: Queries, kv: Ints) -> Numbers:
+    """Scores with the kv head that takes the place of the own one, int64 [kv heads] -> [rows, heads, total_k]."""
+    if (kv == np.arange(queries.kv_heads)).all():
+        return queries.own_scores
+    found: Numbers = queries.scores[:, np.arange(queries.heads), kv[queries.own]]
+    return found
