@@ -1,6 +1,7 @@
 """How well the operator of a kernel is read: hypotheses, the catalogue's faults, random faults, and kernels that are right.
 
-    python benchmarks/read_outs.py hypotheses catalogue drawn right --seeds 100-159 --processes 2
+    python benchmarks/read_outs.py hypotheses catalogue drawn right --seeds 200-259 --processes 2
+    python benchmarks/read_outs.py sage_attn torch_sdpa --device cuda --seeds 0-199    # kernels that are right, by name
 
 Each kernel is read from nothing. What was read is then tried on calls of another distribution than those that it was mined from, in
 a kernel that has seen no call yet, and this decides:
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
+from multiprocessing import get_context
 
 import numpy as np
 import torch
@@ -37,6 +39,7 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import FAMILY
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.seeded import SeededFault
+from assay.harness.offline.check import named
 from assay.harness.readout.finding import close
 from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
@@ -55,11 +58,12 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel that is read: its kind, its name, and the seed of the read-out."""
+    """A kernel that is read: its kind, its name, the seed of the read-out, and the device."""
 
     kind: str
     name: str
     seed: int = 0
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ def made(case: Case) -> tuple[Callable[[], Kernel], str]:
     if case.kind == "drawn":
         found = draw(int(case.name))
         return found.kernel, found.truth
+    if case.kind == "named":
+        return lambda: named(case.name)[1], ""
     family, number = case.name.split("/")
     kernel = right_kernels()[family][int(number)]
     return lambda: declares(noise=family.split("-")[0])(lambda call: kernel(call)), ""
@@ -119,7 +125,7 @@ def kept_to(dtype: torch.dtype, kernel: Kernel) -> Kernel:
     return narrow
 
 
-def cases(kinds: list[str], seeds: range) -> Iterator[Case]:
+def cases(kinds: list[str], seeds: range, device: str) -> Iterator[Case]:
     for kind in kinds:
         if kind == "hypotheses":
             yield from (Case(kind, one.id) for one in FAMILY)
@@ -127,6 +133,8 @@ def cases(kinds: list[str], seeds: range) -> Iterator[Case]:
             yield from (Case(kind, one.id) for one in ALL if not one.equivalent)
         elif kind == "drawn":
             yield from (Case(kind, str(seed)) for seed in seeds)
+        elif kind != "right":
+            yield from (Case("named", kind, seed, device) for seed in seeds)
         else:
             kernels = [(family, n) for family, some in right_kernels().items() for n in range(len(some))]
             yield from (Case(kind, f"{family}/{n}", seed) for seed in seeds for family, n in kernels)
@@ -137,10 +145,10 @@ def outcome(case: Case) -> Outcome:
     torch.set_num_threads(1)
     make, truth = made(case)
     begun = time.process_time()
-    found = read_out(make(), seed=case.seed)
+    found = read_out(make(), seed=case.seed, device=case.device)
     spent = time.process_time() - begun
     text = said(found)
-    if case.kind == "right":
+    if case.kind in ("right", "named"):
         return Outcome(
             *case_of(case), "wrongly" if text else "silent", text, "", found.all.wrong, 0, 0, 0, found.calls, spent
         )
@@ -160,7 +168,7 @@ def case_of(case: Case) -> tuple[str, str, int]:
 
 
 def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
-    """Outputs (queries by heads) that are wrong, those of them that the operator gives, those that are right, those that it changes."""
+    """Outputs by query and head: wrong ones, those of them that the operator gives, right ones, those of them that it changes."""
     prober = Prober(kernel, until=time.monotonic() + 600)
     counts = np.zeros(4, np.int64)
     for call in random_calls(1_000, TRIED // 2):
@@ -183,24 +191,31 @@ def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
 def main() -> None:
     """Read the kernels and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="+", choices=("hypotheses", "catalogue", "drawn", "right"))
-    parser.add_argument("--seeds", default="100-159", help="first and last seed of random faults, and of right kernels")
+    parser.add_argument(
+        "kinds", nargs="+", help="hypotheses, catalogue, drawn, right, or a kernel that is right by name"
+    )
+    parser.add_argument("--device", default="cpu", help="of kernels by name")
+    parser.add_argument("--seeds", default="200-259", help="first and last seed of random faults, and of right kernels")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--number", type=int, help="only so many kernels")
     given = parser.parse_args()
     first, last = (int(number) for number in given.seeds.split("-"))
     outcomes = []
-    with ProcessPoolExecutor(given.processes) as pool:
-        for one in pool.map(outcome, islice(cases(given.kinds, range(first, last + 1)), given.number)):
+    with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
+        for one in pool.map(outcome, islice(cases(given.kinds, range(first, last + 1), given.device), given.number)):
             outcomes.append(one)
             print(json.dumps(asdict(one)), flush=True)
     print_table(outcomes)
 
 
+def kind_of(one: Outcome) -> str:
+    return one.name if one.kind == "named" else one.kind
+
+
 def print_table(outcomes: list[Outcome]) -> None:
     print(f"{'kind':12s} kernels  truly partly silent wrongly  calls (median, most)  CPU s (median, 95 %, most)")
-    for kind in dict.fromkeys(one.kind for one in outcomes):
-        of = [one for one in outcomes if one.kind == kind]
+    for kind in dict.fromkeys(kind_of(one) for one in outcomes):
+        of = [one for one in outcomes if kind_of(one) == kind]
         how = Counter(one.how for one in of)
         calls, cpu = [one.calls for one in of], sorted(one.cpu_s for one in of)
         print(
