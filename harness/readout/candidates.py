@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -12,16 +13,23 @@ from assay.harness.readout.effects import Biased, Constant, Limited, Scale, Time
 from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.explained import Explained, common, every, near
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
+from assay.harness.readout.forms import Fit
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors
 from assay.harness.readout.merges import BLOCKS, CACHED_LAWS, LAWS, Merged
 from assay.harness.readout.mining import Table, Term, Value, mine_values
 from assay.harness.readout.moves import moves
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.sources import SOURCES
+from assay.harness.readout.sources import SOURCES, Source
 
-_MOST_SOURCES = 8
-"""Sources of one form that are tried."""
+_MOST_SOURCES = 16
+"""Sets of rows, each of which other sources explain, that are tried for one form."""
+_RIVALS = 3
+"""Sources that are tried of those that explain the same rows."""
+_FAR = 0.3
+"""Share of the rows that a source must explain more for one more of cost."""
+_SHARE = 0.15
+"""Share of the rows that a source must explain: where two heads are swapped, each source is that of half of the rows at most."""
 
 
 def effects_of(readings: Sequence[Explained]) -> Iterable[Effect]:
@@ -31,7 +39,7 @@ def effects_of(readings: Sequence[Explained]) -> Iterable[Effect]:
     yield from _bent(readings)
     yield from _masses(readings)
     yield from _kv_heads(readings)
-    for form in ("output", "query", "mixture"):
+    for form in ("output", "query", "mixture", "query-mixture"):
         yield from _sources(readings, form)
     yield from moves(readings)
     yield from _merges(readings)
@@ -80,15 +88,27 @@ def _masses(readings: Sequence[Explained]) -> Iterable[Effect]:
         yield Times(formula, cost=1.0)
     for factor in common([fit.mass for _, _, fit in found]):
         yield Times(constant_formula(factor), cost=1.2)
-    counts = np.array([fit.phantom for _, _, fit in found])
-    whole = np.abs(counts - np.round(counts)) < 0.02 * np.maximum(1, np.abs(counts))
-    if whole.mean() < 0.6 or (np.round(counts[whole]) <= 0).mean() > 0.2:
-        return
-    wanted = np.round(counts[whole]).astype(np.int64)
-    for number, _ in Counter(wanted.tolist()).most_common(2):
-        yield KeyFactors((), phantom=Value(None, int(number)), cost=1.4)
-    for value in mine_values(chosen(_table(found), whole), wanted, PHANTOMS, 2):
-        yield KeyFactors((), phantom=value, cost=1.6)
+    yield from _phantoms(found)
+
+
+def _phantoms(found: Sequence[tuple[Explained, int, Fit]]) -> Iterable[Effect]:
+    """Denominators that count too many keys: the sum of their exp(score) is a whole number of equal terms."""
+    sums = np.array([fit.phantom for _, _, fit in found])
+    for score in _PHANTOM_SCORES:
+        counts = sums / math.exp(score)
+        whole = np.abs(counts - np.round(counts)) < np.minimum(0.02 * np.maximum(1, np.abs(counts)), 0.1)
+        if whole.mean() < 0.6 or (np.round(counts[whole]) <= 0).mean() > 0.2:
+            continue
+        wanted = np.round(counts[whole]).astype(np.int64)
+        far = 0.5 * bool(score)
+        for number, _ in Counter(wanted.tolist()).most_common(2):
+            yield KeyFactors((), phantom=Value(None, int(number)), phantom_score=score, cost=1.4 + far)
+        for value in mine_values(chosen(_table(found), whole), wanted, PHANTOMS, 2):
+            yield KeyFactors((), phantom=value, phantom_score=score, cost=1.6 + far)
+
+
+_PHANTOM_SCORES = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 4.0)
+"""Scaled scores of keys that are counted in vain: 0 for rows of zeros, and small numbers that a kernel may fill in."""
 
 
 PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not term.words and not term.minus)
@@ -101,16 +121,35 @@ def _table(found: Sequence[tuple[Explained, int, object]]) -> Table:
 
 
 def _kv_heads(readings: Sequence[Explained]) -> Iterable[Effect]:
-    found = every(readings, "kv")
-    if not found:
-        return
+    for form, what in (("kv", "kv"), ("values", "v"), ("scored", "k")):
+        found = [
+            (one, place, kv)
+            for one, place, fit in every(readings, form)
+            if (kv := _kv_head(one, place, fit)) is not None
+        ]
+        if found:
+            yield from _other_kv_heads(found, what)
+
+
+def _kv_head(one: Explained, place: int, fit: Fit) -> int | None:
+    """The kv head that a row reads its keys or values from, in their right rows; None if it reads other rows too."""
+    if fit.form == "kv":
+        return fit.kv
+    assert fit.keys is not None
+    known = np.flatnonzero(fit.keys >= 0)
+    kv, keys = np.divmod(fit.keys[known].astype(np.int64), len(fit.keys))
+    plain = len(known) and (keys == known).all() and (kv == kv[0]).all()
+    return int(kv[0]) if plain and kv[0] != one.queries.own[place % one.queries.heads] else None
+
+
+def _other_kv_heads(found: Sequence[tuple[Explained, int, int]], what: str) -> Iterable[Effect]:
     table = _table(found)
-    wanted, count = np.array([fit.kv for _, _, fit in found]), table["kv_heads"]
+    wanted, count = np.array([kv for _, _, kv in found]), table["kv_heads"]
     options = [Value(Term("kv"), by) for by in (1, -1, 2)] + [Value(Term("head")), Value(Term("member"))]
     options += [Value(None, int(kv)) for kv in np.unique(wanted)[:4]]
     for value in options:
         if (value.of(table) % count == wanted).mean() > 0.4:
-            yield OtherKvHead(value, cost=0.8 + value.cost)
+            yield OtherKvHead(value, what, cost=0.8 + value.cost)
 
 
 def _sources(readings: Sequence[Explained], form: str) -> Iterable[Effect]:
@@ -124,21 +163,23 @@ def _sources(readings: Sequence[Explained], form: str) -> Iterable[Effect]:
     total = sum(len(places) for places in wanted.values())
     if not total:
         return
-    hits: list[tuple[float, int]] = []
-    for index, source in enumerate(SOURCES):
-        count = 0
+    alike: dict[tuple[bool, ...], list[Source]] = {}
+    for source in SOURCES:
+        explained: list[bool] = []
         for number, places in wanted.items():
             rows, heads = source.row(readings[number].queries), source.head(readings[number].queries)
-            count += sum((int(rows[place]), int(heads[place])) in those for place, those in places.items())
-        if count >= max(1, 0.3 * total):
-            hits.append((count - 0.01 * source.cost, index))
-    for _, index in sorted(hits, reverse=True)[:_MOST_SOURCES]:
-        source = SOURCES[index]
-        if form != "mixture":
+            explained += [(int(rows[place]), int(heads[place])) in those for place, those in places.items()]
+        if sum(explained) >= max(1, _SHARE * total):
+            alike.setdefault(tuple(explained), []).append(source)
+    plain = {which: sorted(some, key=lambda one: one.cost)[:_RIVALS] for which, some in alike.items()}
+    best = sorted(plain, key=lambda which: sum(which) / total - _FAR * plain[which][0].cost, reverse=True)
+    for source in (source for which in best[:_MOST_SOURCES] for source in plain[which]):
+        if form in ("output", "query"):
             yield FromElsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))
             continue
         for share, _ in shares.most_common(2):
-            yield FromElsewhere(source, share=share, cost=2.0 + source.cost)
+            what = "output" if form == "mixture" else "query"
+            yield FromElsewhere(source, what, share, cost=2.0 + source.cost)
 
 
 def _merges(readings: Sequence[Explained]) -> Iterable[Effect]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from assay.harness.readout.features import Ints
+from assay.harness.readout.mining import Condition, Literal, Term, mine
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Queries, einsum
+from assay.harness.readout.queries import Flags, Queries, einsum
 from assay.harness.readout.reading import Numbers
 from assay.harness.readout.sources import shift
+
+Answer = tuple[Queries, Numbers, Flags]
+"""Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
 
 
 @dataclass(frozen=True)
@@ -113,3 +117,53 @@ DIMS: tuple[Dims, ...] = (
 )
 """What may happen to dimensions: a mask on head_dim that ends at a vector, a warp's width or one early; lanes that are swapped,
 rolled or in another order, as by a wrong swizzle, or a rotary layout of halves that is read as pairs."""
+
+
+_DIM_TERMS = (
+    Term("d", cost=0.1), Term("left", cost=0.3),
+    *(Term("d", modulo=m, cost=0.7) for m in (2, 3, 4, 8, 16, 32)),
+    *(Term("d", block=b, cost=0.6, words=True) for b in (8, 16, 32)),
+)  # fmt: skip
+"""What a rule on dims may speak of: d, how many come after it, its rest in vectors and tiles, and the tile."""
+
+
+def lost_dims(answers: Sequence[Answer]) -> Iterator[Dims]:
+    """Dims of the output that are zero while the others are right, by the rules that say which."""
+    lost: dict[int, Flags] = {}
+    for queries, actual, bad in answers:
+        given, expected = (x.reshape(len(bad), -1)[bad] for x in (actual, queries.right))
+        size = np.abs(expected).mean(-1, keepdims=True)
+        zero, kept = np.abs(given) < 1e-9 * size, np.abs(given - expected) < 1e-3 * size
+        partly = (zero | kept).all(-1) & zero.any(-1) & ~zero.all(-1)
+        if partly.any():
+            lost.setdefault(given.shape[1], zero[partly][0])
+    if not lost:
+        return
+    counts = list(lost)
+    table = {
+        "d": np.concatenate([np.arange(n) for n in counts]),
+        "left": np.concatenate([np.arange(n)[::-1] for n in counts]),
+    }
+    for rule in mine(table, np.concatenate([lost[n] for n in counts]), _DIM_TERMS, 3):
+        if not rule.always:
+            yield Dims(f"dims of {{}} {_which(rule)} are zero", partial(_without, rule), 0.5 + rule.cost)
+
+
+def _without(rule: Condition, dims: int) -> Ints:
+    d = np.arange(dims)
+    return np.where(rule.holds({"d": d, "left": d[::-1]}), -1, d)
+
+
+def _which(rule: Condition) -> str:
+    return ("but those " if rule.negated else "") + " and ".join(_dims_where(literal) for literal in rule.literals)
+
+
+def _dims_where(literal: Literal) -> str:
+    term, op, value = literal.term, literal.op, literal.value
+    if term.name == "left" and not term.modulo and op in ("<", ">="):
+        return f"among the last {value}" if op == "<" else f"but the last {value}"
+    if term.block > 1:
+        return f"{'in' if op == '==' else 'outside of'} block {value} of {term.block}"
+    if term.modulo:
+        return f"with d mod {term.modulo} {'=' if op == '==' else op} {value}"
+    return {">=": f"from {value} on", "<": f"below {value}", "==": f"d = {value}", "!=": f"but d = {value}"}[op]

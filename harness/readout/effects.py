@@ -93,6 +93,32 @@ def kept_output(queries: Queries) -> Numbers | None:
 
 
 @dataclass(frozen=True)
+class RunningAverage(Effect):
+    """A mixture with the output of the query before, which is itself such a mixture; the first query of a sequence is right.
+
+    Attributes:
+        share: shares of the right output and of the query before.
+    """
+
+    share: tuple[float, float]
+    cost: float = 1.8
+
+    def outputs(self, queries: Queries) -> Numbers:
+        right, before = self.share
+        found = np.empty_like(queries.right)
+        for q, _ in own_keys(queries.call):
+            here = np.flatnonzero((queries.rows >= q.start) & (queries.rows < q.stop))
+            if not len(here):
+                continue
+            rows = np.arange(q.start, int(queries.rows[here].max()) + 1)
+            mixed = Queries(queries.call, rows).right.copy()
+            for n in range(1, len(rows)):
+                mixed[n] = right * mixed[n] + before * mixed[n - 1]
+            found[here] = mixed[queries.rows[here] - q.start]
+        return found
+
+
+@dataclass(frozen=True)
 class Limited(Effect):
     """Values or scores beyond a limit are not what they should be.
 

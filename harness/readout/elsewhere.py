@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from assay.harness.readout.features import Ints
 from assay.harness.readout.maps import Rows
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Queries, einsum, softmax
+from assay.harness.readout.queries import Flags, Queries, einsum, softmax
 from assay.harness.readout.reading import Numbers
 from assay.harness.readout.sources import Source
 
@@ -56,16 +58,19 @@ class OtherKvHead(Effect):
 
     Attributes:
         kv: the kv head, modulo their number.
+        what: "kv", "k" alone, or "v" alone.
     """
 
     kv: Value
+    what: str = "kv"
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
         kv = (self.kv.of(queries.table) % queries.kv_heads).reshape(*queries.shape, 1, 1)
-        scores = np.take_along_axis(queries.scores, kv, 2)
+        own = np.broadcast_to(queries.own[:, None, None], kv.shape)
+        scores = np.take_along_axis(queries.scores, kv if "k" in self.what else own, 2)
         weights = np.zeros_like(queries.scores)
-        np.put_along_axis(weights, kv, softmax(scores, queries.visible[:, None, None]), 2)
+        np.put_along_axis(weights, kv if "v" in self.what else own, softmax(scores, queries.visible[:, None, None]), 2)
         return queries.of(weights)
 
 
@@ -93,44 +98,66 @@ class Moved(Effect):
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
-        there = self._rows(queries)
-        if there is None:
-            return queries.right
-        k, v, to = there
-        moves = np.broadcast_to(to >= 0, queries.own_scores.shape)
-        if not self.condition.always:
-            moves = moves & self.condition.holds(queries.pairs).reshape(moves.shape)
-        if not (moves & queries.visible[:, None]).any():
-            return queries.right
-        index, kv = np.maximum(to, 0), (np.arange(queries.kv_heads) + self.kv) % queries.kv_heads
-        right, other = self.share
-        scores = queries.own_scores
-        if "k" in self.what:
-            moved = self._scores(queries, k[index][:, kv]) if self.stale else _own(queries, kv)[..., index]
-            scores = np.where(moves, moved if self.share == (0.0, 1.0) else right * scores + other * moved, scores)
-        weights = softmax(scores, queries.visible[:, None])
-        if "v" not in self.what:
-            return queries.of_own(weights)
-        away = np.where(moves, weights, 0.0)
-        stays = weights - away if not right else weights - away + right * away
-        return queries.of_own(stays) + queries.of_own(away if other == 1 else other * away, v[index][:, kv])
+        return _moved(queries, (self,))
 
-    def _rows(self, queries: Queries) -> tuple[Numbers, Numbers, Ints] | None:
-        """K and V that rows are read from, and the row of each packed key; None if there are none of this shape."""
+    def moves(self, queries: Queries, to: Ints) -> Flags:
+        """Which keys move for which queries, bool [rows, heads, total_k]."""
+        found: Flags = np.broadcast_to(to >= 0, queries.own_scores.shape)
+        if not self.condition.always:
+            found = found & self.condition.holds(queries.pairs).reshape(found.shape)
+        return found
+
+    def rows(self, queries: Queries) -> Ints | None:
+        """The row that each packed key is read from, negative where it does not move; None if there are no rows of this shape."""
         to = self.row(queries.call)
         if not self.stale:
-            return queries.k, queries.values, to
+            return to
         k, v = queries.history.k, queries.history.v
         if k is None or v is None or k.shape[1:] != queries.k.shape[1:] or v.shape[1:] != queries.values.shape[1:]:
             return None
-        return k.double().cpu().numpy(), v.double().cpu().numpy(), np.where(to < len(k), to, -1)
+        return np.where(to < len(k), to, -1)
 
-    @staticmethod
-    def _scores(queries: Queries, k: Numbers) -> Numbers:
-        """Scores with other keys of the own kv head, [total_k, kv heads, head_dim] -> [rows, heads, total_k]."""
-        rows, heads = queries.shape
-        by_group = queries.q.reshape(rows, queries.kv_heads, heads // queries.kv_heads, -1)
-        return queries.call.scale * einsum("tcgd,kcd->tcgk", by_group, k).reshape(rows, heads, -1)
+
+@dataclass(frozen=True)
+class MovedInParts(Effect):
+    """Rows of K, V or both are read from elsewhere, some from here and some from there, as when two pages are swapped.
+
+    Attributes:
+        parts: what moves where; a key moves in one of them.
+    """
+
+    parts: tuple[Moved, ...]
+    cost: float = 2.0
+
+    def outputs(self, queries: Queries) -> Numbers:
+        return _moved(queries, self.parts)
+
+
+def _moved(queries: Queries, parts: Sequence[Moved]) -> Numbers:
+    """The output with rows of K and V that moved."""
+    found: list[tuple[Moved, Flags, Ints, Ints]] = []
+    for part in parts:
+        to = part.rows(queries)
+        if to is not None and ((moves := part.moves(queries, to)) & queries.visible[:, None]).any():
+            found.append((part, moves, np.maximum(to, 0), (np.arange(queries.kv_heads) + part.kv) % queries.kv_heads))
+    if not found:
+        return queries.right
+    scores = queries.own_scores
+    for part, moves, index, kv in found:
+        if "k" in part.what:
+            moved = _stale_scores(queries, index) if part.stale else _own(queries, kv)[..., index]
+            right, other = part.share
+            scores = np.where(moves, moved if part.share == (0.0, 1.0) else right * scores + other * moved, scores)
+    weights = softmax(scores, queries.visible[:, None])
+    stays, gained = weights, np.zeros_like(queries.right)
+    for part, moves, index, kv in found:
+        if "v" in part.what:
+            v = _wide(queries.history.v) if part.stale else queries.values
+            right, other = part.share
+            away = np.where(moves, weights, 0.0)
+            stays = stays - away if not right else stays - (1 - right) * away
+            gained = gained + queries.of_own(away if other == 1 else other * away, v[index][:, kv])
+    return queries.of_own(stays) + gained
 
 
 def _own(queries: Queries, kv: Ints) -> Numbers:
@@ -138,4 +165,18 @@ def _own(queries: Queries, kv: Ints) -> Numbers:
     if (kv == np.arange(queries.kv_heads)).all():
         return queries.own_scores
     found: Numbers = queries.scores[:, np.arange(queries.heads), kv[queries.own]]
+    return found
+
+
+def _stale_scores(queries: Queries, index: Ints) -> Numbers:
+    """Scores with rows of the K of the call before, of the own kv head, [rows, heads, total_k]."""
+    rows, heads = queries.shape
+    by_group = queries.q.reshape(rows, queries.kv_heads, heads // queries.kv_heads, -1)
+    k = _wide(queries.history.k)[index]
+    return queries.call.scale * einsum("tcgd,kcd->tcgk", by_group, k).reshape(rows, heads, -1)
+
+
+def _wide(x: Tensor | None) -> Numbers:
+    assert x is not None  # a part with rows of the call before has a call before
+    found: Numbers = x.double().cpu().numpy()
     return found

@@ -47,8 +47,12 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
     }  # fmt: skip
 
 
-HISTORY = ("initial_new", "initial_total", "initial_prefix", "last_new", "last_total", "last_prefix")
-"""Lengths of the first sequence of the first call, and of the call before."""
+HISTORY = (
+    "initial_new", "initial_total", "initial_prefix", "last_new", "last_total", "last_prefix",
+    "alike_new", "alike_total", "alike_prefix",
+)  # fmt: skip
+"""Lengths that a kernel may have kept: of the first sequence of the first call, and of the call before; and of the sequence at the
+same place in the first call with as many sequences, which a graph or a plan that is kept by batch size has."""
 
 
 class Pairs(Mapping[str, Ints]):
@@ -56,15 +60,15 @@ class Pairs(Mapping[str, Ints]):
 
     They are made when they are asked for. Those of the query, and of the key: ``j``, its index in its sequence; ``fresh``, its
     index among the new tokens of the query's sequence, negative for a cached key; ``ahead``, by how much j is more than the
-    query's i; ``other``, by how much its sequence is further in the batch than the query's; ``left``, how many keys of its
-    sequence come after it.
+    query's i; ``key_seq``, the place of its sequence in the batch; ``other``, by how much that is more than the query's;
+    ``key_row``, its packed row; ``left``, how many keys of its sequence come after it.
 
     Args:
         call: the call.
         queries: the features of its queries, as `row_table` gives them.
     """
 
-    _OF_KEY = ("j", "left", "other", "fresh", "ahead")
+    _OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead")
 
     def __init__(self, call: AttentionCall, queries: Table) -> None:
         total = np.array(call.lens_k)
@@ -89,6 +93,10 @@ class Pairs(Mapping[str, Ints]):
             return self["j"] - self["prefix"]
         if name == "ahead":
             return self["j"] - self["i"]
+        if name == "key_row":
+            return np.tile(np.arange(keys), count)
+        if name == "key_seq":
+            return np.tile(self._of, count)
         if name == "other":
             return np.tile(self._of, count) - np.repeat(self._queries["seq"], keys)
         return np.repeat(self._queries[name], keys)
@@ -148,11 +156,13 @@ ROW_TERMS: tuple[Term, ...] = (
 
 PAIR_TERMS: tuple[Term, ...] = (
     Term("pos", "j", cost=0.1), Term("j", "prefix", cost=0.2), Term("j", "i", cost=0.3), Term("j", cost=0.2),
-    Term("left", cost=0.3), Term("other", cost=0.2), Term("j", "new", cost=0.9), Term("j", "total", cost=0.9),
+    Term("left", cost=0.3), Term("other", cost=0.2), Term("key_seq", cost=0.5),
+    Term("key_row", cost=1.0), Term("j", "new", cost=0.9), Term("j", "total", cost=0.9),
     Term("j", "previous_prefix", cost=1.2), Term("j", "first_prefix", cost=1.2), Term("j", "first_total", cost=1.2),
     Term("j", "previous_total", cost=1.3), *(Term("j", name, cost=1.3) for name in HISTORY),
     Term("left", "new", cost=1.2), Term("left", "i", cost=1.2),
-    *(Term("ahead", name, cost=0.9) for name in ("previous_prefix", "first_prefix", "initial_prefix", "last_prefix")),
+    *(Term("ahead", name, cost=0.9)
+      for name in ("previous_prefix", "first_prefix", "initial_prefix", "last_prefix", "alike_prefix")),
     *(Term("fresh", "i", block=b, cost=0.7) for b in _BLOCKS),
     *(Term("pos", "j", block=b, cost=0.7) for b in _BLOCKS), *(Term("j", "total", block=b, cost=0.7) for b in _BLOCKS),
     *(Term("j", "prefix", block=b, cost=0.9) for b in _BLOCKS), *(Term("i", "j", block=b, cost=0.9) for b in _BLOCKS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -9,7 +10,9 @@ from itertools import islice
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from assay.harness.attention.call import AttentionCall
 from assay.harness.readout.candidates import effects_of
 from assay.harness.readout.effects import Constant
 from assay.harness.readout.elsewhere import Moved
@@ -22,13 +25,15 @@ from assay.harness.readout.key_rules import key_factors
 from assay.harness.readout.known_effects import known_effects
 from assay.harness.readout.mining import Condition, Literal, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import Plan, Prober, drawn_plans, fixed_plans, repeated_plans
+from assay.harness.readout.probing import Asked, Plan, Prober, drawn_plans, fixed_plans, repeated_plans
 from assay.harness.readout.queries import Flags, Queries
 from assay.harness.readout.ranges import limits
 from assay.harness.readout.reading import Numbers, Reading, read, row_errors
 
 READ_AT_ONCE, READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
+LITTLE = 0.1
+"""Share of the wrong outputs below which two rounds that explain no more are the last."""
 ROUNDS = 4
 """Rounds in which calls that contradict the rules are read."""
 FRESH = 20
@@ -41,6 +46,18 @@ WRONG_ROWS, RIGHT_ROWS = 16, 8
 """Queries of a call that are looked at."""
 _FEW = 10
 """Calls on which effects are compared before the best ones are tried on all."""
+_SPOILT = 0.05
+"""What it costs an effect to change a right query, in wrong ones explained: a condition must then keep it from there."""
+_FAR = 0.02
+"""What one more of cost costs an effect, in shares of the wrong queries explained."""
+_RIVALS = 3
+"""Effects that are tried of those that do the same on a few calls."""
+_PERIODS = 24
+"""Equal calls that are made where something is wrong now and then: twice the longest period that rules speak of."""
+_FIRST, _TINY = 3, 3
+"""Calls, and wrong queries of each, on which an effect must explain something to be compared at all: most explain nothing."""
+_SURELY_TRIED, _TRIED = 6, 20
+"""Effects whose conditions are mined, best first; and most of them, where no condition is found for any."""
 _TELLING = 6
 """Calls that are drawn to tell rivals apart, in each round."""
 LOOSE = 2e-2
@@ -74,6 +91,7 @@ class Sample:
         error: relative error from which on they are.
         margin: see `Exactness`.
         fresh: whether it was asked to try an operator.
+        before: the call before it; None if that was not screened.
         reading: the weights; None until they are read, or if they cannot be.
         explained: the forms that fit what was read.
     """
@@ -85,6 +103,7 @@ class Sample:
     error: float
     margin: float
     fresh: bool = False
+    before: AttentionCall | None = None
     reading: Reading | None = None
     explained: Explained | None = None
 
@@ -131,6 +150,11 @@ class Tally:
     false: int = 0
 
     @property
+    def share(self) -> float:
+        """Share of the wrong ones that are explained; 1 if none is wrong."""
+        return self.explained / self.wrong if self.wrong else 1.0
+
+    @property
     def exact(self) -> bool:
         """Whether the operator gives every answer."""
         return self.explained == self.wrong and not self.false
@@ -157,6 +181,9 @@ class Finder:
         """What was seen so far."""
         self.operator = Operator()
         """What is known so far."""
+        self.causal_only = False
+        """Whether calls without a causal mask are left out."""
+        self._before: AttentionCall | None = None
         self._limited: list[Effect] = []
         self._draw = np.random.default_rng(self._seed)
 
@@ -181,6 +208,7 @@ class Finder:
         for sample in self.to_read(self.samples, READ_AT_ONCE - 3 * self.slow):
             self.read(sample)
         tried: set[Plan] = set()
+        explained = [-1.0, -1.0]
         for _ in range(ROUNDS):
             operators = self.fit()
             self.operator = operators[0]
@@ -189,8 +217,11 @@ class Finder:
             tried |= {replace(plan, seed=0) for plan in plans}
             self.screen([*plans, *islice(drawn, FRESH // 2 if self.slow else FRESH)], fresh=True)
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
-            if not against:
-                break
+            share = self.tally(self.operator, self.samples).share
+            uncertain = any(clause.sometimes < 1 for clause in self.operator.clauses)
+            if (not against and not uncertain) or (share < LITTLE and share <= explained[-2]):
+                break  # nothing contradicts it; or what was read in two rounds did not help
+            explained.append(share)
             for sample in self.to_read(against, READ_AGAIN - 2 * self.slow):
                 self.read(sample)
         else:
@@ -201,6 +232,8 @@ class Finder:
     def screen(self, plans: Iterable[Plan], fresh: bool = False) -> None:
         """Ask for the calls, and keep some queries of each."""
         for plan in plans:
+            if self.causal_only and not plan.causal:
+                continue
             call = replace(plan, seed=plan.seed + 1_000_003 * self._seed).make(self.prober.device)
             number, nth, history = self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
             out = self.prober(call)
@@ -212,7 +245,26 @@ class Finder:
             rows = self._rows(some)
             queries = Queries(call, rows, number, nth, history)
             actual = out[torch.from_numpy(rows)].numpy()
-            self.samples.append(Sample(plan, queries, actual, wrong[rows].ravel(), error, self.exactness.margin, fresh))
+            bad, margin = wrong[rows].ravel(), self.exactness.margin
+            self.samples.append(Sample(plan, queries, actual, bad, error, margin, fresh, self._before))
+            self._before = call
+
+    def leave_out_not_causal(self) -> None:
+        """Find out whether the kernel has a causal mask whatever it is told, as many do, and then ask only for calls that have one.
+
+        It is taken for such a kernel if causal calls are right and the same calls without a mask are wrong.
+        """
+        plans = [Plan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 0), (3, 0)), ((12, 20), (5, 6)))]
+        before = len(self.samples)
+        self.screen(plans)
+        right = [not sample.bad.any() for sample in self.samples[before:]]
+        if not any(right):
+            return
+        self.screen(replace(plan, causal=False) for plan in plans)
+        found = self.samples[before + len(right) :]
+        if found and all(sample.bad.any() for sample in found):
+            self.causal_only = True
+            del self.samples[before + len(right) :]
 
     def judge_by(self, exactness: Exactness) -> None:
         """Judge what was seen so far, and what follows, by this."""
@@ -234,6 +286,9 @@ class Finder:
             return
         queries = sample.queries
         reading = read(self.prober, queries.call, queries.rows.tolist(), queries.number)
+        if sample.before is not None and (reading is None or self._vanished(sample, reading)):
+            again = read(self._after(sample.before), queries.call, queries.rows.tolist(), queries.number)
+            reading = again or reading
         if reading is None:
             return
         context, found = CallContext(reading), list[tuple[object, ...]]()
@@ -242,6 +297,20 @@ class Finder:
             found.append(tuple(fits(row)) if sample.bad[place] else ())
         sample.reading = reading
         sample.explained = Explained(queries, tuple(found), ~sample.bad)  # type: ignore[arg-type]
+
+    def _vanished(self, sample: Sample, reading: Reading) -> bool:
+        """Whether most of what was wrong is right when it is read: it depends on the call before."""
+        gaps = np.abs(reading.weights - reading.expected).sum((-1, -2)).ravel()[sample.bad]
+        return bool((gaps <= self.exactness.tolerance.weight).mean() > 0.5)
+
+    def _after(self, before: AttentionCall) -> Asked:
+        """The kernel, which gets another call before each."""
+
+        def ask(call: AttentionCall) -> Tensor | None:
+            self.prober(before)
+            return self.prober(call)
+
+        return ask
 
     def to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
         """Samples that are worth reading: small ones first, of each kind some."""
@@ -321,14 +390,25 @@ class Finder:
             clauses.append(best[0])
             for sample, o in zip(self.samples, open_, strict=True):
                 o &= ~best[0].condition.holds(sample.queries.table)
-        return [Operator(tuple(clauses)), *rivals]
+        return [self._pruned(Operator(tuple(clauses))), *rivals]
+
+    def _pruned(self, operator: Operator) -> Operator:
+        """The operator without clauses that later ones make superfluous."""
+        tally = self.tally(operator, self.samples)
+        for clause in operator.clauses[:-1]:
+            fewer = Operator(tuple(one for one in operator.clauses if one is not clause))
+            if (found := self.tally(fewer, self.samples)).explained >= tally.explained and found.false <= tally.false:
+                operator, tally = fewer, found
+        return operator
 
     def _best(self, open_: Sequence[Flags]) -> list[Clause]:
         """The clause that explains most of what is left, and its rivals; empty if there is none."""
         left = [(s, o) for s, o in zip(self.samples, open_, strict=True) if (s.bad & o).any()]
         ranked = self._ranked(left)
         best: list[tuple[float, Clause]] = []
-        for effect in ranked[:6]:
+        for number, effect in enumerate(ranked[:_TRIED]):
+            if number >= _SURELY_TRIED and best:
+                break
             hits, clauses = self.clauses(effect, open_)
             best += [(hits * (1 - 0.01 * min(clause.cost, 20)), clause) for clause in clauses]
         best.sort(key=lambda one: -one[0])
@@ -339,21 +419,30 @@ class Finder:
         """Effects by how many wrong rows of a few calls they explain."""
         few = list(left[:: max(1, len(left) // _FEW)][:_FEW])
         total = sum(int((s.bad & o).sum()) for s, o in few)
-        scores: list[tuple[float, int, Effect]] = []
+        tiny = [self._tiny(s, o) for s, o in few[:_FIRST]]
+        scores: list[tuple[float, int, bytes, Effect]] = []
 
-        def hits(effect: Effect, some: Sequence[tuple[Sample, Flags]]) -> int:
-            judged = self.judged(effect, [s for s, _ in some])
-            return sum(int((agrees & s.bad & o).sum()) for (agrees, _), (s, o) in zip(judged, some, strict=True))
+        def hits(effect: Effect) -> bool:
+            judged = self.judged(effect, [s for s, _ in tiny])
+            return any((agrees & s.bad & o).any() for (agrees, _), (s, o) in zip(judged, tiny, strict=True))
 
-        def rate(effects: Iterable[Effect], first: int = 2) -> None:
+        def rate(effects: Iterable[Effect], at_once: bool = False) -> None:
             for effect in effects:
-                found = hits(effect, few[:first])  # most effects explain nothing, which two calls show
-                if found:
-                    found += hits(effect, few[first:])
-                    scores.append((found - 0.005 * total * min(effect.cost, 10), -len(scores), effect))
+                if not at_once and not hits(effect):
+                    continue
+                judged = self.judged(effect, [s for s, _ in few])
+                pairs = [
+                    (agrees & s.bad & o, changes & ~s.bad)
+                    for (agrees, changes), (s, o) in zip(judged, few, strict=True)
+                ]
+                explained, spoilt = (np.concatenate(flags) for flags in zip(*pairs, strict=True))
+                if explained.any():
+                    score = explained.sum() - _SPOILT * spoilt.sum() - _FAR * total * min(effect.cost, 10)
+                    alike = np.packbits([explained, spoilt]).tobytes()
+                    scores.append((float(score), -len(scores), alike, effect))
 
         def settled() -> bool:
-            return any(score > 0.9 * total for score, _, _ in scores)
+            return any(score > 0.9 * total for score, *_ in scores)
 
         readings = []
         for sample, o in left:
@@ -361,14 +450,34 @@ class Finder:
                 kept = tuple(f if o[n] else () for n, f in enumerate(sample.explained.fits))
                 readings.append(Explained(sample.queries, kept, sample.explained.right))
         right = [s.queries for s in self.samples if not s.bad.any()]
-        rate([*_undefined(left), *self._limited], len(few))
-        rate(key_factors(readings, right), len(few))
-        rate(effects_of(readings), len(few))
+        rate([*_undefined(left), *self._limited], at_once=True)
+        rate(key_factors(readings, right), at_once=True)
+        rate(effects_of(readings), at_once=True)
         if not settled():
             rate(general_effects([(s.queries, s.actual, s.bad & o) for s, o in few]))
         if not settled():
             rate(known_effects())
-        return [effect for _, _, effect in sorted(scores, key=lambda one: one[:2], reverse=True)]
+        alike_before: Counter[bytes] = Counter()
+        ranked = []
+        for _, _, alike, effect in sorted(scores, key=lambda one: one[:2], reverse=True):
+            alike_before[alike] += 1
+            if alike_before[alike] <= _RIVALS:
+                ranked.append(effect)
+        return ranked
+
+    @staticmethod
+    def _tiny(sample: Sample, left: Flags) -> tuple[Sample, Flags]:
+        """A few queries of a sample, wrong ones that are left to explain."""
+        queries = sample.queries
+        open_ = (sample.bad & left).reshape(queries.shape)
+        wrong = np.flatnonzero(open_.any(1))
+        rows = np.unique(wrong[np.linspace(0, len(wrong) - 1, _TINY).astype(int)])
+        fewer = Queries(queries.call, queries.rows[rows], queries.number, queries.nth, queries.history)
+        bad = sample.bad.reshape(queries.shape)[rows].ravel()
+        return (
+            Sample(sample.plan, fewer, sample.actual[rows], bad, sample.error, sample.margin),
+            left.reshape(queries.shape)[rows].ravel(),
+        )
 
     # Trying
 
@@ -387,7 +496,10 @@ class Finder:
     def again(self) -> list[Plan]:
         """Some calls that were wrong, with other data: what is wrong now and then is right this time."""
         wrong = sorted((s.plan for s in self.samples if s.bad.any() and not s.fresh), key=lambda plan: plan.size)
-        return [replace(plan, seed=plan.seed + 50_000) for plan in wrong[:3]]
+        found = [replace(plan, seed=plan.seed + 50_000) for plan in wrong[:3]]
+        if any(clause.sometimes < 1 for clause in self.operator.clauses):  # so often that a period shows
+            found += [replace(wrong[0], seed=60_000 + n) for n in range(_PERIODS)]
+        return found
 
     def edges(self, operators: Sequence[Operator]) -> list[Plan]:
         """Calls on both sides of the thresholds of operators."""

@@ -10,7 +10,7 @@ from itertools import islice
 
 import numpy as np
 
-from assay.harness.readout.forms_from_elsewhere import keys_moved, mixture, output, query, values_moved
+from assay.harness.readout.forms_from_elsewhere import keys_moved, mixture, output, query, query_mixture, values_moved
 from assay.harness.readout.forms_of_weights import (
     biased,
     capped,
@@ -31,7 +31,16 @@ from assay.harness.readout.rows import Row as Row
 from assay.harness.readout.rows import Tolerance as Tolerance
 
 _CHEAP: tuple[Callable[[Row], Fit | None], ...] = (zero, constant, seen_keys, other_kv, scaled)
-_DEAR: tuple[Callable[[Row], Fit | None], ...] = (slopes, capped, biased, values_moved, keys_moved, mixture, pieces)
+_DEAR: tuple[Callable[[Row], Fit | None], ...] = (
+    slopes,
+    capped,
+    biased,
+    values_moved,
+    keys_moved,
+    mixture,
+    query_mixture,
+    pieces,
+)
 _SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (output, query)
 """Forms that may fit with several sources."""
 _MANY_KEYS = 256

@@ -51,6 +51,11 @@ def values_moved(row: Row) -> Fit | None:
     """Each weight is the right one of another key: values are read from elsewhere."""
     if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
         return None
+    return _exchanged(row) or _gained(row)
+
+
+def _exchanged(row: Row) -> Fit | None:
+    """Each row of V has the weight of one key, its own or another; or one row has those of all keys that are not at home."""
     flat, expected = row.weights.ravel(), row.expected[row.own]
     margin = _RELATIVE * expected + row.tolerance.least
     home = row.own * len(expected) + np.arange(len(expected))
@@ -69,6 +74,26 @@ def values_moved(row: Row) -> Fit | None:
         to[missing] = left[0]  # several keys are read from one row, whose weight is their sum
     elif len(missing):
         return None
+    return Fit("values", keys=to.astype(float))
+
+
+def _gained(row: Row) -> Fit | None:
+    """Some keys have lost their weight, which is added to that of others: the others' values are read twice."""
+    flat, expected = row.weights.ravel(), row.expected[row.own]
+    margin = _RELATIVE * expected + row.tolerance.least
+    home = row.own * len(expected) + np.arange(len(expected))
+    lost = row.visible & (flat[home] <= row.tolerance.least) & (expected > margin)
+    gains = flat.copy()
+    gains[home[~lost]] -= expected[~lost]
+    targets = np.flatnonzero(gains > 10 * row.tolerance.least)
+    if not lost.any() or not len(targets) or lost.sum() > _MOVED or (gains[home] < -margin).any():
+        return None
+    sources = np.flatnonzero(lost)
+    near = np.abs(gains[targets][:, None] - expected[sources]) <= margin[sources] + _RELATIVE * flat[targets][:, None]
+    if (near.sum(0) != 1).any() or (near.sum(1) != 1).any():
+        return None
+    to = np.where(row.visible & ~lost & (expected > 10 * row.tolerance.least), home, -1)
+    to[sources] = targets[near.argmax(0)]
     return Fit("values", keys=to.astype(float))
 
 
@@ -105,6 +130,31 @@ def _distance(ranked: Numbers, wanted: Numbers) -> tuple[Ints, Numbers]:
     gap_above, gap_below = np.abs(ranked[above] - wanted), np.abs(ranked[above - 1] - wanted)
     nearer = gap_above < gap_below
     return np.where(nearer, above, above - 1), np.where(nearer, gap_above, gap_below)
+
+
+def query_mixture(row: Row) -> Fit | None:
+    """The weights that a mixture of this row's q and another's has here, with the shares that fit best, by least squares."""
+    found = row.own_logs(8)  # two shares and a constant fit almost any short row
+    if found is None:
+        return None
+    seen, logs = found
+    heads = row.context.call.q.shape[1]
+    scores = row.context.scores[:, :, row.own].reshape(-1, len(seen))[:, seen]
+    scores = scores - scores.mean(-1, keepdims=True)
+    mine, wanted = scores[row.row * heads + row.head], logs - logs.mean()
+    aa, bb, ab = mine @ mine, (scores * scores).sum(-1), scores @ mine
+    det = aa * bb - ab * ab
+    usable = det > 1e-6 * aa * bb  # not parallel to the right scores
+    safe = np.where(usable, det, 1.0)
+    wa, wb = wanted @ mine, scores @ wanted
+    a, b = (wa * bb - wb * ab) / safe, (wb * aa - wa * ab) / safe
+    gaps = np.abs(a[:, None] * mine + b[:, None] * scores - wanted).max(-1)
+    gaps[~usable] = np.inf
+    best = int(gaps.argmin())
+    if gaps[best] > 5 * row.tolerance.log or min(abs(a[best]), abs(b[best])) < 0.02:
+        return None
+    share = round(float(a[best]), 3), round(float(b[best]), 3)
+    return Fit("query-mixture", source=divmod(best, heads), share=share)
 
 
 def mixture(row: Row) -> Fit | None:

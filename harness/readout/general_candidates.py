@@ -9,22 +9,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.harness.readout.dims import DIMS
-from assay.harness.readout.effects import ATOMS, Kept, Plus, Times, WithAtom, kept_output
+from assay.harness.readout.block_scales import block_scales
+from assay.harness.readout.dims import DIMS, Answer, lost_dims
+from assay.harness.readout.effects import ATOMS, Kept, Plus, RunningAverage, Times, WithAtom, kept_output
 from assay.harness.readout.elsewhere import FromElsewhere, Moved
 from assay.harness.readout.explained import common
 from assay.harness.readout.formulas import TIMES
+from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
 from assay.harness.readout.maps import MAPS, unmoved
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Numbers
 from assay.harness.readout.sources import SOURCES
 
-Answer = tuple[Queries, Numbers, Flags]
-"""Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
-
-_FIRST_KEYS = tuple(Condition((Literal(Term("j", cost=0.2), "<", n),)) for n in (1, 2, 4, 8, 16))
+_FIRST_KEYS = tuple(Condition((Literal(Term("j", cost=0.2), "<", n),)) for n in (1, 2, 4, 8, 16)) + tuple(
+    Condition((Literal(Term("key_row", cost=1.0), "<", n),)) for n in (1, 2, 4, 8, 16, 32, 64)
+)
 """Keys that a kernel may not have written yet: a sink, and the first vector, page or tile."""
 _CACHED = Condition((Literal(Term("j", "prefix", cost=0.2), "<", 0),))
 _NEW = Condition((Literal(Term("j", "prefix", cost=0.2), ">=", 0),))
@@ -44,10 +45,15 @@ def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
     Args:
         answers: what the kernel answered.
     """
+    yield from lost_dims(answers)
     yield from DIMS
     for formula in TIMES:
         yield Times(formula, cost=1.5)
+    yield from _averages(answers)
+    yield from block_scales()
     yield from _blends(answers)
+    for of, factor in itertools.product((_CACHED, _NEW), FACTORS):
+        yield KeyFactors((Part("seen", of, factor, "score"),), cost=2.0 + of.cost)
     yield from _kept(answers)
     yield from _added(answers)
     for (words, row), what in itertools.product(MAPS, ("kv", "v", "k")):
@@ -68,6 +74,22 @@ def _kept(answers: Sequence[Answer]) -> Iterable[Effect]:
             shares[_share(*np.linalg.lstsq(columns, wanted, rcond=None)[0])] += 1
     for share, _ in shares.most_common(2):
         yield Kept(share)
+
+
+def _averages(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """Mixtures with the output of the query before, as the kernel gave it."""
+    shares: Counter[tuple[float, float]] = Counter()
+    for queries, actual, bad in answers:
+        wrong = bad.reshape(queries.shape)
+        follows = (
+            np.flatnonzero((np.diff(queries.rows) == 1) & (np.diff(queries.table["seq"][:: queries.heads]) == 0)) + 1
+        )
+        for row, head in itertools.product(follows, range(queries.heads)):
+            columns = np.stack([queries.right[row, head], actual[row - 1, head]], -1)
+            if wrong[row, head] and np.isfinite(columns).all() and (share := _fitted(columns, actual[row, head])):
+                shares[share] += 1
+    for share, _ in shares.most_common(2):
+        yield RunningAverage(share)
 
 
 def _added(answers: Sequence[Answer]) -> Iterable[Effect]:
@@ -93,6 +115,9 @@ def _blends(answers: Sequence[Answer]) -> Iterable[Effect]:
         yield from (Moved(what, ALWAYS, words, row, share=_HALF, cost=2.4) for what in ("k", "kv"))
     for source in SOURCES:
         if source.cost <= 1.0:
+            other = FromElsewhere(source, cost=2.0 + source.cost)
+            yield other
+            yield from (replace(other, share=share) for share in _shares(answers, other.outputs))
             yield FromElsewhere(source, "query", _HALF, cost=2.0 + source.cost)
             weights = FromElsewhere(source, "weights", cost=2.0 + source.cost)
             yield from (replace(weights, share=share) for share in _shares(answers, weights.outputs))
@@ -107,12 +132,18 @@ def _shares(answers: Sequence[Answer], other: Callable[[Queries], Numbers]) -> l
         chosen = np.flatnonzero(bad)[:_ROWS]
         wanted = actual.reshape(len(bad), -1)[chosen]
         columns = np.stack([queries.right, other(queries)], -1).reshape(len(bad), -1, 2)[chosen]
-        for x, y in zip(columns, wanted, strict=True):
-            if np.isfinite(y).all():
-                (a, b), rest, rank, _ = np.linalg.lstsq(x, y, rcond=None)
-                if rank == 2 and rest.size and rest[0] < _BLENDED * (y**2).sum() and abs(b) > 1e-3:
-                    found[_share(a, b)] += 1
+        found.update(share for x, y in zip(columns, wanted, strict=True) if (share := _fitted(x, y)))
     return [share for share, _ in found.most_common(2)]
+
+
+def _fitted(columns: Numbers, wanted: Numbers) -> tuple[float, float] | None:
+    """The shares of two columns, [head_dim_v, 2], that make an output; None if none do, or the second has no share."""
+    if not np.isfinite(wanted).all():
+        return None
+    (a, b), rest, rank, _ = np.linalg.lstsq(columns, wanted, rcond=None)
+    if rank < 2 or not rest.size or rest[0] > _BLENDED * (wanted**2).sum() or abs(b) <= 1e-3:
+        return None
+    return _share(a, b)
 
 
 def _share(right: float, other: float) -> tuple[float, float]:

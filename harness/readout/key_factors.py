@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,9 @@ from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries, weighted_softmax
 from assay.harness.readout.reading import Numbers
+
+FACTORS = (0.5, 2.0, math.log(2), 1 / math.log(2))
+"""Factors of scores that bugs have: half, double, and a confusion of exp with exp2."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,14 @@ class KeyFactors(Effect):
     Attributes:
         parts: which.
         denominator: "counted", of the keys with their factors; "all", of the keys that should be seen.
-        phantom: keys with score zero and value zero that are counted too.
+        phantom: how many keys with a value of zero are counted too.
+        phantom_score: their scaled score.
     """
 
     parts: tuple[Part, ...]
     denominator: str = "counted"
     phantom: Value | None = None
+    phantom_score: float = 0.0
     cost: float = 1.0
 
     def factors(self, queries: Queries) -> tuple[Numbers, Numbers | None]:
@@ -65,7 +71,9 @@ class KeyFactors(Effect):
         counted = queries.visible[:, None].astype(float) if self.denominator == "all" else None
         phantom: Numbers | None = None
         if self.phantom is not None:
-            phantom = np.maximum(self.phantom.of(queries.table), 0).reshape(*queries.shape, 1).astype(float)
+            phantom = np.maximum(self.phantom.of(queries.table), 0).reshape(*queries.shape, 1) * math.exp(
+                self.phantom_score
+            )
         if any(part.factor == BLANK for part in self.parts):
             blank = factors == BLANK
             factors[blank] = 0.0

@@ -53,6 +53,12 @@ def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
             bounds += some
         elif literal.term.name == "other" and not literal.term.modulo and not literal.term.minus:
             sequence = _sequence(literal.op, literal.value)
+        elif literal.term.name == "key_seq" and not literal.term.modulo and not literal.term.minus:
+            sequence = _absolute(literal.op, literal.value)
+        elif literal.term.name == "key_row" and literal.op == "<" and not literal.term.modulo:
+            sequence = (
+                f"in the first {small(literal.value)} packed rows" if literal.value > 1 else "in the first packed row"
+            )
         elif parity := _parity(literal):
             leads.append(parity)
         else:
@@ -191,6 +197,17 @@ def _sequence(op: str, value: int) -> str:
     if op == ">=" and value < 0:
         return f"of the {place} and later ones" if value < -1 else "of the previous sequence and later ones"
     return f"of sequences whose offset is {op} {value}"
+
+
+def _absolute(op: str, value: int) -> str:
+    """Keys of which sequences of the batch, from the first on."""
+    if op == "==" or (op == "<" and value == 1):
+        return f"of the {nth(value + 1 if op == '==' else 1)} sequence of the batch"
+    first = "sequence" if value == 1 else f"{small(value)} sequences"
+    return {
+        "<": f"of the first {first} of the batch", ">=": f"of all but the first {first} of the batch",
+        "!=": f"of all sequences but the {nth(value + 1)} of the batch",
+    }[op]  # fmt: skip
 
 
 def _parity(literal: Literal) -> str:

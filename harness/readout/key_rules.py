@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from assay.harness.readout.explained import Explained, common, every, near
 from assay.harness.readout.features import PAIR_TERMS, Ints, chosen, joined
-from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
 from assay.harness.readout.mining import Table, mine
 from assay.harness.readout.queries import Flags, Queries
 from assay.harness.readout.reading import Numbers
@@ -25,8 +24,6 @@ _FAINT = 1e-5
 """A right weight below this says little on whether its key is seen."""
 _MANY_KEYS = 160
 """Keys of a row from which on only some are looked at: odd ones, their neighbours, the ends, and some between."""
-_FACTORS = (0.5, 2.0, math.log(2), 1 / math.log(2))
-"""Factors of scores that bugs have: half, double, and a confusion of exp with exp2."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class _Row:
         return chosen(self.queries.pairs, keys + self.place * self.queries.call.k.shape[0])
 
 
-def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = (), most: int = 3) -> list[KeyFactors]:
+def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = (), most: int = 6) -> list[KeyFactors]:
     """Rules on which keys are seen and how much, mined from what was read; cheapest first.
 
     Args:
@@ -89,7 +86,7 @@ def _score_factors(readings: Sequence[Explained]) -> list[KeyFactors]:
     if not found:
         return []
     read = common([fit.number for _, _, fit in found], 1)[0]
-    value = next((one for one in _FACTORS if near(one, read, 5e-3)), read)
+    value = next((one for one in FACTORS if near(one, read, 5e-3)), read)
     tables, flags = [], []
     for one, place, fit in found[:_SCORED_ROWS]:
         assert fit.keys is not None

@@ -17,7 +17,7 @@ LAWS = ("equal", "max", "base2", "base-e", "next head", "mean")
 in base 2), or those of another head; and K that is smoothed by parts, which shifts the scores of each."""
 CACHED_LAWS = ("cached base2", "cached base-e")
 """The same where only cached keys go through a kernel that uses another base, which is how prefix and new keys are cascaded."""
-BLOCKS = (0, 16, 32, 64, 128, 256)
+BLOCKS = (0, 8, 16, 32, 64, 128, 256)
 """See `Merged.block`: tiles and splits of common kernels."""
 
 

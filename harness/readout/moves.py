@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from assay.harness.readout.elsewhere import Moved
+from assay.harness.readout.elsewhere import Moved, MovedInParts
 from assay.harness.readout.explained import Explained, every
 from assay.harness.readout.features import PAIR_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
@@ -22,6 +22,12 @@ _MOST_ROWS = 60
 """Rows that maps are compared with."""
 _MOST_MOVES = 8
 """Moves that are tried, of values and of keys."""
+_MOST_PARTS = 4
+"""Shifts of a move in parts: two pages that are swapped have two, a mix-up of three pages up to four."""
+_ALL = 0.97
+"""Share of the keys that were seen astray that the shifts must account for; a few are taken for others with an equal score."""
+_SUBSETS = 4
+"""Halves of the rows in which a rule is sought that does not hold in all."""
 _EXPLAINED = 0.6
 """Share of the keys that were seen astray that a map must put in their place."""
 
@@ -58,7 +64,8 @@ class _Row:
 def moves(readings: Sequence[Explained]) -> Iterable[Effect]:
     """Effects that read rows of V, of K or of both from elsewhere."""
     for form, what in (("values", "v"), ("scored", "k")):
-        rows = [_row(*one) for one in every(readings, form)[:_MOST_ROWS]]
+        found = every(readings, form)
+        rows = [_row(*one) for one in found[:: len(found) // _MOST_ROWS + 1]]
         if not rows:
             continue
         calls = {id(row.queries): row.queries.call for row in rows}
@@ -74,6 +81,30 @@ def moves(readings: Sequence[Explained]) -> Iterable[Effect]:
         for _, effect in sorted(options, key=lambda option: -option[0])[:_MOST_MOVES]:
             yield effect
             yield replace(effect, what="kv")
+        for parts in _in_parts(rows, what):
+            yield MovedInParts(parts, cost=1.0 + sum(1.0 + part.condition.cost for part in parts))
+            both = tuple(replace(part, what="kv") for part in parts)
+            yield MovedInParts(both, cost=1.0 + sum(1.0 + part.condition.cost for part in both))
+
+
+def _in_parts(rows: Sequence[_Row], what: str) -> Iterable[tuple[Moved, ...]]:
+    """Moves by two to four shifts, each with its own rule, that together say of every key where it was seen."""
+    shifts: Counter[int] = Counter()
+    for row in rows:
+        shifts.update((row.seen - row.home)[row.astray].tolist())
+    chosen_shifts = [by for by, count in shifts.most_common(_MOST_PARTS) if count > (1 - _ALL) * shifts.total()]
+    if len(chosen_shifts) < 2 or sum(shifts[by] for by in chosen_shifts) < _ALL * shifts.total():
+        return
+    known = [np.flatnonzero(row.seen >= 0) for row in rows]
+    parts: list[list[Moved]] = []
+    for by in chosen_shifts:
+        words, to = shifted(by)
+        rules = _rules([(row, keys, (row.seen - row.home)[keys] == by) for row, keys in zip(rows, known, strict=True)])
+        if not rules:
+            return
+        parts.append([Moved(what, rule, words, to) for rule in rules])
+    yield tuple(options[0] for options in parts)
+    yield tuple(options[-1] for options in parts)
 
 
 def _row(one: Explained, place: int, fit: Fit) -> _Row:
@@ -100,9 +131,26 @@ def _mined(rows: Sequence[_Row], there: Mapping[int, Ints], kv: int) -> tuple[in
         places.append((row, known, moved))
     if not hits or hits < _EXPLAINED * total:
         return 0, []
-    tables = [chosen(row.queries.pairs, np.flatnonzero(known) + row.place * row.keys) for row, known, _ in places]
-    flags = np.concatenate([moved[known] for _, known, moved in places])
-    return hits, [ALWAYS, *mine(joined(tables), flags, PAIR_TERMS, 2)]
+    # A weight may be taken for that of another key. Rows that the map explains throughout have no such mistake.
+    whole = [(row, known, moved) for row, known, moved in places if (moved == row.astray).all()] or places
+    return hits, [ALWAYS, *_rules([(row, np.flatnonzero(known), moved[known]) for row, known, moved in whole])]
+
+
+def _rules(rows: Sequence[tuple[_Row, Ints, Flags]]) -> list[Condition]:
+    """Rules on which of some keys of each row move: of all rows, or of some of them if hardly a key of the others disagrees."""
+    tables = [chosen(row.queries.pairs, keys + row.place * row.keys) for row, keys, _ in rows]
+    every, moved = joined(tables), np.concatenate([flags for *_, flags in rows])
+    found = mine(every, moved, PAIR_TERMS, 2) if moved.any() else []
+    draw = np.random.default_rng(0)
+    for _ in range(_SUBSETS):
+        if found or len(rows) < 4:
+            break
+        some = draw.permutation(len(rows))[: len(rows) // 2]
+        flags = np.concatenate([rows[n][2] for n in some])
+        if flags.any():
+            rules = mine(joined([tables[n] for n in some]), flags, PAIR_TERMS, 2)
+            found = [rule for rule in rules if (rule.holds(every) == moved).mean() >= _ALL]
+    return found
 
 
 def _seen_maps(rows: Sequence[_Row]) -> list[Map]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -100,6 +100,10 @@ _FIXED: tuple[Lens, ...] = (
     ((1, 33), (1, 33), (1, 33), (1, 33)), ((1, 127), (1, 128), (1, 129)), ((1, 63), (1, 200)),
 )  # fmt: skip
 """Lengths that are always tried: around page and block sizes, with and without a prefix, alone and in batches."""
+_NOT_CAUSAL: tuple[Lens, ...] = (((20, 150),), ((9, 40), (30, 0)), ((70, 60),), ((3, 17),), ((1, 70), (1, 20)))
+"""Lengths of calls without a causal mask."""
+_TWICE: tuple[Lens, ...] = (((90, 40),), ((20, 70), (9, 150)), ((1, 150), (1, 80)), ((70, 0),), ((1, 260),))
+"""Lengths of longer calls that are made twice in a row."""
 _LONG: tuple[Lens, ...] = (((4, 600),), ((600, 0),), ((1, 700),), ((2, 1100),), ((1, 2200),), ((2, 4200),))
 """Long ones, with few heads."""
 _HEADS = ((4, 2), (8, 2), (4, 4), (4, 1), (6, 3))
@@ -110,11 +114,19 @@ _EDGES = (1, 2, 8, 16, 32, 64, 128, 192, 256)
 
 def repeated_plans(data: str, dtype: torch.dtype) -> list[Plan]:
     """Calls with outputs of one shape, one after the other: what a kernel keeps, and what it does now and then, shows in them."""
-    found = [Plan(((6, 9 + n % 5),), dtype=dtype, data=data, seed=3000 + n) for n in range(12)]
-    return found + [
+    of_one = [Plan(((6, 9 + n % 5),), dtype=dtype, data=data, seed=3000 + n) for n in range(8)]
+    of_two = [Plan(((5, 13 + n % 3), (4, 8 + n % 5)), dtype=dtype, data=data, seed=3050 + n) for n in range(8)]
+    decode = [
         Plan(((1, 19 + n % 3), (1, 7 + n % 4)), dtype=dtype, data=data, layer=n // 4 % 2, seed=3100 + n)
         for n in range(12)
     ]
+    # Batches come first: a fault that begins at a call and shows only in batches would else seem to have been there always.
+    found = [*of_two[:5], *decode[:5], *of_one, *decode[5:], *of_two[5:]]
+    # What is kept of a call shows where the next one has the same shape, which may be long.
+    return found + [
+        Plan(lens, dtype=dtype, data=data, layer=n % 2, seed=3200 + 10 * n + again)
+        for n, lens in enumerate(_TWICE) for again in range(2)
+    ]  # fmt: skip
 
 
 def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
@@ -123,6 +135,7 @@ def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
         Plan(lens, _HEADS[n % 5], 128 if n % 7 == 6 else 64, dtype, n % 11 != 10, n % 4, data, 1000 + n)
         for n, lens in enumerate(_FIXED)
     ]
+    found += [Plan(lens, _HEADS[n % 3], 64, dtype, False, n % 4, data, 1500 + n) for n, lens in enumerate(_NOT_CAUSAL)]
     if long:
         found += [Plan(lens, (2, 1), 64, dtype, True, n % 4, data, 2000 + n) for n, lens in enumerate(_LONG)]
     found.append(Plan(((20, 13),), (4, 2), 64, dtype, True, 0, data, 2100, value_dim=32))
@@ -163,6 +176,7 @@ class History:
 
     Attributes:
         initial: (new, total) of the first sequence of the first call; zeros before it.
+        alike: (new, total) of each sequence of the first call with as many sequences, by their number.
         previous: the same of the call before.
         layer: layer of the call before; -1 before the first.
         phase: phase of the call before.
@@ -172,6 +186,7 @@ class History:
     """
 
     initial: tuple[int, int] = (0, 0)
+    alike: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     previous: tuple[int, int] = (0, 0)
     layer: int = -1
     phase: str = ""
@@ -181,8 +196,10 @@ class History:
 
     def after(self, call: AttentionCall, out: Tensor) -> History:
         """The history once a call was answered."""
-        now = (call.lens_q[0], call.lens_k[0])
-        return History(self.initial if self.layer >= 0 else now, now, call.layer, call.phase, out, call.k, call.v)
+        lens = tuple(zip(call.lens_q, call.lens_k, strict=True))
+        initial = self.initial if self.layer >= 0 else lens[0]
+        alike = {len(lens): lens, **self.alike}
+        return History(initial, alike, lens[0], call.layer, call.phase, out, call.k, call.v)
 
 
 class BudgetSpentError(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -74,12 +74,22 @@ class Queries:
         table = row_table(self.call, self.rows.tolist(), self.number, self.nth)
         one = np.ones_like(table["row"])
         (new, total), (last_new, last_total) = self.history.initial, self.history.previous
+        alike_new, alike_total = self._alike(table)
         return table | {
             "initial_new": new * one, "initial_total": total * one, "initial_prefix": (total - new) * one,
+            "alike_new": alike_new, "alike_total": alike_total, "alike_prefix": alike_total - alike_new,
             "last_new": last_new * one, "last_total": last_total * one, "last_prefix": (last_total - last_new) * one,
             "same_layer": int(self.history.layer == self.call.layer) * one,
             "same_phase": int(self.history.phase == self.call.phase) * one,
         }  # fmt: skip
+
+    def _alike(self, table: Mapping[str, Ints]) -> tuple[Ints, Ints]:
+        """New tokens and length of the sequence at the same place in the first call with as many sequences, maybe this one."""
+        lens = self.history.alike.get(len(self.call.lens_q))
+        if lens is None:
+            return table["new"], table["total"]
+        kept = np.array(lens)[table["seq"]]
+        return kept[:, 0], kept[:, 1]
 
     @cached_property
     def pairs(self) -> Pairs:

@@ -16,7 +16,7 @@ from assay.harness.readout.reading import Flags, Numbers, Reading, right_weights
 
 Form = Literal[
     "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "slopes", "capped", "biased", "pieces",
-    "output", "query", "values", "scored", "mixture",
+    "output", "query", "query-mixture", "values", "scored", "mixture",
 ]  # fmt: skip
 """What the weights of a query are. In terms of the right weights, in proportion to exp(score):
 
@@ -27,6 +27,7 @@ Form = Literal[
 - "scale": scores times a factor; "slopes": scores of some keys times a factor; "capped": c tanh(score / c); "biased": scores plus a
   number per token of distance; "pieces": a factor that is constant over runs of keys;
 - "output": the right weights of another query or head; "query": the weights that the q of another query or head gives here;
+  "query-mixture": those that a mixture of the right q and another's gives;
 - "values": right, but on the V of other keys; "scored": by the K of other keys, on the right V;
 - "mixture": a sum of the right weights and of those of another query or head.
 """

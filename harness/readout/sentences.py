@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from assay.harness.readout.block_scales import BlockScale
 from assay.harness.readout.dims import Dims
-from assay.harness.readout.effects import Biased, Constant, Kept, Limited, Plus, Scale, Times, WithAtom
-from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
+from assay.harness.readout.effects import Biased, Constant, Kept, Limited, Plus, RunningAverage, Scale, Times, WithAtom
+from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.key_factors import KeyFactors, Part
@@ -65,6 +66,10 @@ def _effect(effect: Effect) -> Said:
             if effect.share == (0.0, 1.0):
                 return "the output of the previous call is returned", []
             return _mixed("the output", "the output of the previous call", effect.share), []
+        case RunningAverage():
+            return _running(effect), []
+        case BlockScale():
+            return _block_scale(effect)
         case Limited():
             return _limited(effect), []
         case Biased():
@@ -75,7 +80,10 @@ def _effect(effect: Effect) -> Said:
         case FromElsewhere():
             return _elsewhere(effect), []
         case OtherKvHead():
-            return _kv_head(effect.kv), []
+            return _kv_head(effect.kv, effect.what), []
+        case MovedInParts():
+            texts = [_moved(part) for part in effect.parts]
+            return "; ".join(text for text, _ in texts), texts[0][1]
         case Merged():
             return _merged(effect), []
         case Dims():
@@ -106,6 +114,11 @@ def _mixed(what: str, other: str, share: tuple[float, float]) -> str:
     other = other.replace("the output of", "that of")
     mine = f"{_number(right)} times the right one plus " if right else ""
     return f"{what} is {mine}{_number(rest)} times {other}"
+
+
+def _running(effect: RunningAverage) -> str:
+    right, before = (_number(share) for share in effect.share)
+    return f"the output of query i is {right} times the right one plus {before} times the output of query i - 1"
 
 
 def _added(effect: Plus) -> str:
@@ -154,15 +167,16 @@ def _elsewhere(effect: FromElsewhere) -> str:
     return _mixed(f"the output of {taker}", f"the output of {source}", effect.share)
 
 
-def _kv_head(kv: Value) -> str:
+def _kv_head(kv: Value, what: str) -> str:
+    of = {"kv": "", "k": "K of ", "v": "V of "}[what]
     if kv.term is None:
-        return f"q heads read kv head {kv.plus}"
+        return f"q heads read {of}kv head {kv.plus}"
     if kv.term == Term("kv", cost=kv.term.cost):
         near = {1: "the next kv head", -1: "the previous kv head"}
-        return f"q heads read {near.get(kv.plus, f'the kv head {kv.plus} further on')}"
+        return f"q heads read {of}{near.get(kv.plus, f'the kv head {kv.plus} further on')}"
     if kv.term.name == "member":
-        return "q head h reads kv head h mod (q heads per kv head)"
-    return f"q head h reads kv head {value_words(kv)} mod num_kv_heads"
+        return f"q head h reads {of}kv head h mod (q heads per kv head)"
+    return f"q head h reads {of}kv head {value_words(kv)} mod num_kv_heads"
 
 
 def _merged(effect: Merged) -> str:
@@ -210,6 +224,13 @@ def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, l
     return (keys(own, universe) if own or universe != "seen" else None), conditions
 
 
+def _block_scale(effect: BlockScale) -> Said:
+    what, side = effect.what.upper(), "next" if effect.by > 0 else "previous"
+    which, inner = _split(effect.condition)
+    of = which.text if which else "key j"
+    return f"{what} of {of} is dequantised with the scale of the {side} block of {effect.size} keys", inner
+
+
 # Masks and weights
 
 
@@ -227,7 +248,8 @@ def _key_factors(effect: KeyFactors) -> Said:
     text = "after the softmax, " * late + _chained(texts)
     if effect.phantom is not None:
         number = value_words(effect.phantom)
-        extra = f"the softmax denominator counts {number} extra {'key' if number == '1' else 'keys'} with a score of 0"
+        extra = f"the softmax denominator counts {number} extra {'key' if number == '1' else 'keys'}"
+        extra += f" with a score of {effect.phantom_score:g}"
         text = "; ".join(filter(None, (text, extra)))
     return text, common
 

@@ -17,18 +17,22 @@ SYMBOLS = {
     "from_last": "the number of later sequences", "seqs": "the number of sequences", "call": "the number of earlier calls",
     "nth": "the number of earlier calls of the layer and phase", "group": "the number of q heads per kv head",
     "heads": "the number of q heads", "kv_heads": "the number of kv heads", "head_dim": "head_dim",
-    "other": "the offset of the sequence", "decode": "decode", "causal": "causal",
+    "other": "the offset of the sequence", "key_seq": "the index of its sequence", "key_row": "its packed row",
+    "decode": "decode", "causal": "causal",
     "previous_total": "total of the previous sequence", "previous_prefix": "prefix of the previous sequence",
     "next_total": "total of the next sequence", "first_total": "total of the first sequence",
     "first_prefix": "prefix of the first sequence", "most_total": "the largest total of the batch",
     "most_new": "the largest new of the batch",
+    "alike_new": "new of its place in the first call with as many sequences",
+    "alike_total": "total of its place in the first call with as many sequences",
+    "alike_prefix": "prefix of its place in the first call with as many sequences",
     "initial_new": "new of the first call", "initial_total": "total of the first call",
     "initial_prefix": "prefix of the first call", "last_new": "new of the previous call",
     "last_total": "total of the previous call", "last_prefix": "prefix of the previous call",
     "same_layer": "whether the previous call was of this layer", "same_phase": "whether the previous call was of this phase",
 }  # fmt: skip
 """How a sentence calls each feature in an expression."""
-OF_KEY = frozenset({"j", "left", "other", "fresh", "ahead"})
+OF_KEY = frozenset({"j", "left", "other", "key_seq", "key_row", "fresh", "ahead"})
 """Features of a key rather than a query."""
 
 
