@@ -160,6 +160,12 @@ def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect, his
     assert words([effect])[0] in words(general_effects(answers))
 
 
+def test_numbers_of_keys_that_follow_no_rule_are_proposed_one_by_one() -> None:
+    some = [KeyFactors((), phantom=Value(None, number)) for number in (2, 3)]
+    found = words(effects_of([explained(some[0], 0), explained(some[1], 1)]))
+    assert {words([one])[0] for one in some} <= set(found)
+
+
 def test_nothing_is_proposed_for_what_does_not_fit_in_the_rows() -> None:
     right = explained(Scale(constant_formula(1.0)), 1)
     assert right.right.all()
@@ -170,7 +176,7 @@ def test_nothing_is_proposed_for_what_does_not_fit_in_the_rows() -> None:
 @pytest.mark.parametrize(("numbers", "found"), [
     ([0.5, 0.50001, 0.7], [0.5, 0.7]), ([1.0100003, 1.01], [1.01]), ([0.333333], [0.3333]),
     ([2.71828], [2.718]), ([0.12352], [0.1235]),
-    ([64.0, 64.0, 63.0], [64.0, 63.0]),
+    ([64.0, 64.0, 63.0], [64.0, 63.0]), ([1.00123], [1.0012]),
 ])  # fmt: skip
 def test_common_numbers_are_rounded_to_what_they_are(numbers: Sequence[float], found: Sequence[float]) -> None:
     assert common(numbers) == pytest.approx(found, rel=1e-9)
