@@ -25,6 +25,9 @@ MAX_LITERALS = 3
 MAX_EXAMPLES = 1500
 """Positive examples, and negative ones, among which conditions are sought at a time, so that a thousand literals are compared with
 each other in a fraction of a second. Where others contradict the conditions, some of these counterexamples are added."""
+_PLAIN = 2.3
+"""Cost of a condition of one literal that is plain enough not to look for two: a flag, or a threshold on a length or an index. A
+residue costs more, and may be a coincidence."""
 _ROUNDS = 6
 """Rounds of counterexamples: most rules need one or two, and what needs more is no rule."""
 _COUNTEREXAMPLES = 50
@@ -229,12 +232,14 @@ def _search(literals: Sequence[Literal], against: Table, most: int) -> list[Cond
         members[of].append(literal)
     costs = np.array([ordered[number].cost for number in first])
     left = patterns.sum(1)
-    if (left == 0).any():
-        alone = [Condition((literal,)) for of in np.flatnonzero(left == 0) for literal in members[of]]
+    alone = [Condition((literal,)) for of in np.flatnonzero(left == 0) for literal in members[of]]
+    if alone and min(one.cost for one in alone) < _PLAIN:
         return sorted(alone, key=lambda one: one.cost)[:most]
-    pairs = _pairs(patterns, costs)
-    if pairs:
-        return sorted(islice(_spelled(pairs, members), most * 3), key=lambda one: one.cost)[:most]
+    several = np.flatnonzero(left > 0)
+    pairs = [(int(several[a]), int(several[b])) for a, b in _pairs(patterns[several], costs[several])]
+    if alone or pairs:
+        found = [*alone, *islice(_spelled(pairs, members), most * 3)]
+        return sorted(found, key=lambda one: one.cost)[:most]
     triples: list[tuple[int, ...]] = []
     for of in np.argsort(left + costs)[:_BEAM]:
         within = patterns[:, patterns[of]]
