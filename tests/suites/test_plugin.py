@@ -154,6 +154,10 @@ def test_each_case_is_a_test(
     }
     assert wrong == expected
     assert set(wrong.values()) == {"passed", "failure"}
+    said = ["".join(case.itertext()) for name, case in failing[1].items() if wrong.get(name) == "failure"]
+    took = {line for text in said for line in text.splitlines() if "read off the kernel in " in line}
+    assert all("observed: " in text for text in said)
+    assert len(said) > len(took) == 1, "the kernel is read once for all cases"
     refused = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_refused_call[")]
     assert set(refused) == {"failure"}  # what was not computed is no pass
     excluded = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_excluded_call[")]

@@ -64,3 +64,19 @@ def test_a_candidate_that_is_no_kernel_is_a_usage_error(
     assert candidate in error
     assert "What to do" in error
     assert not (tmp_path / "out").exists(), "nothing was started"
+
+
+def test_kernels_are_read_only_at_the_op_level_and_where_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    one = ("--candidate", "certified_kernels:decodes", "--fault", "last-block-lost-16", "--out", "out")
+    assert call(monkeypatch, *one, "--level", "server", "--read-out") == 2
+    assert "--read-out was given with --level server" in capsys.readouterr().err
+    assert call(monkeypatch, *one, "--read-out") == 0
+    made = read_certificate(tmp_path / "out" / "certificate.json")
+    assert made.envelope.read_out
+    assert made.examined[0].read
+    assert made.examined[0].read in (tmp_path / "out" / "certificate.md").read_text()
+    assert call(monkeypatch, *one) == 0
+    again = read_certificate(tmp_path / "out" / "certificate.json")
+    assert (again.envelope.read_out, again.examined[0].read) == (False, None)

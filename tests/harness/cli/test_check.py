@@ -70,6 +70,22 @@ def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "new+prefix 41+1" in out
 
 
+def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = ("checked_kernels:wrong", "--case", "extend-41+1-one")
+    assert call(monkeypatch, *some, "--read-out", "30") == 1
+    said = capsys.readouterr()
+    assert "\n  observed: " in said.out
+    assert "read off the kernel in " in said.out
+    assert "is wrong on 1 of 1 calls; " in said.err
+    assert "Reading what it computes, for at most 30 s." in said.err
+    assert call(monkeypatch, *some, "--read-out", "0") == 1
+    said = capsys.readouterr()
+    assert "observed: " not in said.out
+    assert said.err == ""
+
+
 def test_a_page_is_written_on_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -36,6 +36,17 @@ class Leaves:
         return rounded_oracle(call)
 
 leaves = Leaves()
+
+def hangs_when_it_is_read(call):
+    if call.layer:
+        print("hanging", flush=True)
+        ctypes.CDLL(None).sleep(600)
+    return rounded_oracle(call) * 2
+
+def exits_when_it_is_read(call):
+    if call.layer:
+        os._exit(0)
+    return rounded_oracle(call) * 2
 """
 NO_VERDICT = "The process that ran the kernel {} before the command had ended; there is no verdict."
 
@@ -88,6 +99,28 @@ def test_sys_exit_where_no_guard_expects_it_does_not_pass(tmp_path: Path) -> Non
     done = assay(tmp_path, "check", "ending_kernels:leaves", "--phase", "decode")
     assert done.returncode == 3
     assert "called sys.exit(0), so there is no verdict" in done.stderr
+
+
+def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:exits_when_it_is_read", "--phase", "decode")
+    assert done.returncode == 3
+    assert NO_VERDICT.format("exited with status 0") in done.stderr
+    assert "ending_kernels:exits_when_it_is_read is wrong on 52 of 52 calls" in done.stderr, "what was known is said"
+
+
+def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "ending_kernels.py").write_text(KERNELS)
+    command = [sys.executable, "-m", "assay", "check", "ending_kernels:hangs_when_it_is_read", "--phase", "decode"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hanging\n"
+        begun = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "interrupted; there is no verdict" in said
+    assert time.monotonic() - begun < GRACE_S + 10
 
 
 # The supervisor itself, of commands that import nothing.
