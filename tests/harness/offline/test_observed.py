@@ -94,8 +94,9 @@ def test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes() -> None:
 
 @pytest.mark.usefixtures("never")
 def test_a_kernel_that_is_right_is_not_read() -> None:
-    result = checked(rounded_oracle)
-    assert (result.verdict, result.findings, result.read_out) == ("pass", (), None)
+    before: list[CheckResult] = []
+    result = check(rounded_oracle, cases=CASES, before_reading=before.append)
+    assert (result.verdict, result.findings, result.read_out, before) == ("pass", (), None, [])
 
 
 @pytest.mark.usefixtures("never")

@@ -153,6 +153,18 @@ def test_what_another_finding_explains_contradicts_nothing() -> None:
     assert (first.id, other) == ("scale-twice", finding("mask-missing"))
 
 
+def test_what_a_name_does_not_change_contradicts_nothing() -> None:
+    cached, other = fault("prefix-dropped"), fault("scale-twice")
+
+    def two(call: AttentionCall) -> Tensor:
+        return cached(call) if any(call.prefixes) else other(call)
+
+    read = read_out(two)
+    read = replace(read, all=Tally(read.all.wrong, read.all.wrong))  # whatever was mined
+    [first] = with_operator([finding("prefix-dropped")], read)
+    assert (first.id, first.diagnosis) == ("prefix-dropped", "it is wrong")
+
+
 def test_how_a_kernel_behaves_keeps_its_name(unlisted: ReadOut) -> None:
     [first] = with_operator([finding(STATE_KEPT)], unlisted)
     assert (first.id, first.diagnosis) == (STATE_KEPT, "it is wrong")
