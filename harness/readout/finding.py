@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.kernels import declaration
 from assay.harness.readout.candidates import effects_of
-from assay.harness.readout.effects import Constant
+from assay.harness.readout.effects import Constant, Kept
 from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.explained import Explained
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
@@ -215,7 +216,10 @@ class Finder:
             plans = [*self.again(), *self.edges(operators), *self.telling(operators, drawn)]
             plans = [plan for plan in dict.fromkeys(plans) if replace(plan, seed=0) not in tried]
             tried |= {replace(plan, seed=0) for plan in plans}
-            self.screen([*plans, *islice(drawn, FRESH // 2 if self.slow else FRESH)], fresh=True)
+            plans += islice(drawn, FRESH // 2 if self.slow else FRESH)
+            if any(_of_call_before(clause.effect) for clause in self.operator.clauses):
+                plans = [again for plan in plans for again in (replace(plan, seed=plan.seed + 500_000), plan)]
+            self.screen(plans, fresh=True)
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
             share = self.tally(self.operator, self.samples).share
             uncertain = any(clause.sometimes < 1 for clause in self.operator.clauses)
@@ -234,7 +238,8 @@ class Finder:
         for plan in plans:
             if self.causal_only and not plan.causal:
                 continue
-            call = replace(plan, seed=plan.seed + 1_000_003 * self._seed).make(self.prober.device)
+            seed = plan.seed + 1_000_003 * self._seed
+            call = replace(plan, seed=seed, head_dim=self._head_dim(plan.head_dim)).make(self.prober.device)
             number, nth, history = self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
             out = self.prober(call)
             if out is None:
@@ -248,6 +253,11 @@ class Finder:
             bad, margin = wrong[rows].ravel(), self.exactness.margin
             self.samples.append(Sample(plan, queries, actual, bad, error, margin, fresh, self._before))
             self._before = call
+
+    def _head_dim(self, wanted: int) -> int:
+        """The head_dim of a call: the one that is wanted, or the nearest one that the kernel declares."""
+        declared = declaration(self.prober.kernel).head_dims
+        return wanted if not declared else min(declared, key=lambda one: abs(one - wanted))
 
     def leave_out_not_causal(self) -> None:
         """Find out whether the kernel has a causal mask whatever it is told, as many do, and then ask only for calls that have one.
@@ -428,6 +438,7 @@ class Finder:
 
         def rate(effects: Iterable[Effect], at_once: bool = False) -> None:
             for effect in effects:
+                self.prober.check_time()
                 if not at_once and not hits(effect):
                     continue
                 judged = self.judged(effect, [s for s, _ in few])
@@ -572,6 +583,11 @@ class Finder:
                 found.append(plan)
                 undecided = [o for o in undecided if o not in split]
         return found
+
+
+def _of_call_before(effect: Effect) -> bool:
+    """Whether an effect takes data from the call before, which shows where that had the same shape."""
+    return isinstance(effect, Kept) or (isinstance(effect, Moved) and effect.stale)
 
 
 def _literals(operator: Operator) -> Iterable[Literal]:

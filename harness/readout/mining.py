@@ -188,7 +188,9 @@ def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Lit
             continue
         below, above = values[values < low], values[values > high]
         if len(below):
-            found += [Literal(term, ">=", c) for c in _between(int(below[-1]) + 1, low)]
+            # The tightest threshold, and the one that excludes least: the first call alone, say.
+            loose = {int(below[0]) + 1} - {int(below[-1]) + 1}
+            found += [Literal(term, ">=", c) for c in (*_between(int(below[-1]) + 1, low), *loose)]
         if len(above):
             found += [Literal(term, "<", c) for c in _between(high + 1, int(above[0]))]
     return found

@@ -76,11 +76,15 @@ class Plan:
         if self.data == "values":
             v *= 10 ** (5 * torch.rand(*shape[:2], 1, generator=draw) - 0.5)
         if self.data == "scores":
-            k *= 2 ** torch.randint(0, 13, (*shape[:2], 1), generator=draw)
+            k *= 2 ** torch.randint(0, _POWERS[self.dtype], (*shape[:2], 1), generator=draw)
         q, k, v = (t.to(device, self.dtype) for t in (q, k, v))
         return AttentionCall(
             q, k, v, cumulative(new, device), cumulative(total, device), dim**-0.5, self.causal, self.layer, self.phase
         )
+
+
+_POWERS = {torch.float32: 16, torch.bfloat16: 16, torch.float16: 13}
+"""Powers of two of scores of all sizes: beyond the largest float16, 65504, but with K within it."""
 
 
 def _paired(length: int, heads: int, dim: int, draw: torch.Generator) -> Tensor:
@@ -202,6 +206,10 @@ class History:
         return History(initial, alike, lens[0], call.layer, call.phase, out, call.k, call.v)
 
 
+REFUSED = "refused"
+"""The reason of a call that a kernel raised `KernelRefused` for, in `Prober.raised`."""
+
+
 class BudgetSpentError(Exception):
     """As many calls were made, or as much time was taken, as was allowed."""
 
@@ -243,8 +251,9 @@ class Prober:
         Raises:
             BudgetSpentError: nothing is left of the budget.
         """
-        if self.calls_left <= 0 or time.monotonic() > self.until:
+        if self.calls_left <= 0:
             raise BudgetSpentError
+        self.check_time()
         declared = declaration(self.kernel)
         if call.phase not in declared.phases or declared.excludes(call):
             return None
@@ -255,7 +264,7 @@ class Prober:
         try:
             out = self.kernel(given)
         except (Exception, SystemExit) as error:
-            kind = "refused" if isinstance(error, KernelRefused) else type(error).__name__
+            kind = REFUSED if isinstance(error, KernelRefused) else type(error).__name__
             self.raised[kind] = self.raised.get(kind, 0) + 1
             return None
         if fault := output_fault(call, out):
@@ -268,6 +277,15 @@ class Prober:
         self._last = (out, out.clone())
         self.history = self.history.after(call, found)
         return found
+
+    def check_time(self) -> None:
+        """Stop if the time is over.
+
+        Raises:
+            BudgetSpentError: it is.
+        """
+        if time.monotonic() > self.until:
+            raise BudgetSpentError
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -79,8 +79,8 @@ class Queries:
             "initial_new": new * one, "initial_total": total * one, "initial_prefix": (total - new) * one,
             "alike_new": alike_new, "alike_total": alike_total, "alike_prefix": alike_total - alike_new,
             "last_new": last_new * one, "last_total": last_total * one, "last_prefix": (last_total - last_new) * one,
-            "same_layer": int(self.history.layer == self.call.layer) * one,
-            "same_phase": int(self.history.phase == self.call.phase) * one,
+            "same_layer": int(self.history.layer in (-1, self.call.layer)) * one,
+            "same_phase": int(self.history.phase in ("", self.call.phase)) * one,
         }  # fmt: skip
 
     def _alike(self, table: Mapping[str, Ints]) -> tuple[Ints, Ints]:

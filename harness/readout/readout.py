@@ -15,7 +15,7 @@ from assay.harness.localize.threads import few_threads
 from assay.harness.readout.finding import Exactness, Finder, Sample, Tally
 from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import BudgetSpentError, Plan, Prober
+from assay.harness.readout.probing import REFUSED, BudgetSpentError, Plan, Prober
 from assay.harness.readout.sentences import sentence
 
 CALLS, SECONDS = 3000, 60.0
@@ -115,7 +115,8 @@ def read_out(
 def _finder(prober: Prober, data: str, seed: int) -> Finder | None:
     """A finder for the first dtype that the kernel computes; None if it computes none."""
     for dtype in _DTYPES:
-        if declaration(prober.kernel).excludes(Plan(((1, 0),), dtype=dtype).make(prober.device)):
+        declared = declaration(prober.kernel).dtypes
+        if declared is not None and str(dtype).removeprefix("torch.") not in declared:
             continue
         finder = Finder(prober, data, dtype, Exactness(_BASE[dtype]), seed)
         # A kernel may declare one phase only.
@@ -136,20 +137,23 @@ def _finder(prober: Prober, data: str, seed: int) -> Finder | None:
 def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -> Exactness:
     """What counts as wrong: what rounding explains, or twelve times the spread of the kernel's better queries."""
     errors = np.concatenate([sample.errors for sample in samples])
-    spread = 12 * float(np.quantile(errors, 0.2))
+    spread = 12 * float(np.quantile(np.nan_to_num(errors, posinf=1e9), 0.2))
     noisy = device != "cpu" or data == "levels"
     base = max(base, _QUANTISED) if data == "levels" else base
-    error = min(max(base, spread if np.isfinite(spread) else 0.0), 50 * base if noisy else base)
+    error = min(max(base, spread), 50 * base if noisy else base)
     return Exactness(error, Tolerance(error / 2, 2 * error, max(1e-7, error * 1e-3)), 6.0 if noisy else 3.0)
 
 
 def _notes(prober: Prober) -> tuple[str, ...]:
-    found = [
-        f"the kernel writes to its input {name}, in {count} calls" for name, count in sorted(prober.written.items())
-    ]
+    found = [f"the kernel writes to its input {name}, in {_calls(n)}" for name, n in sorted(prober.written.items())]
     found += [
-        f"an output of {phase} is overwritten by the next call, in {count} calls"
-        for phase, count in sorted(prober.overwritten.items())
+        f"the output of {'an' if phase == 'extend' else 'a'} {phase} call is overwritten by the next one, in {_calls(n)}"
+        for phase, n in sorted(prober.overwritten.items())
     ]
-    found += [f"{count} calls were not answered: {why}" for why, count in sorted(prober.raised.items())]
-    return tuple(found)
+    # A refusal says that the kernel does not compute such calls, which is no fault.
+    raised = sorted((why, n) for why, n in prober.raised.items() if why != REFUSED)
+    return (*found, *(f"not answered: {why}, in {_calls(n)}" for why, n in raised))
+
+
+def _calls(number: int) -> str:
+    return f"{number} call{'s' * (number != 1)}"
