@@ -72,12 +72,10 @@ class Exactness:
     Attributes:
         error: relative error of a query from which on it is wrong.
         tolerance: of readings.
-        margin: multiple of `error` up to which an output counts as the one that was foreseen, and from which on a change must show.
     """
 
-    error: float = 1e-4
+    error: float = 3e-4
     tolerance: Tolerance = field(default_factory=Tolerance)
-    margin: float = 3.0
 
 
 @dataclass
@@ -90,7 +88,6 @@ class Sample:
         actual: what the kernel answered, [rows, heads, head_dim_v].
         bad: which are wrong, bool [rows * heads].
         error: relative error from which on they are.
-        margin: see `Exactness`.
         fresh: whether it was asked to try an operator.
         before: the call before it; None if that was not screened.
         reading: the weights; None until they are read, or if they cannot be.
@@ -102,7 +99,6 @@ class Sample:
     actual: Numbers
     bad: Flags
     error: float
-    margin: float
     fresh: bool = False
     before: AttentionCall | None = None
     reading: Reading | None = None
@@ -120,11 +116,11 @@ class Sample:
     def agrees(self, out: Numbers) -> Flags:
         """Where the kernel's answer is this output, bool [rows * heads]."""
         size = np.maximum(np.abs(self.queries.right).sum(-1), np.nan_to_num(np.abs(out).sum(-1), posinf=0.0))
-        return close(out, self.actual, size, self.margin * self.error)
+        return close(out, self.actual, size, self.error)
 
     def differs(self, out: Numbers) -> Flags:
         """Where this output is clearly not the right one, bool [rows * heads]."""
-        return ~close(out, self.queries.right, np.abs(self.queries.right).sum(-1), self.margin * self.error)
+        return ~close(out, self.queries.right, np.abs(self.queries.right).sum(-1), self.error)
 
 
 def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:
@@ -250,8 +246,8 @@ class Finder:
             rows = self._rows(some)
             queries = Queries(call, rows, number, nth, history)
             actual = out[torch.from_numpy(rows)].numpy()
-            bad, margin = wrong[rows].ravel(), self.exactness.margin
-            self.samples.append(Sample(plan, queries, actual, bad, error, margin, fresh, self._before))
+            bad = wrong[rows].ravel()
+            self.samples.append(Sample(plan, queries, actual, bad, error, fresh, self._before))
             self._before = call
 
     def _head_dim(self, wanted: int) -> int:
@@ -280,7 +276,7 @@ class Finder:
         """Judge what was seen so far, and what follows, by this."""
         self.exactness = exactness
         for sample in self.samples:
-            sample.error, sample.margin = exactness.error, exactness.margin
+            sample.error = exactness.error
             sample.bad = sample.errors > exactness.error
 
     def _rows(self, wrong: Flags) -> NDArray[np.int64]:
@@ -367,7 +363,7 @@ class Finder:
         calls: list[tuple[int, int]] = []
         for sample, (agrees, changes), left in zip(self.samples, self.judged(effect, self.samples), open_, strict=True):
             positive, other = sample.bad & agrees & left, sample.bad & ~agrees & left
-            negative = (~sample.bad & changes) | other
+            negative = (~sample.bad & changes & ~agrees) | other
             hits, strange = hits + int(positive.sum()), strange + int(other.sum())
             use = np.flatnonzero(positive | negative)
             if len(use):
@@ -443,7 +439,7 @@ class Finder:
                     continue
                 judged = self.judged(effect, [s for s, _ in few])
                 pairs = [
-                    (agrees & s.bad & o, changes & ~s.bad)
+                    (agrees & s.bad & o, changes & ~s.bad & ~agrees)
                     for (agrees, changes), (s, o) in zip(judged, few, strict=True)
                 ]
                 explained, spoilt = (np.concatenate(flags) for flags in zip(*pairs, strict=True))
@@ -486,7 +482,7 @@ class Finder:
         fewer = Queries(queries.call, queries.rows[rows], queries.number, queries.nth, queries.history)
         bad = sample.bad.reshape(queries.shape)[rows].ravel()
         return (
-            Sample(sample.plan, fewer, sample.actual[rows], bad, sample.error, sample.margin),
+            Sample(sample.plan, fewer, sample.actual[rows], bad, sample.error),
             left.reshape(queries.shape)[rows].ravel(),
         )
 
@@ -577,7 +573,7 @@ class Finder:
             split = [
                 o
                 for o in undecided
-                if not close(o.outputs(queries), said, size, self.exactness.margin * self.exactness.error).all()
+                if not close(o.outputs(queries), said, size, self.exactness.error).all()
             ]
             if split:
                 found.append(plan)

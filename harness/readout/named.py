@@ -22,6 +22,10 @@ from assay.harness.verdict import Finding, serious
 
 OPERATOR = "operator"
 """Id of a finding whose operator was read and has no name."""
+CONFIRMED = 2
+"""Wrong outputs of calls that an operator was not mined from that it must give: a coincidence explains one."""
+SPOILT = 0.1
+"""Right outputs that an operator may change, as a share of the wrong ones that it gives, for its sentence to be said."""
 SAID = 0.5
 """Share of the wrong outputs that an operator must give for its sentence to be said at all."""
 _NAMED_ON = 8
@@ -60,7 +64,9 @@ def _reports() -> dict[str, tuple[str, ...]]:
 
 def said(read: ReadOut) -> str:
     """What a read-out says, with the share of the wrong outputs if it does not give them all; empty if it says nothing."""
-    if not read.sentence or read.share < SAID:
+    if not read.sentence or read.share < SAID or read.fresh.explained < CONFIRMED:
+        return ""
+    if read.all.false > SPOILT * read.all.explained:
         return ""
     if read.exact:
         return read.sentence
