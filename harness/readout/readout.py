@@ -106,7 +106,10 @@ def read_out(
         except BudgetSpentError:
             complete = False
         if finder is None:
-            return ReadOut(calls=prober.asked, complete=complete, notes=_notes(prober))
+            return ReadOut(
+                calls=prober.asked, seconds=time.monotonic() - begun, cpu_seconds=time.process_time() - cpu,
+                complete=complete, notes=_notes(prober),
+            )  # fmt: skip
         every = finder.tally(finder.operator, finder.samples)
         fresh = finder.tally(finder.operator, [sample for sample in finder.samples if sample.fresh])
     return ReadOut(

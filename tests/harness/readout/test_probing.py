@@ -265,7 +265,7 @@ def test_an_interruption_ends_the_asking() -> None:
 
 
 def test_a_kernel_is_not_asked_for_what_it_does_not_declare() -> None:
-    prober = Prober(declares(phases=("extend",), head_dims=(64,))(rounded_oracle))
+    prober = Prober(declares(phases=("extend",), head_dims=(64,))(lambda call: rounded_oracle(call)))
     assert prober(DECODE.make()) is None
     assert prober(replace(EXTEND, head_dim=128).make()) is None
     assert prober.asked == 0

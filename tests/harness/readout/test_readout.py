@@ -1,0 +1,336 @@
+"""Read-outs from end to end: kernels with one fault, right ones, and such as hardly answer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.bugs import int8
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.oracle import Request, attend, requests
+from assay.harness.readout.finding import Sample, Tally
+from assay.harness.readout.probing import REFUSED, Plan, Prober
+from assay.harness.readout.queries import Queries
+from assay.harness.readout.readout import ReadOut, _exactness, _finder, _notes, read_out
+
+Kernel = Callable[[AttentionCall], Tensor]
+FEW_CALLS = 200
+"""What the docs say of a kernel that is right, or has a plain fault, with some to spare."""
+
+
+def by_sequence(change: Callable[[Request], Request]) -> Kernel:
+    """Attention in which each sequence is changed."""
+    return lambda call: torch.cat([attend(change(one)).transpose(0, 1) for one in requests(call)]).to(call.q.dtype)
+
+
+def nothing(call: AttentionCall) -> Tensor:
+    return torch.zeros(*call.q.shape[:2], call.v.shape[2], dtype=call.q.dtype)
+
+
+def window(one: Request) -> Request:
+    position = torch.arange(one.len_q)[:, None] + one.prefix
+    return replace(one, visible=one.visible & (torch.arange(one.len_k) > position - 16))
+
+
+def cached_values_slipped(one: Request) -> Request:
+    v = one.v.clone()
+    v[:, : max(0, one.prefix - 1)] = one.v[:, 1 : max(1, one.prefix)]
+    return replace(one, v=v)
+
+
+def head_lost_in_decode(call: AttentionCall) -> Tensor:
+    out = rounded_oracle(call)
+    if call.phase == "decode":
+        out[:, 1] = 0
+    return out
+
+
+@dataclass
+class Keeping:
+    """A kernel that mixes the output of the call before into the next one of the same shape."""
+
+    last: Tensor | None = None
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        out = rounded_oracle(call)
+        if self.last is not None and self.last.shape == out.shape:
+            out = 0.75 * out + 0.25 * self.last
+        self.last = out.clone()
+        return out
+
+
+def in_int8(call: AttentionCall, change: Callable[[Request], Request] = lambda one: one) -> Tensor:
+    """Q and K are quantised in blocks of 64 tokens, K after its mean over the sequence is subtracted."""
+
+    def quantised(one: Request) -> Request:
+        return change(replace(one, q=int8(one.q, 64), k=int8(one.k - one.k.mean(1, keepdim=True), 64)))
+
+    return by_sequence(quantised)(call)
+
+
+def without_prefix(one: Request) -> Request:
+    seen = one.visible.clone()
+    seen[:, : one.prefix] = False
+    return replace(one, visible=seen)
+
+
+# Faults of each kind
+
+
+@pytest.mark.parametrize(("kernel", "sentence"), [
+    (by_sequence(window), "sliding window of 16 keys: query i sees keys j > p - 16"),
+    (by_sequence(cached_values_slipped), "V of keys j <= prefix - 2 is read from key j + 1"),
+    (Keeping(), "the output is 0.75 times the right one plus 0.25 times that of the previous call"),
+    (head_lost_in_decode, "the output is zero, only in decode and in q head 1"),
+    (declares(noise="int8_qk")(lambda call: in_int8(call, without_prefix)), "query i does not see cached keys"),
+], ids=["mask", "moved", "state", "output", "int8"])  # fmt: skip
+def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> None:
+    found = read_out(kernel)
+    assert found.sentence == sentence
+    assert (found.share, found.exact, found.complete, found.notes) == (1.0, True, True, ())
+    assert found.fresh.wrong == found.fresh.explained > 0
+    assert found.all.wrong > found.fresh.wrong
+    assert found.calls < 2 * FEW_CALLS
+    assert found.seconds > 0
+    assert found.cpu_seconds > 0
+    assert len(found.samples) < found.calls
+
+
+# Right kernels
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        rounded_oracle,
+        declares(noise="int8_qk")(lambda call: in_int8(call)),
+        declares(noise="int8_qk")(lambda call: rounded_oracle(call)),
+    ],
+    ids=["float32", "int8", "better than declared"],
+)
+def test_a_right_kernel_computes_attention(kernel: Kernel) -> None:
+    found = read_out(kernel)
+    assert (found.sentence, found.operator.clauses, found.all, found.notes) == ("", (), Tally(), ())
+    assert found.exact
+    assert found.complete
+    assert 50 < found.calls < FEW_CALLS
+
+
+def test_the_noise_that_a_kernel_declares_decides_on_which_data_it_is_read() -> None:
+    def data(found: ReadOut) -> set[str]:
+        return {sample.plan.data for sample in found.samples}
+
+    quantised = declares(noise="int8_qk")(lambda call: in_int8(call))
+    assert data(read_out(quantised, calls=12)) == {"levels"}
+    assert data(read_out(in_int8, noise="int8_qk", calls=12)) == {"levels"}
+    assert data(read_out(quantised, noise="", calls=12)) == {"normal"}
+
+
+def test_noise_that_nobody_declared_is_wrong() -> None:
+    assert read_out(in_int8, calls=12).all.wrong > 0
+
+
+def test_data_follows_the_seed() -> None:
+    def first(seed: int) -> Tensor:
+        return read_out(rounded_oracle, calls=12, seed=seed).samples[0].queries.call.q
+
+    assert torch.equal(first(3), first(3))
+    assert not torch.equal(first(3), first(4))
+
+
+# Kernels that hardly answer
+
+
+def raising(error: BaseException) -> Kernel:
+    def kernel(call: AttentionCall) -> Tensor:
+        raise error
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [(raising(ValueError("no")), "ValueError"), (lambda call: sys.exit(3), "SystemExit")],
+    ids=["raises", "exits"],
+)
+def test_a_kernel_that_never_answers_is_not_explained(kernel: Kernel, why: str) -> None:
+    found = read_out(kernel)
+    assert (found.sentence, found.samples, found.all) == ("", (), Tally())
+    assert found.complete
+    assert found.notes == (f"not answered: {why}, in {found.calls} calls",)
+    assert 0 < found.calls < 10
+
+
+def test_a_kernel_for_which_there_are_no_calls_is_not_asked() -> None:
+    found = read_out(declares(dtypes=("float64",))(lambda call: rounded_oracle(call)))
+    assert (found.sentence, found.calls, found.samples, found.notes) == ("", 0, (), ())
+
+
+@pytest.mark.parametrize(("kernel", "sentence"), [(rounded_oracle, ""), (nothing, "the output is zero")])
+@pytest.mark.parametrize(("error", "noted"), [(ValueError("no"), True), (KernelRefused("no"), False)])
+def test_what_is_not_answered_now_and_then_is_left_out(
+    error: Exception, noted: bool, kernel: Kernel, sentence: str
+) -> None:
+    def answers(call: AttentionCall) -> Tensor:
+        if call.layer == 2:
+            raise error
+        return kernel(call)
+
+    found = read_out(answers)
+    assert (found.sentence, found.exact) == (sentence, True)
+    assert {sample.plan.layer for sample in found.samples} >= {0, 1, 3}
+    assert 2 not in {sample.plan.layer for sample in found.samples}
+    assert any("ValueError" in note for note in found.notes) == noted == bool(found.notes)
+
+
+def test_an_output_of_nan_is_an_answer() -> None:
+    found = read_out(lambda call: rounded_oracle(call) * float("nan"))
+    assert (found.sentence, found.exact, found.notes) == ("the output is NaN", True, ())
+
+
+@pytest.mark.parametrize("phase", ["decode", "extend"])
+def test_a_kernel_of_one_phase_is_read(phase: str) -> None:
+    asked: list[str] = []
+    found = read_out(declares(phases=(phase,))(lambda call: asked.append(call.phase) or nothing(call)))
+    assert (found.sentence, found.exact, found.notes) == ("the output is zero", True, ())
+    assert {sample.plan.phase for sample in found.samples} == set(asked) == {phase}
+    assert found.calls == len(asked)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_kernel_is_read_in_a_dtype_that_it_declares(dtype: torch.dtype) -> None:
+    declared = declares(dtypes=(str(dtype).removeprefix("torch."),))
+    assert read_out(declared(lambda call: rounded_oracle(call))).all == Tally()
+    found = read_out(declared(lambda call: nothing(call)), calls=60)
+    assert {sample.queries.call.q.dtype for sample in found.samples} == {dtype}
+    assert found.all.wrong > 0
+
+
+# Budgets
+
+
+def test_calls_are_kept_to_and_what_is_known_by_then_is_said() -> None:
+    whole = read_out(nothing)
+    part = read_out(nothing, calls=whole.calls - 5)
+    assert (part.sentence, part.complete, part.calls) == (whole.sentence, False, whole.calls - 5)
+    assert 0 < part.fresh.wrong < whole.fresh.wrong
+    early = read_out(nothing, calls=40)
+    assert (early.sentence, early.complete, early.calls) == ("", False, 40)
+    assert early.all.wrong > early.all.explained == 0
+    assert (early.share, early.exact) == (0.0, False)
+    at_once = read_out(nothing, calls=0)
+    assert (at_once.calls, at_once.complete, at_once.samples) == (0, False, ())
+
+
+def test_time_is_kept_to() -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        time.sleep(0.1)
+        return nothing(call)
+
+    found = read_out(kernel, seconds=0.25)
+    assert not found.complete
+    assert 0.25 < found.seconds < 2  # the call that was begun is not interrupted
+    assert found.calls == 3
+
+
+def test_a_kernel_is_slow_if_it_is_so_again() -> None:
+    def sleeping(calls: int) -> Kernel:
+        left = [calls]
+
+        def kernel(call: AttentionCall) -> Tensor:
+            left[0] -= 1
+            time.sleep(0.1 * (left[0] >= 0))
+            return rounded_oracle(call)
+
+        return kernel
+
+    def slow(calls: int) -> bool:
+        finder = _finder(Prober(sleeping(calls)), "normal", 0)
+        assert finder is not None
+        return finder.slow
+
+    assert slow(4)
+    assert not slow(2)  # the first calls compile
+
+
+# What else the kernel does
+
+
+def test_the_notes_say_what_the_kernel_does_besides() -> None:
+    buffer, asked = torch.empty(700 * 8 * 128), [0]
+
+    def kernel(call: AttentionCall) -> Tensor:
+        asked[0] += 1
+        out = rounded_oracle(call)
+        if asked[0] == 3:
+            call.k.add_(1)
+        if asked[0] == 30:
+            raise RuntimeError
+        if call.phase == "decode":
+            return buffer[: out.numel()].view(out.shape).copy_(out)
+        return out
+
+    found = read_out(kernel, calls=40)
+    assert len(found.notes) == 3
+    assert "the kernel writes to its input k, in 1 call" in found.notes
+    assert "not answered: RuntimeError, in 1 call" in found.notes
+    assert any(
+        note.startswith("the output of a decode call is overwritten by the next one, in ") for note in found.notes
+    )
+    assert found.all.wrong == 0
+
+
+def test_notes_count_in_the_singular_and_the_plural() -> None:
+    prober = Prober(rounded_oracle)
+    assert _notes(prober) == ()
+    prober.written.update({"v": 2, "k": 1})
+    prober.overwritten.update({"extend": 1, "decode": 5})
+    prober.raised = {"ValueError": 3, REFUSED: 4}
+    assert _notes(prober) == (
+        "the kernel writes to its input k, in 1 call",
+        "the kernel writes to its input v, in 2 calls",
+        "the output of a decode call is overwritten by the next one, in 5 calls",
+        "the output of an extend call is overwritten by the next one, in 1 call",
+        "not answered: ValueError, in 3 calls",
+    )
+
+
+# What counts as wrong
+
+
+def samples(*errors: float) -> list[Sample]:
+    """Samples whose outputs have these relative errors, one query and head each."""
+    found = []
+    for error in errors:
+        plan = Plan(((1, 4),), (1, 1))
+        queries = Queries(plan.make(), [0])
+        found.append(Sample(plan, queries, queries.right * (1 + error), np.array([False]), error=1.0))
+    return found
+
+
+@pytest.mark.parametrize(("errors", "data", "device", "noise", "times"), [
+    ([0.0, 0.0], "normal", "cpu", 1e-4, 3),
+    ([1e-3] * 5, "normal", "cpu", 1e-4, 3),  # rounding does not explain it
+    ([1e-3] * 5, "normal", "cuda", 5e-3, 6),  # fifty times the base at most
+    ([2e-4] * 5, "normal", "cuda", 2.4e-3, 6),
+    ([2e-4, 2e-4, 1, 1, 1, 1], "normal", "cuda", 2.4e-3, 6),  # most are wrong: the better ones say what the noise is
+    ([1e-7] * 5, "normal", "cuda", 1e-4, 6),
+    ([0.0] * 5, "levels", "cpu", 5e-3, 6),
+    ([1e-3] * 5, "levels", "cpu", 1.2e-2, 6),
+    ([1.0] * 5, "levels", "cpu", 0.25, 6),
+    ([float("nan")] * 5, "levels", "cpu", 0.25, 6),
+])  # fmt: skip
+def test_what_counts_as_wrong(errors: list[float], data: str, device: str, noise: float, times: int) -> None:
+    found = _exactness(samples(*errors), 1e-4, data, device)
+    assert found.error == pytest.approx(times * noise, rel=1e-3)
+    tolerance = (found.tolerance.weight, found.tolerance.log, found.tolerance.least)
+    assert tolerance == pytest.approx((noise / 2, 2 * noise, max(1e-7, noise * 1e-3)), rel=1e-3)
