@@ -345,7 +345,7 @@ def decode_tail_reads_on(part: Part) -> Tensor:
     "page-table-stride",
     "With pages of 64, row b of the page table is sought at b times the pages of sequence b instead of b times the"
     " table's width, so sequences from the second on that have fewer pages than the longest read pages of other"
-    " sequences (page 0 where the table is padded).",
+    " sequences (page 0 where the table is padded; zeros in slots of a page that are not filled).",
     reads,
 )
 def page_table_stride(part: Part) -> Tensor:
@@ -430,7 +430,7 @@ def tail_values_are_keys(part: Part) -> Tensor:
 @held_out(
     "key-vector-width",
     "In decode, pages of 16 keys were written as [dim / 8, 16, 8] per head and are read as [dim / 4, 16, 4], which"
-    " scrambles dims and tokens of K within every page; V is right.",
+    " scrambles dims and tokens of K within every page (slots that are not filled are zeros); V is right.",
     logits,
 )
 def key_vector_width(part: Part) -> Tensor:
@@ -527,7 +527,7 @@ def amax(x: Tensor, size: int) -> Tensor:
 )
 def k_scale_of_packed_block(part: Part) -> Tensor:
     every = torch.cat([amax(other.k, 64) for other in parts(part.call)], 1)
-    used = (part.start // 64 + part.keys // 64).clamp(max=every.shape[1] - 1)
+    used = part.start // 64 + part.keys // 64
     own = amax(part.k, 64)[:, part.keys // 64]
     return part.scores * (every[:, used] / own)[:, None, :]
 
@@ -754,9 +754,9 @@ def stale_page_tail() -> Kernel:
 
 @held_out(
     "decode-plan-kept",
-    "The key lengths of a decode call are those of the call before if that had as many sequences (and so on back to"
-    " the first call of that batch size in a row), so sequences miss their last keys or read on into the following"
-    " rows of the pack, up to its end.",
+    "The key lengths of a decode call are those that were planned last if the plan has as many sequences (an extend"
+    " call, or a decode call with another number of sequences, plans anew), so sequences miss their last keys or read"
+    " on into the following rows of the pack, up to its end.",
     remembers,
 )
 def decode_plan_kept() -> Kernel:

@@ -167,7 +167,7 @@ def test_a_kernel_is_wrong_in_the_pool_and_right_where_its_truth_says_so(name: s
 def test_a_made_kernel_has_no_memory_and_repeats_itself(name: str, held_out: ModuleType) -> None:
     fault = next(fault for fault in held_out.HELD_OUT if fault.id == name)
     for session_number in (1, 2, 5):
-        # Memory kept from the first run would show: both ends decode three sequences, and an odd layer is called before the even one.
+        # Memory kept from the first run would show: both ends decode three sequences, and an odd layer comes before the even one.
         calls = POOL[session_number]
         calls = [calls[6], calls[4], *calls[:4], calls[7]]
         first, second = ([kernel(call) for call in calls] for kernel in (fault.make(), fault.make()))
