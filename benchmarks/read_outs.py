@@ -1,6 +1,6 @@
 """How well the operator of a kernel is read: hypotheses, the catalogue's faults, random faults, and kernels that are right.
 
-    python benchmarks/read_outs.py hypotheses catalogue drawn right --seeds 200-259 --processes 2
+    python benchmarks/read_outs.py hypotheses catalogue drawn held-out right --seeds 200-259 --processes 2
     python benchmarks/read_outs.py sage_attn torch_sdpa --device cuda --seeds 0-199    # kernels that are right, by name
 
 Each kernel is read from nothing. What was read is then tried on calls of another distribution than those that it was mined from, in
@@ -30,6 +30,7 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 from drawn_faults import draw, random_calls
+from held_out_faults import HELD_OUT
 from honest_kernels import KERNELS, Blocked
 from torch import Tensor
 
@@ -94,6 +95,9 @@ def made(case: Case) -> tuple[Callable[[], Kernel], str]:
     if case.kind == "drawn":
         found = draw(int(case.name))
         return found.kernel, found.truth
+    if case.kind == "held-out":
+        held = next(one for one in HELD_OUT if one.id == case.name)
+        return held.make, held.truth
     if case.kind == "named":
         return lambda: named(case.name)[1], ""
     family, number = case.name.split("/")
@@ -133,6 +137,8 @@ def cases(kinds: list[str], seeds: range, device: str) -> Iterator[Case]:
             yield from (Case(kind, one.id) for one in ALL if not one.equivalent)
         elif kind == "drawn":
             yield from (Case(kind, str(seed)) for seed in seeds)
+        elif kind == "held-out":
+            yield from (Case(kind, one.id) for one in HELD_OUT)
         elif kind != "right":
             yield from (Case("named", kind, seed, device) for seed in seeds)
         else:
@@ -194,7 +200,7 @@ def main() -> None:
     """Read the kernels and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "kinds", nargs="+", help="hypotheses, catalogue, drawn, right, or a kernel that is right by name"
+        "kinds", nargs="+", help="hypotheses, catalogue, drawn, held-out, right, or a kernel that is right by name"
     )
     parser.add_argument("--device", default="cpu", help="of kernels by name")
     parser.add_argument("--seeds", default="200-259", help="first and last seed of random faults, and of right kernels")
