@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,6 +155,12 @@ ROW_TERMS: tuple[Term, ...] = (
 )  # fmt: skip
 """What the rule of a query may speak of."""
 
+_ROUNDED: tuple[tuple[str, str, tuple[Literal["up", "down", "mod"], ...]], ...] = (
+    ("j", "total", ("up", "down")), ("j", "prefix", ("up", "down")), ("j", "pos", ("up", "down")),
+    ("fresh", "i", ("up", "down", "mod")), ("fresh", "new", ("up", "down")), ("ahead", "prefix", ("up", "down", "mod")),
+)  # fmt: skip
+"""Edges that a tile or a page moves: a length or a position that is rounded, or an index that begins again with each tile."""
+
 PAIR_TERMS: tuple[Term, ...] = (
     Term("pos", "j", cost=0.1), Term("j", "prefix", cost=0.2), Term("j", "i", cost=0.3), Term("j", cost=0.2),
     Term("left", cost=0.3), Term("other", cost=0.2), Term("key_seq", cost=0.5),
@@ -163,6 +170,8 @@ PAIR_TERMS: tuple[Term, ...] = (
     Term("left", "new", cost=1.2), Term("left", "i", cost=1.2),
     *(Term("ahead", name, cost=0.9)
       for name in ("previous_prefix", "first_prefix", "initial_prefix", "last_prefix", "alike_prefix")),
+    *(Term(name, minus, rounding=rounding, size=b, cost=0.8 + 0.2 * (rounding == "mod"))
+      for name, minus, roundings in _ROUNDED for rounding in roundings for b in _BLOCKS),
     *(Term("fresh", "i", block=b, cost=0.7) for b in _BLOCKS),
     *(Term("pos", "j", block=b, cost=0.7) for b in _BLOCKS), *(Term("j", "total", block=b, cost=0.7) for b in _BLOCKS),
     *(Term("j", "prefix", block=b, cost=0.9) for b in _BLOCKS), *(Term("i", "j", block=b, cost=0.9) for b in _BLOCKS),

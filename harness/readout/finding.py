@@ -24,6 +24,7 @@ from assay.harness.readout.general_candidates import general_effects
 from assay.harness.readout.key_factors import KeyFactors
 from assay.harness.readout.key_rules import key_factors
 from assay.harness.readout.known_effects import known_effects
+from assay.harness.readout.layouts import layout_notes
 from assay.harness.readout.mining import Condition, Literal, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import Asked, Plan, Prober, drawn_plans, fixed_plans, repeated_plans
@@ -178,6 +179,8 @@ class Finder:
         """What was seen so far."""
         self.operator = Operator()
         """What is known so far."""
+        self.layout_notes: tuple[str, ...] = ()
+        """In which layouts in memory the kernel computes something else, in words."""
         self.causal_only = False
         """Whether calls without a causal mask are left out."""
         self._before: AttentionCall | None = None
@@ -188,6 +191,15 @@ class Finder:
     def wrong(self) -> bool:
         """Whether anything was seen to be wrong."""
         return any(sample.bad.any() for sample in self.samples)
+
+    def layouts(self) -> None:
+        """Find out in which layouts in memory the kernel computes something else.
+
+        Raises:
+            BudgetSpentError: the budget is spent.
+        """
+        plans = [Plan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 20), (6, 0)), ((1, 30), (1, 5)))]
+        self.layout_notes = layout_notes(self.prober, plans[: 1 if self.slow else 2], self.exactness.error)
 
     def run(self) -> None:
         """Find the operator; what is known so far stands in `operator` and `samples`.
@@ -570,11 +582,7 @@ class Finder:
             )
             size = np.abs(queries.right).sum(-1)
             said = operators[0].outputs(queries)
-            split = [
-                o
-                for o in undecided
-                if not close(o.outputs(queries), said, size, self.exactness.error).all()
-            ]
+            split = [o for o in undecided if not close(o.outputs(queries), said, size, self.exactness.error).all()]
             if split:
                 found.append(plan)
                 undecided = [o for o in undecided if o not in split]

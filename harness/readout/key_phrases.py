@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.harness.readout.mining import Literal, Term
-from assay.harness.readout.symbols import FLIPPED, OF_KEY, SYMBOLS, compared, nth, plainest, plus, small, term_words
+from assay.harness.readout.symbols import (
+    FLIPPED,
+    OF_KEY,
+    SYMBOLS,
+    compared,
+    minus_words,
+    nth,
+    plainest,
+    plus,
+    small,
+    term_words,
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ def _bounds(literal: Literal) -> list[_Bound] | None:
         return [_Bound(">=", "", value * term.block), _Bound("<", "", (value + 1) * term.block)]
     if term.block > 1:
         return None
-    base = SYMBOLS[term.minus] if term.minus else ""
+    base = minus_words(term)
     if term.minus == "j":
         return [_Bound(FLIPPED[op], SYMBOLS[term.name], -value)]
     if term.name == "j":
@@ -224,8 +235,8 @@ def _clause(literal: Literal) -> str:
     if term.block > 1:
         return _block(term, op, value)
     if op == "!=" and term.name == "j":
-        return f"other than {_one(plus(SYMBOLS.get(term.minus, ''), value))}"
-    return f"with {compared(SYMBOLS[term.name], op, SYMBOLS.get(term.minus, ''), value)}"
+        return f"other than {_one(plus(minus_words(term), value))}"
+    return f"with {compared(SYMBOLS[term.name], op, minus_words(term), value)}"
 
 
 def _residue(term: Term, op: str, value: int) -> str:

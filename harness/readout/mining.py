@@ -48,6 +48,8 @@ _WIDE = 4096
 class Term:
     """An integer made of features: ``name // block - minus // block``, and of that the remainder modulo `modulo`.
 
+    What is subtracted may be rounded first: ``name - minus rounded to a multiple of size``.
+
     Attributes:
         name: a feature.
         minus: a feature that is subtracted; empty for none.
@@ -55,6 +57,8 @@ class Term:
         modulo: remainder by this; 0 for the number itself.
         cost: how far-fetched it is; conditions are compared by the sum.
         words: whether its values are names rather than amounts, so that no threshold on it makes sense.
+        rounding: "up" or "down", to a multiple of `size`, or "mod", the remainder by it, of `minus`; empty for none.
+        size: see `rounding`.
         single: whether one value of it may matter; of the number of a call, only from which on, and every how many.
     """
 
@@ -65,13 +69,23 @@ class Term:
     cost: float = 1.0
     words: bool = False
     single: bool = True
+    rounding: Choice["", "up", "down", "mod"] = ""
+    size: int = 1
 
     def of(self, table: Table) -> NDArray[np.int64]:
         """Its value for each example, int64 [examples]."""
         value = table[self.name] // self.block
-        if self.minus:
+        if self.rounding:
+            value = value - _rounded(table[self.minus], self.rounding, self.size)
+        elif self.minus:
             value = value - table[self.minus] // self.block
         return value % self.modulo if self.modulo else value
+
+
+def _rounded(x: NDArray[np.int64], rounding: str, size: int) -> NDArray[np.int64]:
+    if rounding == "mod":
+        return x % size
+    return -(-x // size) * size if rounding == "up" else x // size * size
 
 
 @dataclass(frozen=True)

@@ -243,10 +243,14 @@ class Prober:
     history: History = field(default_factory=History)
     _last: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, call: AttentionCall) -> Tensor | None:
+    def __call__(self, call: AttentionCall, as_it_lies: bool = False) -> Tensor | None:
         """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU.
 
         None if the kernel raised or broke the contract, or does not declare to compute such calls: then it is not asked.
+
+        Args:
+            call: the call.
+            as_it_lies: give the kernel the tensors themselves, as they lie in memory, in place of copies.
 
         Raises:
             BudgetSpentError: nothing is left of the budget.
@@ -260,7 +264,7 @@ class Prober:
         self.calls_left -= 1
         self.asked += 1
         self.of_kind[call.layer, call.phase] += 1
-        given = call.clone()
+        given = call if as_it_lies else call.clone()
         try:
             out = self.kernel(given)
         except (Exception, SystemExit) as error:

@@ -24,8 +24,8 @@ SLOW_S = 0.03
 """A kernel that takes longer on a small call gets fewer and shorter ones."""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-"""Relative error of a query that rounding explains on normal data: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, in the
-weights and in the output, and a sum of values that cancel has a larger relative error."""
+"""Relative error of a query that rounding explains on normal data: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both
+weights and output, and a sum of values that cancel has a larger relative error."""
 _CLEARLY, _CLEARLY_NOISY = 3.0, 6.0
 """Multiple of the noise from which on a query is wrong; on a GPU, whose float32 may be TF32, and of a quantisation. Nearer to the
 noise, whatever is tried would explain some query by chance."""
@@ -46,6 +46,7 @@ class ReadOut:
         complete: whether the budget sufficed.
         notes: what the kernel did besides: wrote to its inputs, raised, gave other outputs to the same call.
         samples: what was seen.
+        passive: whether it was read from recorded calls, without asking the kernel; see `assay.harness.readout.passive`.
     """
 
     operator: Operator = field(default_factory=Operator)
@@ -58,6 +59,7 @@ class ReadOut:
     complete: bool = True
     notes: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = field(default=(), repr=False)
+    passive: bool = False
 
     @property
     def share(self) -> float:
@@ -103,6 +105,7 @@ def read_out(
             finder = _finder(prober, "levels" if family else "normal", seed)
             if finder is not None:
                 finder.run()
+                finder.layouts()
         except BudgetSpentError:
             complete = False
         if finder is None:
@@ -114,7 +117,7 @@ def read_out(
         fresh = finder.tally(finder.operator, [sample for sample in finder.samples if sample.fresh])
     return ReadOut(
         finder.operator, sentence(finder.operator), every, fresh, prober.asked, time.monotonic() - begun,
-        time.process_time() - cpu, complete, _notes(prober), tuple(finder.samples),
+        time.process_time() - cpu, complete, (*finder.layout_notes, *_notes(prober)), tuple(finder.samples),
     )  # fmt: skip
 
 

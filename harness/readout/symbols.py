@@ -43,11 +43,22 @@ def plus(text: str, number: int) -> str:
     return f"{text} {'+' if number > 0 else '-'} {abs(number)}" if number else text
 
 
+def minus_words(term: Term) -> str:
+    """What a term subtracts: "prefix", "i mod 128", "(total rounded up to 16)"; empty for nothing."""
+    if not term.minus:
+        return ""
+    if term.rounding == "mod":
+        return f"i mod {term.size}" if term.minus == "i" else f"({SYMBOLS[term.minus]} mod {term.size})"
+    if term.rounding:
+        return f"({SYMBOLS[term.minus]} rounded {term.rounding} to {term.size})"
+    return _blocks(term.minus, term.block)
+
+
 def term_words(term: Term) -> str:
     """A term as an expression: "(p - j) mod 4"."""
     text = _blocks(term.name, term.block)
     if term.minus:
-        text = f"{text} - {_blocks(term.minus, term.block)}"
+        text = f"{text} - {minus_words(term)}"
     if not term.modulo:
         return text
     return f"({text}) mod {term.modulo}" if term.minus or term.block > 1 else f"{text} mod {term.modulo}"

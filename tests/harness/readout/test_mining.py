@@ -201,3 +201,16 @@ def test_values_are_exact_and_the_cheapest_come_first() -> None:
     for one in found:
         np.testing.assert_array_equal(one.of(examples), examples["a"])
     assert Value(None, 4).of(examples).tolist() == [4] * 50
+
+
+@pytest.mark.parametrize(
+    ("term", "values"),
+    [
+        (Term("j", "prefix", rounding="up", size=16), [-16, -9, 0]),
+        (Term("j", "prefix", rounding="down", size=16), [0, -9, 0]),
+        (Term("j", "prefix", rounding="mod", size=16), [-1, 7, 16]),
+    ],
+)
+def test_what_a_term_subtracts_may_be_rounded(term: Term, values: list[int]) -> None:
+    table = {"j": np.array([0, 7, 16]), "prefix": np.array([1, 16, 16])}
+    assert term.of(table).tolist() == values
