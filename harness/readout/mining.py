@@ -38,8 +38,8 @@ _PAIRS = 30
 """Pairs of sets of literals that are considered, cheapest first."""
 _MAX_VALUES = 12
 """A residue or a name with more values than this is not told from each of those that it does not have, only from 0."""
-_PLAIN = 4.0
-"""Cost of a condition that is plain enough not to look for a negation: two literals cost at least this."""
+_NO_NEGATION = 4.0
+"""Cost of a condition that is plain enough not to look for a negation."""
 _WIDE = 4096
 """Between two values that are further apart than this, constants are not compared one by one."""
 
@@ -162,7 +162,7 @@ def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6, se
     if positive.all():
         return [ALWAYS]
     found = _conjunctions(table, positive, terms, most, seed)
-    if not found or found[0].cost > _PLAIN:
+    if not found or found[0].cost > _NO_NEGATION:
         others = _conjunctions(table, ~positive, terms, most, seed)
         found += [Condition(one.literals, negated=True) for one in others]
     return sorted(found, key=lambda one: one.cost)[:most]
