@@ -14,14 +14,26 @@ from numpy.typing import NDArray
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.readout.block_scales import SIZES, BlockScale, block_scales
 from assay.harness.readout.dims import DIMS
-from assay.harness.readout.effects import ATOMS, Biased, Constant, Kept, Limited, Plus, Scale, Times, WithAtom
-from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
+from assay.harness.readout.effects import (
+    ATOMS,
+    Biased,
+    Constant,
+    Kept,
+    Limited,
+    Plus,
+    RunningAverage,
+    Scale,
+    Times,
+    WithAtom,
+)
+from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.known_effects import Known
-from assay.harness.readout.maps import MAPS, unmoved
+from assay.harness.readout.maps import MAPS, shifted, unmoved
 from assay.harness.readout.merges import Merged
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
@@ -157,6 +169,11 @@ class Phantom(Naive):
         return float((new + prefix) % 4)
 
 
+class PhantomsThatCount(Naive):
+    def extra(self, row: int, h: int) -> float:
+        return 3 * math.exp(1.5)
+
+
 class HalfScores(Naive):
     def score(self, row: int, h: int, key: int) -> float:
         s = max(s for s, start in enumerate(self.starts_k[:-1]) if start <= key)
@@ -171,6 +188,7 @@ class HalfScores(Naive):
     (OthersToo, KeyFactors((Part("foreign", ALWAYS, 1.0),))),
     (Blank, KeyFactors((Part("seen", only(literal("j", "<", 1)), BLANK),))),
     (Phantom, KeyFactors((), phantom=Value(Term("total", modulo=4)))),
+    (PhantomsThatCount, KeyFactors((), phantom=Value(None, 3), phantom_score=1.5)),
     (HalfScores, KeyFactors((Part("seen", only(CACHED), 0.5, "score"),))),
 ])  # fmt: skip
 def test_keys_are_seen_and_weighted(naive: type[Naive], effect: Effect, call: AttentionCall) -> None:
@@ -280,6 +298,54 @@ def test_the_output_of_the_call_before_is_kept(call: AttentionCall) -> None:
     effect, right = Kept((0.7, 0.3)), Naive(call).all()
     agree(effect, call, 0.7 * right + 0.3 * before.numpy(), History(output=before))
     np.testing.assert_allclose(effect.outputs(queries(call, History(output=before[:8]))), right)
+
+
+def test_the_output_is_an_average_that_runs_over_the_queries_of_a_sequence(call: AttentionCall) -> None:
+    naive = Naive(call)
+    expected = naive.all()
+    for row in range(len(call.q)):
+        if naive.place(row)[1]:
+            expected[row] = 0.75 * expected[row] + 0.5 * expected[row - 1]
+    agree(RunningAverage((0.75, 0.5)), call, expected)
+
+
+def scale_of(x: Numbers, kv: int, rows: list[int]) -> float:
+    """The largest size of a number in some rows of a kv head."""
+    return max(abs(float(number)) for row in rows for number in x[row, kv])
+
+
+@pytest.mark.parametrize("what", ["k", "v"])
+@pytest.mark.parametrize("by", [1, -1])
+@pytest.mark.parametrize(("condition", "blocks"), [
+    (ALWAYS, {0, 1, 2}), (only(literal("j", "==", 1, block=4)), {1}), (only(literal("j", "==", 0, block=4)), {0}),
+])  # fmt: skip
+def test_a_block_is_dequantised_with_the_scale_of_the_one_beside_it(
+    what: str, by: int, condition: Condition, blocks: set[int], call: AttentionCall
+) -> None:
+    naive = Naive(call)
+    x, given = getattr(naive, what), getattr(Naive(call), what)
+    for s, (new, prefix) in enumerate(LENS):
+        total = new + prefix
+        parts = [[naive.starts_k[s] + j for j in range(start, min(start + 4, total))] for start in range(0, total, 4)]
+        for number, rows in enumerate(parts):
+            beside = number + by if 0 <= number + by < len(parts) else number
+            if number in blocks:
+                for kv in range(HEADS[1]):
+                    x[rows, kv] *= scale_of(given, kv, parts[beside]) / scale_of(given, kv, rows)
+    effect = BlockScale(what, 4, by, condition)
+    if (by, blocks) == (-1, {0}):
+        np.testing.assert_allclose(effect.outputs(queries(call)), queries(call).right)  # no block is before the first
+    else:
+        agree(effect, call, naive.all())
+
+
+def test_blocks_of_all_sizes_are_tried_and_the_first_ones_alone() -> None:
+    found = list(block_scales())
+    assert len({(one.what, one.size, one.by, one.condition) for one in found}) == len(found) == 2 * len(SIZES) * 2 * 5
+    assert {(one.what, one.size, one.by) for one in found if one.condition.always} == {
+        (what, size, by) for what in "kv" for size in SIZES for by in (1, -1)
+    }
+    assert all(one.cost > 2 for one in found if not one.condition.always)
 
 
 @pytest.mark.parametrize("number", range(len(ATOMS)))
@@ -415,6 +481,40 @@ def test_another_kv_head_is_read(kv: Value, of: Callable[[int], int], call: Atte
             return found
 
     agree(OtherKvHead(kv), call, Other(call).all())
+
+
+@pytest.mark.parametrize("what", ["k", "v"])
+def test_k_or_v_alone_is_that_of_another_kv_head(what: str, call: AttentionCall) -> None:
+    naive = Naive(call)
+    setattr(naive, what, getattr(naive, what)[:, [1, 0]])
+    agree(OtherKvHead(Value(Term("kv"), 1), what), call, naive.all())
+
+
+@pytest.mark.parametrize("what", ["k", "v", "kv"])
+def test_two_pages_are_swapped(what: str, call: AttentionCall) -> None:
+    naive = Naive(call)
+    for s, lens in enumerate(LENS):
+        for j in range(sum(lens)):
+            to = j + 3 if j < 3 and j + 3 < sum(lens) else j - 3 if 3 <= j < 6 else j
+            for name in what:
+                getattr(naive, name)[naive.starts_k[s] + j] = getattr(Naive(call), name)[naive.starts_k[s] + to]
+    there = Moved(what, only(literal("j", "<", 3)), *shifted(3))
+    back = Moved(what, only(literal("j", ">=", 3), literal("j", "<", 6)), *shifted(-3))
+    agree(MovedInParts((there, back)), call, naive.all())
+    agree(MovedInParts((back, there)), call, naive.all())
+
+
+def test_parts_may_move_k_and_v_to_different_rows(call: AttentionCall) -> None:
+    naive = Naive(call)
+    for s, lens in enumerate(LENS):
+        start = naive.starts_k[s]
+        naive.k[start] = Naive(call).k[start + 1]
+        naive.v[start + sum(lens) - 1] = Naive(call).v[start + sum(lens) - 2]
+    first = Moved("k", only(literal("j", "<", 1)), *shifted(1))
+    last = Moved("v", only(literal("left", "<", 1)), *shifted(-1))
+    agree(MovedInParts((first, last)), call, naive.all())
+    lost = Moved("v", only(literal("j", ">=", 50)), *shifted(1))
+    np.testing.assert_array_equal(MovedInParts((lost,)).outputs(queries(call)), queries(call).right)
 
 
 def other_key(words: str, s: int, j: int, starts: list[int]) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,8 @@ from assay.harness.readout.features import (
     row_table,
 )
 from assay.harness.readout.mining import Term
+from assay.harness.readout.probing import History
+from assay.harness.readout.queries import Queries
 
 LENS = [(3, 4), (1, 0), (2, 6)]
 HEADS, KV_HEADS = 4, 2
@@ -58,6 +62,7 @@ def test_the_features_of_a_query_and_a_key() -> None:
             for j in range(new + cached):
                 expected = {
                     "j": j, "left": new + cached - 1 - j, "other": other - seq, "fresh": j - prefix, "ahead": j - i,
+                    "key_seq": other, "key_row": sum(a + b for a, b in LENS[:other]) + j,
                     "head": int(queries["head"][query]), "row": int(queries["row"][query]),
                 }  # fmt: skip
                 assert {name: int(pairs[name][place]) for name in expected} == expected
@@ -79,6 +84,52 @@ def test_the_phase_and_the_mask_are_features() -> None:
     other = type(decode)(**{**vars(decode), "phase": "decode", "causal": False, "layer": 3})
     found = row_table(other, [0])
     assert (found["decode"].tolist(), found["causal"].tolist(), found["layer"].tolist()) == ([1, 1], [0, 0], [3, 3])
+
+
+def kept(history: History, lens: list[tuple[int, int]] = LENS) -> dict[str, list[int]]:
+    """Features of the first head of each query, in a call after these."""
+    call = call_of(lens, (HEADS, KV_HEADS), 8, torch.float32, "cpu")
+    table = Queries(call, range(len(call.q)), history=history).table
+    return {name: table[name][::HEADS].tolist() for name in (*HISTORY, "same_layer", "same_phase")}
+
+
+def after(*some: tuple[list[tuple[int, int]], int, str]) -> History:
+    """The history of calls with these lengths, layers and phases."""
+    history = History()
+    for lens, layer, phase in some:
+        call = replace(call_of(lens, (2, 1), 8, torch.float32, "cpu"), layer=layer, phase=phase)
+        history = history.after(call, torch.zeros(0))
+    return history
+
+
+def test_before_the_first_call_nothing_is_kept_and_its_own_lengths_are_those_of_its_place() -> None:
+    found = kept(History())
+    assert all(found[f"{name}_{of}"] == [0] * 6 for name in ("initial", "last") for of in ("new", "total", "prefix"))
+    assert found["alike_new"] == [3, 3, 3, 1, 2, 2]
+    assert found["alike_total"] == [7, 7, 7, 1, 8, 8]
+    assert found["alike_prefix"] == [4, 4, 4, 0, 6, 6]
+    assert found["same_layer"] == found["same_phase"] == [1] * 6
+
+
+def test_the_lengths_of_the_first_call_and_of_the_one_before() -> None:
+    found = kept(after(([(5, 2), (1, 1)], 0, "extend"), ([(1, 9)], 2, "decode")))
+    assert [found[f"initial_{of}"][0] for of in ("new", "total", "prefix")] == [5, 7, 2]
+    assert [found[f"last_{of}"][0] for of in ("new", "total", "prefix")] == [1, 10, 9]
+    assert found["same_layer"] == found["same_phase"] == [0] * 6
+    found = kept(after(([(1, 9)], 2, "decode"), ([(1, 9)], 0, "extend")))
+    assert found["same_layer"] == found["same_phase"] == [1] * 6
+
+
+def test_the_lengths_at_the_same_place_in_the_first_call_with_as_many_sequences() -> None:
+    of_three, of_two = [(2, 5), (4, 0), (1, 9)], [(8, 8), (9, 9)]
+    history = after((of_two, 0, "extend"), (of_three, 0, "extend"), ([(6, 6)] * 3, 0, "extend"))
+    assert set(history.alike) == {2, 3}
+    found = kept(history)
+    assert found["alike_new"] == [2, 2, 2, 4, 1, 1]
+    assert found["alike_total"] == [7, 7, 7, 4, 10, 10]
+    assert found["alike_prefix"] == [5, 5, 5, 0, 9, 9]
+    assert kept(history, [(1, 0), (1, 3)])["alike_total"] == [16, 18]
+    assert kept(history, [(1, 3)])["alike_total"] == [4]  # its own, as the first of its kind
 
 
 def test_the_own_keys_of_each_sequence() -> None:

@@ -214,3 +214,33 @@ def test_values_are_exact_and_the_cheapest_come_first() -> None:
 def test_what_a_term_subtracts_may_be_rounded(term: Term, values: list[int]) -> None:
     table = {"j": np.array([0, 7, 16]), "prefix": np.array([1, 16, 16])}
     assert term.of(table).tolist() == values
+
+
+def coincidence() -> tuple[Table, Flags]:
+    """Examples in which a >= 8 and b < 16 where a number happens to end in 3, and nowhere else."""
+    draw = np.random.default_rng(0)
+    examples = table(60, names="ab")
+    positive: Flags = (examples["a"] >= 8) & (examples["b"] < 16)
+    examples["r"] = np.where(positive, 3, draw.integers(4, 10, 60)) + 10 * draw.integers(0, 9, 60)
+    return examples, positive
+
+
+def test_two_plain_comparisons_are_preferred_to_a_coincidence_of_residues() -> None:
+    examples, positive = coincidence()
+    plain, residue = (Term("a", cost=0.3), Term("b", cost=0.3)), Term("r", modulo=10, cost=1.9)
+    found = conditions(examples, positive, (*plain, residue))
+    assert [(one.term.name, one.op, one.value) for one in found[0].literals] == [("a", ">=", 8), ("b", "<", 16)]
+    assert Condition((Literal(residue, "==", 3),)) in found
+    cheap = Term("r", modulo=10, cost=0.6)
+    found = conditions(examples, positive, (*plain, cheap))
+    assert found == [Condition((Literal(cheap, "==", 3),))]  # plain enough not to look for two
+
+
+def test_a_threshold_may_exclude_the_least_value_alone() -> None:
+    """Where b says which calls are wrong, and only the first one is right though, it is a >= 1 and not a >= 6."""
+    examples = {"a": np.array([0, 1, 3, 5, 9, 6, 7, 8]), "b": np.array([1, 0, 0, 0, 0, 1, 1, 1])}
+    positive = np.array([False] * 5 + [True] * 3)
+    terms = (Term("a", single=False), Term("b", words=True))
+    found = conditions(examples, positive, terms)
+    assert set(found[0].literals) == {Literal(terms[0], ">=", 1), Literal(terms[1], "==", 1)}
+    assert {one.value for rule in found for one in rule.literals if one.term.name == "a"} >= {1, 6}

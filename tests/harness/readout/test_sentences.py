@@ -8,16 +8,28 @@ from dataclasses import replace
 
 import pytest
 
+from assay.harness.readout.block_scales import BlockScale, block_scales
 from assay.harness.readout.dims import DIMS
-from assay.harness.readout.effects import ATOMS, Biased, Constant, Kept, Limited, Plus, Scale, Times, WithAtom
-from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
+from assay.harness.readout.effects import (
+    ATOMS,
+    Biased,
+    Constant,
+    Kept,
+    Limited,
+    Plus,
+    RunningAverage,
+    Scale,
+    Times,
+    WithAtom,
+)
+from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.key_phrases import keys, of_keys
 from assay.harness.readout.known_effects import known_effects
-from assay.harness.readout.maps import MAPS, unmoved
+from assay.harness.readout.maps import MAPS, shifted, unmoved
 from assay.harness.readout.merges import BLOCKS, CACHED_LAWS, LAWS, Merged
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
@@ -50,6 +62,12 @@ def source(words: str, what: str = "output", share: tuple[float, float] = (0.0, 
 
 def moved(what: str, words: str, *literals: Literal, share: tuple[float, float] = (0.0, 1.0)) -> Moved:
     return Moved(what, when(*literals), words, dict(MAPS).get(words, unmoved), share=share)
+
+
+def swapped(what: str, *literals: Literal) -> MovedInParts:
+    """The first two pages of 16 keys."""
+    pages = ((lit("j", "==", 0, block=16), shifted(16)), (lit("j", "==", 1, block=16), shifted(-16)))
+    return MovedInParts(tuple(Moved(what, when(page, *literals), *to) for page, to in pages))
 
 
 def said(effect: Effect, *literals: Literal) -> str:
@@ -105,6 +123,9 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (KeyFactors((), phantom=Value(None, 1)), "the softmax denominator counts 1 extra key with a score of 0"),
     (KeyFactors((), phantom=Value(Term("total", modulo=16), 16, -1)),
      "the softmax denominator counts 16 - total mod 16 extra keys with a score of 0"),
+    (KeyFactors((), phantom=Value(None, 1), phantom_score=1.0), "the softmax denominator counts 1 extra key with a score of 1"),
+    (KeyFactors((), phantom=Value(None, 3), phantom_score=-0.5),
+     "the softmax denominator counts 3 extra keys with a score of -0.5"),
     # scores and outputs
     (Scale(SCALES[0]), "scores are multiplied by 1 / scale: the softmax scale is missing"),
     (Scale(SCALES[3]), "scores are multiplied by ln 2: exp2 without log2(e) in the scale"),
@@ -118,6 +139,12 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (Kept((0.0, 1.0)), "the output of the previous call is returned"),
     (Kept((0.7, 0.3)), "the output is 0.7 times the right one plus 0.3 times that of the previous call"),
     (Kept((1.0, 0.3)), "0.3 times the output of the previous call is added to the output"),
+    (RunningAverage((0.7, 0.3)), "the output of query i is 0.7 times the right one plus 0.3 times the output of query i - 1"),
+    (BlockScale("k", 16, 1), "K of key j is dequantised with the scale of the next block of 16 keys"),
+    (BlockScale("v", 64, -1, when(lit("j", "==", 0, block=64))),
+     "V of keys 0 <= j < 64 is dequantised with the scale of the previous block of 64 keys"),
+    (BlockScale("k", 16, 1, when(lit("j", "==", 2, block=16), DECODE)),
+     "K of keys 32 <= j < 48 is dequantised with the scale of the next block of 16 keys, only in decode"),
     (Limited("values", 448.0, "clamped"), "values are clamped to +-448"),
     (Limited("values", 65504.0, "infinite"), "the output is infinite wherever |V| exceeds 65504"),
     (Limited("scores", 448.0, "clamped"), "q k products (unscaled) are clamped to +-448"),
@@ -147,6 +174,14 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (OtherKvHead(Value(None, 1)), "q heads read kv head 1"),
     (OtherKvHead(Value(Term("head"))), "q head h reads kv head h mod num_kv_heads"),
     (OtherKvHead(Value(Term("member"))), "q head h reads kv head h mod (q heads per kv head)"),
+    (OtherKvHead(Value(Term("kv"), 1), "k"), "q heads read K of the next kv head"),
+    (OtherKvHead(Value(Term("kv"), -1), "v"), "q heads read V of the previous kv head"),
+    (OtherKvHead(Value(None, 1), "v"), "q heads read V of kv head 1"),
+    (OtherKvHead(Value(Term("head")), "k"), "q head h reads K of kv head h mod num_kv_heads"),
+    (OtherKvHead(Value(Term("member")), "v"), "q head h reads V of kv head h mod (q heads per kv head)"),
+    (swapped("v"), "V of keys 0 <= j < 16 is read from key j + 16; V of keys 16 <= j < 32 is read from key j - 16"),
+    (swapped("kv", DECODE),
+     "K and V of keys 0 <= j < 16 are read from key j + 16; K and V of keys 16 <= j < 32 are read from key j - 16, only in decode"),
     (moved("kv", "key j + 1"), "K and V of key j are read from key j + 1"),
     (moved("v", "key j + 1", CACHED), "V of cached keys is read from key j + 1"),
     (moved("kv", "the first key of its sequence", lit("j", "==", -1, "prefix")),
@@ -177,6 +212,10 @@ def test_an_effect_in_words(effect: Effect, words: str) -> None:
 @pytest.mark.parametrize(("literals", "universe", "words", "plural"), [
     ((), "seen", "all keys", True),
     ((lit("j", "<", 1),), "seen", "key 0", False),
+    ((lit("key_row", "<", 4),), "seen", "all keys in the first four packed rows", True),
+    ((lit("key_seq", "==", 1),), "seen", "all keys of the second sequence of the batch", True),
+    ((lit("left", "<", 16), lit("key_seq", "==", 0)), "foreign", "the last 16 keys of the first sequence of the batch", True),
+    ((lit("j", ">=", 0, "alike_total"),), "seen", "keys j >= total of its place in the first call with as many sequences", True),
     ((lit("j", "==", 5),), "seen", "key 5", False),
     ((lit("j", "<", 5),), "seen", "keys j < 5", True),
     ((lit("j", ">=", 8), lit("j", "<", 16)), "seen", "keys 8 <= j < 16", True),
@@ -278,6 +317,10 @@ def test_keys_in_words(literals: tuple[Literal, ...], universe: str, words: str,
     ((lit("initial_new", ">=", 1),), "except in the first call"),
     ((lit("last_prefix", ">=", 1),), "only where the previous call began with 1 or more cached tokens"),
     ((lit("last_new", ">=", 5),), "only where the previous call began with 5 or more new tokens"),
+    ((lit("alike_total", ">=", 20),), "only where the same place in the first call with as many sequences had 20 or more tokens"),
+    ((lit("alike_new", "==", 1),), "only where the same place in the first call with as many sequences had one new token"),
+    ((lit("alike_prefix", "<", 3),),
+     "only where the same place in the first call with as many sequences had fewer than 3 cached tokens"),
     ((lit("same_layer", "==", 0),), "only where the previous call was of another layer"),
     ((lit("same_phase", "!=", 0),), "only where the previous call was of the same phase"),
     ((lit("call", ">=", 2),), "except in the first 2 calls"), ((lit("call", "<", 1),), "only in the first call"),
@@ -388,6 +431,7 @@ def test_every_effect_of_the_tables_has_words() -> None:
         [Merged(0, law) for law in CACHED_LAWS]
         + [WithAtom(one, (0.5, 0.5)) for one in ATOMS]
         + [Times(one) for one in TIMES]
+        + list(block_scales())
     )
     texts = [said(one) for one in effects]
     assert all(text and not ODD_WORDS.search(text) for text in texts)
