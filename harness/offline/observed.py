@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,8 @@ from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.threads import few_threads
 from assay.harness.picture import MAX_QUERIES, Picture
 from assay.harness.readout.named import said, with_operator
+from assay.harness.readout.passive import SECONDS as PASSIVE_S
+from assay.harness.readout.passive import Recorded, read_recorded, recorded
 from assay.harness.readout.picture import BEFORE, picture_of, unread_picture
 from assay.harness.readout.probing import BudgetSpentError, Prober
 from assay.harness.readout.queries import Queries
@@ -112,6 +114,27 @@ class Reader:
                 named = _with_evidence(findings, other)
         return Observed(tuple(_with_picture(named, kernel, declared, results)), _light(found))
 
+    def observe_outputs(self, findings: Sequence[Finding], calls: Sequence[Recorded]) -> Observed:
+        """Read a backend that cannot be asked, and is wrong on recorded calls, from their outputs.
+
+        Args:
+            findings: on the recorded calls.
+            calls: recorded calls.
+        """
+        if not (self.seconds > 0 and calls and serious(findings)):
+            return Observed(tuple(findings))
+        try:
+            found = read_recorded(calls, min(self.seconds, PASSIVE_S))
+            picture = None if found.reading is None else picture_of(found.reading[0], found.reading[1])
+        except Exception as error:  # as in `read_kernel`
+            return Observed(
+                tuple(_with_evidence(findings, f"nothing was read: {type(error).__name__}: {str(error)[:200]}"))
+            )
+        named = with_operator(findings, found.read)
+        first = serious(named)[0]
+        shown = [one.model_copy(update={"picture": picture}) if one is first else one for one in named]
+        return Observed(tuple(shown), _light(found.read))
+
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
         """What was read, if it gives the wrong outputs of a failing call; empty if not."""
         found = self._read(kernel, declared, [result])
@@ -138,6 +161,18 @@ def read_kernel(kernel: Kernel, declared: Declaration, device: str, seconds: flo
         return read_out(_declaring(kernel, declared), noise=declared.noise, seconds=seconds, device=device)
     except Exception as error:  # a kernel's numbers can be anything; what was found without a read-out stands
         return f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}"
+
+
+def recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[AttentionCall, Tensor]]) -> list[Recorded]:
+    """Recorded calls as they are read.
+
+    Args:
+        results: calls that were compared with the oracle.
+        others: further calls with their outputs; they are held to the widest bound of the results.
+    """
+    limits = [_ROW_SPREAD * float(one.fit_bounds.max()) for one in results]
+    found = [recorded(one.call, one.out, limit) for one, limit in zip(results, limits, strict=True)]
+    return found + [recorded(call, out, max(limits, default=0.0)) for call, out in others]
 
 
 def held(found: ReadOut, results: Sequence[CallResult]) -> tuple[int, int]:

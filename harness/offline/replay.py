@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused, default_device
 from assay.harness.backend import Backend
@@ -21,8 +23,11 @@ from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import breach
-from assay.harness.offline.observed import READ_OUT_S, Reader
-from assay.harness.verdict import Finding
+from assay.harness.offline.observed import READ_OUT_S, Reader, recorded_outputs
+from assay.harness.verdict import Finding, serious
+
+_MORE_CALLS = 64
+"""Recorded calls that a backend is read from, besides those that are examined."""
 
 
 def replay(
@@ -96,7 +101,8 @@ def replay_recorded(
     """Compare the outputs of a candidate that a server recorded with the oracle, and name what is wrong with it.
 
     A kernel also runs here, on one call with and one without a prefix: recorded outputs do not show whether it is
-    deterministic and leaves its inputs alone. If there are serious findings, it can then be read, as `replay` does.
+    deterministic and leaves its inputs alone. If there are serious findings, it can then be read, as `replay` does. What cannot run
+    here is read from the recorded outputs.
 
     Args:
         pack: folder of a replay pack that was recorded with the candidate as a shadow, or in its own server.
@@ -104,7 +110,7 @@ def replay_recorded(
         reproduce: a command that reproduces the findings.
         served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
         not_run: why a kernel is not run here; empty to run it.
-        reader: reads a wrong kernel; None not to read it.
+        reader: reads a wrong kernel; None not to ask it.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
 
     Raises:
@@ -134,15 +140,34 @@ def replay_recorded(
     seconds = time.monotonic() - start
     result = _result(candidate, run, examined, findings, seconds, first_finding_s, (not_tested,))
     result = result.model_copy(update={"not_run": not_run})
-    if kernel is None or not_run or reader is None or not reader.wants(findings, run.results):
+    if kernel is None or not_run:
+        return _read_passively(result, reader or Reader(), examined, run, served)
+    if reader is None or not reader.wants(findings, run.results):
         return result
     before_reading(result)
     observed = reader.observe_recorded(findings, kernel, kernels.declaration(kernel), run.results)
     return result.model_copy(update={"findings": observed.findings})
 
 
+def _read_passively(
+    result: ReplayResult, reader: Reader, examined: _Examined, run: KernelRun, served: bool
+) -> ReplayResult:
+    """The result, with what can be read from the recorded outputs alone: further small calls are looked at too."""
+    if not serious(result.findings):
+        return result
+    known = {id(one) for one in examined.chosen}
+    small = sorted(examined.recorded, key=lambda one: one.call.k.shape[0])
+    others = [(one.call, _output(one, served)) for one in small if id(one) not in known][:_MORE_CALLS]
+    with few_threads([one.call for one in run.results]):
+        observed = reader.observe_outputs(result.findings, recorded_outputs(run.results[: len(known)], others))
+    return result.model_copy(update={"findings": observed.findings})
+
+
 def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:
-    """The findings on recorded outputs alone: no kernel runs. Arguments and errors are those of `replay_recorded`."""
+    """The findings on recorded outputs alone, while servers run: no kernel runs, and nothing is read.
+
+    Arguments and errors are those of `replay_recorded`.
+    """
     return diagnose(_recorded_run(pack, candidate, served)[1], reproduce)
 
 
@@ -228,10 +253,15 @@ def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
 
 
 def _measured(one: RecordedCall, noise: str, served: bool) -> CallResult:
+    call = _on_device(one.call)
+    return measure(call, _output(one, served).to(call.q.device), noise)
+
+
+def _output(one: RecordedCall, served: bool) -> Tensor:
+    """What the candidate computed, [total_q, num_q_heads, head_dim_v]."""
     out = one.reference if served else one.candidate
     assert out is not None
-    call = _on_device(one.call)
-    return measure(call, out.to(call.q.device), noise)
+    return out
 
 
 def _on_device(call: AttentionCall) -> AttentionCall:

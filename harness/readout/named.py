@@ -109,9 +109,17 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
 
 def _evidence(read: ReadOut) -> list[str]:
     """What a read-out rests on, or why it says nothing."""
-    if said(read):
+    if read.passive and not said(read):
+        searched = f"{read.calls:,} recorded calls were searched in {read.seconds:.1f} s"
         found = (
-            f"read off the kernel in {effort(read)}: gives {read.all.explained:,} of {read.all.wrong:,} wrong outputs (queries x "
+            f"{searched}: no rule was found that gives their {read.all.wrong:,} wrong outputs, also those it is not mined from"
+            if read.all.wrong
+            else f"{searched}: no single output is clearly wrong"
+        )
+    elif said(read):
+        how = "read from recorded calls, without asking the kernel," if read.passive else "read off the kernel"
+        found = (
+            f"{how} in {effort(read)}: gives {read.all.explained:,} of {read.all.wrong:,} wrong outputs (queries x "
             f"heads), {read.fresh.explained:,} of {read.fresh.wrong:,} on calls that it was not mined from"
         )
     elif read.all.wrong:

@@ -7,8 +7,7 @@ fewer, the equations that are left say whether these rows are all that was summe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,8 +19,9 @@ from assay.harness.readout.reading import Flags, Numbers, Reading
 from assay.harness.readout.rows import Tolerance
 
 UNKNOWNS = 0.75
-"""Most keys that are solved for, as a share of head_dim_v. A quarter of the equations is left to test the solution, and the error of a
-weight stays within four times that of an output: of random rows of V, at most 2 / sqrt(head_dim_v - keys) / their size."""
+"""Most keys that are solved for, as a share of head_dim_v: a quarter of the equations is left to test the solution. The error of a
+weight is then no larger than that of one number of the output: with random rows of V of size 1 per number, it is that divided by
+sqrt(head_dim_v - keys)."""
 _REST = 4.0
 """Multiple of the noise that may be left of an output. The noise is that of the better rows of right calls; single rows have up to
 three times as much."""
@@ -74,6 +74,8 @@ class Solved:
         ratios = np.where(sure, read / np.where(sure, expected, 1.0), np.nan)
         with np.errstate(all="ignore"):
             factor = np.array([np.nanmedian(r) if s.any() else 1.0 for r, s in zip(ratios, sure, strict=True)])
+        right = ((np.abs(read - expected) <= unsure) | ~sure).all((1, 2))
+        factor[right] = 1.0
         usual = factor[:, None, None] * expected
         shown = np.where(np.abs(read) <= unsure, 0.0, read)
         shown = np.where(np.abs(read - usual) <= unsure, usual, shown)
@@ -93,7 +95,7 @@ def tolerance_of(error: float, total: float) -> Tolerance:
     return Tolerance(max(usual.weight, _UNSURE * total), log, max(usual.least, _UNSURE * error / log))
 
 
-def solve(call: AttentionCall, out: Tensor, rows: Ints, noise: float) -> Solved:
+def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved:
     """The weights of some queries of a recorded call, where keys can be found that give the outputs.
 
     The keys that a query should see come first, then those of its sequence, those at its ends, those of other sequences, and other
@@ -101,13 +103,13 @@ def solve(call: AttentionCall, out: Tensor, rows: Ints, noise: float) -> Solved:
 
     Args:
         call: the call.
-        out: what was recorded, [total_q, num_q_heads, head_dim_v].
         rows: packed rows of q.
+        out: what was recorded of them, [rows, num_q_heads, head_dim_v].
         noise: error of a right output, relative L1.
     """
     heads, kv_heads = call.q.shape[1], call.k.shape[1]
     values = call.v.double().cpu()
-    wanted = out[torch.from_numpy(rows).to(out.device)].double().cpu()
+    wanted = torch.from_numpy(out)
     weights = np.zeros((len(rows), heads, kv_heads, call.k.shape[0]))
     off, errors, total = (np.full((len(rows), heads), bad) for bad in (np.inf, 0.0, 0.0))
     group = heads // kv_heads
@@ -205,14 +207,4 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
         yield np.union1d(every[first:last], every[other])
         yield np.union1d(every[max(first, last - most // 2) : last], every[other][: most // 2])
         yield np.union1d(every[max(first, last - most // 2) : last], every[other][-(most // 2) :])
-
-
-def with_rows(reading: Reading, rows: Ints) -> Reading:
-    """Some rows of a reading, by their places in it."""
-    return cast(
-        Reading,
-        replace(
-            reading, rows=reading.rows[rows], weights=reading.weights[rows], constant=reading.constant[rows],
-            off=reading.off[rows],
-        ),
-    )  # fmt: skip
+    yield every

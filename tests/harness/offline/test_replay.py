@@ -16,6 +16,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
+from assay.harness.offline.observed import Reader
 from assay.harness.offline.replay import choose, diagnose_recorded, replay, replay_recorded
 from assay.harness.server.pack_writer import PackWriter
 
@@ -210,3 +211,46 @@ def test_a_url_cannot_be_instrumented(
     assert exit_.value.code == 2
     assert "is the URL" in capsys.readouterr().err
     assert not out.exists()
+
+
+READABLE: list[Lens] = [
+    *LENS, [(5, 33)], [(12, 9)], [(2, 30), (6, 11)], [(7, 60)], [(20, 12), (4, 8)], [(3, 100)], [(17, 2)], [(40, 30)],
+]  # fmt: skip
+"""Calls from which a rule can be mined and confirmed."""
+
+
+def test_what_a_backend_of_the_engine_computes_is_read_from_its_recorded_outputs(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL, lens_of=READABLE)
+    finding = replay_recorded(recorded, Backend.parse("triton"), "again").findings[0]
+    assert finding.id == "mask-top-left"
+    says = "query i of the new tokens sees keys 0 to i of the whole sequence, only in q head 0 and in layer 1"
+    assert finding.operator == says
+    assert any(line.startswith("read from recorded calls, without asking the kernel") for line in finding.evidence)
+    assert finding.picture is not None
+    assert "o" in "".join(finding.picture.cells)
+    assert not diagnose_recorded(recorded, Backend.parse("triton"), "again")[0].operator, (
+        "while servers run, none is read"
+    )
+
+
+def test_a_backend_is_read_in_its_own_server_too(tmp_path: Path) -> None:
+    source = Source(engine="e", model="m", model_hash="h", reference="triton")
+    writer = PackWriter(tmp_path / "pack", source, 10**8)
+    for number, lens in enumerate(READABLE):
+        call = call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number)
+        new, prefix = (tuple(one[n] for one in lens) for n in (0, 1))
+        seen = CallMetadata(0, "extend", new, prefix, tuple("ab"[: len(lens)]))
+        assert writer.wants(seen)
+        writer.add(seen, call, fault("scale-doubled")(call))
+    writer.flush()
+    finding = replay_recorded(tmp_path / "pack", Backend.parse("triton"), "again", served=True).findings[0]
+    assert finding.operator == "scores are multiplied by 2"
+
+
+def test_recorded_outputs_are_not_read_where_the_kernel_can_be_asked_or_no_time_is_given(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL, lens_of=READABLE)
+    here = replay_recorded(recorded, Backend.parse("assay.harness.attention.sdpa:torch_sdpa"), "again")
+    assert not any("recorded calls" in line for finding in here.findings for line in finding.evidence)
+    none = replay_recorded(recorded, Backend.parse("triton"), "again", reader=Reader(0.0))
+    assert none.findings[0].id == "mask-top-left"
+    assert not none.findings[0].operator

@@ -1,0 +1,282 @@
+"""The read-out of recorded calls: what a kernel computed that nobody can ask, from its q, k, v and outputs alone.
+
+The weights of queries with few keys are solved for, as `assay.harness.readout.solving` says. Rules are mined from these, and tried
+on all calls, long ones too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, zip_longest
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.localize.threads import few_threads
+from assay.harness.readout.explained import Explained
+from assay.harness.readout.features import Ints
+from assay.harness.readout.finding import Exactness, Finder, Sample
+from assay.harness.readout.forms import CallContext, Fit, Row, fits
+from assay.harness.readout.operators import Operator
+from assay.harness.readout.probing import BudgetSpentError, Plan, Prober
+from assay.harness.readout.queries import Queries
+from assay.harness.readout.reading import Reading, row_errors
+from assay.harness.readout.readout import ReadOut
+from assay.harness.readout.sentences import sentence
+from assay.harness.readout.solving import Solved, solve
+
+SECONDS = 30.0
+"""Most time that recorded calls are searched for a rule."""
+WRONG_CALLS, RIGHT_CALLS = 24, 12
+"""Calls that are mined at first, of those with wrong outputs and of the others: at most half of them."""
+_MOST_WRONG, _MOST_RIGHT = 96, 48
+"""Calls on which rules are tried: with wrong outputs, and without."""
+_ROWS = 24
+"""Queries of a call that are looked at."""
+_MOST_WEIGHTS = 2**19
+"""Most weights of a call that are looked at, for all kv heads: 4 MB, of which a call keeps some multiples."""
+_MOST_OF_ALL_QUERIES = 2**24
+"""Most weights of a call that is solved for, with all its queries: forms compare a query with all others."""
+_EXPLAINED = 600
+"""Wrong outputs after which no more are solved for: about as many as a kernel that is asked gives at first."""
+_ROUNDS = 4
+"""Rounds in which calls that contradict the rules are mined too."""
+_MORE = 4
+"""Calls that contradict the rules and are mined too, in each round."""
+_LEAST_NOISE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+"""Error of a right output, relative L1, that is assumed at least: half a unit in the last place, and of float32 what sums lose."""
+_CLEARLY = {torch.float32: 3e-4, torch.float16: 6e-3, torch.bfloat16: 4.5e-2}
+"""Error of a query from which on it is wrong, at least: as where a kernel is asked."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call with the output that was recorded.
+
+    Attributes:
+        call: the call.
+        out: the output, [total_q, num_q_heads, head_dim_v].
+        error: relative error of a query, L1, from which on it is wrong.
+    """
+
+    call: AttentionCall
+    out: Tensor
+    error: float
+
+
+@dataclass(frozen=True)
+class Passive:
+    """What was read from recorded calls.
+
+    Attributes:
+        read: the read-out: `calls` counts the recorded calls that were looked at, and `fresh` speaks of those that it was not mined
+            from.
+        solved: wrong outputs (queries x heads) whose weights were solved for.
+        tried: those for which that was tried: in small calls.
+        rivals: other operators that give the same outputs.
+        reading: the weights of one q head of the smallest telling call, and that head; None if none was solved.
+    """
+
+    read: ReadOut
+    solved: int = 0
+    tried: int = 0
+    rivals: tuple[Operator, ...] = ()
+    reading: tuple[Reading, int] | None = None
+
+
+def recorded(call: AttentionCall, out: Tensor, noise: float) -> Recorded:
+    """A recorded call whose single queries are off by at most `noise`, relative L1, where they are right."""
+    return Recorded(call, out, max(noise, _CLEARLY.get(call.q.dtype, 0.0)))
+
+
+def read_recorded(calls: Sequence[Recorded], seconds: float = SECONDS) -> Passive:
+    """Read an operator off recorded calls. Nothing is executed but the search for rules.
+
+    The calls are halved: rules are mined from one half, and tried on the other. Calls that contradict them are mined too.
+
+    Args:
+        calls: recorded calls of one kernel, in any order.
+        seconds: most time; what is known by then is returned.
+    """
+    begun, cpu = time.monotonic(), time.process_time()
+    with few_threads(()):
+        search = _Search(calls, begun + seconds)
+        complete = True
+        try:
+            search.run()
+        except BudgetSpentError:
+            complete = False
+        fresh = [sample for sample in search.samples if sample.fresh]
+        finder, operator = search.finder, search.operator
+        read = ReadOut(
+            operator, sentence(operator), finder.tally(operator, search.samples), finder.tally(operator, fresh),
+            len(search.samples), time.monotonic() - begun, time.process_time() - cpu, complete, search.notes(),
+            tuple(search.samples), passive=True,
+        )  # fmt: skip
+        return Passive(read, search.solved, search.tried, tuple(search.rivals), search.telling())
+
+
+class _Search:
+    """The search for the operator of recorded calls.
+
+    Args:
+        calls: recorded calls.
+        until: when it ends, on the clock of `time.monotonic`.
+    """
+
+    def __init__(self, calls: Sequence[Recorded], until: float) -> None:
+        draw = np.random.default_rng(0)
+        every = [_sample(one, draw) for one in _ordered(calls)]
+        self._wrong = [sample for sample in every if sample.bad.any()][:_MOST_WRONG]
+        self._right = [sample for sample in every if not sample.bad.any()][:_MOST_RIGHT]
+        self.samples = [*self._wrong, *self._right]
+        self.operator = Operator()
+        self.rivals: list[Operator] = []
+        self.solved = self.tried = 0
+        self._read: list[tuple[Sample, Solved]] = []
+        dtype = calls[0].call.q.dtype if calls else torch.float32
+        self.finder = Finder(Prober(_nobody, 0, until), "normal", dtype, Exactness())
+
+    def run(self) -> None:
+        """Find the operator.
+
+        Raises:
+            BudgetSpentError: the time is over; what is known stands in `operator`.
+        """
+        if not self._wrong:
+            return
+        first = [*self._wrong[::2][:WRONG_CALLS], *self._right[::2][:RIGHT_CALLS]]
+        for sample in sorted(first, key=lambda one: one.plan.size):
+            self._mine(sample)
+        left = [sample for sample in self.samples if sample.fresh]
+        operators = self.finder.fit()
+        for _ in range(_ROUNDS):
+            self.operator = operators[0]
+            against = [sample for sample in left if self._contradicts(sample)]
+            if not against:
+                break
+            for sample in against[:_MORE]:
+                self._mine(sample)
+            left = [sample for sample in left if sample.fresh]
+            operators = self.finder.fit()
+        self.operator = operators[0]
+        tally = self.finder.tally(self.operator, self.samples)
+        others = operators[1:] if tally.explained else []
+        self.rivals = [one for one in others if self.finder.tally(one, self.samples) == tally]
+
+    def notes(self) -> tuple[str, ...]:
+        """What the read-out rests on, and what it leaves open."""
+        found = [f"the weights of {self.solved:,} of {self.tried:,} wrong outputs of small calls were solved for"]
+        if self.rivals:
+            other = (
+                f"the recorded calls do not tell it from {len(self.rivals)} other rule{'s' * (len(self.rivals) > 1)}"
+            )
+            found.append(f"{other}, such as: {sentence(self.rivals[0])}")
+        return tuple(found) if self.tried else ()
+
+    def telling(self) -> tuple[Reading, int] | None:
+        """The weights of one q head of the smallest call that shows more than a few keys, and that head."""
+        found: list[tuple[bool, int, int, Solved, int]] = []
+        for number, (sample, solved) in enumerate(self._read):
+            of = (sample.bad.reshape(solved.known.shape) & solved.known).sum(0)
+            if of.any():
+                found.append((sample.plan.keys < 8, sample.plan.keys, number, solved, int(of.argmax())))
+        for *_, solved, head in sorted(found, key=lambda one: one[:3]):
+            if (reading := solved.shown(head)) is not None:
+                return reading, head
+        return None
+
+    def _mine(self, sample: Sample) -> None:
+        """Mine from a sample too: solve for the weights of its queries, and explain them, where the call is small."""
+        sample.fresh = False
+        self.finder.samples.append(sample)
+        queries, left = sample.queries, _EXPLAINED - self.solved
+        weights = queries.call.q[:, :, 0].numel() * queries.call.k[:, :, 0].numel()
+        if not sample.bad.any() or left <= 0 or weights > _MOST_OF_ALL_QUERIES:
+            return
+        self.finder.prober.check_time()
+        solved = solve(queries.call, queries.rows, sample.actual, self._noise)
+        known = sample.bad & solved.known.ravel()
+        self.tried, self.solved = self.tried + int(sample.bad.sum()), self.solved + int(known.sum())
+        context, found = CallContext(solved.reading), list[tuple[Fit, ...]]()
+        for place in range(len(known)):
+            row, head = divmod(place, queries.heads)
+            explained = fits(Row(context, row, head, solved.tolerance(row, head))) if known[place] else []
+            # A wrong output whose weights may be right, up to their noise, is evidence of nothing.
+            found.append(tuple(fit for fit in explained if fit.form != "right"))
+        sample.explained = Explained(queries, tuple(found), ~sample.bad)
+        self._read.append((sample, solved))
+
+    @cached_property
+    def _noise(self) -> float:
+        """Error of right outputs, relative L1: that of four in five of them."""
+        least = _LEAST_NOISE.get(self.finder.dtype, 1e-6)
+        right = np.concatenate([sample.errors[~sample.bad] for sample in self.samples])
+        return max(least, float(np.quantile(right, 0.8))) if len(right) else least
+
+    def _contradicts(self, sample: Sample) -> bool:
+        """Whether an output of a sample is not the one that the operator gives."""
+        found = not self.finder.agreed(self.operator, sample).all()
+        queries = sample.queries
+        sample.queries = Queries(queries.call, queries.rows)  # without what it has computed: there may be many
+        return found
+
+
+def _nobody(call: AttentionCall) -> Tensor:
+    """Stands for the kernel, which cannot be asked."""
+    raise KernelRefused("only recorded calls are known")
+
+
+def _ordered(calls: Sequence[Recorded]) -> list[Recorded]:
+    """Calls of each kind in turn; of a kind the smallest, the largest, the next to the smallest, and so on."""
+    kinds: dict[tuple[object, ...], list[Recorded]] = {}
+    for one in sorted(calls, key=lambda one: _plan(one.call).size):
+        call = one.call
+        kinds.setdefault((call.layer, call.phase, any(call.prefixes), len(call.lens_q) > 1), []).append(one)
+    return list(_in_turn([list(_in_turn([some, some[::-1]]))[: len(some)] for some in kinds.values()]))
+
+
+def _in_turn(lists: Iterable[Sequence[Recorded]]) -> Iterable[Recorded]:
+    """The first of each list, then the second of each, and so on."""
+    return (one for one in chain.from_iterable(zip_longest(*lists)) if one is not None)
+
+
+def _sample(one: Recorded, draw: np.random.Generator) -> Sample:
+    call, out = one.call, one.out.double().cpu()
+    wrong = row_errors(call, out) > one.error
+    most = max(1, min(_ROWS, _MOST_WEIGHTS // (call.q.shape[1] * call.k.shape[1] * call.k.shape[0])))
+    rows = _rows(call, np.asarray(wrong.any(1)), most, draw)
+    actual = out[torch.from_numpy(rows)].numpy()
+    return Sample(_plan(call), Queries(call, rows), actual, wrong[rows].ravel(), one.error, fresh=True)
+
+
+def _rows(
+    call: AttentionCall, wrong: np.ndarray[tuple[int], np.dtype[np.bool_]], most: int, draw: np.random.Generator
+) -> Ints:
+    """Queries that are looked at: wrong ones, two in three, and right ones; of both the first ones of sequences, and any."""
+    lens = [(new, prefix) for new, prefix in zip(call.lens_q, call.prefixes, strict=True)]
+    keys = np.concatenate(
+        [np.arange(prefix, prefix + new) for new, prefix in lens]
+    )  # of the own sequence, before the query
+    bad, good = np.flatnonzero(wrong), np.flatnonzero(~wrong)
+    beside = np.intersect1d(np.concatenate([bad[:1] - 1, bad[-1:] + 1]), good)
+    found: list[int] = []
+    for rows, first, share in ((bad, bad[:0], max(1, most * 2 // 3)), (good, beside, most)):
+        few = rows[np.argsort(keys[rows], kind="stable")]
+        # Short rows are solved, but few keys say little: of each size some.
+        spread = few[np.linspace(0, len(few) - 1, min(len(few), share // 2)).astype(int)] if len(few) else few
+        order = np.concatenate([first, rows[:2], rows[-2:], few[: share // 4], spread, draw.permutation(rows)])
+        found += list(dict.fromkeys(order.tolist()))[: min(share, most - len(found))]
+    return np.unique(np.asarray(found, dtype=np.int64))
+
+
+def _plan(call: AttentionCall) -> Plan:
+    """How a call would be made that is as large."""
+    lens = tuple((new, prefix) for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
+    heads = (call.q.shape[1], call.k.shape[1])
+    return Plan(lens, heads, call.q.shape[2], call.q.dtype, call.causal, call.layer, value_dim=call.v.shape[2])

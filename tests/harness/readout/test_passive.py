@@ -1,0 +1,122 @@
+"""Recorded calls: the operator is read from q, k, v and outputs alone. Every output comes from real arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.readout.named import name_of, said
+from assay.harness.readout.passive import Passive, Recorded, read_recorded, recorded
+from assay.harness.readout.picture import picture_of
+
+LENS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((7, 0),), ((40, 0),), ((30, 25),), ((17, 16),), ((12, 33), (7, 0)), ((9, 0), (20, 0)), ((33, 31),), ((3, 200),), ((90, 120),),
+    ((1, 20),), ((1, 40), (1, 5)), ((1, 33), (1, 12), (1, 90)), ((1, 200),), ((5, 20), (9, 0), (6, 41)), ((25, 10),), ((4, 6),),
+)  # fmt: skip
+"""Prompts, prompts behind cached prefixes, and decodes, of which some are longer than head_dim."""
+
+
+def calls(dtype: torch.dtype, lens: Sequence[tuple[tuple[int, int], ...]] = LENS) -> Iterator[AttentionCall]:
+    for number, one in enumerate(lens):
+        for layer in (0, 1):
+            call = call_of(list(one), (4, 2), 64, dtype, "cpu", seed=100 * number + layer)
+            yield replace(call, layer=layer, phase="decode" if all(new == 1 for new, _ in one) else "extend")
+
+
+def read(kernel: Kernel, dtype: torch.dtype = torch.float32) -> Passive:
+    return read_recorded([recorded(call, kernel(call), 0.0) for call in calls(dtype)])
+
+
+def every_third_key_tripled(call: AttentionCall) -> Tensor:
+    """No hypothesis of the list: keys 2, 5, 8, ... count three times, only in kv head 1."""
+    found = torch.zeros_like(call.q)
+    q_edges, k_edges = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
+    for (q0, q1), (k0, k1) in zip(pairwise(q_edges), pairwise(k_edges), strict=True):
+        for head in range(call.q.shape[1]):
+            kv = head // (call.q.shape[1] // call.k.shape[1])
+            scores = call.scale * call.q[q0:q1, head].double() @ call.k[k0:k1, kv].double().T
+            j = torch.arange(k1 - k0)
+            scores = scores.masked_fill(j[None, :] > torch.arange(q1 - q0)[:, None] + (k1 - k0) - (q1 - q0), -torch.inf)
+            if kv == 1:
+                scores = scores + torch.log(1.0 + 2.0 * (j % 3 == 2))
+            found[q0:q1, head] = (scores.softmax(-1) @ call.v[k0:k1, kv].double()).to(call.q.dtype)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("id", "dtype"),
+    [
+        ("mask-top-left", torch.float32),
+        ("prefix-dropped", torch.bfloat16),
+        ("sliding-window-16", torch.bfloat16),
+        ("leak-keys-previous", torch.float32),
+        ("scale-doubled", torch.bfloat16),
+    ],
+)
+def test_the_operator_is_read_from_outputs_and_gives_those_of_calls_too_long_to_solve(
+    id: str, dtype: torch.dtype
+) -> None:
+    found = read(fault(id), dtype)
+    operator, long = found.read.operator, [s for s in found.read.samples if s.plan.keys > 64 and s.bad.any()]
+    assert found.read.exact, found.read.sentence
+    assert long
+    known = name_of(operator, found.read.samples)
+    assert known is not None
+    assert known.id == id
+    assert found.solved > found.tried / 2
+
+
+def test_a_fault_that_nobody_listed_is_read_from_solved_weights() -> None:
+    found = read(every_third_key_tripled)
+    assert found.read.exact
+    assert said(found.read) == "weights of keys with j mod 3 = 2 are multiplied by 3, only in kv head 1"
+    assert name_of(found.read.operator, found.read.samples) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_a_right_kernel_nothing_is_said(dtype: torch.dtype) -> None:
+    found = read(rounded_oracle, dtype)
+    assert (found.read.sentence, found.read.all.wrong, found.reading) == ("", 0, None)
+
+
+def test_noise_has_no_operator() -> None:
+    def noisy(call: AttentionCall) -> Tensor:
+        draw = torch.Generator().manual_seed(int(call.q.numel()))
+        return rounded_oracle(call) * (1 + 0.3 * torch.randn(call.q.shape, generator=draw))
+
+    found = read(noisy)
+    assert found.read.all.wrong
+    assert said(found.read) == ""
+    assert found.solved == 0, "what is no sum of values is not solved"
+
+
+def test_a_rule_that_was_seen_on_one_call_only_is_not_said() -> None:
+    call = next(calls(torch.float32, [((9, 20),)]))
+    found = read_recorded([Recorded(call, fault("mask-top-left")(call), 3e-4)])
+    assert found.read.all.wrong
+    assert found.read.fresh.wrong == 0
+    assert said(found.read) == ""
+
+
+def test_the_picture_shows_the_solved_weights() -> None:
+    found = read(fault("mask-top-left"), torch.bfloat16)
+    assert found.reading is not None
+    reading, head = found.reading
+    picture = picture_of(reading, head)
+    shown = "".join(picture.cells)
+    assert "o" in shown, "keys that are not seen"
+    assert not set(shown) & set("!x"), "nothing is seen that should not be"
+
+
+def test_what_is_known_when_the_time_is_over_is_returned() -> None:
+    found = read_recorded([recorded(call, fault("mask-top-left")(call), 0.0) for call in calls(torch.float32)], 0.0)
+    assert not found.read.complete
+    assert said(found.read) == ""
