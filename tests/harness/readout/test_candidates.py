@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -13,10 +14,22 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.readout.block_scales import BlockScale
 from assay.harness.readout.candidates import effects_of
-from assay.harness.readout.dims import DIMS
-from assay.harness.readout.effects import ATOMS, Biased, Constant, Kept, Limited, Plus, Scale, Times, WithAtom
-from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
+from assay.harness.readout.dims import DIMS, Answer, Dims, lost_dims
+from assay.harness.readout.effects import (
+    ATOMS,
+    Biased,
+    Constant,
+    Kept,
+    Limited,
+    Plus,
+    RunningAverage,
+    Scale,
+    Times,
+    WithAtom,
+)
+from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
 from assay.harness.readout.explained import Explained, common
 from assay.harness.readout.forms import fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
@@ -91,7 +104,10 @@ CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
     Constant(0.0), Constant(2.5), Scale(SCALES[0]), Scale(SCALES[3]), Scale(constant_formula(0.75)),
     Limited("scores", 0.5, "capped"),
     Biased(-0.05), Times(TIMES[2]), Times(constant_formula(0.9)), KeyFactors((), phantom=Value(None, 2)),
-    KeyFactors((), phantom=Value(Term("seqs"), 0)), OtherKvHead(Value(Term("head"))), OtherKvHead(Value(None, 1)),
+    KeyFactors((), phantom=Value(Term("seqs"), 0)), KeyFactors((), phantom=Value(None, 2), phantom_score=1.0),
+    KeyFactors((), phantom=Value(Term("seqs"), 1), phantom_score=-1.0), OtherKvHead(Value(Term("kv"), 1), "v"),
+    OtherKvHead(Value(Term("kv"), 1), "k"), OtherKvHead(Value(Term("head")), "v"),
+    OtherKvHead(Value(Term("head"))), OtherKvHead(Value(None, 1)),
     source("query i - 1"), source("the next q head"), source("query i of the previous sequence"),
     replace(source("query i - 1"), what="query"), replace(source("the next q head"), share=(0.7, 0.3)),
     moved("v", "key j + 1"), moved("k", "key j + 1"), moved("kv", "key j XOR 2"), moved("v", "key j + 1", CACHED),
@@ -144,6 +160,8 @@ def test_right_rows_keep_a_rule_from_saying_too_much() -> None:
     (moved("k", "key j - 2", share=(0.5, 0.5)), None), (replace(source("the next q head"), what="query", share=(0.5, 0.5)), None),
     (replace(source("the next q head"), what="weights", share=(0.6, 0.4)), None), (Times(TIMES[0]), None),
     (moved("kv", "the first key of its sequence", CACHED), None), (moved("kv", "key j of the previous sequence"), None),
+    (RunningAverage((0.75, 0.5)), None), (BlockScale("k", 8, 1), None),
+    (BlockScale("v", 4, -1, only(Literal(Term("j", block=4, cost=0.6, words=True), "==", 1))), None),
     (Kept((0.7, 0.3)), "same"), (Moved("k", ALWAYS, "", unmoved, stale=True), "same"),
 ])  # fmt: skip
 def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect, history: str | None) -> None:
@@ -158,6 +176,63 @@ def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect, his
         if bad.any():
             answers.append((queries, out, bad))
     assert words([effect])[0] in words(general_effects(answers))
+
+
+def pages_swapped(what: str, size: int = 4) -> MovedInParts:
+    """The first two pages of each sequence."""
+    first = Moved(what, only(Literal(Term("j"), "<", size)), *shifted(size))
+    second = Moved(what, only(Literal(Term("j"), ">=", size), Literal(Term("j"), "<", 2 * size)), *shifted(-size))
+    return MovedInParts((first, second))
+
+
+@pytest.mark.parametrize("what", ["k", "v"])  # both together are other masks
+def test_pages_that_are_swapped_are_found_in_parts(what: str) -> None:
+    swapped = pages_swapped(what)
+    found = [effect for effect in effects_of(readings(swapped)) if isinstance(effect, MovedInParts)]
+    given = [Queries(call(number), range(len(call(number).q))) for number in range(len(CALLS))]
+    assert any(all(np.allclose(effect.outputs(one), swapped.outputs(one)) for one in given) for effect in found)
+
+
+def test_what_moves_in_one_way_has_no_parts() -> None:
+    found = list(effects_of(readings(moved("v", "key j + 1"))))
+    assert any(isinstance(effect, Moved) for effect in found)
+    assert not any(isinstance(effect, MovedInParts) for effect in found)
+
+
+def answers(which: Iterable[int], zero: Sequence[int] = ()) -> list[Answer]:
+    """What a kernel gives that loses some dims in some calls and is right in the others."""
+    found = []
+    for number in which:
+        given = call(number)
+        queries = Queries(given, range(len(given.q)))
+        out = queries.right.copy()
+        out[..., list(zero)] = 0.0
+        found.append((queries, out, np.ones(out.shape[0] * out.shape[1], bool)))
+    return found
+
+
+@pytest.mark.parametrize(("dims", "words"), [
+    (range(1, 32, 3), "dims of {} with d mod 3 = 1 are zero"),
+    (range(21, 32), "dims of {} among the last 11 are zero"),
+    (range(11), "dims of {} below 11 are zero"),
+    (range(8, 16), "dims of {} in block 1 of 8 are zero"),
+    ((17,), "dims of {} d = 17 are zero"),
+])  # fmt: skip
+def test_a_rule_says_which_dims_are_lost(dims: Sequence[int], words: str) -> None:
+    found = list(lost_dims(answers((0, 1), dims)))
+    (effect,) = [one for one in found if one.words == words] or [None]
+    assert effect is not None, [one.words for one in found]
+    for queries, out, _ in answers((2,), dims):
+        np.testing.assert_array_equal(effect.outputs(queries), out)
+    assert words in {one.words for one in islice(general_effects(answers((0, 1), dims)), 5) if isinstance(one, Dims)}
+
+
+def test_dims_are_lost_only_if_the_others_are_right() -> None:
+    assert list(lost_dims(answers((0, 1)))) == []
+    assert list(lost_dims(answers((0, 1), range(32)))) == []
+    (queries, out, bad), *_ = answers((0,), (3, 4))
+    assert list(lost_dims([(queries, 1.1 * out, bad)])) == []
+    assert list(lost_dims([(queries, out, ~bad)])) == []
 
 
 def test_numbers_of_keys_that_follow_no_rule_are_proposed_one_by_one() -> None:

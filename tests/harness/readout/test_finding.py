@@ -350,11 +350,10 @@ def test_a_clause_has_an_exact_condition() -> None:
 
 
 def test_wrong_queries_with_another_cause_are_kept_out_of_a_condition() -> None:
-    kernel = Faulty(lambda call, _: torch.where(heads(call) == 1, 0.0, torch.where(heads(call) == 2, 2.0, 1.0)))
-    found = finder(kernel, SMALL)
-    for effect, head in ((ZERO, 1), (TWICE, 2)):
+    found = finder(Faulty(lambda call, _: torch.where(heads(call) == 1, 0.0, 2.0)), SMALL)
+    for effect, op in ((ZERO, "=="), (TWICE, "!=")):
         _, clauses = found.clauses(effect, everything(found))
-        assert clauses[0].condition == only(Literal(Term("head", cost=0.3, words=True), "==", head))
+        assert clauses[0].condition == only(Literal(Term("head", cost=0.3, words=True), op, 1))  # type: ignore[arg-type]
     closed = [(sample.queries.table["head"] != 1) for sample in found.samples]
     assert found.clauses(ZERO, closed) == (0, [])
 
@@ -386,6 +385,24 @@ def test_what_has_a_condition_within_a_call_is_not_wrong_now_and_then() -> None:
     _, clauses = found.clauses(ZERO, everything(found))
     assert clauses
     assert all(clause.sometimes == 1 for clause in clauses)
+
+
+def test_a_far_fetched_condition_comes_after_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = finder(Faulty(lambda call, number: float(number % 2)), [replace(PREFIX, seed=seed) for seed in range(4)])
+    far, plain = (only(Literal(Term("pos", modulo=7, cost=cost), "==", 5)) for cost in (4.5, 0.5))
+    for condition, number in ((far, 1), (plain, 0)):
+        monkeypatch.setattr(finding, "mine", lambda *_, condition=condition: [condition])
+        _, clauses = found.clauses(ZERO, everything(found))
+        assert len(clauses) == number + 1
+        assert clauses[number] == Clause(ZERO, condition)
+        assert clauses[0].sometimes == (0.5 if number else 1)
+
+
+def test_queries_that_are_wrong_without_a_rule_have_no_clause() -> None:
+    found = finder(Faulty(lambda call, _: (call.q[:, :1, :1] > 0).float()), [EXTEND, PREFIX, Plan(((60, 40),))])
+    hits, clauses = found.clauses(ZERO, everything(found))
+    assert hits > 0
+    assert clauses == []
 
 
 def test_what_is_wrong_now_and_then_is_asked_again_until_a_period_shows() -> None:
@@ -476,8 +493,17 @@ def test_effects_that_do_the_same_count_once() -> None:
         flags = [sample.agrees(effect.outputs(sample.queries)) & sample.bad for sample, _ in left]
         alike[np.concatenate(flags).tobytes()] += 1
     assert max(alike.values()) == 3
-    first = [sample.agrees(ranked[0].outputs(sample.queries))[sample.bad].all() for sample, _ in left]
-    assert all(first)
+
+
+def test_cheap_effects_come_before_dear_ones_that_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings_alone(monkeypatch)
+    same = [Times(constant_formula(2.0), cost) for cost in (3.0, 1.0, 4.0, 2.0)]
+    extend_alone = Kept((2.0, 0.0), cost=0.1)  # right in the first call
+    monkeypatch.setattr(finding, "key_factors", lambda *_: [])
+    monkeypatch.setattr(finding, "effects_of", lambda *_: [extend_alone, *same, ZERO])
+    found = finder(Faulty(lambda call, _: 2.0), [EXTEND, PREFIX, replace(PREFIX, seed=1)])
+    left = list(zip(found.samples, everything(found), strict=True))
+    assert [effect.cost for effect in found._ranked(left)] == [1.0, 2.0, 3.0, 0.1]
 
 
 def test_an_effect_that_spoils_right_queries_comes_after_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

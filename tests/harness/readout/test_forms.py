@@ -70,6 +70,14 @@ def moved_values() -> Numbers:
     return weights
 
 
+def read_twice() -> Numbers:
+    """The values of keys 4 and 5 are those of keys 8 and 7, which are also read in their own place."""
+    weights = RIGHT[QUERY, HEAD].copy()
+    weights[OWN, [8, 7]] += weights[OWN, [4, 5]]
+    weights[OWN, [4, 5]] = 0.0
+    return weights
+
+
 def moved_keys() -> Numbers:
     """The score of key 4 is that of key 20, and the score of key 9 that of key 2 of kv head 0."""
     scores = OF_ROW.copy()
@@ -104,6 +112,8 @@ CASES: dict[str, Callable[[], Row]] = {
     "output": lambda: row_of(RIGHT[4, 3]),
     "query": lambda: row_of(on_own(softmax(SCORES[9, 1, OWN]))),
     "values": lambda: row_of(moved_values()),
+    "query mixture": lambda: row_of(on_own(softmax(0.6 * OF_ROW + 0.4 * SCORES[9, 1, OWN]))),
+    "read twice": lambda: row_of(read_twice()),
     "scored": lambda: row_of(moved_keys()),
     "mixture": lambda: row_of(0.75 * RIGHT[QUERY, HEAD] + 0.25 * RIGHT[8, 0]),
 }
@@ -133,6 +143,8 @@ CASES: dict[str, Callable[[], Row]] = {
         ("values", {"values"}),
         ("scored", {"keys", "scored"}),  # two keys, two factors
         ("mixture", {"mixture"}),
+        ("query mixture", {"query-mixture"}),
+        ("read twice", {"keys", "values"}),  # four keys, four factors
     ],
 )
 def test_the_forms_that_fit(case: str, forms: set[str]) -> None:
@@ -246,6 +258,40 @@ def test_where_values_come_from() -> None:
     wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
     wanted[4], wanted[[8, 9]] = OWN * KEYS + 20, 2
     assert found.tolist() == wanted.tolist()
+
+
+def test_values_that_are_read_twice() -> None:
+    found = fit_of("read twice", "values").keys
+    assert found is not None
+    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
+    wanted[[4, 5]] = OWN * KEYS + np.array([8, 7])
+    assert found.tolist() == wanted.tolist()
+
+
+def test_what_two_keys_gained_must_be_what_two_others_lost() -> None:
+    weights = read_twice()
+    weights[OWN, 8] *= 1.01
+    weights[OWN, 7] += 1 - weights.sum()
+    assert "values" not in {fit.form for fit in fits(row_of(weights))}
+    swapped = RIGHT[QUERY, HEAD].copy()
+    swapped[OWN, [4, 5]] = swapped[OWN, [5, 4]]
+    (found,) = [fit for fit in fits(row_of(swapped)) if fit.form == "values"]
+    assert found.keys is not None
+    assert found.keys[[4, 5, 6]].tolist() == [OWN * KEYS + 5, OWN * KEYS + 4, OWN * KEYS + 6]
+
+
+def test_a_mixture_of_queries_says_whose_and_in_which_shares() -> None:
+    fit = fit_of("query mixture", "query-mixture")
+    assert fit.source == (9, 1)
+    assert fit.share == pytest.approx((0.6, 0.4), abs=2e-3)
+    short = Plan(((1, 4), (5, 9)), (4, 2), 32, seed=3).make()
+    scores = scores_of(short, np.arange(6))
+    every = right_weights(short, np.arange(6), scores)
+    mixed = 0.6 * scores[0, HEAD, OWN] + 0.4 * scores[3, 1, OWN]
+    every[0, HEAD, OWN] = softmax(mixed, np.arange(19) < 5)
+    reading = Reading(short, np.arange(6), every, np.zeros((6, 4, 32)), np.zeros((6, 4)))
+    found = fits(Row(CallContext(reading), 0, HEAD, Tolerance()))
+    assert "query-mixture" not in {one.form for one in found}  # two shares fit almost any short row
 
 
 def test_where_keys_come_from() -> None:
