@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from assay.harness.readout.edges import edges
 from assay.harness.readout.effects import Biased, Constant, Limited, Scale, Times
 from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.explained import Explained, common, every, near
@@ -41,6 +42,7 @@ def effects_of(readings: Sequence[Explained]) -> Iterable[Effect]:
     yield from _kv_heads(readings)
     for form in ("output", "query", "mixture", "query-mixture"):
         yield from _sources(readings, form)
+    yield from edges(readings)
     yield from moves(readings)
     yield from _merges(readings)
 

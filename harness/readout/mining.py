@@ -107,7 +107,7 @@ class Literal:
     @property
     def cost(self) -> float:
         """How far-fetched it is."""
-        return self.term.cost + {"==": 0.0, ">=": 0.1, "<": 0.1, "!=": 0.6}[self.op] + _strangeness(self.value)
+        return self.term.cost + {"==": 0.0, ">=": 0.1, "<": 0.1, "!=": 0.6}[self.op] + strangeness(self.value)
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,10 @@ def _between(first: int, last: int) -> list[int]:
     """Constants from first to last, which all separate the examples: the ends, and the least strange one."""
     if last - first > _WIDE:
         return [first, last]
-    return sorted({first, last, min(range(first, last + 1), key=_strangeness)})
+    return sorted({first, last, min(range(first, last + 1), key=strangeness)})
 
 
-def _strangeness(value: int) -> float:
+def strangeness(value: int) -> float:
     """How far-fetched a constant is: little for 0, 1, powers of two and their neighbours; of others, least for small round ones.
 
     Differences only decide between rivals, so that only their order matters.
@@ -304,7 +304,7 @@ class Value:
     @property
     def cost(self) -> float:
         """How far-fetched it is."""
-        return (0.0 if self.term is None else 0.5 + self.term.cost) + _strangeness(self.plus)
+        return (0.0 if self.term is None else 0.5 + self.term.cost) + strangeness(self.plus)
 
 
 def mine_values(table: Table, wanted: NDArray[np.int64], terms: Sequence[Term], most: int = 4) -> list[Value]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from assay.harness.readout.block_scales import BlockScale
 from assay.harness.readout.dims import Dims
+from assay.harness.readout.edges import Edge, Sum
 from assay.harness.readout.effects import Biased, Constant, Kept, Limited, Plus, RunningAverage, Scale, Times, WithAtom
 from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
 from assay.harness.readout.forms import BLANK
@@ -19,7 +20,7 @@ from assay.harness.readout.merges import Merged
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.query_phrases import only
-from assay.harness.readout.symbols import LEGEND, plus, small, value_words
+from assay.harness.readout.symbols import LEGEND, SYMBOLS, plus, small, value_words
 from assay.harness.text import percent
 
 __all__ = ["LEGEND", "sentence"]
@@ -68,6 +69,8 @@ def _effect(effect: Effect) -> Said:
             return _mixed("the output", "the output of the previous call", effect.share), []
         case RunningAverage():
             return _running(effect), []
+        case Edge():
+            return _edge(effect), []
         case BlockScale():
             return _block_scale(effect)
         case Limited():
@@ -222,6 +225,25 @@ def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, l
         return Keys(f"{ALL_BUT}{inner}{f' ({when})' if when else ''}"), []
     conditions = [Condition(rest, condition.negated)] if rest else []
     return (keys(own, universe) if own or universe != "seen" else None), conditions
+
+
+def _edge(effect: Edge) -> str:
+    if effect.side == "last":
+        return f"query i sees keys j <= {_sum(effect.at)}"
+    return f"query i sees no keys j < {_sum(effect.at)}"
+
+
+def _sum(of: Sum) -> str:
+    """A sum in words: "p + (-new mod 16) - 1"."""
+    found = ""
+    for sign, amount in of.amounts:
+        symbol = SYMBOLS[amount.name]
+        text = {
+            "": symbol, "up": f"({symbol} rounded up to {amount.size})", "down": f"({symbol} rounded down to {amount.size})",
+            "mod": f"({symbol} mod {amount.size})", "gap": f"(-{symbol} mod {amount.size})",
+        }[amount.rounding]  # fmt: skip
+        found = f"{found} {'+' if sign > 0 else '-'} {text}" if found else text
+    return plus(found, of.plus)
 
 
 def _block_scale(effect: BlockScale) -> Said:
