@@ -18,7 +18,6 @@ from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.threads import few_threads
 from assay.harness.picture import MAX_QUERIES, Picture
 from assay.harness.readout.named import said, with_operator
-from assay.harness.readout.passive import SECONDS as PASSIVE_S
 from assay.harness.readout.passive import Recorded, read_recorded, recorded
 from assay.harness.readout.picture import BEFORE, picture_of, unread_picture
 from assay.harness.readout.probing import BudgetSpentError, Prober
@@ -124,7 +123,7 @@ class Reader:
         if not (self.seconds > 0 and calls and serious(findings)):
             return Observed(tuple(findings))
         try:
-            found = read_recorded(calls, min(self.seconds, PASSIVE_S))
+            found = read_recorded(calls, self.seconds)
             picture = None if found.reading is None else picture_of(found.reading[0], found.reading[1])
         except Exception as error:  # as in `read_kernel`
             return Observed(
@@ -132,6 +131,7 @@ class Reader:
             )
         named = with_operator(findings, found.read)
         first = serious(named)[0]
+        picture = picture or first.picture
         shown = [one.model_copy(update={"picture": picture}) if one is first else one for one in named]
         return Observed(tuple(shown), _light(found.read))
 

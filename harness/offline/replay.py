@@ -102,7 +102,7 @@ def replay_recorded(
 
     A kernel also runs here, on one call with and one without a prefix: recorded outputs do not show whether it is
     deterministic and leaves its inputs alone. If there are serious findings, it can then be read, as `replay` does. What cannot run
-    here is read from the recorded outputs.
+    here, or is right here, is read from the recorded outputs.
 
     Args:
         pack: folder of a replay pack that was recorded with the candidate as a shadow, or in its own server.
@@ -146,7 +146,10 @@ def replay_recorded(
         return result
     before_reading(result)
     observed = reader.observe_recorded(findings, kernel, kernels.declaration(kernel), run.results)
-    return result.model_copy(update={"findings": observed.findings})
+    result = result.model_copy(update={"findings": observed.findings})
+    if observed.read is None or observed.read.all.wrong:
+        return result
+    return _read_passively(result, reader, examined, run, served)  # it is wrong only in its server
 
 
 def _read_passively(

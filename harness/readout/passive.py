@@ -30,7 +30,7 @@ from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.solving import Solved, solve
 
-SECONDS = 30.0
+SECONDS = 60.0
 """Most time that recorded calls are searched for a rule."""
 WRONG_CALLS, RIGHT_CALLS = 24, 12
 """Calls that are mined at first, of those with wrong outputs and of the others: at most half of them."""

@@ -193,7 +193,6 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     last = row + stop - its_q.stop + 1 if call.causal else stop  # one behind the last key that it should see
     yield every[first:last]
     yield every[first:stop]
-    yield every[first : min(stop, first + most)]
     yield every[max(first, last - most) : last]
     yield every[max(first, min(stop, last + most // 4) - most) : min(stop, last + most // 4)]
     yield every[max(first, stop - most) : stop]

@@ -77,8 +77,10 @@ def test_the_operator_is_read_from_outputs_and_gives_those_of_calls_too_long_to_
 def test_a_fault_that_nobody_listed_is_read_from_solved_weights() -> None:
     found = read(every_third_key_tripled)
     assert found.read.exact
-    assert said(found.read) == "weights of keys with j mod 3 = 2 are multiplied by 3, only in kv head 1"
+    text = said(found.read)
+    assert all(part in text for part in ("weights", "j mod 3 = 2", "multiplied by 3", "only in kv head 1")), text
     assert name_of(found.read.operator, found.read.samples) is None
+    assert found.read.fresh.wrong > found.read.all.wrong / 3, "rules are tried on what they were not mined from"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

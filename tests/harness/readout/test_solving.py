@@ -66,6 +66,14 @@ def test_weights_of_few_keys_of_a_long_sequence_are_found() -> None:
         assert np.abs(found.reading.weights - some).max() < 1e-5
 
 
+def test_weights_of_the_last_keys_of_a_sequence_are_found_for_its_first_new_tokens() -> None:
+    call = call_of([(60, 400)], (2, 1), 64, torch.float32, "cpu", seed=3)
+    weights = np.zeros((2, 2, 1, 460))
+    weights[..., 430:] = 1 / 30
+    found = solve(call, np.arange(2), outputs(call, weights), NOISE[torch.float32])
+    assert np.abs(found.reading.weights - weights).max() < 1e-5
+
+
 def test_what_is_no_sum_of_few_rows_is_not_known() -> None:
     call = call_of([(3, 400)], (2, 1), 64, torch.float32, "cpu", seed=3)
     assert not solved(call, right(call)).known.any(), "403 keys have more weights than there are equations"
@@ -102,3 +110,10 @@ def test_what_is_shown_of_a_right_kernel_is_right() -> None:
     assert shown is not None
     assert np.abs(shown.weights - right(call)).max() < 1e-12
     assert np.abs(found.reading.weights - right(call)).max() > 1e-5, "as it was solved, it is off by noise"
+    unseen = call_of([(40, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=6)
+    weights = right(unseen)
+    weights[:, :, :, 3] = 0  # and all others are too small, so that nothing is the usual factor times the right weight
+    weights[:, :, :, 4:] *= 1.5
+    again = solved(unseen, weights).shown(1)
+    assert again is not None
+    assert (again.weights[10:, 1, 0, 3] == 0).all(), "noise is not shown as a weight"
