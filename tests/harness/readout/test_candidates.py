@@ -232,6 +232,11 @@ def test_dims_are_lost_only_if_the_others_are_right() -> None:
     assert list(lost_dims(answers((0, 1), range(32)))) == []
     (queries, out, bad), *_ = answers((0,), (3, 4))
     assert list(lost_dims([(queries, 1.1 * out, bad)])) == []
+    one_zero = out.copy()
+    one_zero[0] = 0.0
+    assert [one.words for one in lost_dims([(queries, one_zero, bad)])] == [
+        one.words for one in lost_dims([(queries, out, bad)])
+    ]
     assert list(lost_dims([(queries, out, ~bad)])) == []
 
 

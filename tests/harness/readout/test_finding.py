@@ -399,7 +399,8 @@ def test_a_far_fetched_condition_comes_after_now_and_then(monkeypatch: pytest.Mo
 
 
 def test_queries_that_are_wrong_without_a_rule_have_no_clause() -> None:
-    found = finder(Faulty(lambda call, _: (call.q[:, :1, :1] > 0).float()), [EXTEND, PREFIX, Plan(((60, 40),))])
+    kernel = Faulty(lambda call, _: ((call.q[:, :1, :1] > 0) | (call.layer == 1)).float())
+    found = finder(kernel, [EXTEND, PREFIX, Plan(((60, 40),)), replace(EXTEND, layer=1)])
     hits, clauses = found.clauses(ZERO, everything(found))
     assert hits > 0
     assert clauses == []
@@ -615,6 +616,8 @@ def test_a_threshold_between_the_calls_that_were_seen_is_found(monkeypatch: pyte
     assert sentence(found.operator) == "the output is zero, only where 30 or more tokens are new"
     assert found.tally(found.operator, found.samples).exact
     assert {29, 30} <= {new for sample in found.samples for new, _ in sample.plan.lens}
+    fresh = [sample.plan for sample in found.samples if sample.fresh]
+    assert len(set(fresh)) == len(fresh)  # no call is made again in a later round
 
 
 def test_a_right_kernel_is_asked_for_some_more_calls(monkeypatch: pytest.MonkeyPatch) -> None:

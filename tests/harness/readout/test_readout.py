@@ -114,8 +114,9 @@ def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> N
         rounded_oracle,
         declares(noise="int8_qk")(lambda call: in_int8(call)),
         declares(noise="int8_qk")(lambda call: rounded_oracle(call)),
+        declares(noise="int8_qk")(lambda call: 1.005 * rounded_oracle(call)),  # a scale that is rounded
     ],
-    ids=["float32", "int8", "better than declared"],
+    ids=["float32", "int8", "better than declared", "with noise"],
 )
 def test_a_right_kernel_computes_attention(kernel: Kernel) -> None:
     found = read_out(kernel)
