@@ -17,6 +17,7 @@ from assay.harness.readout.operators import Operator
 from assay.harness.readout.picture import picture_of
 from assay.harness.readout.queries import Flags
 from assay.harness.readout.readout import ReadOut
+from assay.harness.readout.symbols import legend
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious
 
@@ -132,7 +133,8 @@ def _evidence(read: ReadOut) -> list[str]:
         )
     else:
         found = f"the kernel could not be read: it answered none of {read.calls:,} calls that were made for it"
-    return [found, *read.notes]
+    symbols = legend(said(read))
+    return [found, *filter(None, (symbols,)), *read.notes]
 
 
 def _name(first: Finding, others: Collection[str], read: ReadOut) -> dict[str, object]:

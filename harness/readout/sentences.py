@@ -1,4 +1,4 @@
-"""Operators in the field's words: one sentence for each clause, as a bug report would put it. `LEGEND` explains the symbols."""
+"""Operators in the field's words: one sentence for each clause, as a bug report would put it. `legend` explains the symbols."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from assay.harness.readout.merges import Merged
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.query_phrases import only
-from assay.harness.readout.symbols import LEGEND, SYMBOLS, plus, small, value_words
+from assay.harness.readout.symbols import SYMBOLS, legend, plus, small, value_words
 from assay.harness.text import percent
 
-__all__ = ["LEGEND", "sentence"]
+__all__ = ["legend", "sentence"]
 
 Said = tuple[str, list[Condition]]
 """An effect in words, and the conditions on queries that its own conditions hold in common."""

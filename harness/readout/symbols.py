@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 from assay.harness.readout.mining import Term, Value
 
-LEGEND = (
-    "i counts the new tokens of a sequence, p its positions (cached prefix included), j its keys, r packed rows of q, h q heads; "
-    "prefix, new and total are a sequence's numbers of cached, new and all tokens; all is counted from 0"
-)
-"""What the letters in a sentence stand for, for reports to print once."""
+_LETTERS = {
+    "i": "query i: the i-th new token of its sequence", "p": "p: its position, cached prefix included",
+    "j": "key j: the j-th of the sequence", "r": "r: a packed row of q", "h": "h: a q head",
+}  # fmt: skip
+_LENGTHS = {"prefix": "cached", "new": "new", "total": "all"}
+
+
+def legend(sentence: str) -> str:
+    """What the letters and lengths in a sentence stand for; empty if it has none."""
+    words = set(re.findall(r"(?<![\w.])[a-z](?![\w.])", sentence))
+    letters = [text for letter, text in _LETTERS.items() if letter in words]
+    lengths = [
+        f"{name}: its number of {kind} tokens" for name, kind in _LENGTHS.items()
+        if re.search(rf"[-+<>=(] ?{name}\b|\b{name} (mod|//|rounded|[-+<>=])", sentence)
+    ]  # fmt: skip
+    return "; ".join((*letters, *lengths, *("all from 0" for _ in letters[:1])))
+
 
 SYMBOLS = {
     "i": "i", "pos": "p", "j": "j", "row": "r", "head": "h", "prefix": "prefix", "new": "new", "total": "total",

@@ -36,7 +36,7 @@ from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.query_phrases import only
 from assay.harness.readout.reading import Numbers
-from assay.harness.readout.sentences import LEGEND, sentence
+from assay.harness.readout.sentences import legend, sentence
 from assay.harness.readout.sources import SOURCES
 
 
@@ -397,9 +397,22 @@ def test_the_issue_s_examples() -> None:
     )
 
 
-def test_the_legend_explains_each_letter() -> None:
-    for letter in ("i", "p", "j", "r", "h"):
-        assert re.search(rf"\b{letter}\b", LEGEND)
+@pytest.mark.parametrize(
+    ("text", "explained"),
+    [
+        ("query i sees keys j <= i", "query i: the i-th new token of its sequence; key j: the j-th of the sequence; all from 0"),
+        ("query i does not see key p + 1, only where a prefix is cached",
+         "query i: the i-th new token of its sequence; p: its position, cached prefix included; all from 0"),
+        ("K of key j is read from key total - 16 + j, modulo total",
+         "key j: the j-th of the sequence; total: its number of all tokens; all from 0"),
+        ("query i sees keys j <= i + (prefix rounded up to 16)",
+         "query i: the i-th new token of its sequence; key j: the j-th of the sequence; prefix: its number of cached tokens; "
+         "all from 0"),
+        ("the output is zero, only in decode", ""),
+    ],
+)  # fmt: skip
+def test_the_legend_explains_the_symbols_of_a_sentence(text: str, explained: str) -> None:
+    assert legend(text) == explained
 
 
 ODD_WORDS = re.compile(
