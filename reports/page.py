@@ -92,6 +92,7 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.filters |= {
     "text": lambda value: clip(value, TEXT_SHOWN),
     "line": one_line,
+    "unbroken": lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%"),  # a number and its sign stay on one line
     "share": summary.share,
     "number": summary.number,
     "interval": summary.interval,

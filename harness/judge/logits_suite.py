@@ -148,7 +148,7 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
         kl, change = bootstrap_t(prompts.kl, spec.alpha / 2), bootstrap_t(prompts.change, spec.alpha / 2)
         yield _Test(
             Metric(
-                id=f"mean-kl-{condition}", title=f"mean KL, {condition}", value=kl.value, text=f"{kl.value:.2g} nats",
+                id=f"mean-kl-{condition}", title=f"mean KL, {condition}", value=kl.value, text=_nats(kl.value),
                 low=_finite(kl.low), high=_finite(kl.high), bound=limit, bound_is="most", policy=policy, explain=explain,
             ),
             kl.high / limit,
@@ -159,7 +159,7 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
         yield _Test(
             Metric(
                 id=f"likelihood-change-{condition}", title=f"mean change of the log-likelihood, {condition}",
-                value=abs(change.value), text=f"{change.value:+.2g} nats", low=_finite(max(change.low, -change.high, 0.0)),
+                value=abs(change.value), text=f"{change.value:+.3g} nats", low=_finite(max(change.low, -change.high, 0.0)),
                 high=_finite(far), bound=most, bound_is="most", policy=policy,
                 explain=f"In either direction; the bound is the root of twice that of the KL: {explain}",
             ),
@@ -200,7 +200,8 @@ def _positions(rows: Sequence[LogitsRow]) -> str:
 
 
 def _nats(value: float | None) -> str:
-    return "an unknown number of nats" if value is None else f"{value:.2g} nats"
+    """With as many digits as the ends of an interval have in reports: fewer can lie outside of it."""
+    return "an unknown number of nats" if value is None else f"{value:.3g} nats"
 
 
 def _finite(end: float) -> float | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -89,6 +90,24 @@ def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
         wanted += [server.launch_command, *(call.kernel for call in server.calls)]
         wanted += [f"delegated by {call.delegated_by}" for call in server.calls if call.delegated_by]
     assert [word for word in wanted if re.sub(r"\s+", " ", word) not in text] == []
+
+
+def test_a_number_and_its_percent_sign_stay_on_one_line(examples: ModuleType) -> None:
+    report = examples.regression().model_copy(update={"reasons": ("Lost 12 % of them.",)})
+    assert "Lost 12\N{NO-BREAK SPACE}% of them." in run_page.to_html(report)
+
+
+@pytest.mark.parametrize(
+    ("observed", "shown"), [("query i sees keys j <= i", "query i sees keys j <= i"), ("", "off by 9 %")]
+)
+def test_the_way_to_the_first_finding_says_what_was_read_off_the_kernel(
+    examples: ModuleType, observed: str, shown: str
+) -> None:
+    report = examples.regression()
+    finding = report.findings[0].model_copy(update={"diagnosis": "off by 9 %", "operator": observed})
+    page = run_page.to_html(report.model_copy(update={"findings": (finding,)}))
+    (jump,) = re.findall(r'<a class="jump" href="#findings">.*?</a>', page, re.DOTALL)
+    assert shown in html.unescape(jump)
 
 
 def test_synthetic_suites_carry_a_badge_and_others_do_not(examples: ModuleType) -> None:

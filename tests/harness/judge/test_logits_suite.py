@@ -79,6 +79,14 @@ def behind_a_prefix(condition: str, logits: np.ndarray) -> np.ndarray:
     return certain_of_another(condition, logits) if condition == "cached" else logits
 
 
+def test_a_mean_is_printed_within_its_printed_interval(judged: Callable[..., SuiteResult]) -> None:
+    metric = next(metric for metric in judged(change=certain_of_another).metrics if metric.id == "mean-kl-cold")
+    assert metric.low is not None
+    assert metric.high is not None
+    number, _ = metric.text.split()
+    assert float(f"{metric.low:.3g}") <= float(number) <= float(f"{metric.high:.3g}")
+
+
 @pytest.mark.parametrize("change", [nowhere_finite, one_is_nan, excludes_a_token])
 def test_what_is_not_finite_is_a_regression(judged: Callable[..., SuiteResult], change: Change) -> None:
     suite = judged(change=change)
