@@ -253,6 +253,7 @@ def test_recorded_outputs_are_not_read_where_the_kernel_can_be_asked_or_no_time_
     none = replay_recorded(recorded, Backend.parse("triton"), "again", reader=Reader(0.0))
     assert none.findings[0].id == "mask-top-left"
     assert not none.findings[0].operator
+    assert not any("recorded calls" in line for line in none.findings[0].evidence)
 
 
 def test_a_kernel_that_is_wrong_only_in_its_server_is_read_from_its_recorded_outputs(tmp_path: Path) -> None:
