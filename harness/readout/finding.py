@@ -617,6 +617,8 @@ def _undefined(left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
         bad = sample.actual.reshape(len(sample.bad), -1)[sample.bad & o]
         if np.isnan(bad).any():
             found["nan"] = Constant(float("nan"))
+        if (bad == 0).all(-1).any():
+            found["zero"] = Constant(0.0)
         if np.isinf(bad).any():
             found["inf"] = Constant(float("inf"))
     return list(found.values())

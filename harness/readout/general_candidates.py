@@ -14,7 +14,7 @@ from assay.harness.readout.dims import DIMS, Answer, lost_dims
 from assay.harness.readout.effects import ATOMS, Kept, Plus, RunningAverage, Times, WithAtom, kept_output
 from assay.harness.readout.elsewhere import FromElsewhere, Moved
 from assay.harness.readout.explained import common
-from assay.harness.readout.formulas import TIMES
+from assay.harness.readout.formulas import TIMES, constant_formula
 from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
 from assay.harness.readout.maps import MAPS, unmoved
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
@@ -56,6 +56,7 @@ def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
         yield KeyFactors((Part("seen", of, factor, "score"),), cost=2.0 + of.cost)
     yield from _kept(answers)
     yield from _added(answers)
+    yield from _multiplied(answers)
     for (words, row), what in itertools.product(MAPS, ("kv", "v", "k")):
         for condition in (ALWAYS, _CACHED, _NEW):
             yield Moved(what, condition, words, row, cost=2.0 + condition.cost + 0.2 * (what != "kv"))
@@ -103,6 +104,18 @@ def _added(answers: Sequence[Answer]) -> Iterable[Effect]:
     if added:
         yield from map(Plus, common([value for value, _ in added], 1))
         yield from (Plus(value, relative=True) for value in common([value / size for value, size in added], 1))
+
+
+def _multiplied(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """A factor of outputs."""
+    factors: list[float] = []
+    for queries, actual, bad in answers:
+        given, right = (x.reshape(len(bad), -1)[bad] for x in (actual, queries.right))
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            factor = (given * right).sum(-1) / (right * right).sum(-1)
+            gaps = np.abs(given - factor[:, None] * right).sum(-1) / np.abs(given).sum(-1)
+        factors += factor[np.nan_to_num(gaps, nan=np.inf) < _FLAT][:_ROWS].tolist()
+    yield from (Times(constant_formula(factor), cost=1.4) for factor in (common(factors, 2) if factors else []))
 
 
 def _blends(answers: Sequence[Answer]) -> Iterable[Effect]:

@@ -337,3 +337,17 @@ def test_what_counts_as_wrong(errors: list[float], data: str, device: str, noise
     assert found.error == pytest.approx(times * noise, rel=1e-3)
     tolerance = (found.tolerance.weight, found.tolerance.log, found.tolerance.least)
     assert tolerance == pytest.approx((noise / 2, 2 * noise, max(1e-7, noise * 1e-3)), rel=1e-3)
+
+
+@pytest.mark.parametrize(("factor", "does"), [(0.0, "the output is zero"), (2.0, "the output is multiplied by 2")])
+def test_what_shows_in_every_seventh_call_alone_is_read_from_outputs(factor: float, does: str) -> None:
+    count = [0]
+
+    def kernel(call: AttentionCall) -> Tensor:
+        count[0] += 1
+        out = rounded_oracle(call)
+        return out * factor if count[0] % 7 == 0 else out
+
+    found = read_out(kernel)
+    assert found.sentence == f"{does}, only in every seventh call (numbers 6, 13, 20, ...)"
+    assert found.exact
