@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import NoReturn
 
 from assay.harness.cli.app import errors, report_error
@@ -20,6 +21,8 @@ from assay.harness.errors import AssayError, ExitCode
 
 GRACE_S = 5.0
 """Seconds that a command has to end after a signal; then it is killed, since a kernel in native code keeps Python from noticing."""
+_INTERRUPTED = 128 + signal.SIGINT
+"""What Typer exits with at Ctrl-C."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -74,13 +77,26 @@ def _run(command: Callable[[], None], end: int) -> NoReturn:
 
     with suppress(AttributeError, OSError, ValueError):  # there may be no standard error
         faulthandler.enable()  # shows where a kernel crashed
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt_once)
     code = 0
     try:
         command()
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    if code == _INTERRUPTED:  # before assay's own handler was in place
+        errors.print("assay: interrupted; there is no verdict.", markup=False)
+        code = ExitCode.NO_VERDICT
     os.write(end, bytes([code % 256]))
     sys.exit(code)
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> NoReturn:
+    """End the command at the first SIGINT. A process group and the supervisor may both pass it on: the second one is ignored."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _end_with(supervisor: int) -> None:
