@@ -100,6 +100,7 @@ _OTHERS = (
     "previous_total",
     "previous_prefix",
     "next_total",
+    "next_prefix",
     "first_total",
     "first_prefix",
     "most_total",

@@ -123,14 +123,16 @@ class Limited(Effect):
     """Values or scores beyond a limit are not what they should be.
 
     Attributes:
-        what: "values", or "scores" before the softmax scale.
+        what: "values", or "scores".
         limit: the limit.
         how: "clamped", "capped" (a soft cap: limit * tanh(x / limit), after the scale), or "infinite" and "NaN" outputs.
+        scaled: whether the limit is that of scaled scores, not of products of q and k.
     """
 
     what: str
     limit: float
     how: str
+    scaled: bool = False
     cost: float = 1.5
 
     def outputs(self, queries: Queries) -> Numbers:
@@ -138,7 +140,7 @@ class Limited(Effect):
             return queries.attended(self.limit * np.tanh(queries.own_scores / self.limit))
         if self.how == "clamped" and self.what == "values":
             return einsum("thck,kcd->thd", queries.weights, np.clip(queries.values, -self.limit, self.limit))
-        scale = queries.call.scale
+        scale = 1.0 if self.scaled else queries.call.scale
         if self.how == "clamped":
             return queries.attended(np.clip(queries.own_scores / scale, -self.limit, self.limit) * scale)
         if self.what == "values":

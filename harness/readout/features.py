@@ -43,7 +43,8 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
         "call": number * one, "nth": nth * one, "seq": seq, "from_last": seqs - 1 - seq, "seqs": seqs * one, "row": row,
         "i": i, "pos": i + prefix[seq], "after": new[seq] - 1 - i, "prefix": prefix[seq], "new": new[seq], "total": total[seq],
         "previous_total": np.where(seq > 0, total[before], 0), "previous_prefix": np.where(seq > 0, prefix[before], 0),
-        "next_total": np.where(seq < seqs - 1, total[after], 0), "first_total": total[0] * one,
+        "next_total": np.where(seq < seqs - 1, total[after], 0),
+        "next_prefix": np.where(seq < seqs - 1, prefix[after], 0), "first_total": total[0] * one,
         "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one,
     }  # fmt: skip
 
@@ -165,11 +166,12 @@ PAIR_TERMS: tuple[Term, ...] = (
     Term("pos", "j", cost=0.1), Term("j", "prefix", cost=0.2), Term("j", "i", cost=0.3), Term("j", cost=0.2),
     Term("left", cost=0.3), Term("other", cost=0.2), Term("key_seq", cost=0.5),
     Term("key_row", cost=1.0), Term("j", "new", cost=0.9), Term("j", "total", cost=0.9),
-    Term("j", "previous_prefix", cost=1.2), Term("j", "first_prefix", cost=1.2), Term("j", "first_total", cost=1.2),
+    Term("j", "previous_prefix", cost=1.2), Term("j", "next_prefix", cost=1.3), Term("j", "first_prefix", cost=1.2),
+    Term("j", "first_total", cost=1.2),
     Term("j", "previous_total", cost=1.3), *(Term("j", name, cost=1.3) for name in HISTORY),
     Term("left", "new", cost=1.2), Term("left", "i", cost=1.2),
     *(Term("ahead", name, cost=0.9)
-      for name in ("previous_prefix", "first_prefix", "initial_prefix", "last_prefix", "alike_prefix")),
+      for name in ("previous_prefix", "next_prefix", "first_prefix", "initial_prefix", "last_prefix", "alike_prefix")),
     *(Term(name, minus, rounding=rounding, size=b, cost=0.8 + 0.2 * (rounding == "mod"))
       for name, minus, roundings in _ROUNDED for rounding in roundings for b in _BLOCKS),
     *(Term("fresh", "i", block=b, cost=0.7) for b in _BLOCKS),

@@ -354,11 +354,14 @@ class Finder:
             return  # a quantisation is not exact on numbers of all sizes
         plan = Plan(((1, 0),), (4, 2), 64, self.dtype)
         found = limits(self.prober, plan)
-        self._limited = list(found)
+        clamps = [one for one in found if (one.what, one.how) == ("scores", "clamped")]
+        scale = plan.head_dim**-0.5  # whether products or scaled scores are clamped shows where head dims differ
+        self._limited = [*found, *(replace(one, limit=one.limit * scale, scaled=True) for one in clamps)]
         lens = (((9, 0),), ((5, 20),), ((1, 40),), ((4, 8), (7, 0)), ((1, 6), (1, 30)), ((30, 0),))
         for effect in found:
             self.screen(
-                Plan(one, (4, 2), 64, self.dtype, layer=n, data=effect.what, seed=n) for n, one in enumerate(lens)
+                Plan(one, (4, 2), (64, 128)[n % 2], self.dtype, layer=n, data=effect.what, seed=n)
+                for n, one in enumerate(lens)
             )
 
     # Explaining

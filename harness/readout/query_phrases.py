@@ -68,7 +68,8 @@ _AMOUNTS: dict[str, tuple[str, str, str]] = {
 """Equal to n, n or more, and fewer than n."""
 _LENGTHS = {
     "previous_total": ("the previous sequence has", "tokens"), "previous_prefix": ("the previous sequence has", "cached tokens"),
-    "next_total": ("the next sequence has", "tokens"), "first_total": ("the first sequence has", "tokens"),
+    "next_total": ("the next sequence has", "tokens"),
+    "next_prefix": ("the next sequence has", "cached tokens"), "first_total": ("the first sequence has", "tokens"),
     "first_prefix": ("the first sequence has", "cached tokens"),
     "most_total": ("the longest sequence of the batch has", "tokens"),
     "most_new": ("the sequence with the most new tokens has", "of them"),

@@ -47,10 +47,12 @@ class Answer:
         how: "clamped": it became the limit; "capped": it became limit * tanh(score / limit), after the softmax scale; "infinite"
             and "NaN": so did the output; "raised": there was none.
         limit: the limit, of a value or of a score before the softmax scale; of a cap, after it.
+        top: what the larger of two scores became, if the other one is right; before the softmax scale.
     """
 
     how: Literal["right", "clamped", "capped", "infinite", "NaN", "raised", "else"]
     limit: float = 0.0
+    top: float = 0.0
 
 
 def limits(ask: Asked, plan: Plan) -> list[Limited]:
@@ -83,8 +85,11 @@ def _limit(answer: Callable[[float], Answer], largest: float) -> tuple[float, st
         low, high = (middle, high) if answer(middle).how == "right" else (low, middle)
     found = answer(high)
     if found.how == "capped":
-        later = answer(2 * high)
-        return (_rounded(found.limit), "capped") if math.isclose(found.limit, later.limit, rel_tol=_SAME_CAP) else None
+        later, soon = answer(2 * high), answer(1.25 * high)
+        if math.isclose(found.limit, later.limit, rel_tol=_SAME_CAP):
+            return _rounded(found.limit), "capped"
+        # A soft cap goes on growing; a small clamp is where it was, and looks like another soft cap at each score.
+        return (_rounded(soon.top), "clamped") if math.isclose(found.top, soon.top, rel_tol=_SAME_CAP) else None
     if found.how not in ("clamped", "infinite", "NaN"):
         return None
     return _rounded(found.limit if found.how == "clamped" else low), found.how
@@ -134,7 +139,7 @@ def _score_answer(ask: Asked, plan: Plan, x: float) -> Answer:
     if abs(arrived) < _GAP_OFF or score - gap + arrived > 20 * gap:
         # Clamped scores are equal beyond the limit, and differ by less than they should just below it.
         return Answer("clamped", (score - gap + arrived) / call.scale)
-    return Answer("capped", _cap(score, gap, arrived))
+    return Answer("capped", _cap(score, gap, arrived), (score - gap + arrived) / call.scale)
 
 
 def _cap(score: float, gap: float, arrived: float) -> float:

@@ -143,7 +143,8 @@ def _limited(effect: Limited) -> str:
     limit = _number(effect.limit)
     if effect.how == "capped":
         return f"scaled scores are soft-capped at {limit}: s becomes {limit} tanh(s / {limit})"
-    what = "values" if effect.what == "values" else "q k products (unscaled)"
+    scores = "scaled scores" if effect.scaled else "q k products (unscaled)"
+    what = "values" if effect.what == "values" else scores
     if effect.how == "clamped":
         return f"{what} are clamped to +-{limit}"
     of = "|V|" if effect.what == "values" else "an unscaled q k product"

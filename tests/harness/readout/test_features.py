@@ -44,6 +44,7 @@ def test_the_features_of_a_query() -> None:
                 "i": i, "pos": i + prefix, "after": new - 1 - i, "prefix": prefix, "new": new, "total": new + prefix,
                 "row": row, "previous_total": totals[seq - 1] if seq else 0,
                 "previous_prefix": LENS[seq - 1][1] if seq else 0, "next_total": totals[seq + 1] if seq < 2 else 0,
+                "next_prefix": LENS[seq + 1][1] if seq < 2 else 0,
                 "first_total": 7, "first_prefix": 4, "most_total": 8, "most_new": 3,
             })  # fmt: skip
     assert found.keys() == expected[0].keys()

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.faults import rounded_oracle
-from assay.harness.attention.oracle import attend, oracle, requests, scores
-from assay.harness.readout.probing import Plan
+from assay.harness.attention.oracle import attend, oracle, requests, scores, sequences
+from assay.harness.readout.probing import Plan, Prober
 from assay.harness.readout.ranges import limits
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -143,3 +143,19 @@ def test_scores_that_are_bent_otherwise_have_no_cap() -> None:
 
 def test_values_that_come_out_too_large_have_no_limit() -> None:
     assert found(values(lambda v: torch.where(v > 100, 1.5 * v, v))) == []
+
+
+def test_a_clamp_of_small_scores_is_told_from_a_soft_cap() -> None:
+    def clamped(call: AttentionCall) -> Tensor:
+        outs = []
+        for rows_q, rows_k in sequences(call):
+            q, k, v = call.q[rows_q].double(), call.k[rows_k].double(), call.v[rows_k].double()
+            group = q.shape[1] // k.shape[1]
+            scores = torch.einsum("thd,khd->htk", q, k.repeat_interleave(group, 1)) * call.scale
+            weights = scores.clamp(-2, 2).softmax(-1)  # one query, which sees all keys
+            outs.append(torch.einsum("htk,khd->thd", weights, v.repeat_interleave(group, 1)))
+        return torch.cat(outs).to(call.q.dtype)
+
+    found = limits(Prober(clamped), Plan(((1, 0),), (4, 2), 64))
+    assert [(one.what, one.how) for one in found] == [("scores", "clamped")]
+    assert found[0].limit == pytest.approx(2 * 64**0.5, rel=0.02)
