@@ -21,6 +21,7 @@ from assay.harness.readout.merges import BLOCKS, CACHED_LAWS, LAWS, Merged
 from assay.harness.readout.mining import Table, Term, Value, mine_values
 from assay.harness.readout.moves import moves
 from assay.harness.readout.operators import Effect
+from assay.harness.readout.queries import Queries
 from assay.harness.readout.sources import SOURCES, Source
 
 _MOST_SOURCES = 16
@@ -33,8 +34,13 @@ _SHARE = 0.15
 """Share of the rows that a source must explain: where two heads are swapped, each source is that of half of the rows at most."""
 
 
-def effects_of(readings: Sequence[Explained]) -> Iterable[Effect]:
-    """Effects that could have made these weights, without conditions."""
+def effects_of(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> Iterable[Effect]:
+    """Effects that could have made these weights, without conditions.
+
+    Args:
+        readings: what was read.
+        negatives: queries on which the kernel is right.
+    """
     yield from _constants(readings)
     yield from _scales(readings)
     yield from _bent(readings)
@@ -42,7 +48,7 @@ def effects_of(readings: Sequence[Explained]) -> Iterable[Effect]:
     yield from _kv_heads(readings)
     for form in ("output", "query", "mixture", "query-mixture"):
         yield from _sources(readings, form)
-    yield from edges(readings)
+    yield from edges(readings, negatives)
     yield from moves(readings)
     yield from _merges(readings)
 

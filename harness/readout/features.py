@@ -46,6 +46,7 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
         "next_total": np.where(seq < seqs - 1, total[after], 0),
         "next_prefix": np.where(seq < seqs - 1, prefix[after], 0), "first_total": total[0] * one,
         "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one,
+        "ranked_total": total[np.argsort(np.argsort(-total, kind="stable"), kind="stable")][seq],
     }  # fmt: skip
 
 

@@ -474,7 +474,7 @@ class Finder:
         right = [s.queries for s in self.samples if not s.bad.any()]
         rate([*_undefined(left), *self._limited], at_once=True)
         rate(key_factors(readings, right), at_once=True)
-        rate(effects_of(readings), at_once=True)
+        rate(effects_of(readings, right), at_once=True)
         if not settled():
             rate(general_effects([(s.queries, s.actual, s.bad & o) for s, o in few]))
         if not settled():

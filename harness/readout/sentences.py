@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from assay.harness.readout.block_scales import BlockScale
 from assay.harness.readout.dims import Dims
-from assay.harness.readout.edges import Edge, Sum
+from assay.harness.readout.edges import Edge
 from assay.harness.readout.effects import Biased, Constant, Kept, Limited, Plus, RunningAverage, Scale, Times, WithAtom
 from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
 from assay.harness.readout.forms import BLANK
@@ -20,7 +20,7 @@ from assay.harness.readout.merges import Merged
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.query_phrases import only
-from assay.harness.readout.symbols import SYMBOLS, legend, plus, small, value_words
+from assay.harness.readout.symbols import legend, plus, small, value_words
 from assay.harness.text import percent
 
 __all__ = ["legend", "sentence"]
@@ -229,22 +229,14 @@ def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, l
 
 
 def _edge(effect: Edge) -> str:
-    if effect.side == "last":
-        return f"query i sees keys j <= {_sum(effect.at)}"
-    return f"query i sees no keys j < {_sum(effect.at)}"
-
-
-def _sum(of: Sum) -> str:
-    """A sum in words: "p + (-new mod 16) - 1"."""
-    found = ""
-    for sign, amount in of.amounts:
-        symbol = SYMBOLS[amount.name]
-        text = {
-            "": symbol, "up": f"({symbol} rounded up to {amount.size})", "down": f"({symbol} rounded down to {amount.size})",
-            "mod": f"({symbol} mod {amount.size})", "gap": f"(-{symbol} mod {amount.size})",
-        }[amount.rounding]  # fmt: skip
-        found = f"{found} {'+' if sign > 0 else '-'} {text}" if found else text
-    return plus(found, of.plus)
+    at = effect.at.words
+    if effect.side == "first":
+        return f"query i sees no keys j < {at}"
+    text = {
+        "": f"query i sees keys j <= {at}", "also": f"query i also sees keys j <= {at}",
+        "less": f"query i does not see keys j > {at}",
+    }[effect.mode]  # fmt: skip
+    return f"{text}, which goes on behind its sequence" if effect.beyond else text
 
 
 def _block_scale(effect: BlockScale) -> Said:

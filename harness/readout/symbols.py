@@ -38,6 +38,7 @@ SYMBOLS = {
     "next_prefix": "prefix of the next sequence", "first_total": "total of the first sequence",
     "first_prefix": "prefix of the first sequence", "most_total": "the largest total of the batch",
     "most_new": "the largest new of the batch",
+    "ranked_total": "total of the sequence whose place is the rank of this one, the longest first",
     "alike_new": "new of its place in the first call with as many sequences",
     "alike_total": "total of its place in the first call with as many sequences",
     "alike_prefix": "prefix of its place in the first call with as many sequences",

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import sequences
-from assay.harness.readout.edges import Amount, Edge, Sum, edges
+from assay.harness.readout.edges import Edge, edges
 from assay.harness.readout.explained import Explained
+from assay.harness.readout.expressions import Amount, Sum
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import Plan, Prober
