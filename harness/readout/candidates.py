@@ -15,7 +15,7 @@ from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.explained import Explained, common, every, near
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
+from assay.harness.readout.formulas import QUANTISED, SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors
 from assay.harness.readout.merges import BLOCKS, CACHED_LAWS, LAWS, Merged
 from assay.harness.readout.mining import Table, Term, Value, mine_values
@@ -28,6 +28,8 @@ _MOST_SOURCES = 16
 """Sets of rows, each of which other sources explain, that are tried for one form."""
 _RIVALS = 3
 """Sources that are tried of those that explain the same rows."""
+_MOST_SCALES = 100
+"""Rows whose scale is compared with formulas."""
 _FAR = 0.3
 """Share of the rows that a source must explain more for one more of cost."""
 _SHARE = 0.15
@@ -65,10 +67,11 @@ def _scales(readings: Sequence[Explained]) -> Iterable[Effect]:
     found = every(readings, "scale")
     if not found:
         return
-    for formula in SCALES:
-        hits = [near(float(formula.of(one.queries)[place]), fit.number) for one, place, fit in found]
-        if sum(hits) >= max(2, 0.5 * len(hits)):
-            yield Scale(formula, cost=0.8)
+    some = found[:: len(found) // _MOST_SCALES + 1]
+    for formula in (*SCALES, *QUANTISED):
+        hits = [near(float(formula.of(one.queries)[place]), fit.number) for one, place, fit in some]
+        if sum(hits) >= max(2, 0.4 * len(hits)):
+            yield Scale(formula, cost=0.8 + 0.6 * (formula in QUANTISED))
     for value in common([fit.number for _, _, fit in found]):
         yield Scale(constant_formula(value), cost=1.2)
 

@@ -75,7 +75,8 @@ def _reversed(dims: int) -> Ints:
 
 
 def _flipped(bit: int, dims: int) -> Ints:
-    return np.arange(dims) ^ bit
+    to = np.arange(dims) ^ bit
+    return np.where(to < dims, to, -1)
 
 
 def _deinterleaved(dims: int) -> Ints:

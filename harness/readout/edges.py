@@ -7,7 +7,7 @@ A rule on pairs compares a key with one expression at a time. A tile or a page t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -34,12 +34,14 @@ class Edge(Effect):
         mode: of the last key. Empty: it is this one; "also": the query sees up to it besides what it should see; "less": it sees
             of what it should see the keys up to it.
         beyond: whether keys are counted on into the rows after the sequence. Rows behind the last one are zeros.
+        counted: whether only the denominator of the softmax has this edge.
     """
 
     side: Literal["last", "first"]
     at: Sum
     mode: Mode = ""
     beyond: bool = False
+    counted: bool = False
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
@@ -52,6 +54,9 @@ class Edge(Effect):
         seen = inside & (index <= at)
         if self.mode:
             seen = seen | should if self.mode == "also" else seen & should
+        if self.counted:
+            right = np.broadcast_to(should, seen.shape).astype(float)
+            return queries.of_own(weighted_softmax(right, queries.own_scores, seen.astype(float)))
         behind = np.maximum(at - index[..., -1:], 0).astype(float) if self.beyond and self.mode != "less" else None
         return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, phantom=behind))
 
@@ -100,7 +105,14 @@ def edges(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> I
         readings: what was read.
         negatives: queries on which the kernel is right. Edges that give the same for wrong rows differ on these.
     """
-    found = [row for row in (_run(*one) for one in every(readings, "keys", "keys-and-mass")) if row is not None]
+    kept = _right_rows(readings, negatives)
+    yield from _edges([_run(*one) for one in every(readings, "keys", "keys-and-mass")], kept, False)
+    yield from _edges([_counted(*one) for one in every(readings, "keys-and-mass")], kept, True)
+
+
+def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[Edge]:
+    """Edges that give those of all rows that have one; `counted` says that they are those of denominators."""
+    found = [row for row in rows if row is not None]
     found = found[:: len(found) // _MOST_ROWS + 1]
     if len(found) < _LEAST_ROWS:
         return
@@ -108,10 +120,10 @@ def edges(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> I
     first, last, right, end = (
         np.array([getattr(row, name) for row in found]) for name in ("first", "last", "last_right", "end")
     )
-    kept = _right_rows(readings, negatives)
     if not first.any():
-        yield from _last_edges(table, last, right, end, kept)
-    if (last == right).all():
+        for edge in _last_edges(table, last, right, end, kept):
+            yield replace(edge, counted=counted)
+    if (last == right).all() and not counted:
         sums = _sums(_FIRST, table, first, first > 0)
         for at in _best([at for at in sums if (at.of(table) <= first).all()], lambda at: at.of(kept) > 0):
             yield Edge("first", at, cost=_BASE + at.cost)
@@ -142,7 +154,8 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -
         modes["less"] = lambda at: at.of(kept) < place
     for mode, changes in modes.items():
         for at in _best(sums, changes):
-            yield Edge("last", at, mode, beyond and mode != "less", _BASE + at.cost + 0.5 * beyond + 0.1 * bool(mode))
+            cost = _BASE + at.cost + 0.5 * beyond + 0.1 * bool(mode)
+            yield Edge("last", at, mode, beyond and mode != "less", cost=cost)
 
 
 @dataclass(frozen=True)
@@ -186,6 +199,29 @@ def _run(one: Explained, place: int, fit: Fit) -> _Run | None:
     right = np.flatnonzero(queries.visible[row]) - own[0]
     features = {name: int(column[place]) for name, column in queries.table.items()}
     return _Run(features, int(seen[0]), int(seen[-1]) + blank, int(right[-1]), len(own) - 1)
+
+
+_DENOMINATOR = 3e-4
+"""Relative error of a denominator that was read."""
+
+
+def _counted(one: Explained, place: int, fit: Fit) -> _Run | None:
+    """The run of keys that the denominator counts of a row whose weights are otherwise right; None if it counts no such run."""
+    queries, (row, head) = one.queries, divmod(place, one.queries.heads)
+    visible = queries.visible[row]
+    if fit.keys is None or not (fit.keys == visible).all():
+        return None
+    own = queries.own_rows[row]
+    scores = queries.own_scores[row, head]
+    sums = np.exp(scores[own]).cumsum()
+    wanted = float(np.exp(scores[visible]).sum()) + fit.phantom
+    gaps = np.abs(sums - wanted)
+    last = int(gaps.argmin())
+    if gaps[last] > _DENOMINATOR * wanted or np.sort(gaps)[:2][-1] < 3 * _DENOMINATOR * wanted:
+        return None
+    features = {name: int(column[place]) for name, column in queries.table.items()}
+    right = int(np.flatnonzero(visible)[-1] - np.flatnonzero(own)[0])
+    return _Run(features, 0, last, right, int(own.sum()) - 1)
 
 
 def _sums(search: Search, table: Table, wanted: Ints, known: Flags) -> list[Sum]:

@@ -82,7 +82,7 @@ class Moved(Effect):
         what: "k", "v" or "kv".
         condition: on the pairs of a query and a key that should be seen.
         words: the other row in words, as seen from key j: "key j + 1"; empty for the same row.
-        row: (call) -> packed row of each packed key; negative where it does not move.
+        row: (call) -> packed row of each packed key; negative where it does not move, total_k for a row of zeros.
         kv: by how many kv heads further.
         share: shares of the right row and of the other.
         stale: whether the other rows are those of the call before.
@@ -145,19 +145,24 @@ def _moved(queries: Queries, parts: Sequence[Moved]) -> Numbers:
     scores = queries.own_scores
     for part, moves, index, kv in found:
         if "k" in part.what:
-            moved = _stale_scores(queries, index) if part.stale else _own(queries, kv)[..., index]
+            moved = _stale_scores(queries, index) if part.stale else _padded(_own(queries, kv), -1)[..., index]
             right, other = part.share
             scores = np.where(moves, moved if part.share == (0.0, 1.0) else right * scores + other * moved, scores)
     weights = softmax(scores, queries.visible[:, None])
     stays, gained = weights, np.zeros_like(queries.right)
     for part, moves, index, kv in found:
         if "v" in part.what:
-            v = _wide(queries.history.v) if part.stale else queries.values
+            v = _wide(queries.history.v) if part.stale else _padded(queries.values, 0)
             right, other = part.share
             away = np.where(moves, weights, 0.0)
             stays = stays - away if not right else stays - (1 - right) * away
             gained = gained + queries.of_own(away if other == 1 else other * away, v[index][:, kv])
     return queries.of_own(stays) + gained
+
+
+def _padded(x: Numbers, axis: int) -> Numbers:
+    """With zeros for the row behind the last one."""
+    return np.concatenate([x, np.zeros_like(x.take([0], axis))], axis)
 
 
 def _own(queries: Queries, kv: Ints) -> Numbers:

@@ -54,7 +54,8 @@ class Amount:
         """In words: "(total rounded up to 16)"."""
         symbol = SYMBOLS[self.name]
         if self.times:
-            return f"{SYMBOLS[self.times]} x {f'({symbol})' if ' ' in symbol else symbol}"
+            stride = "b" if self.times == "seq" else SYMBOLS[self.times]
+            return f"{stride} x {f'({symbol})' if ' ' in symbol else symbol}"
         if self.rounding == "tile":
             return f"({symbol} of the last query in its tile of {self.size})"
         return _rounding_words(symbol, self.rounding, self.size)

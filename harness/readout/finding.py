@@ -14,6 +14,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import declaration
+from assay.harness.readout.addresses import addresses
 from assay.harness.readout.candidates import effects_of
 from assay.harness.readout.effects import Constant, Kept
 from assay.harness.readout.elsewhere import Moved
@@ -475,6 +476,8 @@ class Finder:
         rate([*_undefined(left), *self._limited], at_once=True)
         rate(key_factors(readings, right), at_once=True)
         rate(effects_of(readings, right), at_once=True)
+        if not settled():
+            rate(addresses(readings), at_once=True)
         if not settled():
             rate(general_effects([(s.queries, s.actual, s.bad & o) for s, o in few]))
         if not settled():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
+from assay.harness.readout.features import own_keys
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Numbers
 
@@ -46,6 +48,16 @@ def _power_of_feature(name: str, power: float, queries: Queries) -> Numbers:
     return found
 
 
+def _inverse(of: Callable[[Queries], Numbers], queries: Queries) -> Numbers:
+    return 1 / of(queries)
+
+
+def _padded_dim_scale(multiple: int, queries: Queries) -> Numbers:
+    dim = queries.call.q.shape[2]
+    padded = -(-dim // multiple) * multiple if multiple else 1 << (dim - 1).bit_length()
+    return _same((dim / padded) ** 0.5, queries)
+
+
 def _value_dim_scale(queries: Queries) -> Numbers:
     return _same((queries.call.q.shape[2] / queries.call.v.shape[2]) ** 0.5, queries)
 
@@ -58,6 +70,76 @@ def _largest_values(by: int, queries: Queries) -> Numbers:
     return found
 
 
+def _tile_sizes(x: Numbers, starts: Sequence[int], tile: int) -> Numbers:
+    """The largest size of a number in each row's tile of its sequence, [rows, heads], of x [rows, heads, dims]; 0: all of it."""
+    size = np.abs(x).max(-1)
+    found = np.empty_like(size)
+    for start, stop in pairwise(starts):
+        tiles = np.arange(0, stop - start, tile or stop - start)
+        if len(tiles):
+            largest = np.maximum.reduceat(size[start:stop], tiles, axis=0)
+            found[start:stop] = largest[np.arange(stop - start) // (tile or stop - start)]
+    return found
+
+
+def _largest_q(tile: int, other: str, queries: Queries) -> Numbers:
+    """The scale of Q of another q head over that of the own one, by tile of queries."""
+    call = queries.call
+    q = call.q.double().cpu().numpy()
+    sizes = np.maximum(_tile_sizes(q, call.cu_seqlens_q.tolist(), tile), 1e-30)[queries.rows]
+    heads, group = np.arange(queries.heads), queries.heads // queries.kv_heads
+    if other == "group":
+        used = sizes.reshape(len(sizes), -1, group).max(-1).repeat(group, 1)
+    else:
+        to = {
+            "first": heads // group * group,
+            "next": (heads + 1) % queries.heads,
+            "previous": heads - 1,
+            "zero": 0 * heads,
+        }
+        used = sizes[:, to[other]]
+    found: Numbers = (used / sizes).ravel()
+    return found
+
+
+def _largest_k(other: str, queries: Queries) -> Numbers:
+    """The scale of K of another kv head, sequence or call over that of the own kv head of this sequence or call."""
+    kv, seq = queries.table["kv"], queries.table["seq"]
+    if other in ("next", "previous", "zero"):
+        size = np.abs(queries.k).max((0, 2))
+        to = {"next": (kv + 1) % queries.kv_heads, "previous": kv - 1, "zero": 0 * kv}[other]
+        used, own = size[to], size[kv]
+    elif other == "call":
+        before = queries.history.k
+        if before is None or before.shape[1] != queries.kv_heads:
+            return np.full(len(kv), np.nan)
+        own = np.abs(queries.k).max((0, 2))[kv]
+        used = before.double().cpu().abs().amax((0, 2)).numpy()[kv]
+    else:
+        sizes = np.array([np.abs(queries.k[keys]).max((0, 2)) for _, keys in own_keys(queries.call)])
+        used, own = sizes[0 if other == "first sequence" else np.maximum(seq - 1, 0), kv], sizes[seq, kv]
+    found: Numbers = used / np.maximum(own, 1e-30)
+    return found
+
+
+_Q_HEADS = {
+    "first": "the first q head of its group", "next": "the next q head", "previous": "the previous q head",
+    "zero": "q head 0", "group": "all q heads of its group",
+}  # fmt: skip
+_K_SCALES = {
+    "next": "the next kv head", "previous": "the previous kv head", "zero": "kv head 0", "call": "the previous call",
+    "sequence": "the previous sequence", "first sequence": "the first sequence",
+}  # fmt: skip
+QUANTISED: tuple[Formula, ...] = (
+    *(Formula(f"max |q| of {words} / its own, {f'by tiles of {tile} queries' if tile else 'of the sequence'}",
+              partial(_largest_q, tile, other), "Q is dequantised with that scale")
+      for tile in (1, 16, 32, 64, 128, 0) for other, words in _Q_HEADS.items()),
+    *(Formula(f"max |k| of {words} / its own", partial(_largest_k, other), "K is dequantised with that scale")
+      for other, words in _K_SCALES.items()),
+    *(Formula(f"its own max |k| / that of {words}", partial(_inverse, partial(_largest_k, other)), "K is quantised with that scale")
+      for other, words in _K_SCALES.items()),
+)  # fmt: skip
+"""Factors of scores of a quantisation whose scale is not the one that was quantised with: the largest size of a number in a tile."""
 SCALES: tuple[Formula, ...] = (
     Formula("1 / scale", partial(_power_of_scale, -1), "the softmax scale is missing"),
     Formula("the softmax scale", partial(_power_of_scale, 1), "it is applied twice"),
@@ -68,6 +150,10 @@ SCALES: tuple[Formula, ...] = (
     Formula("1 / sqrt(kv heads)", partial(_power_of_feature, "kv_heads", -0.5), "the scale is that of the dims of all kv heads"),
     Formula("sqrt(q heads per kv head)", partial(_power_of_feature, "group", 0.5)),
     Formula("sqrt(head_dim / head_dim of V)", _value_dim_scale, "the scale is that of V's head_dim"),
+    *(Formula(f"sqrt(head_dim / head_dim rounded up to {n})", partial(_padded_dim_scale, n), "the scale is that of the padded dims")
+      for n in (64, 128)),
+    Formula("sqrt(head_dim / head_dim rounded up to a power of two)", partial(_padded_dim_scale, 0),
+            "the scale is that of the padded dims"),
     Formula("1 / sqrt(2)", partial(_same, 0.5**0.5)),
     Formula("sqrt(2)", partial(_same, 2**0.5)),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from assay.harness.readout.formulas import TIMES, constant_formula
 from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
 from assay.harness.readout.maps import MAPS, unmoved
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
+from assay.harness.readout.online_softmax import online_softmaxes
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Numbers
@@ -51,6 +52,7 @@ def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
         yield Times(formula, cost=1.5)
     yield from _averages(answers)
     yield from block_scales()
+    yield from online_softmaxes()
     yield from _blends(answers)
     for of, factor in itertools.product((_CACHED, _NEW), FACTORS):
         yield KeyFactors((Part("seen", of, factor, "score"),), cost=2.0 + of.cost)

@@ -143,7 +143,14 @@ def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
     if long:
         found += [Plan(lens, (2, 1), 64, dtype, True, n % 4, data, 2000 + n) for n, lens in enumerate(_LONG)]
     found.append(Plan(((20, 13),), (4, 2), 64, dtype, True, 0, data, 2100, value_dim=32))
+    found += [
+        Plan(lens, (4, 2), dim, dtype, True, 0, data, 2200 + dim) for dim in _DIMS for lens in (((20, 45),), ((1, 90),))
+    ]
     return found
+
+
+_DIMS = (32, 80, 96)
+"""Head dims that are tried besides 64 and 128: below a tile's 64, and not a multiple of it."""
 
 
 def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[Plan]:

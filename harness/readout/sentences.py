@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from assay.harness.readout.block_scales import BlockScale
+from assay.harness.readout.block_scales import WHOSE, BlockScale
 from assay.harness.readout.dims import Dims
 from assay.harness.readout.edges import Edge
 from assay.harness.readout.effects import Biased, Constant, Kept, Limited, Plus, RunningAverage, Scale, Times, WithAtom
@@ -18,6 +18,7 @@ from assay.harness.readout.key_phrases import ALL_BUT, Keys, keys, of_keys
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.merges import Merged
 from assay.harness.readout.mining import Condition, Literal, Term, Value
+from assay.harness.readout.online_softmax import OnlineSoftmax
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.query_phrases import only
 from assay.harness.readout.symbols import legend, plus, small, value_words
@@ -89,6 +90,8 @@ def _effect(effect: Effect) -> Said:
             return "; ".join(text for text, _ in texts), texts[0][1]
         case Merged():
             return _merged(effect), []
+        case OnlineSoftmax():
+            return _online(effect), []
         case Dims():
             return effect.words.format(effect.of), []
         case Known():
@@ -198,6 +201,19 @@ def _merged(effect: Merged) -> str:
     }[effect.law]
 
 
+def _online(effect: OnlineSoftmax) -> str:
+    order = ", from the last tile to the first" if effect.backward else ""
+    tiles = f"online softmax over tiles of {effect.tile} keys{order}"
+    return {
+        "neither": f"{tiles}: the sums over earlier tiles are not rescaled when the maximum rises",
+        "numerator": f"{tiles}: the denominator is not rescaled when the maximum rises",
+        "denominator": f"{tiles}: the numerator is not rescaled when the maximum rises",
+        "late": f"{tiles}: the denominator is rescaled after the new tile was added to it",
+        "inverse": f"{tiles}: the sums over earlier tiles are multiplied by exp(new maximum - old), not by its inverse",
+        "rarely": f"{tiles}: the sums over earlier tiles are not rescaled when the maximum rises by less than {effect.least:g}",
+    }[effect.law]
+
+
 # Rows of K and V
 
 
@@ -232,6 +248,9 @@ def _edge(effect: Edge) -> str:
     at = effect.at.words
     if effect.side == "first":
         return f"query i sees no keys j < {at}"
+    if effect.counted:
+        which = {"": f"keys j <= {at}", "also": f"also keys j <= {at}", "less": f"no keys j > {at}"}[effect.mode]
+        return f"the softmax denominator of query i counts {which}"
     text = {
         "": f"query i sees keys j <= {at}", "also": f"query i also sees keys j <= {at}",
         "less": f"query i does not see keys j > {at}",
@@ -240,10 +259,11 @@ def _edge(effect: Edge) -> str:
 
 
 def _block_scale(effect: BlockScale) -> Said:
-    what, side = effect.what.upper(), "next" if effect.by > 0 else "previous"
+    what, whose = effect.what.upper(), WHOSE[effect.whose].format(size=effect.size)
     which, inner = _split(effect.condition)
     of = which.text if which else "key j"
-    return f"{what} of {of} is dequantised with the scale of the {side} block of {effect.size} keys", inner
+    blocks = f", in blocks of {effect.size} keys"
+    return f"{what} of {of} is dequantised with the scale of {whose}{blocks}", inner
 
 
 # Masks and weights

@@ -189,5 +189,41 @@ def _sources() -> tuple[Source, ...]:
     return tuple(found)
 
 
-SOURCES = _sources()
+def _flat(queries: Queries) -> tuple[Ints, Ints, int]:
+    """Where each row and head lies in an output stored by rows, and in one stored by heads; and the number of rows."""
+    rows = queries.call.q.shape[0]
+    row, head = queries.table["row"], queries.table["head"]
+    return row * queries.heads + head, head * rows + row, rows
+
+
+def _by_heads(part: int, queries: Queries) -> Ints:
+    """The head (0) or row (1) of what lies there in an output that is stored as [heads, rows]."""
+    place, _, rows = _flat(queries)
+    return np.divmod(place, rows)[part]
+
+
+def _by_rows(part: int, queries: Queries) -> Ints:
+    """The row (0) or head (1) of what lies there in an output that is stored as [rows, heads]."""
+    _, place, _ = _flat(queries)
+    return np.divmod(place, queries.heads)[part]
+
+
+_LAYOUTS = (
+    Source(
+        "the query and q head that lie there in memory as [heads, tokens]",
+        "",
+        partial(_by_heads, 1),
+        partial(_by_heads, 0),
+        1.0,
+    ),
+    Source(
+        "the query and q head that lie there in memory as [tokens, heads]",
+        "",
+        partial(_by_rows, 0),
+        partial(_by_rows, 1),
+        1.0,
+    ),
+)
+"""Tensors that are stored in one layout and read in another."""
+SOURCES = (*_sources(), *_LAYOUTS)
 """Places that a query may be confused with: every row with every head, but its own."""

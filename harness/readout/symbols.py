@@ -9,6 +9,7 @@ from assay.harness.readout.mining import Term, Value
 _LETTERS = {
     "i": "query i: the i-th new token of its sequence", "p": "p: its position, cached prefix included",
     "j": "key j: the j-th of the sequence", "r": "r: a packed row of q", "h": "h: a q head",
+    "b": "b: the index of a sequence in its batch",
 }  # fmt: skip
 _LENGTHS = {"prefix": "cached", "new": "new", "total": "all"}
 
@@ -38,6 +39,11 @@ SYMBOLS = {
     "next_prefix": "prefix of the next sequence", "first_total": "total of the first sequence",
     "first_prefix": "prefix of the first sequence", "most_total": "the largest total of the batch",
     "most_new": "the largest new of the batch",
+    "least_prefix": "the smallest prefix of the batch",
+    **{f"first_{size}": f"p of the first query in its tile of {size}" for size in (16, 32, 64, 128)},
+    **{f"last_{size}": f"p of the last query in its tile of {size}" for size in (16, 32, 64, 128)},
+    "k_start": "cu_seqlens_k[b]", "q_start": "cu_seqlens_q[b]", "previous_start": "cu_seqlens_k[b - 1]",
+    "next_start": "cu_seqlens_k[b + 1]", "second_previous_start": "cu_seqlens_k[b - 2]", "first_new": "new of the first sequence",
     "ranked_total": "total of the sequence whose place is the rank of this one, the longest first",
     "alike_new": "new of its place in the first call with as many sequences",
     "alike_total": "total of its place in the first call with as many sequences",

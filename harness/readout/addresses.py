@@ -1,0 +1,198 @@
+"""Addresses: the packed row at which a kernel looks for a key, as a start and an index that follow from lengths.
+
+A page table, a stride or a ring that is wrong reads key j from another row: from where another sequence begins, or from another
+index. Which rows were read is known from the weights: one by one where only V or only K is read from elsewhere, and otherwise how
+often each row counts. Expressions are sought that give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.readout.elsewhere import Moved
+from assay.harness.readout.explained import Explained, every
+from assay.harness.readout.expressions import Amount, Sum, amounts_of
+from assay.harness.readout.features import Ints
+from assay.harness.readout.forms import Fit
+from assay.harness.readout.mining import ALWAYS, Table
+from assay.harness.readout.operators import Effect
+from assay.harness.readout.queries import Flags, Queries
+
+_MOST_ROWS, _LEAST_KEYS = 40, 4
+"""Rows that expressions are compared with, and keys of a row from which on it says something."""
+_RIVALS = 4
+"""Expressions that are tried of those that give what was read."""
+_COST = 2.0
+"""Cost of an address beside that of its expression: a map that is always tried and does the same is said first."""
+_WHOLE = 2e-3
+"""By how much a number of times that a row is counted may miss a whole one."""
+_MOST_READ = 512
+"""Keys of a row beyond which it is left out: expressions are computed for each key."""
+
+
+def key_table(call: AttentionCall) -> dict[str, Ints]:
+    """The features of each packed key that addresses speak of, int64 [total_k] each."""
+    new, total = np.array(call.lens_q), np.array(call.lens_k)
+    prefix, seqs = total - new, len(new)
+    k_start, q_start = (np.array(x.tolist()[:-1]) for x in (call.cu_seqlens_k, call.cu_seqlens_q))
+    before, two, after = (np.clip(np.arange(seqs) + by, 0, seqs - 1) for by in (-1, -2, 1))
+    of = np.repeat(np.arange(seqs), total)
+    by_sequence = {
+        "seq": np.arange(seqs), "k_start": k_start, "q_start": q_start, "prefix": prefix, "new": new, "total": total,
+        "first_total": np.full(seqs, total[0]), "first_prefix": np.full(seqs, prefix[0]), "first_new": np.full(seqs, new[0]),
+        "most_total": np.full(seqs, total.max()), "most_new": np.full(seqs, new.max()),
+        "previous_start": k_start[before], "next_start": k_start[after], "second_previous_start": k_start[two],
+        "previous_total": np.where(np.arange(seqs) > 0, total[before], 0),
+    }  # fmt: skip
+    j = np.arange(len(of)) - k_start[of]
+    return {name: column[of] for name, column in by_sequence.items()} | {"j": j, "left": total[of] - 1 - j}
+
+
+_STRIDES = ("first_total", "first_prefix", "first_new", "most_total", "most_new", "total", "prefix", "new")
+_STARTS: tuple[Amount, ...] = (
+    *(Amount(name, cost=cost) for name, cost in (("k_start", 0.2), ("q_start", 0.4), ("previous_start", 0.5), ("next_start", 0.6),
+      ("second_previous_start", 0.8), ("prefix", 0.5), ("new", 0.5), ("total", 0.5), ("previous_total", 0.9))),
+    *(Amount(name, cost=0.8, times="seq") for name in _STRIDES),
+    *(Amount("k_start", how, size, 0.8) for how in ("up", "down") for size in (8, 16, 32, 64, 128)),
+)  # fmt: skip
+"""Where a sequence may be thought to begin: at its start in Q, at another sequence's, at a stride times its number, at a page."""
+_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_INDICES: tuple[Amount, ...] = (
+    *amounts_of((("j", 0.2), ("left", 0.6)), _SIZES),
+    *(Amount(name, cost=0.6) for name in ("prefix", "new", "total")),
+    *(Amount("total", how, size, 1.0) for how in ("down", "mod") for size in (8, 16, 32, 64, 128)),
+)
+"""What an index may be made of: pages and rings, forwards and from the end."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """(call) -> the packed row at which each packed key is looked for, int64 [total_k]; negative and larger ones are no rows.
+
+    Attributes:
+        start: where its sequence is thought to begin; None for where it does.
+        index: the index at which key j is looked for; None for j.
+    """
+
+    start: Sum | None = None
+    index: Sum | None = None
+
+    def __call__(self, call: AttentionCall) -> Ints:
+        return self.of(key_table(call), call.k.shape[0])
+
+    def of(self, table: Table, rows: int) -> Ints:
+        """The row of each key of a table; as many as there are, which stands for zeros, where it is none."""
+        start = table["k_start"] if self.start is None else self.start.of(table)
+        found: Ints = start + (table["j"] if self.index is None else self.index.of(table))
+        return np.where((found >= 0) & (found < rows), found, rows)
+
+    @property
+    def cost(self) -> float:
+        """How far-fetched it is."""
+        return sum(one.cost for one in (self.start, self.index) if one is not None)
+
+    @property
+    def words(self) -> str:
+        """The row in words."""
+        if self.start is None:
+            assert self.index is not None
+            return f"key {self.index.words}"
+        return f"packed row {self.start.words} + {'j' if self.index is None else self.index.words}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a reading.
+
+    Attributes:
+        table: features of the keys that it should see.
+        rows: packed keys of the call.
+        read: the packed row that each of these was read from, sorted, `rows` for zeros; or in order, -1 for one that is not known.
+        sorted: whether they are sorted.
+        times: how often each of `read` is counted; 1 unless all are counted as often.
+    """
+
+    table: Table
+    rows: int
+    read: Ints
+    sorted: bool
+
+    def given(self, indices: Ints) -> Flags:
+        """Which of these rows of all keys, int64 [candidates, keys], were read, bool [candidates]."""
+        if self.sorted:
+            found: Flags = (np.sort(indices, 1) == self.read).all(1)
+            return found
+        known = self.read >= 0
+        return np.asarray((indices[:, known] == self.read[known]).all(1))
+
+
+def addresses(readings: Sequence[Explained]) -> Iterable[Effect]:
+    """Effects that look for K, V or both at a wrong address."""
+    for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",)), ("k", ("scored",))):
+        found = every(readings, *forms)
+        rows = [row for row in (_row(*one) for one in found[:: len(found) // _MOST_ROWS + 1]) if row is not None]
+        rows.sort(key=lambda row: len(row.read))
+        if len(rows) < 3:
+            continue
+        options = [Address(start=one) for one in _matching(rows, _start_sums(), "start")]
+        options += [Address(index=one) for one in _matching(rows, _index_sums(), "index")]
+        for one in sorted(options, key=lambda one: one.cost)[:_RIVALS]:
+            yield Moved(what, ALWAYS, one.words, one, cost=_COST + one.cost)
+
+
+def _start_sums() -> list[Sum]:
+    one = [Sum(((1, a),)) for a in _STARTS]
+    two = [Sum(((1, a), (1, b))) for n, a in enumerate(_STARTS) for b in _STARTS[n + 1 :]]
+    return one + two + [Sum(((1, a), (-1, b))) for a in _STARTS for b in _STARTS if a is not b]
+
+
+def _index_sums() -> list[Sum]:
+    one = [Sum(((1, a),), plus) for a in _INDICES for plus in (-1, 0, 1)]
+    two = [Sum(((1, a), (1, b))) for n, a in enumerate(_INDICES) for b in _INDICES[n:]]
+    return one + two + [Sum(((1, a), (-1, b))) for a in _INDICES for b in _INDICES if a is not b]
+
+
+def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: str) -> list[Sum]:
+    """The sums that give what was read of every row."""
+    left = list(sums)
+    for row in rows:
+        if not left:
+            break
+        amounts = {amount: amount.of(row.table) for one in left for _, amount in one.amounts}
+        values = np.array([sum(sign * amounts[amount] for sign, amount in one.amounts) + one.plus for one in left])
+        found = values + row.table["j" if part == "start" else "k_start"]
+        found = np.where((found >= 0) & (found < row.rows), found, row.rows)
+        left = [one for one, ok in zip(left, row.given(found), strict=True) if ok]
+    return left
+
+
+def _row(one: Explained, place: int, fit: Fit) -> _Row | None:
+    queries, (t, h) = one.queries, divmod(place, one.queries.heads)
+    should = np.flatnonzero(queries.visible[t])
+    if fit.keys is None or not _LEAST_KEYS <= len(should) <= _MOST_READ:
+        return None
+    table, rows = {name: column[should] for name, column in key_table(queries.call).items()}, len(fit.keys)
+    if fit.form in ("values", "scored"):
+        to = fit.keys[should].astype(np.int64)
+        kv, row = np.divmod(to, rows)
+        if (kv[to >= 0] != queries.own[h]).any():
+            return None
+        return _Row(table, rows, np.where(to >= 0, row, -1), False)
+    blank = round(fit.phantom) if fit.form == "keys-and-mass" else 0
+    if fit.form == "keys-and-mass" and (blank < 0 or abs(fit.phantom - blank) > _WHOLE * max(1, blank)):
+        return None
+    times = _times(fit.keys, len(should) - blank)
+    return None if times is None else _Row(table, rows, np.repeat(np.arange(rows + 1), [*times, blank]), True)
+
+
+def _times(factors: np.ndarray[tuple[int], np.dtype[np.float64]], keys: int) -> Ints | None:
+    """How often each packed row is counted, if they are `keys` in all: factors are known up to a common one."""
+    if not np.isfinite(factors).all() or (factors < 0).any() or factors.sum() <= 0 or keys < 1:
+        return None
+    times = factors * (keys / factors.sum())
+    whole = np.round(times)
+    return whole.astype(np.int64) if np.abs(times - whole).max() < _WHOLE * max(1.0, times.max()) else None
