@@ -151,17 +151,25 @@ def page_rows(call: AttentionCall, size: int) -> list[Tensor]:
 
 Compute = Callable[[Part], Tensor]
 F = TypeVar("F")
-_found: list[HeldOut] = []
 
 
-def held_out(name: str, truth: str, build: Callable[[F], Kernel]) -> Callable[[F], F]:
-    """Adds a bug to the list; `build` makes a kernel of what it decorates."""
+class Register:
+    """A list of bugs, and the decorator that adds to it."""
 
-    def add(bug: F) -> F:
-        _found.append(HeldOut(name, truth, lambda: build(bug)))
-        return bug
+    def __init__(self) -> None:
+        self.found: list[HeldOut] = []
 
-    return add
+    def __call__(self, name: str, truth: str, build: Callable[[F], Kernel]) -> Callable[[F], F]:
+        """Adds a bug; `build` makes a kernel of what is decorated."""
+
+        def add(bug: F) -> F:
+            self.found.append(HeldOut(name, truth, lambda: build(bug)))
+            return bug
+
+        return add
+
+
+held_out = Register()
 
 
 def outputs(compute: Compute) -> Kernel:
@@ -846,5 +854,5 @@ def prefix_values_of_layer_before() -> Kernel:
     return kernel
 
 
-HELD_OUT: tuple[HeldOut, ...] = tuple(_found)
-"""All held-out kernels."""
+HELD_OUT: tuple[HeldOut, ...] = tuple(held_out.found)
+"""All held-out kernels of the first set."""
