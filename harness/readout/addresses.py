@@ -20,7 +20,7 @@ from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import ALWAYS, Table
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.queries import Flags
 
 _MOST_ROWS, _LEAST_KEYS = 40, 4
 """Rows that expressions are compared with, and keys of a row from which on it says something."""

@@ -74,7 +74,8 @@ class BlockScale(Effect):
 
 
 WHOSE = {
-    "next": "the next block", "previous": "the previous block", "packed": "block cu_seqlens_k[b] // {size} + j // {size} of the batch",
+    "next": "the next block", "previous": "the previous block",
+    "packed": "block cu_seqlens_k[b] // {size} + j // {size} of the batch",
     "first block": "the first block", "next head": "the same block of the next kv head",
     "first sequence": "the same block of the first sequence", "previous sequence": "the same block of the previous sequence",
 }  # fmt: skip

@@ -171,7 +171,8 @@ ROW_TERMS: tuple[Term, ...] = (
 
 _ROUNDED: tuple[tuple[str, str, tuple[Literal["up", "down", "mod"], ...]], ...] = (
     ("j", "total", ("up", "down")), ("j", "prefix", ("up", "down")), ("j", "pos", ("up", "down")),
-    ("j", "least_prefix", ("down",)), ("fresh", "i", ("up", "down", "mod")), ("fresh", "new", ("up", "down")), ("ahead", "prefix", ("up", "down", "mod")),
+    ("j", "least_prefix", ("down",)), ("fresh", "i", ("up", "down", "mod")),
+    ("fresh", "new", ("up", "down")), ("ahead", "prefix", ("up", "down", "mod")),
 )  # fmt: skip
 """Edges that a tile or a page moves: a length or a position that is rounded, or an index that begins again with each tile."""
 
@@ -179,8 +180,8 @@ PAIR_TERMS: tuple[Term, ...] = (
     Term("pos", "j", cost=0.1), Term("j", "prefix", cost=0.2), Term("j", "i", cost=0.3), Term("j", cost=0.2),
     Term("left", cost=0.3), Term("other", cost=0.2), Term("key_seq", cost=0.5),
     Term("key_row", cost=1.0), Term("j", "new", cost=0.9), Term("j", "total", cost=0.9),
-    Term("j", "least_prefix", cost=1.2), Term("j", "previous_prefix", cost=1.2), Term("j", "next_prefix", cost=1.3), Term("j", "first_prefix", cost=1.2),
-    Term("j", "first_total", cost=1.2),
+    Term("j", "least_prefix", cost=1.2), Term("j", "previous_prefix", cost=1.2), Term("j", "next_prefix", cost=1.3),
+    Term("j", "first_prefix", cost=1.2), Term("j", "first_total", cost=1.2),
     Term("j", "previous_total", cost=1.3), *(Term("j", name, cost=1.3) for name in HISTORY),
     Term("left", "new", cost=1.2), Term("left", "i", cost=1.2),
     *(Term("ahead", name, cost=0.9)
@@ -188,7 +189,8 @@ PAIR_TERMS: tuple[Term, ...] = (
     *(Term(name, minus, rounding=rounding, size=b, cost=0.8 + 0.2 * (rounding == "mod"))
       for name, minus, roundings in _ROUNDED for rounding in roundings for b in _BLOCKS),
     *(Term("fresh", "i", block=b, cost=0.7) for b in _BLOCKS),
-    *(Term("j", f"{end}_{size}", block=b, cost=0.9 + 0.2 * (b == 1)) for end in ("first", "last") for size in _TILES for b in {1, size}),
+    *(Term("j", f"{end}_{size}", block=b, cost=0.9 + 0.2 * (b == 1))
+      for end in ("first", "last") for size in _TILES for b in (1, size)),
     *(Term("pos", "j", block=b, cost=0.7) for b in _BLOCKS), *(Term("j", "total", block=b, cost=0.7) for b in _BLOCKS),
     *(Term("j", "prefix", block=b, cost=0.9) for b in _BLOCKS), *(Term("i", "j", block=b, cost=0.9) for b in _BLOCKS),
     *_residues("j", 0.7), *_in_blocks("j", 0.6), *(Term("pos", "j", modulo=m, cost=0.9) for m in _RESIDUES),

@@ -20,7 +20,7 @@ from assay.harness.readout.effects import Constant, Kept
 from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.explained import Explained
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
-from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
+from assay.harness.readout.forms import CallContext, Fit, Row, Tolerance, fits
 from assay.harness.readout.general_candidates import general_effects
 from assay.harness.readout.key_factors import KeyFactors
 from assay.harness.readout.key_rules import key_factors
@@ -29,9 +29,10 @@ from assay.harness.readout.layouts import layout_notes
 from assay.harness.readout.mining import Condition, Literal, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import Asked, Plan, Prober, drawn_plans, fixed_plans, repeated_plans
-from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.queries import Flags, Queries, einsum
 from assay.harness.readout.ranges import limits
 from assay.harness.readout.reading import Numbers, Reading, read, row_errors
+from assay.harness.readout.solving import solve
 
 READ_AT_ONCE, READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
@@ -308,14 +309,38 @@ class Finder:
         if sample.before is not None and (reading is None or self._vanished(sample, reading)):
             again = read(self._after(sample.before), queries.call, queries.rows.tolist(), queries.number)
             reading = again or reading
-        if reading is None:
+        if reading is not None and self._gives(reading, sample):
+            self._explain(sample, reading, [self.exactness.tolerance] * len(sample.bad), sample.bad)
             return
-        context, found = CallContext(reading), list[tuple[object, ...]]()
-        for place in range(len(queries.rows) * queries.heads):
-            row = Row(context, *divmod(place, queries.heads), self.exactness.tolerance)
-            found.append(tuple(fits(row)) if sample.bad[place] else ())
+        # What it computed then it does not compute when it is asked again. The one output that there is may say it.
+        solved = solve(queries.call, queries.rows, sample.actual, self._rounding())
+        known = sample.bad & solved.known.ravel()
+        if known.any():
+            tolerances = [solved.tolerance(*divmod(place, queries.heads)) for place in range(len(sample.bad))]
+            self._explain(sample, solved.reading, tolerances, known)
+        elif reading is not None:
+            self._explain(sample, reading, [self.exactness.tolerance] * len(sample.bad), sample.bad)
+
+    def _explain(self, sample: Sample, reading: Reading, tolerances: Sequence[Tolerance], known: Flags) -> None:
+        """Find the forms that fit the rows of which the weights are known."""
+        queries, context = sample.queries, CallContext(reading)
+        found: list[tuple[Fit, ...]] = []
+        for place, tolerance in enumerate(tolerances):
+            row = Row(context, *divmod(place, queries.heads), tolerance)
+            found.append(tuple(fits(row)) if known[place] else ())
         sample.reading = reading
-        sample.explained = Explained(queries, tuple(found), ~sample.bad)  # type: ignore[arg-type]
+        sample.explained = Explained(queries, tuple(found), ~sample.bad)
+
+    def _gives(self, reading: Reading, sample: Sample) -> bool:
+        """Whether what was read gives most of the wrong outputs, as far as they are finite."""
+        out = einsum("thck,kcd->thd", np.nan_to_num(reading.weights), sample.queries.values) + reading.constant
+        finite = np.isfinite(sample.actual).all(-1).ravel() & sample.bad
+        return not finite.any() or bool(sample.agrees(out)[finite].mean() > 0.5)
+
+    def _rounding(self) -> float:
+        """Relative error of a right output."""
+        errors = np.concatenate([sample.errors[~sample.bad] for sample in self.samples])
+        return max(float(np.median(errors)) if len(errors) else 0.0, 1e-7)
 
     def _vanished(self, sample: Sample, reading: Reading) -> bool:
         """Whether most of what was wrong is right when it is read: it depends on the call before."""

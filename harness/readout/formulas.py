@@ -72,8 +72,8 @@ def _largest_values(by: int, queries: Queries) -> Numbers:
 
 def _tile_sizes(x: Numbers, starts: Sequence[int], tile: int) -> Numbers:
     """The largest size of a number in each row's tile of its sequence, [rows, heads], of x [rows, heads, dims]; 0: all of it."""
-    size = np.abs(x).max(-1)
-    found = np.empty_like(size)
+    size: Numbers = np.abs(x).max(-1)
+    found: Numbers = np.empty_like(size)
     for start, stop in pairwise(starts):
         tiles = np.arange(0, stop - start, tile or stop - start)
         if len(tiles):
@@ -89,7 +89,7 @@ def _largest_q(tile: int, other: str, queries: Queries) -> Numbers:
     sizes = np.maximum(_tile_sizes(q, call.cu_seqlens_q.tolist(), tile), 1e-30)[queries.rows]
     heads, group = np.arange(queries.heads), queries.heads // queries.kv_heads
     if other == "group":
-        used = sizes.reshape(len(sizes), -1, group).max(-1).repeat(group, 1)
+        used = np.repeat(sizes.reshape(len(sizes), -1, group).max(-1), group, 1)
     else:
         to = {
             "first": heads // group * group,
@@ -98,7 +98,7 @@ def _largest_q(tile: int, other: str, queries: Queries) -> Numbers:
             "zero": 0 * heads,
         }
         used = sizes[:, to[other]]
-    found: Numbers = (used / sizes).ravel()
+    found: Numbers = np.asarray(used / sizes).ravel()
     return found
 
 
@@ -117,8 +117,9 @@ def _largest_k(other: str, queries: Queries) -> Numbers:
         used = before.double().cpu().abs().amax((0, 2)).numpy()[kv]
     else:
         sizes = np.array([np.abs(queries.k[keys]).max((0, 2)) for _, keys in own_keys(queries.call)])
-        used, own = sizes[0 if other == "first sequence" else np.maximum(seq - 1, 0), kv], sizes[seq, kv]
-    found: Numbers = used / np.maximum(own, 1e-30)
+        there = 0 * seq if other == "first sequence" else np.maximum(seq - 1, 0)
+        used, own = sizes[there, kv], sizes[seq, kv]
+    found: Numbers = np.asarray(used / np.maximum(own, 1e-30))
     return found
 
 
@@ -136,7 +137,8 @@ QUANTISED: tuple[Formula, ...] = (
       for tile in (1, 16, 32, 64, 128, 0) for other, words in _Q_HEADS.items()),
     *(Formula(f"max |k| of {words} / its own", partial(_largest_k, other), "K is dequantised with that scale")
       for other, words in _K_SCALES.items()),
-    *(Formula(f"its own max |k| / that of {words}", partial(_inverse, partial(_largest_k, other)), "K is quantised with that scale")
+    *(Formula(f"its own max |k| / that of {words}", partial(_inverse, partial(_largest_k, other)),
+              "K is quantised with that scale")
       for other, words in _K_SCALES.items()),
 )  # fmt: skip
 """Factors of scores of a quantisation whose scale is not the one that was quantised with: the largest size of a number in a tile."""

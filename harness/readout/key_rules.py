@@ -87,13 +87,16 @@ def _score_factors(readings: Sequence[Explained]) -> list[KeyFactors]:
         return []
     read = common([fit.number for _, _, fit in found], 1)[0]
     value = next((one for one in FACTORS if near(one, read, 5e-3)), read)
+    # In a short row, every key may be one of those.
+    found += [(one, place, fit) for one, place, fit in every(readings, "scale") if near(fit.number, read, 5e-3)]
+    found = found[:: len(found) // _SCORED_ROWS + 1]
     tables, flags = [], []
-    for one, place, fit in found[:_SCORED_ROWS]:
-        assert fit.keys is not None
-        row = _Row(one.queries, place, fit.keys)
-        known = np.flatnonzero(one.queries.visible[row.index[0]] & ~np.isnan(fit.keys))
+    for one, place, fit in found:
+        factors = np.full(one.queries.call.k.shape[0], fit.number) if fit.keys is None else fit.keys
+        row = _Row(one.queries, place, factors)
+        known = np.flatnonzero(one.queries.visible[row.index[0]] & ~np.isnan(factors))
         tables.append(row.table(known))
-        flags.append(fit.keys[known] != 1)
+        flags.append(factors[known] != 1)
     rules = mine(joined(tables), np.concatenate(flags), PAIR_TERMS, 2)
     return [KeyFactors((Part("seen", rule, value, "score"),), cost=1.4 + rule.cost) for rule in rules]
 

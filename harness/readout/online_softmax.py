@@ -1,4 +1,4 @@
-"""Online softmax gone wrong: keys in tiles, with a running maximum by which what was summed before is rescaled, or not as it should."""
+"""Online softmax gone wrong: keys come in tiles, and what was summed before is not rescaled as the running maximum asks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class OnlineSoftmax(Effect):
 
     Attributes:
         tile: keys of a tile.
-        law: "neither" sum is rescaled; only the "numerator", or only the "denominator" is; "late": the denominator is rescaled after
-            the tile was added to it; "inverse": both by exp(new - old); "rarely": only where the maximum rises by `least` or more.
+        law: "neither" sum is rescaled; only the "numerator", or only the "denominator" is; "late": the denominator is rescaled
+            after the tile was added to it; "inverse": both by exp(new - old); "rarely": only where the maximum rises by `least` or more.
         least: see "rarely".
         backward: whether the last tile comes first.
     """
