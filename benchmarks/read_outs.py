@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from drawn_faults import draw, random_calls
 from held_out_faults import HELD_OUT
+from held_out_faults_second import SECOND
 from honest_kernels import KERNELS, Blocked
 from torch import Tensor
 
@@ -85,6 +86,10 @@ class Outcome:
     cpu_s: float
 
 
+HELD = {"held-out": HELD_OUT, "held-out-second": SECOND}
+"""Kernels with bugs that nobody chose for the read-out."""
+
+
 def made(case: Case) -> tuple[Callable[[], Kernel], str]:
     """What makes the kernel of a case, without memory of a call; and what is wrong with it."""
     if case.kind == "hypotheses":
@@ -95,8 +100,8 @@ def made(case: Case) -> tuple[Callable[[], Kernel], str]:
     if case.kind == "drawn":
         found = draw(int(case.name))
         return found.kernel, found.truth
-    if case.kind == "held-out":
-        held = next(one for one in HELD_OUT if one.id == case.name)
+    if case.kind in HELD:
+        held = next(one for one in HELD[case.kind] if one.id == case.name)
         return held.make, held.truth
     if case.kind == "named":
         return lambda: named(case.name)[1], ""
@@ -137,8 +142,8 @@ def cases(kinds: list[str], seeds: range, device: str) -> Iterator[Case]:
             yield from (Case(kind, one.id) for one in ALL if not one.equivalent)
         elif kind == "drawn":
             yield from (Case(kind, str(seed)) for seed in seeds)
-        elif kind == "held-out":
-            yield from (Case(kind, one.id) for one in HELD_OUT)
+        elif kind in HELD:
+            yield from (Case(kind, one.id) for one in HELD[kind])
         elif kind != "right":
             yield from (Case("named", kind, seed, device) for seed in seeds)
         else:
@@ -200,7 +205,9 @@ def main() -> None:
     """Read the kernels and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "kinds", nargs="+", help="hypotheses, catalogue, drawn, held-out, right, or a kernel that is right by name"
+        "kinds",
+        nargs="+",
+        help="hypotheses, catalogue, drawn, held-out, held-out-second, right, or a kernel that is right by name",
     )
     parser.add_argument("--device", default="cpu", help="of kernels by name")
     parser.add_argument("--seeds", default="200-259", help="first and last seed of random faults, and of right kernels")
