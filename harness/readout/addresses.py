@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from assay.harness.readout.explained import Explained, every
 from assay.harness.readout.expressions import Amount, Sum, amounts_of
 from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
+from assay.harness.readout.maps import Map
 from assay.harness.readout.mining import ALWAYS, Table
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags
@@ -101,7 +103,8 @@ class Address:
         if self.start is None:
             assert self.index is not None
             return f"key {self.index.words}"
-        return f"packed row {self.start.words} + {'j' if self.index is None else self.index.words}"
+        index = "j" if self.index is None else self.index.words
+        return f"packed row {self.start.words} + {index}" if self.start.amounts else f"packed row {index}"
 
 
 @dataclass(frozen=True)
@@ -109,13 +112,16 @@ class _Row:
     """A row of a reading.
 
     Attributes:
-        table: features of the keys that it should see.
+        call: the call.
+        keys: the packed keys that it should see.
+        table: their features.
         rows: packed keys of the call.
         read: the packed row that each of these was read from, sorted, `rows` for zeros; or in order, -1 for one that is not known.
         sorted: whether they are sorted.
-        times: how often each of `read` is counted; 1 unless all are counted as often.
     """
 
+    call: AttentionCall
+    keys: Ints
     table: Table
     rows: int
     read: Ints
@@ -138,14 +144,48 @@ def addresses(readings: Sequence[Explained]) -> Iterable[Effect]:
         rows.sort(key=lambda row: len(row.read))
         if len(rows) < 3:
             continue
+        yield from _pooled(rows, what)
         options = [Address(start=one) for one in _matching(rows, _start_sums(), "start")]
         options += [Address(index=one) for one in _matching(rows, _index_sums(), "index")]
         for one in sorted(options, key=lambda one: one.cost)[:_RIVALS]:
             yield Moved(what, ALWAYS, one.words, one, cost=_COST + one.cost)
 
 
+def _slots(size: int, call: AttentionCall) -> Ints:
+    """The packed key in each slot of a pool where every sequence begins with a new page; as many as there are for an empty one."""
+    total = np.array(call.lens_k)
+    room = -(-total // size) * size
+    found = np.full(int(room.sum()), int(total.sum()))
+    begins, starts = np.cumsum(room) - room, np.cumsum(total) - total
+    for begin, start, length in zip(begins.tolist(), starts.tolist(), total.tolist(), strict=True):
+        found[begin : begin + length] = np.arange(start, start + length)
+    return found
+
+
+def _without_gaps(size: int, call: AttentionCall) -> Ints:
+    """Each packed key is looked for in the slot of its own number."""
+    return _slots(size, call)[: call.k.shape[0]]
+
+
+POOLS: tuple[Map, ...] = tuple(
+    (
+        f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
+        partial(_without_gaps, size),
+    )
+    for size in (8, 16, 32, 64, 128)
+)
+"""Pools that are read as if they had no empty slots."""
+
+
+def _pooled(rows: Sequence[_Row], what: str) -> Iterable[Moved]:
+    for words, to in POOLS:
+        found = {id(row.call): to(row.call) for row in rows}
+        if all(row.given(found[id(row.call)][row.keys][None]).all() for row in rows):
+            yield Moved(what, ALWAYS, words, to, cost=_COST + 0.5)
+
+
 def _start_sums() -> list[Sum]:
-    one = [Sum(((1, a),)) for a in _STARTS]
+    one = [Sum(()), *(Sum(((1, a),)) for a in _STARTS)]
     two = [Sum(((1, a), (1, b))) for n, a in enumerate(_STARTS) for b in _STARTS[n + 1 :]]
     return one + two + [Sum(((1, a), (-1, b))) for a in _STARTS for b in _STARTS if a is not b]
 
@@ -163,7 +203,10 @@ def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: str) -> list[Sum]
         if not left:
             break
         amounts = {amount: amount.of(row.table) for one in left for _, amount in one.amounts}
-        values = np.array([sum(sign * amounts[amount] for sign, amount in one.amounts) + one.plus for one in left])
+        zero = np.zeros_like(row.keys)
+        values = np.array(
+            [sum((sign * amounts[amount] for sign, amount in one.amounts), zero) + one.plus for one in left]
+        )
         found = values + row.table["j" if part == "start" else "k_start"]
         found = np.where((found >= 0) & (found < row.rows), found, row.rows)
         left = [one for one, ok in zip(left, row.given(found), strict=True) if ok]
@@ -181,12 +224,16 @@ def _row(one: Explained, place: int, fit: Fit) -> _Row | None:
         kv, row = np.divmod(to, rows)
         if (kv[to >= 0] != queries.own[h]).any():
             return None
-        return _Row(table, rows, np.where(to >= 0, row, -1), False)
+        return _Row(queries.call, should, table, rows, np.where(to >= 0, row, -1), False)
     blank = round(fit.phantom) if fit.form == "keys-and-mass" else 0
     if fit.form == "keys-and-mass" and (blank < 0 or abs(fit.phantom - blank) > _WHOLE * max(1, blank)):
         return None
     times = _times(fit.keys, len(should) - blank)
-    return None if times is None else _Row(table, rows, np.repeat(np.arange(rows + 1), [*times, blank]), True)
+    return (
+        None
+        if times is None
+        else _Row(queries.call, should, table, rows, np.repeat(np.arange(rows + 1), [*times, blank]), True)
+    )
 
 
 def _times(factors: np.ndarray[tuple[int], np.dtype[np.float64]], keys: int) -> Ints | None:

@@ -13,7 +13,8 @@ from assay.harness.readout.edges import edges
 from assay.harness.readout.effects import Biased, Constant, Limited, Scale, Times
 from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.explained import Explained, common, every, near
-from assay.harness.readout.features import ROW_TERMS, chosen, joined
+from assay.harness.readout.expressions import Blocks, Search, amounts_of
+from assay.harness.readout.features import ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.formulas import QUANTISED, SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors
@@ -116,6 +117,34 @@ def _phantoms(found: Sequence[tuple[Explained, int, Fit]]) -> Iterable[Effect]:
             yield KeyFactors((), phantom=Value(None, int(number)), phantom_score=score, cost=1.4 + far)
         for value in mine_values(chosen(_table(found), whole), wanted, PHANTOMS, 2):
             yield KeyFactors((), phantom=value, phantom_score=score, cost=1.6 + far)
+        if not score:
+            yield from _counted_in_vain(chosen(_table(found), whole), wanted)
+
+
+def _counted_in_vain(table: Table, wanted: Ints) -> Iterable[Effect]:
+    """Numbers of keys, or of blocks, by sums of lengths."""
+    for size in (1, *_BLOCKS):
+        for count in _COUNTS(table, wanted * size)[:2]:
+            yield KeyFactors((), phantom=count if size == 1 else Blocks(count, size), cost=1.8 + count.cost)
+
+
+_BLOCKS = (16, 32, 64, 128)
+_COUNTS = Search(
+    (
+        *amounts_of(
+            (
+                ("total", 0.2),
+                ("prefix", 0.2),
+                ("new", 0.3),
+                ("most_total", 0.5),
+                ("most_prefix", 0.5),
+                ("most_new", 0.6),
+            )
+        ),
+    ),
+    largest=0,
+)
+"""How many keys, or blocks of keys, are missing to the next block, or to the longest sequence of the batch."""
 
 
 _PHANTOM_SCORES = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 4.0)

@@ -71,21 +71,35 @@ _OTHERS = (
     "first_prefix",
     "most_total",
     "most_new",
+    "most_prefix",
+    "least_prefix",
     "ranked_total",
+    "group",
+    "member",
+    "peers_after",
     *HISTORY,
 )
 _TILES = (16, 32, 64, 128)
 AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS))
 """What an edge may be made of: lengths and the place of a query, lengths of its neighbours and of calls before, which a kernel may
 take for its own, and what tiles and pages of usual sizes make of its own."""
+_ENDS: tuple[Amount, ...] = tuple(
+    Amount(f"{end}_{name}", cost=0.9) for end in ("first", "last") for name in (*_TILES, "packed_64", "packed_128")
+)
+"""Where the tile of a query begins and ends."""
 _TILED: tuple[Amount, ...] = (
     *(Amount(name, cost=cost) for name, cost in _PLAIN),
-    *(Amount(name, "tile", size, 0.9) for name in ("pos", "i") for size in _TILES),
-    *(Amount(name, "down", size, 0.9) for name in ("i",) for size in _TILES),
+    *_ENDS,
+    *(Amount("i", "down", size, 0.9) for size in _TILES),
 )
 """What is rounded: sums of these."""
-_LAST = Search((*AMOUNTS, *(one for one in _TILED if one.rounding == "tile")), _TILED)
-_FIRST = Search(AMOUNTS, _TILED, 8192)
+_THREE: tuple[Amount, ...] = (
+    *(Amount(name, cost=cost) for name, cost in _PLAIN),
+    *(Amount(name, cost=0.9) for name in _OTHERS if name not in HISTORY),
+)
+"""Of what sums may have three."""
+_LAST = Search((*AMOUNTS, *_ENDS), _TILED, _THREE)
+_FIRST = Search(AMOUNTS, _TILED, _THREE, 8192)
 """How edges are searched: the last key is off by one or two, the first one is a window away."""
 _MOST_ROWS = 200
 _LEAST_ROWS = 6

@@ -37,6 +37,18 @@ class Times(Effect):
 
 
 @dataclass(frozen=True)
+class ScaleAndTimes(Effect):
+    """Scores are multiplied, and the output too."""
+
+    scores: Formula
+    output: Formula
+    cost: float = 2.0
+
+    def outputs(self, queries: Queries) -> Numbers:
+        return Scale(self.scores).outputs(queries) * self.output.of(queries).reshape(*queries.shape, 1)
+
+
+@dataclass(frozen=True)
 class Plus(Effect):
     """Something is added to every number of the output.
 

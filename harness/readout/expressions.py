@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from assay.harness.readout.features import Ints
 from assay.harness.readout.mining import Table, strangeness
 from assay.harness.readout.symbols import SYMBOLS, plus
 
-Rounding = Literal["", "up", "down", "mod", "gap", "tile"]
+Rounding = Literal["", "up", "down", "mod", "gap"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,7 @@ class Amount:
 
     Attributes:
         name: the feature.
-        rounding: "up" or "down", to a multiple of `size`; "mod", the remainder by it; "gap", what is missing to the next multiple;
-            "tile", of ``i`` or ``pos``: that of the last query in the query's tile of `size` new tokens.
+        rounding: "up" or "down", to a multiple of `size`; "mod", the remainder by it; "gap", what is missing to the next multiple.
         size: see `rounding`.
         cost: how far-fetched it is.
         times: a feature that it is multiplied by, as a stride is; empty for none.
@@ -44,9 +44,6 @@ class Amount:
         x = table[self.name]
         if self.times:
             return x * table[self.times]
-        if self.rounding == "tile":
-            i = table["i"]
-            return x - i + np.minimum(i // self.size * self.size + self.size, table["new"]) - 1
         return rounded(x, self.rounding, self.size)
 
     @property
@@ -56,13 +53,11 @@ class Amount:
         if self.times:
             stride = "b" if self.times == "seq" else SYMBOLS[self.times]
             return f"{stride} x {f'({symbol})' if ' ' in symbol else symbol}"
-        if self.rounding == "tile":
-            return f"({symbol} of the last query in its tile of {self.size})"
         return _rounding_words(symbol, self.rounding, self.size)
 
 
 def rounded(x: Ints, how: Rounding, size: int) -> Ints:
-    """A number that is rounded, see `Amount.rounding`; "tile" is none of them."""
+    """A number that is rounded, see `Amount.rounding`."""
     if how == "mod":
         return x % size
     if how == "gap":
@@ -121,6 +116,34 @@ class Sum:
         return plus(f"({inner} rounded {self.rounding} to {self.size})", self.after)
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """A sum, counted in blocks.
+
+    Attributes:
+        of_sum: the sum.
+        size: of a block.
+    """
+
+    of_sum: Sum
+    size: int
+
+    def of(self, table: Table) -> Ints:
+        """Its value for each example, int64 [examples]."""
+        return self.of_sum.of(table) // self.size
+
+    @property
+    def cost(self) -> float:
+        """How far-fetched it is."""
+        return self.of_sum.cost + 0.3
+
+    @property
+    def words(self) -> str:
+        """In words: "((total rounded up to 64) - (prefix rounded up to 64)) / 64"."""
+        text = self.of_sum.words
+        return f"{text if _bracketed(text) else f'({text})'} / {self.size}"
+
+
 def _bracketed(text: str) -> bool:
     return text.startswith("(") and text.endswith(")") and text.count("(") == 1
 
@@ -136,12 +159,14 @@ class Search:
     Attributes:
         amounts: of sums.
         rounded: amounts of sums that are rounded.
+        three: amounts of sums of three.
         largest: largest size of the number in a sum.
         most: most sums to return.
     """
 
     amounts: tuple[Amount, ...]
     rounded: tuple[Amount, ...] = ()
+    three: tuple[Amount, ...] = ()
     largest: int = 2
     most: int = 300
 
@@ -164,7 +189,7 @@ class Search:
                 Sum(((1, amount), (-1, self.amounts[b])), plus)
                 for b, plus in _constant(rest + values, self.largest) if b != a
             ]  # fmt: skip
-        found += self._roundings(table, target)
+        found += self._roundings(table, target) + self._threes(table, target)
         return sorted(found, key=lambda one: one.cost)[: self.most]
 
     @cached_property
@@ -173,6 +198,24 @@ class Search:
         two = [Sum(((1, a), (1, b))) for n, a in enumerate(self.rounded) for b in self.rounded[n + 1 :]]
         less = [Sum(((1, a), (-1, b))) for a in self.rounded for b in self.rounded if a is not b]
         return one + two + less
+
+    def _threes(self, table: Table, target: Ints) -> list[Sum]:
+        """Sums of three: of two, two that are added and one that is subtracted, or the reverse."""
+        if not self.three:
+            return []
+        values = np.array([amount.of(table) for amount in self.three])
+        found: list[Sum] = []
+        for a, b in combinations(range(len(self.three)), 2):
+            pair = ((1, self.three[a]), (1, self.three[b]))
+            rest = target - values[a] - values[b]
+            found += [
+                Sum((*pair, (1, self.three[c])), plus) for c, plus in _constant(rest - values, self.largest) if c > b
+            ]
+            found += [
+                Sum((*pair, (-1, self.three[c])), plus)
+                for c, plus in _constant(rest + values, self.largest) if c not in (a, b)
+            ]  # fmt: skip
+        return found
 
     def _roundings(self, table: Table, target: Ints) -> list[Sum]:
         found: list[Sum] = []

@@ -45,9 +45,10 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
         "previous_total": np.where(seq > 0, total[before], 0), "previous_prefix": np.where(seq > 0, prefix[before], 0),
         "next_total": np.where(seq < seqs - 1, total[after], 0),
         "next_prefix": np.where(seq < seqs - 1, prefix[after], 0), "first_total": total[0] * one,
-        "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one,
+        "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one, "first_new": new[0] * one,
         "least_prefix": prefix.min() * one,
-        **_tiles(i, new[seq], prefix[seq]),
+        "peers_after": heads // kv_heads - 1 - head % (heads // kv_heads), "most_prefix": prefix.max() * one,
+        **_tiles(i, new[seq], prefix[seq], heads // kv_heads),
         "ranked_total": total[np.argsort(np.argsort(-total, kind="stable"), kind="stable")][seq],
     }  # fmt: skip
 
@@ -56,10 +57,18 @@ _TILES = (16, 32, 64, 128)
 """New tokens of a tile of queries."""
 
 
-def _tiles(i: Ints, new: Ints, prefix: Ints) -> dict[str, Ints]:
+_ROWS = (64, 128)
+"""Rows of a tile in which each new token has as many rows as q heads read a kv head, as kernels pack them."""
+
+
+def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
     """Positions of the first and the last query of a query's tile of new tokens, of each size."""
-    found = {f"first_{size}": i // size * size + prefix for size in _TILES}
-    return found | {f"last_{size}": np.minimum(i // size * size + size, new) - 1 + prefix for size in _TILES}
+    found: dict[str, Ints] = {}
+    sizes = {str(size): size for size in _TILES} | {f"packed_{rows}": max(1, rows // group) for rows in _ROWS}
+    for name, size in sizes.items():
+        found[f"first_{name}"] = i // size * size + prefix
+        found[f"last_{name}"] = np.minimum(i // size * size + size, new) - 1 + prefix
+    return found
 
 
 HISTORY = (
@@ -152,7 +161,8 @@ ROW_TERMS: tuple[Term, ...] = (
     *_amounts(("seq", 0.5), ("from_last", 0.5), ("seqs", 0.4), ("prefix", 0.3), ("new", 0.3), ("total", 0.3), ("pos", 0.5),
               ("i", 0.5), ("after", 0.5), ("layer", 0.6), ("head", 0.7), ("kv", 0.8), ("group", 0.7), ("kv_heads", 0.8),
               ("heads", 0.9), ("previous_total", 1.2), ("previous_prefix", 1.3), ("next_total", 1.3),
-              ("first_total", 1.3), ("first_prefix", 1.3), ("most_total", 1.1), ("most_new", 1.2), ("row", 1.2)),
+              ("first_total", 1.3), ("first_prefix", 1.3), ("most_total", 1.1), ("most_new", 1.2),
+              ("most_prefix", 1.2), ("row", 1.2)),
     *_amounts(*((name, 1.3) for name in HISTORY)), *_named(("same_layer", 1.0), ("same_phase", 1.0)),
     *(Term(now, before, cost=1.4) for now, before in (("total", "initial_total"), ("total", "last_total"), ("new", "initial_new"),
       ("new", "last_new"), ("prefix", "initial_prefix"), ("prefix", "last_prefix"), ("pos", "initial_total"))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,9 @@ FRESH = 20
 CLAUSES = 3
 """Most clauses of an operator."""
 FAR_FETCHED = 5.0
-"""A condition of this cost is a coincidence where whole calls are wrong and others are right: they are wrong now and then."""
+"""A condition of this cost may be a coincidence where whole calls are wrong and others are right: they are wrong now and then."""
+_BITS = 15.0
+"""Bits that a literal of a condition is worth: there are some 10,000 literals, hence 13 bits, and two to be on the safe side."""
 WRONG_ROWS, RIGHT_ROWS = 16, 8
 """Queries of a call that are looked at."""
 _FEW = 10
@@ -272,19 +275,20 @@ class Finder:
     def leave_out_not_causal(self) -> None:
         """Find out whether the kernel has a causal mask whatever it is told, as many do, and then ask only for calls that have one.
 
-        It is taken for such a kernel if causal calls are right and the same calls without a mask are wrong.
+        It is taken for such a kernel if it answers calls without a mask as if they had one.
         """
         plans = [Plan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 0), (3, 0)), ((12, 20), (5, 6)))]
-        before = len(self.samples)
         self.screen(plans)
-        right = [not sample.bad.any() for sample in self.samples[before:]]
-        if not any(right):
-            return
+        before = len(self.samples)
         self.screen(replace(plan, causal=False) for plan in plans)
-        found = self.samples[before + len(right) :]
-        if found and all(sample.bad.any() for sample in found):
-            self.causal_only = True
-            del self.samples[before + len(right) :]
+        found = self.samples[before:]
+        for sample in found:
+            one = sample.queries
+            causal = Queries(replace(one.call, causal=True), one.rows, one.number, one.nth, one.history)
+            if not sample.bad.any() or not sample.agrees(causal.right).all():
+                return
+        self.causal_only = bool(found)
+        del self.samples[before:]
 
     def judge_by(self, exactness: Exactness) -> None:
         """Judge what was seen so far, and what follows, by this."""
@@ -417,7 +421,7 @@ class Finder:
         whole = all(not p or not n for p, n in calls)
         wrong = sum(p > 0 for p, _ in calls)
         # One wrong call differs from all others in something, whatever made it wrong.
-        coincidence = not found or found[0].condition.cost > FAR_FETCHED or (wrong == 1 and found[0].condition.literals)
+        coincidence = not found or _by_chance(found[0].condition, wrong, len(calls))
         if not strange and whole and coincidence and wrong < len(calls):
             found.insert(0, Clause(effect, sometimes=wrong / len(calls)))
         return hits, found
@@ -618,6 +622,15 @@ class Finder:
                 found.append(plan)
                 undecided = [o for o in undecided if o not in split]
         return found
+
+
+def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:
+    """Whether a condition may tell wrong calls from right ones by chance: it is far-fetched, and the calls could be told apart by
+    as few bits as it has."""
+    if wrong == 1:
+        return bool(condition.literals)
+    bits = math.log2(math.comb(calls, wrong))
+    return condition.cost > FAR_FETCHED and bits < _BITS * len(condition.literals)
 
 
 def _of_call_before(effect: Effect) -> bool:

@@ -62,14 +62,6 @@ def _value_dim_scale(queries: Queries) -> Numbers:
     return _same((queries.call.q.shape[2] / queries.call.v.shape[2]) ** 0.5, queries)
 
 
-def _largest_values(by: int, queries: Queries) -> Numbers:
-    """Largest size of a value of the kv head that is `by` further, as a multiple of that of the own one."""
-    largest = np.abs(queries.values).max((0, 2))
-    ratio = np.roll(largest, -by) / np.maximum(largest, 1e-30)
-    found: Numbers = ratio[queries.table["kv"]]
-    return found
-
-
 def _tile_sizes(x: Numbers, starts: Sequence[int], tile: int) -> Numbers:
     """The largest size of a number in each row's tile of its sequence, [rows, heads], of x [rows, heads, dims]; 0: all of it."""
     size: Numbers = np.abs(x).max(-1)
@@ -102,24 +94,34 @@ def _largest_q(tile: int, other: str, queries: Queries) -> Numbers:
     return found
 
 
-def _largest_k(other: str, queries: Queries) -> Numbers:
-    """The scale of K of another kv head, sequence or call over that of the own kv head of this sequence or call."""
+def _largest(of: str, other: str, queries: Queries) -> Numbers:
+    """The scale of K or V of another kv head, sequence or call over that of the own kv head of this sequence or call."""
     kv, seq = queries.table["kv"], queries.table["seq"]
+    x = queries.k if of == "k" else queries.values
     if other in ("next", "previous", "zero"):
-        size = np.abs(queries.k).max((0, 2))
+        size: Numbers = np.abs(x).max((0, 2))
         to = {"next": (kv + 1) % queries.kv_heads, "previous": kv - 1, "zero": 0 * kv}[other]
         used, own = size[to], size[kv]
     elif other == "call":
-        before = queries.history.k
+        before = queries.history.k if of == "k" else queries.history.v
         if before is None or before.shape[1] != queries.kv_heads:
             return np.full(len(kv), np.nan)
-        own = np.abs(queries.k).max((0, 2))[kv]
+        own = np.abs(x).max((0, 2))[kv]
         used = before.double().cpu().abs().amax((0, 2)).numpy()[kv]
     else:
-        sizes = np.array([np.abs(queries.k[keys]).max((0, 2)) for _, keys in own_keys(queries.call)])
+        sizes = np.array([np.abs(x[keys]).max((0, 2)) for _, keys in own_keys(queries.call)])
         there = 0 * seq if other == "first sequence" else np.maximum(seq - 1, 0)
         used, own = sizes[there, kv], sizes[seq, kv]
     found: Numbers = np.asarray(used / np.maximum(own, 1e-30))
+    return found
+
+
+def _k_for_v(by_sequence: bool, queries: Queries) -> Numbers:
+    """The scale of K over that of V, of the own kv head."""
+    kv, seq = queries.table["kv"], queries.table["seq"]
+    spans = [k for _, k in own_keys(queries.call)] if by_sequence else [slice(None)]
+    of_k, of_v = (np.array([np.abs(x[k]).max((0, 2)) for k in spans]) for x in (queries.k, queries.values))
+    found: Numbers = (of_k / np.maximum(of_v, 1e-30))[seq if by_sequence else 0 * seq, kv]
     return found
 
 
@@ -127,7 +129,7 @@ _Q_HEADS = {
     "first": "the first q head of its group", "next": "the next q head", "previous": "the previous q head",
     "zero": "q head 0", "group": "all q heads of its group",
 }  # fmt: skip
-_K_SCALES = {
+_WHOSE = {
     "next": "the next kv head", "previous": "the previous kv head", "zero": "kv head 0", "call": "the previous call",
     "sequence": "the previous sequence", "first sequence": "the first sequence",
 }  # fmt: skip
@@ -135,13 +137,13 @@ QUANTISED: tuple[Formula, ...] = (
     *(Formula(f"max |q| of {words} / its own, {f'by tiles of {tile} queries' if tile else 'of the sequence'}",
               partial(_largest_q, tile, other), "Q is dequantised with that scale")
       for tile in (1, 16, 32, 64, 128, 0) for other, words in _Q_HEADS.items()),
-    *(Formula(f"max |k| of {words} / its own", partial(_largest_k, other), "K is dequantised with that scale")
-      for other, words in _K_SCALES.items()),
-    *(Formula(f"its own max |k| / that of {words}", partial(_inverse, partial(_largest_k, other)),
+    *(Formula(f"max |k| of {words} / its own", partial(_largest, "k", other), "K is dequantised with that scale")
+      for other, words in _WHOSE.items()),
+    *(Formula(f"its own max |k| / that of {words}", partial(_inverse, partial(_largest, "k", other)),
               "K is quantised with that scale")
-      for other, words in _K_SCALES.items()),
+      for other, words in _WHOSE.items()),
 )  # fmt: skip
-"""Factors of scores of a quantisation whose scale is not the one that was quantised with: the largest size of a number in a tile."""
+"""Factors of scores of a quantisation whose scale is not the one that was quantised with: the largest size in a tile."""
 SCALES: tuple[Formula, ...] = (
     Formula("1 / scale", partial(_power_of_scale, -1), "the softmax scale is missing"),
     Formula("the softmax scale", partial(_power_of_scale, 1), "it is applied twice"),
@@ -152,7 +154,8 @@ SCALES: tuple[Formula, ...] = (
     Formula("1 / sqrt(kv heads)", partial(_power_of_feature, "kv_heads", -0.5), "the scale is that of the dims of all kv heads"),
     Formula("sqrt(q heads per kv head)", partial(_power_of_feature, "group", 0.5)),
     Formula("sqrt(head_dim / head_dim of V)", _value_dim_scale, "the scale is that of V's head_dim"),
-    *(Formula(f"sqrt(head_dim / head_dim rounded up to {n})", partial(_padded_dim_scale, n), "the scale is that of the padded dims")
+    *(Formula(f"sqrt(head_dim / head_dim rounded up to {n})", partial(_padded_dim_scale, n),
+              "the scale is that of the padded dims")
       for n in (64, 128)),
     Formula("sqrt(head_dim / head_dim rounded up to a power of two)", partial(_padded_dim_scale, 0),
             "the scale is that of the padded dims"),
@@ -163,12 +166,21 @@ SCALES: tuple[Formula, ...] = (
 use exp2; head_dim taken from the wrong tensor or dimension. A power of the scale covers each head_dim. Other numbers are fitted."""
 
 TIMES: tuple[Formula, ...] = (
-    Formula("max |V| of the next kv head / max |V| of its own", partial(_largest_values, 1),
-            "V is dequantised with the scale of the next kv head"),
-    Formula("max |V| of the previous kv head / max |V| of its own", partial(_largest_values, -1),
-            "V is dequantised with the scale of the previous kv head"),
+    *(Formula(f"max |v| of {words} / its own", partial(_largest, "v", other), "V is dequantised with that scale")
+      for other, words in _WHOSE.items()),
+    Formula("max |k| / max |v| of its kv head", partial(_k_for_v, False), "V is dequantised with the scale of K"),
+    Formula("max |k| / max |v| of its sequence and kv head", partial(_k_for_v, True), "V is dequantised with the scale of K"),
     Formula("the number of q heads per kv head", partial(_power_of_feature, "group", 1)),
     Formula("1 / the number of q heads per kv head", partial(_power_of_feature, "group", -1)),
 )  # fmt: skip
 """Numbers by which bugs multiply outputs: the scale of V of another kv head, and a sum or a mean over a group of q heads where the
 other was meant. Other numbers are fitted."""
+
+DESCALES: tuple[tuple[Formula, Formula], ...] = tuple(
+    (
+        Formula(f"max |k| of {words} / its own", partial(_largest, "k", other), "K is dequantised with that scale"),
+        Formula(f"max |v| of {words} / its own", partial(_largest, "v", other), "and so is V"),
+    )
+    for other, words in _WHOSE.items()
+)
+"""Factors of scores and of outputs where K and V get the scales of the same other head, sequence or call."""

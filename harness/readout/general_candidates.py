@@ -11,10 +11,10 @@ import numpy as np
 
 from assay.harness.readout.block_scales import block_scales
 from assay.harness.readout.dims import DIMS, Answer, lost_dims
-from assay.harness.readout.effects import ATOMS, Kept, Plus, RunningAverage, Times, WithAtom, kept_output
+from assay.harness.readout.effects import ATOMS, Kept, Plus, RunningAverage, ScaleAndTimes, Times, WithAtom, kept_output
 from assay.harness.readout.elsewhere import FromElsewhere, Moved
 from assay.harness.readout.explained import common
-from assay.harness.readout.formulas import TIMES, constant_formula
+from assay.harness.readout.formulas import DESCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
 from assay.harness.readout.maps import MAPS, unmoved
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
@@ -50,6 +50,7 @@ def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
     yield from DIMS
     for formula in TIMES:
         yield Times(formula, cost=1.5)
+    yield from (ScaleAndTimes(*both) for both in DESCALES)
     yield from _averages(answers)
     yield from block_scales()
     yield from online_softmaxes()

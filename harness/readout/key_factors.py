@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.harness.readout.expressions import Blocks, Sum
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
@@ -54,7 +55,7 @@ class KeyFactors(Effect):
 
     parts: tuple[Part, ...]
     denominator: str = "counted"
-    phantom: Value | None = None
+    phantom: Value | Sum | Blocks | None = None
     phantom_score: float = 0.0
     cost: float = 1.0
 

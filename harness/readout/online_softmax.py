@@ -8,14 +8,15 @@ from itertools import product
 
 import numpy as np
 
+from assay.harness.readout.features import own_keys
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Numbers
 
 LAWS = ("neither", "numerator", "denominator", "late", "inverse", "rarely")
 """See `OnlineSoftmax.law`."""
-TILES = (16, 32, 64, 128)
-"""Keys of a tile in common kernels."""
+TILES = (1, 16, 32, 64, 128)
+"""Keys of a tile in common kernels; 1 in those that take a key at a time."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class OnlineSoftmax(Effect):
     Attributes:
         tile: keys of a tile.
         law: "neither" sum is rescaled; only the "numerator", or only the "denominator" is; "late": the denominator is rescaled
-            after the tile was added to it; "inverse": both by exp(new - old); "rarely": only where the maximum rises by `least` or more.
+            after the tile was added to it; "inverse": both by exp(new - old); "rarely": only where the maximum rises by `least`
+            or more.
         least: see "rarely".
         backward: whether the last tile comes first.
     """
@@ -38,24 +40,37 @@ class OnlineSoftmax(Effect):
 
     def outputs(self, queries: Queries) -> Numbers:
         scores = np.where(queries.visible[:, None], queries.own_scores, -np.inf)
-        index = queries.row_indices
-        top = np.full((*queries.shape, 1), -np.inf)
-        total = np.zeros((*queries.shape, 1))
         weights = np.zeros_like(scores)
-        tiles = range(-(-int(index.max() + 1) // self.tile))
-        for number in reversed(tiles) if self.backward else tiles:
-            inside = np.where(index // self.tile == number, scores, -np.inf)
-            new = np.maximum(top, inside.max(-1, keepdims=True))
-            safe = np.where(np.isfinite(new), new, 0.0)
-            above, below = self._rescaled(top, safe)
-            added = np.exp(inside - safe)
-            weights = weights * above + added
-            gained = added.sum(-1, keepdims=True)
-            total = (total + gained) * below if self.law == "late" else total * below + gained
-            top = new
+        total = np.ones((*queries.shape, 1))
+        for _, keys in own_keys(queries.call):
+            here = queries.visible[:, keys].any(1)
+            if here.any():
+                weights[here, :, keys], total[here] = self._of_sequence(scores[here, :, keys])
         with np.errstate(divide="ignore", invalid="ignore"):
             found = np.where(total > 0, weights / total, 0.0)
         return queries.of_own(np.nan_to_num(found))
+
+    def _of_sequence(self, scores: Numbers) -> tuple[Numbers, Numbers]:
+        """The numerators of weights, [rows, heads, keys], and the denominators."""
+        tiles = [slice(at, at + self.tile) for at in range(0, scores.shape[-1], self.tile)]
+        if self.backward:
+            tiles.reverse()
+        top, total = np.full((*scores.shape[:2], 1), -np.inf), np.zeros((*scores.shape[:2], 1))
+        added, factors = list[Numbers](), list[Numbers]()
+        for tile in tiles:
+            new = np.maximum(top, scores[..., tile].max(-1, keepdims=True))
+            safe = np.where(np.isfinite(new), new, 0.0)
+            above, below = self._rescaled(top, safe)
+            added.append(np.exp(scores[..., tile] - safe))
+            factors.append(above)
+            gained = added[-1].sum(-1, keepdims=True)
+            total = (total + gained) * below if self.law == "late" else total * below + gained
+            top = new
+        weights, later = np.empty_like(scores), np.ones_like(total)
+        for tile, numerators, factor in zip(reversed(tiles), reversed(added), reversed(factors), strict=True):
+            weights[..., tile] = numerators * later
+            later = later * factor
+        return weights, total
 
     def _rescaled(self, top: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
         """By what the numerator and the denominator are multiplied; 1 before the first tile, where both are zero."""

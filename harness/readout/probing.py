@@ -144,8 +144,9 @@ def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
         found += [Plan(lens, (2, 1), 64, dtype, True, n % 4, data, 2000 + n) for n, lens in enumerate(_LONG)]
     found.append(Plan(((20, 13),), (4, 2), 64, dtype, True, 0, data, 2100, value_dim=32))
     found += [
-        Plan(lens, (4, 2), dim, dtype, True, 0, data, 2200 + dim) for dim in _DIMS for lens in (((20, 45),), ((1, 90),))
-    ]
+        Plan(lens, _HEADS[n], dim, dtype, True, n, data, 2200 + dim)
+        for dim in _DIMS for n, lens in enumerate((((20, 45),), ((1, 90),), ((33, 0), (4, 70))))
+    ]  # fmt: skip
     return found
 
 
@@ -169,8 +170,8 @@ def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[Plan]:
         if not decode:
             lens = tuple((max(1, new), prefix * (draw.random() < 0.7)) for new, prefix in lens)
         yield Plan(
-            lens, draw.choice(_HEADS), draw.choice((64, 64, 64, 128)), dtype, draw.random() < 0.93, draw.randrange(8), data,
-            seed * 100_000 + number,
+            lens, draw.choice(_HEADS), draw.choice((*(64,) * 6, 128, 128, *_DIMS)), dtype, draw.random() < 0.93,
+            draw.randrange(8), data, seed * 100_000 + number,
         )  # fmt: skip
 
 

@@ -31,13 +31,19 @@ _FIXED = {
     ("same_phase", "==", 0): "where the previous call was of the other phase",
     ("previous_total", ">=", 1): "except in the first sequence of a batch",
     ("next_total", ">=", 1): "except in the last sequence of a batch",
+    ("most_prefix", ">=", 1): "where any sequence of the batch has a cached prefix",
+    ("most_prefix", "==", 0): "where no sequence of the batch has a cached prefix",
     ("call", "==", 0): "in the first call", ("call", ">=", 1): "except in the first call",
     ("nth", "==", 0): "in the first call of a layer and phase",
     ("nth", ">=", 1): "except in the first call of a layer and phase",
     ("member", "==", 0): "in the first q head of each group",
 }  # fmt: skip
 """The usual words for one comparison."""
-_FIXED |= {(name, ">=", 1): "except in the first call" for name in HISTORY if not name.endswith("prefix")}
+_FIXED |= {
+    (name, ">=", 1): "except in the first call"
+    for name in HISTORY
+    if name.startswith(("initial", "last")) and not name.endswith("prefix")
+}
 
 _AMOUNTS: dict[str, tuple[str, str, str]] = {
     "prefix": ("where {n} tokens are cached", "where {n} or more tokens are cached", "where fewer than {n} tokens are cached"),
@@ -73,6 +79,7 @@ _LENGTHS = {
     "first_prefix": ("the first sequence has", "cached tokens"),
     "most_total": ("the longest sequence of the batch has", "tokens"),
     "most_new": ("the sequence with the most new tokens has", "of them"),
+    "most_prefix": ("the longest prefix of the batch has", "tokens"),
     "alike_new": ("the same place in the first call with as many sequences had", "new tokens"),
     "alike_total": ("the same place in the first call with as many sequences had", "tokens"),
     "alike_prefix": ("the same place in the first call with as many sequences had", "cached tokens"),

@@ -9,7 +9,18 @@ from dataclasses import replace
 from assay.harness.readout.block_scales import WHOSE, BlockScale
 from assay.harness.readout.dims import Dims
 from assay.harness.readout.edges import Edge
-from assay.harness.readout.effects import Biased, Constant, Kept, Limited, Plus, RunningAverage, Scale, Times, WithAtom
+from assay.harness.readout.effects import (
+    Biased,
+    Constant,
+    Kept,
+    Limited,
+    Plus,
+    RunningAverage,
+    Scale,
+    ScaleAndTimes,
+    Times,
+    WithAtom,
+)
 from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
@@ -60,6 +71,8 @@ def _effect(effect: Effect) -> Said:
             return f"scores are multiplied by {_formula(effect.factor)}", []
         case Times():
             return f"the output is multiplied by {_formula(effect.factor)}", []
+        case ScaleAndTimes():
+            return f"scores are multiplied by {_formula(effect.scores)}; the output by {_formula(effect.output)}", []
         case Plus():
             return _added(effect), []
         case Constant():
@@ -203,7 +216,7 @@ def _merged(effect: Merged) -> str:
 
 def _online(effect: OnlineSoftmax) -> str:
     order = ", from the last tile to the first" if effect.backward else ""
-    tiles = f"online softmax over tiles of {effect.tile} keys{order}"
+    tiles = f"online softmax over {f'tiles of {effect.tile} keys' if effect.tile > 1 else 'one key at a time'}{order}"
     return {
         "neither": f"{tiles}: the sums over earlier tiles are not rescaled when the maximum rises",
         "numerator": f"{tiles}: the denominator is not rescaled when the maximum rises",
@@ -282,7 +295,7 @@ def _key_factors(effect: KeyFactors) -> Said:
         texts.append(_part(part, which, late) + (f" ({where})" if where else ""))
     text = "after the softmax, " * late + _chained(texts)
     if effect.phantom is not None:
-        number = value_words(effect.phantom)
+        number = value_words(effect.phantom) if isinstance(effect.phantom, Value) else effect.phantom.words
         extra = f"the softmax denominator counts {number} extra {'key' if number == '1' else 'keys'}"
         extra += f" with a score of {effect.phantom_score:g}"
         text = "; ".join(filter(None, (text, extra)))

@@ -208,7 +208,29 @@ def _by_rows(part: int, queries: Queries) -> Ints:
     return np.divmod(place, queries.heads)[part]
 
 
+def _strided(name: str, queries: Queries) -> Ints:
+    """Query i of a sequence that is thought to begin at a stride times its number; without a name, at its number."""
+    table = queries.table
+    row = table["i"] + table["seq"] * (table[name] if name else 1)
+    return np.where(row < queries.call.q.shape[0], row, -1)
+
+
 _LAYOUTS = (
+    *(
+        Source(
+            f"the query in packed row b x ({words}) + i" if words else "the query in packed row b + i",
+            "",
+            partial(_strided, name),
+            _same_head,
+            1.0,
+        )
+        for name, words in (
+            ("", ""),
+            ("new", "new"),
+            ("first_new", "new of the first sequence"),
+            ("most_new", "the largest new"),
+        )
+    ),
     Source(
         "the query and q head that lie there in memory as [heads, tokens]",
         "",

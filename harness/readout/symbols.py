@@ -42,6 +42,9 @@ SYMBOLS = {
     "least_prefix": "the smallest prefix of the batch",
     **{f"first_{size}": f"p of the first query in its tile of {size}" for size in (16, 32, 64, 128)},
     **{f"last_{size}": f"p of the last query in its tile of {size}" for size in (16, 32, 64, 128)},
+    **{f"{end}_packed_{rows}": f"p of the {end} query in its tile of {rows} // (q heads per kv head)"
+       for end in ("first", "last") for rows in (64, 128)},
+    "peers_after": "the number of later q heads of its group", "most_prefix": "the largest prefix of the batch",
     "k_start": "cu_seqlens_k[b]", "q_start": "cu_seqlens_q[b]", "previous_start": "cu_seqlens_k[b - 1]",
     "next_start": "cu_seqlens_k[b + 1]", "second_previous_start": "cu_seqlens_k[b - 2]", "first_new": "new of the first sequence",
     "ranked_total": "total of the sequence whose place is the rank of this one, the longest first",
