@@ -74,10 +74,11 @@ class BlockScale(Effect):
 
 
 WHOSE = {
-    "next": "the next block", "previous": "the previous block",
-    "packed": "block cu_seqlens_k[b] // {size} + j // {size} of the batch",
-    "first block": "the first block", "next head": "the same block of the next kv head",
-    "first sequence": "the same block of the first sequence", "previous sequence": "the same block of the previous sequence",
+    "next": "the next block of {size} keys", "previous": "the previous block of {size} keys",
+    "packed": "block cu_seqlens_k[b] // {size} + j // {size} of all blocks of {size} keys of the batch",
+    "first block": "the first block of {size} keys", "next head": "its block of {size} keys of the next kv head",
+    "first sequence": "the same block of {size} keys of the first sequence",
+    "previous sequence": "the same block of {size} keys of the previous sequence",
 }  # fmt: skip
 """Whose scale a block may get: one beside it, or one that is found by a wrong index into the scales of the batch."""
 SIZES = (4, 8, 16, 32, 64, 128)

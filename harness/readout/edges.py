@@ -119,6 +119,8 @@ def edges(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> I
         readings: what was read.
         negatives: queries on which the kernel is right. Edges that give the same for wrong rows differ on these.
     """
+    if not readings:
+        return
     kept = _right_rows(readings, negatives)
     yield from _edges([_run(*one) for one in every(readings, "keys", "keys-and-mass")], kept, False)
     yield from _edges([_counted(*one) for one in every(readings, "keys-and-mass")], kept, True)

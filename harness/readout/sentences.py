@@ -275,8 +275,7 @@ def _block_scale(effect: BlockScale) -> Said:
     what, whose = effect.what.upper(), WHOSE[effect.whose].format(size=effect.size)
     which, inner = _split(effect.condition)
     of = which.text if which else "key j"
-    blocks = f", in blocks of {effect.size} keys"
-    return f"{what} of {of} is dequantised with the scale of {whose}{blocks}", inner
+    return f"{what} of {of} is dequantised with the scale of {whose}", inner
 
 
 # Masks and weights

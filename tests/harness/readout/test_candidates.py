@@ -160,8 +160,8 @@ def test_right_rows_keep_a_rule_from_saying_too_much() -> None:
     (moved("k", "key j - 2", share=(0.5, 0.5)), None), (replace(source("the next q head"), what="query", share=(0.5, 0.5)), None),
     (replace(source("the next q head"), what="weights", share=(0.6, 0.4)), None), (Times(TIMES[0]), None),
     (moved("kv", "the first key of its sequence", CACHED), None), (moved("kv", "key j of the previous sequence"), None),
-    (RunningAverage((0.75, 0.5)), None), (BlockScale("k", 8, 1), None),
-    (BlockScale("v", 4, -1, only(Literal(Term("j", block=4, cost=0.6, words=True), "==", 1))), None),
+    (RunningAverage((0.75, 0.5)), None), (BlockScale("k", 8, "next"), None),
+    (BlockScale("v", 4, "previous", only(Literal(Term("j", block=4, cost=0.6, words=True), "==", 1))), None),
     (Kept((0.7, 0.3)), "same"), (Moved("k", ALWAYS, "", unmoved, stale=True), "same"),
 ])  # fmt: skip
 def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect, history: str | None) -> None:

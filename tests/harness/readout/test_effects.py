@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.readout.block_scales import SIZES, BlockScale, block_scales
+from assay.harness.readout.block_scales import SIZES, WHOSE, BlockScale, block_scales
 from assay.harness.readout.dims import DIMS
 from assay.harness.readout.effects import (
     ATOMS,
@@ -332,7 +332,7 @@ def test_a_block_is_dequantised_with_the_scale_of_the_one_beside_it(
             if number in blocks:
                 for kv in range(HEADS[1]):
                     x[rows, kv] *= scale_of(given, kv, parts[beside]) / scale_of(given, kv, rows)
-    effect = BlockScale(what, 4, by, condition)
+    effect = BlockScale(what, 4, "next" if by > 0 else "previous", condition)
     if (by, blocks) == (-1, {0}):
         np.testing.assert_allclose(effect.outputs(queries(call)), queries(call).right)  # no block is before the first
     else:
@@ -341,9 +341,11 @@ def test_a_block_is_dequantised_with_the_scale_of_the_one_beside_it(
 
 def test_blocks_of_all_sizes_are_tried_and_the_first_ones_alone() -> None:
     found = list(block_scales())
-    assert len({(one.what, one.size, one.by, one.condition) for one in found}) == len(found) == 2 * len(SIZES) * 2 * 5
-    assert {(one.what, one.size, one.by) for one in found if one.condition.always} == {
-        (what, size, by) for what in "kv" for size in SIZES for by in (1, -1)
+    beside, others = 2, len(WHOSE) - 2
+    every = {(one.what, one.size, one.whose, one.condition) for one in found}
+    assert len(every) == len(found) == 2 * len(SIZES) * (beside * 5 + others)
+    assert {(one.what, one.size, one.whose) for one in found if one.condition.always} == {
+        (what, size, whose) for what in "kv" for size in SIZES for whose in WHOSE
     }
     assert all(one.cost > 2 for one in found if not one.condition.always)
 

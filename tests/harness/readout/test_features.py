@@ -45,7 +45,14 @@ def test_the_features_of_a_query() -> None:
                 "row": row, "previous_total": totals[seq - 1] if seq else 0,
                 "previous_prefix": LENS[seq - 1][1] if seq else 0, "next_total": totals[seq + 1] if seq < 2 else 0,
                 "next_prefix": LENS[seq + 1][1] if seq < 2 else 0,
-                "first_total": 7, "first_prefix": 4, "most_total": 8, "most_new": 3,
+                "first_total": 7, "first_prefix": 4, "first_new": 3, "most_total": 8, "most_new": 3,
+                "most_prefix": max(p for _, p in LENS),
+                "least_prefix": min(p for _, p in LENS), "peers_after": 1 - head % 2,
+                "ranked_total": totals[sorted(range(3), key=lambda one: -totals[one]).index(seq)],
+                **{f"first_{size}": prefix for size in (16, 32, 64, 128)},
+                **{f"last_{size}": prefix + new - 1 for size in (16, 32, 64, 128)},
+                **{f"first_packed_{rows}": prefix for rows in (64, 128)},
+                **{f"last_packed_{rows}": prefix + new - 1 for rows in (64, 128)},
             })  # fmt: skip
     assert found.keys() == expected[0].keys()
     for name, column in found.items():

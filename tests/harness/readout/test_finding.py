@@ -299,7 +299,8 @@ def test_right_queries_have_no_forms_and_what_cannot_be_read_stays_so() -> None:
             raise ValueError
         return 2 * rounded_oracle(call)
 
-    found = finder(kernel, [PREFIX])
+    long = replace(PREFIX, lens=((3, 90),))
+    found = finder(kernel, [long])
     found.read(found.samples[0])
     assert found.samples[0].reading is None
     assert found.samples[0].explained is None
