@@ -67,6 +67,8 @@ _SURELY_TRIED, _TRIED = 6, 20
 """Effects whose conditions are mined, best first; and most of them, where no condition is found for any."""
 _TELLING = 6
 """Calls that are drawn to tell rivals apart, in each round."""
+_NEARER = 0.3
+"""How near a wrong answer must be to an output that explains it, as a share of its distance from the right one."""
 LOOSE = 2e-2
 """Relative error of a query from which on it is wrong where scores are of all sizes: a float32 score of 1e4 is off by 1e-3."""
 
@@ -120,9 +122,14 @@ class Sample:
         return found
 
     def agrees(self, out: Numbers) -> Flags:
-        """Where the kernel's answer is this output, bool [rows * heads]."""
+        """Where the kernel's answer is this output, bool [rows * heads].
+
+        A wrong answer must be much nearer to it than to the right output: where noise is large, it may be near to both.
+        """
         size = np.maximum(np.abs(self.queries.right).sum(-1), np.nan_to_num(np.abs(out).sum(-1), posinf=0.0))
-        return close(out, self.actual, size, self.error)
+        nearer = _gaps(out, self.actual) <= _NEARER * _gaps(self.queries.right, self.actual)
+        found: Flags = close(out, self.actual, size, self.error) & (nearer.ravel() | ~self.bad)
+        return found
 
     def differs(self, out: Numbers) -> Flags:
         """Where this output is clearly not the right one, bool [rows * heads]."""
@@ -131,10 +138,16 @@ class Sample:
 
 def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:
     """Whether two outputs agree, by query and head, bool [rows * heads]. NaN agrees with NaN."""
+    found: Flags = (_gaps(a, b) <= tolerance * size).ravel()
+    return found
+
+
+def _gaps(a: Numbers, b: Numbers) -> Numbers:
+    """The sum of what two outputs differ by, for each query and head; infinite where one is not finite and the other is."""
     with np.errstate(invalid="ignore"):
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         gap = np.where(same, 0.0, np.abs(a - b)).sum(-1)
-    found: Flags = (np.nan_to_num(gap, nan=np.inf) <= tolerance * size).ravel()
+    found: Numbers = np.nan_to_num(gap, nan=np.inf)
     return found
 
 

@@ -83,6 +83,8 @@ class Plan:
         )
 
 
+_MANY_NEW = 0.15
+"""Share of the calls drawn at random that may have up to 220 new tokens."""
 _POWERS = {torch.float32: 16, torch.bfloat16: 16, torch.float16: 13}
 """Powers of two of scores of all sizes: beyond the largest float16, 65504, but with K within it."""
 
@@ -157,8 +159,8 @@ _DIMS = (32, 80, 96)
 def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[Plan]:
     """Calls at random, without an end.
 
-    Up to 90 new tokens and a prefix of up to 200, so that a call is computed and read in milliseconds; longer ones are in
-    `fixed_plans`. Three in ten are decode; of the others' sequences, three in ten have no prefix.
+    Up to 90 new tokens, in some calls 220, and a prefix of up to 200, so that a call is computed and read in milliseconds; longer
+    ones are in `fixed_plans`. Three in ten are decode; of the others' sequences, three in ten have no prefix.
     """
     draw = random.Random(seed)
     number = 0
@@ -166,7 +168,8 @@ def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[Plan]:
         number += 1
         decode = draw.random() < 0.3
         count = draw.choice((1, 1, 2, 2, 3, 4))
-        lens = tuple((1 if decode else _length(draw, 90), max(int(decode), _length(draw, 200))) for _ in range(count))
+        most = 220 if draw.random() < _MANY_NEW and count < 3 else 90
+        lens = tuple((1 if decode else _length(draw, most), max(int(decode), _length(draw, 200))) for _ in range(count))
         if not decode:
             lens = tuple((max(1, new), prefix * (draw.random() < 0.7)) for new, prefix in lens)
         yield Plan(
