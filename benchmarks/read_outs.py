@@ -32,6 +32,7 @@ import torch
 from drawn_faults import draw, random_calls
 from held_out_faults import HELD_OUT
 from held_out_faults_second import SECOND
+from held_out_faults_third import THIRD
 from honest_kernels import KERNELS, Blocked
 from torch import Tensor
 
@@ -86,7 +87,7 @@ class Outcome:
     cpu_s: float
 
 
-HELD = {"held-out": HELD_OUT, "held-out-second": SECOND}
+HELD = {"held-out": HELD_OUT, "held-out-second": SECOND, "held-out-third": THIRD}
 """Kernels with bugs that nobody chose for the read-out."""
 
 
@@ -207,7 +208,7 @@ def main() -> None:
     parser.add_argument(
         "kinds",
         nargs="+",
-        help="hypotheses, catalogue, drawn, held-out, held-out-second, right, or a kernel that is right by name",
+        help="hypotheses, catalogue, drawn, held-out, held-out-second, held-out-third, right, or a kernel that is right by name",
     )
     parser.add_argument("--device", default="cpu", help="of kernels by name")
     parser.add_argument("--seeds", default="200-259", help="first and last seed of random faults, and of right kernels")
