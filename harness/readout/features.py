@@ -159,7 +159,8 @@ def _in_blocks(name: str, cost: float) -> list[Term]:
 ROW_TERMS: tuple[Term, ...] = (
     *_named(("decode", 0.2), ("head", 0.3), ("kv", 0.35), ("layer", 0.3), ("causal", 0.4), ("member", 0.6), ("head_dim", 0.7)),
     *_amounts(("seq", 0.5), ("from_last", 0.5), ("seqs", 0.4), ("prefix", 0.3), ("new", 0.3), ("total", 0.3), ("pos", 0.5),
-              ("i", 0.5), ("after", 0.5), ("layer", 0.6), ("head", 0.7), ("kv", 0.8), ("group", 0.7), ("kv_heads", 0.8),
+              ("i", 0.5), ("after", 0.5), ("layer", 0.6), ("head", 0.7), ("kv", 0.8), ("head_dim", 0.8),
+              ("group", 0.7), ("kv_heads", 0.8),
               ("heads", 0.9), ("previous_total", 1.2), ("previous_prefix", 1.3), ("next_total", 1.3),
               ("first_total", 1.3), ("first_prefix", 1.3), ("most_total", 1.1), ("most_new", 1.2),
               ("most_prefix", 1.2), ("row", 1.2)),

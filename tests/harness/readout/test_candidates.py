@@ -100,10 +100,13 @@ def moved(what: str, name: str, condition: Condition = ALWAYS, **more: object) -
 CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
 
 
+GROUPED = Times(next(one for one in TIMES if "per kv head" in one.words))
+
+
 @pytest.mark.parametrize("effect", [
     Constant(0.0), Constant(2.5), Scale(SCALES[0]), Scale(SCALES[3]), Scale(constant_formula(0.75)),
     Limited("scores", 0.5, "capped"),
-    Biased(-0.05), Times(TIMES[2]), Times(constant_formula(0.9)), KeyFactors((), phantom=Value(None, 2)),
+    Biased(-0.05), GROUPED, Times(constant_formula(0.9)), KeyFactors((), phantom=Value(None, 2)),
     KeyFactors((), phantom=Value(Term("seqs"), 0)), KeyFactors((), phantom=Value(None, 2), phantom_score=1.0),
     KeyFactors((), phantom=Value(Term("seqs"), 1), phantom_score=-1.0), OtherKvHead(Value(Term("kv"), 1), "v"),
     OtherKvHead(Value(Term("kv"), 1), "k"), OtherKvHead(Value(Term("head")), "v"),

@@ -124,12 +124,67 @@ def test_a_query_that_sees_no_key_has_an_output_of_zero() -> None:
     assert not Edge("last", Sum(((1, Amount("prefix")), (-1, Amount("total"))))).outputs(queries).any()
 
 
-@pytest.mark.parametrize(
-    ("amount", "value"),
-    [
-        (Amount("new"), 21), (Amount("new", "up", 16), 32), (Amount("new", "down", 16), 16), (Amount("new", "mod", 16), 5),
-        (Amount("new", "gap", 16), 11),
-    ],
-)  # fmt: skip
-def test_an_amount_is_rounded(amount: Amount, value: int) -> None:
-    assert amount.of({"new": np.array([21])}).tolist() == [value]
+def test_tiles_of_queries_see_whole_tiles_of_keys() -> None:
+    def mask(i: int, prefix: int, new: int, j: int) -> bool:
+        last = min(i // 16 * 16 + 16, new) - 1 + prefix
+        return j <= prefix + i or j < last // 16 * 16
+
+    kernel = with_mask(mask)
+    readings = [explained(kernel, lens) for lens in LENS]
+    right = [Queries(Plan(lens).make(), np.arange(3)) for lens in (((16, 16),), ((3, 5),), ((4, 40),))]
+    found = {sentence(Operator((Clause(edge),))): edge for edge in edges(readings, right)}
+    words = "query i also sees keys j <= ((p of the last query in its tile of 16) rounded down to 16) - 1"
+    assert words in found
+    call = Plan(((21, 37), (40, 9)), seed=9).make()
+    assert np.allclose(found[words].outputs(Queries(call, np.arange(len(call.q)))), kernel(call).double(), atol=1e-4)
+
+
+def behind(call: AttentionCall) -> Tensor:
+    """In decode, keys are counted on to the next multiple of 16: rows of the next sequence, and zeros behind the last one."""
+    out = torch.zeros(*call.q.shape[:2], call.v.shape[2])
+    group = call.q.shape[1] // call.k.shape[1]
+    for rows_q, rows_k in sequences(call):
+        stop = rows_k.start + up(rows_k.stop - rows_k.start, 16)
+        k, v = (
+            torch.cat([x[rows_k.start : stop], torch.zeros(max(0, stop - len(x)), *x.shape[1:])]).repeat_interleave(
+                group, 1
+            )
+            for x in (call.k, call.v)
+        )
+        weights = (call.scale * torch.einsum("qhd,khd->hqk", call.q[rows_q], k)).softmax(-1)
+        out[rows_q] = torch.einsum("hqk,khd->qhd", weights, v)
+    return out
+
+
+def test_an_edge_may_lie_behind_the_sequence() -> None:
+    readings = [explained(behind, lens) for lens in (((1, 21), (1, 6)), ((1, 9), (1, 40), (1, 3)), ((1, 50),))]
+    found = {sentence(Operator((Clause(edge),))): edge for edge in edges(readings)}
+    words = "query i also sees keys j <= (total rounded up to 16) - 1, which goes on behind its sequence"
+    assert words in found
+    call = Plan(((1, 12), (1, 33)), seed=4).make()
+    assert np.allclose(found[words].outputs(Queries(call, np.arange(2))), behind(call).double(), atol=1e-4)
+
+
+def denominator_too_long(call: AttentionCall) -> Tensor:
+    """The denominator counts all keys of the block of 16 in which a query lies."""
+    out = torch.zeros(*call.q.shape[:2], call.v.shape[2])
+    group = call.q.shape[1] // call.k.shape[1]
+    for rows_q, rows_k in sequences(call):
+        k, v = (x[rows_k].repeat_interleave(group, 1) for x in (call.k, call.v))
+        prefix = len(k) - (rows_q.stop - rows_q.start)
+        for row in range(rows_q.start, rows_q.stop):
+            p = prefix + row - rows_q.start
+            e = (call.scale * torch.einsum("hd,khd->kh", call.q[row], k)).exp()
+            out[row] = torch.einsum("kh,khd->hd", e[: p + 1], v[: p + 1]) / e[: up(p + 1, 16)].sum(0)[:, None]
+    return out
+
+
+def test_the_denominator_may_have_an_edge_of_its_own() -> None:
+    readings = [explained(denominator_too_long, lens) for lens in LENS]
+    found = {sentence(Operator((Clause(edge),))): edge for edge in edges(readings)}
+    words = "the softmax denominator of query i counts also keys j <= ((p + 1) rounded up to 16) - 1"
+    assert words in found
+    call = Plan(((21, 37),), seed=9).make()
+    assert np.allclose(
+        found[words].outputs(Queries(call, np.arange(21))), denominator_too_long(call).double(), atol=1e-4
+    )

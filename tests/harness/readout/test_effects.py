@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -25,12 +26,13 @@ from assay.harness.readout.effects import (
     Plus,
     RunningAverage,
     Scale,
+    ScaleAndTimes,
     Times,
     WithAtom,
 )
 from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
 from assay.harness.readout.forms import BLANK
-from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
+from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, Formula, constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.maps import MAPS, shifted, unmoved
@@ -258,10 +260,10 @@ def test_a_scale_may_be_that_of_another_head_dim_of_v(call: AttentionCall) -> No
 def test_outputs_are_multiplied_added_to_and_replaced(call: AttentionCall) -> None:
     right = Naive(call).all()
     agree(Times(constant_formula(0.9)), call, 0.9 * right)
-    agree(Times(TIMES[2]), call, 2 * right)
+    agree(Times(quantised("the number of q heads per kv head")), call, 2 * right)
     largest = call.v.abs().amax((0, 2)).numpy()
     ratio = np.array([largest[1] / largest[0]] * 2 + [largest[0] / largest[1]] * 2)
-    agree(Times(TIMES[0]), call, right * ratio[None, :, None])
+    agree(Times(quantised("max |v| of the next kv head / its own")), call, right * ratio[None, :, None])
     agree(Plus(0.3), call, right + 0.3)
     agree(Plus(0.3, relative=True), call, right + 0.3 * np.abs(right).mean())
     agree(Constant(7.0), call, np.full_like(right, 7.0))
@@ -337,6 +339,110 @@ def test_a_block_is_dequantised_with_the_scale_of_the_one_beside_it(
         np.testing.assert_allclose(effect.outputs(queries(call)), queries(call).right)  # no block is before the first
     else:
         agree(effect, call, naive.all())
+
+
+def spans(naive: Naive) -> list[list[int]]:
+    return [list(range(start, stop)) for start, stop in pairwise(naive.starts_k)]
+
+
+@pytest.mark.parametrize("what", ["k", "v"])
+@pytest.mark.parametrize("whose", ["packed", "first block", "next head", "first sequence", "previous sequence"])
+def test_a_block_is_dequantised_with_the_scale_of_another_one(what: str, whose: str, call: AttentionCall) -> None:
+    naive, size = Naive(call), 8 if whose == "packed" else 4
+    x, given = getattr(naive, what), getattr(Naive(call), what)
+    blocks = [[rows[at : at + size] for at in range(0, len(rows), size)] for rows in spans(naive)]
+    every = [block for some in blocks for block in some]
+    for s, some in enumerate(blocks):
+        for number, rows in enumerate(some):
+            for kv in range(HEADS[1]):
+                there, head = rows, kv
+                if whose == "packed":
+                    there = every[min(naive.starts_k[s] // size + number, len(every) - 1)]
+                elif whose == "first block":
+                    there = some[0]
+                elif whose == "next head":
+                    head = (kv + 1) % HEADS[1]
+                else:
+                    other = blocks[0 if whose == "first sequence" else max(s - 1, 0)]
+                    there = other[number] if number < len(other) else rows
+                x[rows, kv] *= scale_of(given, head, there) / scale_of(given, kv, rows)
+    agree(BlockScale(what, size, whose), call, naive.all())
+
+
+def quantised(words: str) -> Formula:
+    return next(one for one in (*QUANTISED, *TIMES) if one.words == words)
+
+
+@pytest.mark.parametrize(("head", "words"), [
+    (lambda h: h // 2 * 2, "the first q head of its group"), (lambda h: (h + 1) % 4, "the next q head"),
+    (lambda h: (h - 1) % 4, "the previous q head"), (lambda h: 0, "q head 0"),
+])  # fmt: skip
+@pytest.mark.parametrize("tile", [1, 0])
+def test_q_gets_the_scale_of_another_head(
+    tile: int, head: Callable[[int], int], words: str, call: AttentionCall
+) -> None:
+    naive, given = Naive(call), Naive(call).q
+    for row in range(len(call.q)):
+        s = naive.place(row)[0]
+        rows = [row] if tile else list(range(naive.starts_q[s], naive.starts_q[s + 1]))
+        for h in range(HEADS[0]):
+            naive.q[row, h] *= scale_of(given, head(h), rows) / scale_of(given, h, rows)
+    of = "by tiles of 1 queries" if tile else "of the sequence"
+    agree(Scale(quantised(f"max |q| of {words} / its own, {of}")), call, naive.all())
+
+
+def test_q_gets_the_scale_of_its_group(call: AttentionCall) -> None:
+    naive, given = Naive(call), Naive(call).q
+    for row in range(len(call.q)):
+        for h in range(HEADS[0]):
+            largest = max(scale_of(given, one, [row]) for one in (h // 2 * 2, h // 2 * 2 + 1))
+            naive.q[row, h] *= largest / scale_of(given, h, [row])
+    agree(Scale(quantised("max |q| of all q heads of its group / its own, by tiles of 1 queries")), call, naive.all())
+
+
+@pytest.mark.parametrize("words", ["the next kv head", "kv head 0", "the first sequence", "the previous sequence"])
+def test_k_and_v_get_the_scale_of_another_head_or_sequence(words: str, call: AttentionCall) -> None:
+    both = Naive(call)
+    for x in (both.k, both.v):
+        given = x.copy()
+        for s, rows in enumerate(spans(both)):
+            for kv in range(HEADS[1]):
+                if words.endswith(("head", "0")):
+                    every = list(range(len(x)))
+                    factor = scale_of(given, 0 if words.endswith("0") else 1 - kv, every) / scale_of(given, kv, every)
+                else:
+                    there = spans(both)[0 if words == "the first sequence" else max(s - 1, 0)]
+                    factor = scale_of(given, kv, there) / scale_of(given, kv, rows)
+                x[rows, kv] *= factor
+    one = next(one for one in DESCALES if words in one[0].words)
+    agree(ScaleAndTimes(*one), call, both.all())
+
+
+def test_k_and_v_get_the_scale_of_the_call_before(call: AttentionCall) -> None:
+    before = replace(call, k=2 * call.k, v=3 * call.v)
+    history = History(k=before.k, v=before.v)
+    one = next(one for one in DESCALES if "previous call" in one[0].words)
+    naive = Naive(call)
+    naive.k, naive.v = 2 * naive.k, 3 * naive.v
+    agree(ScaleAndTimes(*one), call, naive.all(), history)
+
+
+@pytest.mark.parametrize("of", ["its kv head", "its sequence and kv head"])
+def test_v_gets_the_scale_of_k(of: str, call: AttentionCall) -> None:
+    naive = Naive(call)
+    given = naive.v.copy()
+    for rows in spans(naive):
+        some = rows if "sequence" in of else list(range(len(given)))
+        for kv in range(HEADS[1]):
+            naive.v[rows, kv] *= scale_of(naive.k, kv, some) / scale_of(given, kv, some)
+    agree(Times(quantised(f"max |k| / max |v| of {of}")), call, naive.all())
+
+
+@pytest.mark.parametrize(("words", "padded"), [("64", 64), ("128", 128), ("a power of two", 32)])
+def test_the_scale_is_that_of_padded_dims(words: str, padded: int) -> None:
+    narrow = call_of(LENS, HEADS, 24, torch.float64, "cpu", seed=3)
+    formula = next(one for one in SCALES if one.words == f"sqrt(head_dim / head_dim rounded up to {words})")
+    agree(Scale(formula), narrow, scored(lambda s, scale, d: s * (24 / padded) ** 0.5)(narrow).all())
 
 
 def test_blocks_of_all_sizes_are_tried_and_the_first_ones_alone() -> None:
@@ -426,13 +532,29 @@ def there(words: str, row: int, h: int, naive: Naive) -> tuple[int, int] | None:
         "the first q head of its group": (row, h // 2 * 2),
         "q head num_q_heads - 1 - h": (row, 3 - h),
         "query i - 1 of the previous q head": (row - 1, (h - 1) % 4) if i else None,
-    }[words]
+        "the query in packed row b + i": (s + i, h),
+        "the query in packed row b x (new of the first sequence) + i": within(s * LENS[0][0] + i, h),
+        "the query in packed row b x (the largest new) + i": within(s * max(new for new, _ in LENS) + i, h),
+        "the query and q head that lie there in memory as [heads, tokens]": (
+            (row * 4 + h) % starts[-1], (row * 4 + h) // starts[-1],
+        ),
+        "the query and q head that lie there in memory as [tokens, heads]": (
+            (h * starts[-1] + row) // 4, (h * starts[-1] + row) % 4,
+        ),
+    }[words]  # fmt: skip
+
+
+def within(row: int, h: int) -> tuple[int, int] | None:
+    return (row, h) if row < sum(new for new, _ in LENS) else None
 
 
 PLACES = ("query i - 1", "query i + 2", "the query in packed row r - 1", "the last query of its sequence",
           "query i of the previous sequence", "query i of the first sequence", "the last query of the previous sequence",
           "the next q head", "the other q head of its pair", "the first q head of its group", "q head num_q_heads - 1 - h",
-          "query i - 1 of the previous q head")  # fmt: skip
+          "query i - 1 of the previous q head", "the query in packed row b + i",
+          "the query in packed row b x (new of the first sequence) + i", "the query in packed row b x (the largest new) + i",
+          "the query and q head that lie there in memory as [heads, tokens]",
+          "the query and q head that lie there in memory as [tokens, heads]")  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PLACES)

@@ -19,12 +19,14 @@ from assay.harness.readout.effects import Constant, Kept, Scale, Times
 from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.finding import (
     CLAUSES,
+    FAR_FETCHED,
     RIGHT_ROWS,
     WRONG_ROWS,
     Exactness,
     Finder,
     Sample,
     Tally,
+    _by_chance,
     _of_call_before,
     close,
 )
@@ -227,7 +229,7 @@ def test_a_kernel_that_is_causal_whatever_it_is_told_gets_causal_calls_only() ->
 
 @pytest.mark.parametrize(
     ("kernel", "without"),
-    [(Faulty(lambda call, _: 1.0), 2), (Faulty(nothing), 0), (Faulty(lambda call, number: float(number != 3)), 2)],
+    [(Faulty(lambda call, _: 1.0), 2), (Faulty(nothing), 2), (Faulty(lambda call, number: float(number != 3)), 2)],
     ids=["right", "wrong in both", "wrong once without a mask"],
 )
 def test_other_kernels_are_asked_for_both(kernel: Faulty, without: int) -> None:
@@ -240,7 +242,56 @@ def test_other_kernels_are_asked_for_both(kernel: Faulty, without: int) -> None:
     assert [call.causal for call in kernel.asked].count(False) == without + len(SMALL)
 
 
+def test_a_kernel_that_is_wrong_without_a_mask_is_asked_for_both() -> None:
+    found = finder(Faulty(lambda call, _: 1.0 if call.causal else 2.0))
+    found.leave_out_not_causal()
+    assert not found.causal_only
+    assert [sample.bad.all() for sample in found.samples if not sample.queries.call.causal] == [True, True]
+
+
+def test_far_fetched_conditions_may_be_chance_where_few_calls_are_told_apart() -> None:
+    plain = only(literal("new", ">=", 8))
+    far = Condition(tuple(literal(name, "==", 5) for name in ("new", "total", "prefix")))
+    far = Condition(tuple(replace(one, term=replace(one.term, cost=1.2)) for one in far.literals))
+    assert far.cost > FAR_FETCHED > plain.cost
+    assert not _by_chance(plain, 5, 10)
+    assert _by_chance(far, 5, 10)
+    assert not _by_chance(far, 30, 90)
+    assert _by_chance(plain, 1, 90)
+
+
 # Reading
+
+
+class EveryThird:
+    """A kernel that does not see key 0 of each sequence in every third call."""
+
+    calls = 0
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        self.calls += 1
+        return first_key_unseen(call) if self.calls % 3 == 0 else rounded_oracle(call)
+
+
+def test_what_is_computed_now_and_then_is_solved_for_from_its_one_answer() -> None:
+    found = finder(EveryThird(), [EXTEND, PREFIX, BATCH])
+    sample = found.samples[2]
+    assert sample.bad.any()
+    found.read(sample)
+    assert sample.explained is not None
+    forms = {fit.form for fits, bad in zip(sample.explained.fits, sample.bad, strict=True) if bad for fit in fits}
+    assert "keys" in forms
+    assert all(fits for fits, bad in zip(sample.explained.fits, sample.bad, strict=True) if bad)
+
+
+def test_a_wrong_answer_is_explained_by_what_it_is_much_nearer_to() -> None:
+    found = finder(Faulty(lambda call, _: 1.01), [EXTEND])
+    found.judge_by(Exactness(0.009))
+    (sample,) = found.samples
+    assert sample.bad.all()
+    right = sample.queries.right
+    assert sample.agrees(1.0101 * right).all()
+    assert not sample.agrees(1.005 * right).any()  # within the error of the answer, and as near to the right output
 
 
 class AfterAnotherLayer:

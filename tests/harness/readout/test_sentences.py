@@ -10,6 +10,7 @@ import pytest
 
 from assay.harness.readout.block_scales import BlockScale, block_scales
 from assay.harness.readout.dims import DIMS
+from assay.harness.readout.edges import Edge
 from assay.harness.readout.effects import (
     ATOMS,
     Biased,
@@ -19,19 +20,22 @@ from assay.harness.readout.effects import (
     Plus,
     RunningAverage,
     Scale,
+    ScaleAndTimes,
     Times,
     WithAtom,
 )
 from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
+from assay.harness.readout.expressions import Amount, Blocks, Sum
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS
 from assay.harness.readout.forms import BLANK
-from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
+from assay.harness.readout.formulas import DESCALES, SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.key_phrases import keys, of_keys
 from assay.harness.readout.known_effects import known_effects
 from assay.harness.readout.maps import MAPS, shifted, unmoved
 from assay.harness.readout.merges import BLOCKS, CACHED_LAWS, LAWS, Merged
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
+from assay.harness.readout.online_softmax import OnlineSoftmax
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.query_phrases import only
@@ -131,7 +135,7 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (Scale(SCALES[3]), "scores are multiplied by ln 2: exp2 without log2(e) in the scale"),
     (Scale(constant_formula(2.0)), "scores are multiplied by 2"),
     (Times(constant_formula(0.9)), "the output is multiplied by 0.9"),
-    (Times(TIMES[2]), "the output is multiplied by the number of q heads per kv head"),
+    (Times(TIMES[-2]), "the output is multiplied by the number of q heads per kv head"),
     (Plus(0.5), "0.5 is added to every element of the output"),
     (Plus(-0.01, relative=True), "0.01 times the mean |output| of the call is subtracted from every element of the output"),
     (Constant(0.0), "the output is zero"), (Constant(float("nan")), "the output is NaN"),
@@ -140,6 +144,24 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (Kept((0.7, 0.3)), "the output is 0.7 times the right one plus 0.3 times that of the previous call"),
     (Kept((1.0, 0.3)), "0.3 times the output of the previous call is added to the output"),
     (RunningAverage((0.7, 0.3)), "the output of query i is 0.7 times the right one plus 0.3 times the output of query i - 1"),
+    (BlockScale("v", 32, "packed"),
+     "V of key j is dequantised with the scale of block cu_seqlens_k[b] // 32 + j // 32 of all blocks of 32 keys of the batch"),
+    (ScaleAndTimes(*DESCALES[0]),
+     "scores are multiplied by max |k| of the next kv head / its own: K is dequantised with that scale; the output by max |v| of "
+     "the next kv head / its own: and so is V"),
+    (OnlineSoftmax(64, "late"),
+     "online softmax over tiles of 64 keys: the denominator is rescaled after the new tile was added to it"),
+    (OnlineSoftmax(1, "neither", backward=True),
+     "online softmax over one key at a time, from the last tile to the first: the sums over earlier tiles are not rescaled when "
+     "the maximum rises"),
+    (OnlineSoftmax(32, "rarely", 2.0),
+     "online softmax over tiles of 32 keys: the sums over earlier tiles are not rescaled when the maximum rises by less than 2"),
+    (Edge("last", Sum(((1, Amount("total", "up", 32)),), -1), "also", True),
+     "query i also sees keys j <= (total rounded up to 32) - 1, which goes on behind its sequence"),
+    (Edge("last", Sum(((1, Amount("pos")),), -2), "less"), "query i does not see keys j > p - 2"),
+    (Edge("last", Sum(((1, Amount("pos")),), 3), counted=True), "the softmax denominator of query i counts keys j <= p + 3"),
+    (KeyFactors((), phantom=Blocks(Sum(((1, Amount("total", "up", 64)),)), 64)),
+     "the softmax denominator counts (total rounded up to 64) / 64 extra keys with a score of 0"),
     (BlockScale("k", 16, "next"), "K of key j is dequantised with the scale of the next block of 16 keys"),
     (BlockScale("v", 64, "previous", when(lit("j", "==", 0, block=64))),
      "V of keys 0 <= j < 64 is dequantised with the scale of the previous block of 64 keys"),
