@@ -43,12 +43,12 @@ from assay.harness.attention.hypotheses import FAMILY
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.seeded import SeededFault
 from assay.harness.offline.check import named
-from assay.harness.readout.finding import close
 from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import read_out
+from assay.harness.readout.samples import close
 
 TRIED = 60
 """Calls on which what was read is tried."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -29,14 +30,25 @@ from assay.harness.readout.known_effects import known_effects
 from assay.harness.readout.layouts import layout_notes
 from assay.harness.readout.mining import Condition, Literal, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import Asked, Plan, Prober, drawn_plans, fixed_plans, repeated_plans
+from assay.harness.readout.probing import (
+    Asked,
+    BudgetSpentError,
+    Plan,
+    Prober,
+    drawn_plans,
+    fixed_plans,
+    repeated_plans,
+)
 from assay.harness.readout.queries import Flags, Queries, einsum
 from assay.harness.readout.ranges import limits
-from assay.harness.readout.reading import Numbers, Reading, read, row_errors
+from assay.harness.readout.reading import Reading, read, row_errors
+from assay.harness.readout.samples import LOOSE, Exactness, Sample, Tally, close
 from assay.harness.readout.solving import solve
 
 READ_AT_ONCE, READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
+_WITHOUT_MASK_S = 10.0
+"""Most seconds for calls without a causal mask, where causal calls are wrong too."""
 LITTLE = 0.1
 """Share of the wrong outputs below which two rounds that explain no more are the last."""
 ROUNDS = 4
@@ -67,113 +79,6 @@ _SURELY_TRIED, _TRIED = 6, 20
 """Effects whose conditions are mined, best first; and most of them, where no condition is found for any."""
 _TELLING = 6
 """Calls that are drawn to tell rivals apart, in each round."""
-_NEARER = 0.3
-"""How near a wrong answer must be to an output that explains it, as a share of its distance from the right one."""
-LOOSE = 2e-2
-"""Relative error of a query from which on it is wrong where scores are of all sizes: a float32 score of 1e4 is off by 1e-3."""
-
-
-@dataclass(frozen=True)
-class Exactness:
-    """What counts as wrong, and how exact readings are.
-
-    Attributes:
-        error: relative error of a query from which on it is wrong.
-        tolerance: of readings.
-    """
-
-    error: float = 3e-4
-    tolerance: Tolerance = field(default_factory=Tolerance)
-
-
-@dataclass
-class Sample:
-    """Some queries of a call that the kernel answered.
-
-    Attributes:
-        plan: how the call was made.
-        queries: the queries.
-        actual: what the kernel answered, [rows, heads, head_dim_v].
-        bad: which are wrong, bool [rows * heads].
-        error: relative error from which on they are.
-        fresh: whether it was asked to try an operator.
-        before: the call before it; None if that was not screened.
-        reading: the weights; None until they are read, or if they cannot be.
-        explained: the forms that fit what was read.
-    """
-
-    plan: Plan
-    queries: Queries
-    actual: Numbers
-    bad: Flags
-    error: float
-    fresh: bool = False
-    before: AttentionCall | None = None
-    reading: Reading | None = None
-    explained: Explained | None = None
-
-    @property
-    def errors(self) -> Numbers:
-        """Error of each query and head, relative to its right output, L1, [rows * heads]; infinite where it is not finite."""
-        size = np.abs(self.queries.right).sum(-1)
-        with np.errstate(invalid="ignore"):
-            gap = np.abs(self.actual - self.queries.right).sum(-1) / np.maximum(size, 1e-12)
-        found: Numbers = np.nan_to_num(gap, nan=np.inf, posinf=np.inf).ravel()
-        return found
-
-    def agrees(self, out: Numbers) -> Flags:
-        """Where the kernel's answer is this output, bool [rows * heads].
-
-        A wrong answer must be much nearer to it than to the right output: where noise is large, it may be near to both.
-        """
-        size = np.maximum(np.abs(self.queries.right).sum(-1), np.nan_to_num(np.abs(out).sum(-1), posinf=0.0))
-        nearer = _gaps(out, self.actual) <= _NEARER * _gaps(self.queries.right, self.actual)
-        found: Flags = close(out, self.actual, size, self.error) & (nearer.ravel() | ~self.bad)
-        return found
-
-    def differs(self, out: Numbers) -> Flags:
-        """Where this output is clearly not the right one, bool [rows * heads]."""
-        return ~close(out, self.queries.right, np.abs(self.queries.right).sum(-1), self.error)
-
-
-def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:
-    """Whether two outputs agree, by query and head, bool [rows * heads]. NaN agrees with NaN."""
-    found: Flags = (_gaps(a, b) <= tolerance * size).ravel()
-    return found
-
-
-def _gaps(a: Numbers, b: Numbers) -> Numbers:
-    """The sum of what two outputs differ by, for each query and head; infinite where one is not finite and the other is."""
-    with np.errstate(invalid="ignore"):
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        gap = np.where(same, 0.0, np.abs(a - b)).sum(-1)
-    found: Numbers = np.nan_to_num(gap, nan=np.inf)
-    return found
-
-
-@dataclass(frozen=True)
-class Tally:
-    """How an operator does on samples.
-
-    Attributes:
-        wrong: queries and heads on which the kernel is wrong.
-        explained: of these, those of which the operator gives the kernel's answer.
-        false: queries and heads on which the kernel is right and the operator is not.
-    """
-
-    wrong: int = 0
-    explained: int = 0
-    false: int = 0
-
-    @property
-    def share(self) -> float:
-        """Share of the wrong ones that are explained; 1 if none is wrong."""
-        return self.explained / self.wrong if self.wrong else 1.0
-
-    @property
-    def exact(self) -> bool:
-        """Whether the operator gives every answer."""
-        return self.explained == self.wrong and not self.false
 
 
 class Finder:
@@ -201,9 +106,13 @@ class Finder:
         """In which layouts in memory the kernel computes something else, in words."""
         self.causal_only = False
         """Whether calls without a causal mask are left out."""
+        self.not_causal_note = False
+        """Whether calls without a causal mask are wrong in another way, which was not found."""
+        self._apart: list[Plan] = []
         self._before: AttentionCall | None = None
         self._limited: list[Effect] = []
         self._draw = np.random.default_rng(self._seed)
+        self._drawn = drawn_plans(data, dtype, 7 + seed)
 
     @property
     def wrong(self) -> bool:
@@ -225,13 +134,42 @@ class Finder:
         Raises:
             BudgetSpentError: the budget is spent.
         """
+        self._search()
+        if self._apart:
+            self._search_without_mask()
+
+    def _search_without_mask(self) -> None:
+        """Find what the kernel computes without a causal mask too, where it is wrong in all such calls and not in all others.
+
+        Most kernels are never called so. What is known of causal calls stays, unless one operator gives both.
+        """
+        known, samples, until = self.operator, list(self.samples), self.prober.until
+        self.causal_only = False
+        if self.wrong:
+            self.prober.until = min(until, time.monotonic() + _WITHOUT_MASK_S)
+        try:
+            self.screen([*self._apart, *(replace(plan, seed=plan.seed + 1) for plan in self._apart)])
+            self.screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
+            self._refine()
+            found = self.tally(self.operator, self.samples).exact
+        except BudgetSpentError:
+            found = False
+        self.prober.until = until
+        if not found and any(sample.bad.any() for sample in samples):
+            self.operator, self.samples, self.causal_only, self.not_causal_note = known, samples, True, True
+
+    def _search(self) -> None:
+        """Find the operator of the calls that may be made."""
         self.screen([*repeated_plans(self.data, self.dtype), *fixed_plans(self.data, self.dtype, not self.slow)])
-        drawn = drawn_plans(self.data, self.dtype, 7 + self._seed)
         self._limits()
         if not self.wrong:
-            self.screen(islice(drawn, FRESH // 2 if self.slow else FRESH))
-            if not self.wrong:
-                return
+            self.screen(islice(self._drawn, FRESH // 2 if self.slow else FRESH))
+        if self.wrong:
+            self._refine()
+
+    def _refine(self) -> None:
+        """Read calls, seek rules, and try them on others, until none contradicts them."""
+        drawn = self._drawn
         for sample in self.to_read(self.samples, READ_AT_ONCE - 3 * self.slow):
             self.read(sample)
         tried: set[Plan] = set()
@@ -286,22 +224,32 @@ class Finder:
         return wanted if not declared else min(declared, key=lambda one: abs(one - wanted))
 
     def leave_out_not_causal(self) -> None:
-        """Find out whether the kernel has a causal mask whatever it is told, as many do, and then ask only for calls that have one.
+        """Find out whether the kernel computes calls without a causal mask at all, and ask for calls that have one if it does not.
 
-        It is taken for such a kernel if it answers calls without a mask as if they had one.
+        It does not if it answers them as if they had one, as many kernels do. If they are wrong otherwise, and not all others, what
+        is wrong with them is found apart.
         """
         plans = [Plan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 0), (3, 0)), ((12, 20), (5, 6)))]
-        self.screen(plans)
         before = len(self.samples)
-        self.screen(replace(plan, causal=False) for plan in plans)
+        self.screen(plans)
+        right = [not sample.bad.any() for sample in self.samples[before:]]
+        before += len(right)
+        without = [replace(plan, causal=False) for plan in plans]
+        self.screen(without)
         found = self.samples[before:]
-        for sample in found:
-            one = sample.queries
-            causal = Queries(replace(one.call, causal=True), one.rows, one.number, one.nth, one.history)
-            if not sample.bad.any() or not sample.agrees(causal.right).all():
-                return
+        if not any(right) or not all(sample.bad.any() for sample in found):
+            return
         self.causal_only = bool(found)
         del self.samples[before:]
+        if not all(self._as_causal(sample) for sample in found):
+            self._apart = without
+
+    @staticmethod
+    def _as_causal(sample: Sample) -> bool:
+        """Whether the answer is that of the same call with a causal mask."""
+        one = sample.queries
+        causal = Queries(replace(one.call, causal=True), one.rows, one.number, one.nth, one.history)
+        return bool(sample.agrees(causal.right).all())
 
     def judge_by(self, exactness: Exactness) -> None:
         """Judge what was seen so far, and what follows, by this."""
@@ -447,7 +395,11 @@ class Finder:
         for _ in range(CLAUSES):
             if not any((s.bad & o).any() for s, o in zip(self.samples, open_, strict=True)):
                 break
-            best = self._best(open_)
+            try:
+                best = self._best(open_)
+            except BudgetSpentError:
+                self._keep(clauses)
+                raise
             if not best:
                 break
             rivals += [Operator((*clauses, other)) for other in best[1:]]
@@ -455,6 +407,12 @@ class Finder:
             for sample, o in zip(self.samples, open_, strict=True):
                 o &= ~best[0].condition.holds(sample.queries.table)
         return [self._pruned(Operator(tuple(clauses))), *rivals]
+
+    def _keep(self, clauses: Sequence[Clause]) -> None:
+        """Keep clauses that were found when the budget ended, if they explain more than what was known before."""
+        found = self._pruned(Operator(tuple(clauses)))
+        if self.tally(found, self.samples).explained > self.tally(self.operator, self.samples).explained:
+            self.operator = found
 
     def _pruned(self, operator: Operator) -> Operator:
         """The operator without clauses that later ones make superfluous."""

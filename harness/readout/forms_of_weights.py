@@ -67,35 +67,39 @@ def _multiplied(row: Row, kv: int) -> Fit | None:
     seen = weights > row.tolerance.least
     if not seen.any():
         return None
-    found = _factors(np.log(weights[seen]) - scores[seen], should[seen], row.tolerance.log)
-    if found is None:
-        return None
-    base, of_seen = found
-    factors = np.zeros(len(weights))
-    factors[seen] = of_seen
-    counted = float((factors * np.exp(scores)).sum())
-    faint = should & ~seen & (np.exp(scores + base) < 10 * row.tolerance.least)
-    factors[faint] = 1.0  # too small to be seen: nothing says that it is left out
-    return _denominated(Fit("keys", factors, kv=kv), float(np.exp(-base)), counted, row)
+    found: list[Fit] = []
+    for base, of_seen in _factors(np.log(weights[seen]) - scores[seen], should[seen], row.tolerance.log):
+        factors = np.zeros(len(weights))
+        factors[seen] = of_seen
+        counted = float((factors * np.exp(scores)).sum())
+        faint = should & ~seen & (np.exp(scores + base) < 10 * row.tolerance.least)
+        factors[faint] = 1.0  # too small to be seen: nothing says that it is left out
+        found.append(_denominated(Fit("keys", factors, kv=kv), float(np.exp(-base)), counted, row))
+    if found and found[0].form == "keys-and-mass":  # then the factor of most keys may not be 1
+        return next((fit for fit in found if fit.form == "keys-of-all"), found[0])
+    return found[0] if found else None
 
 
-def _factors(gaps: Numbers, should: Flags, tolerance: float) -> tuple[float, Numbers] | None:
-    """What log weights minus scores say: that of a factor of 1, and the factor of each key; None if they are too many.
+def _factors(gaps: Numbers, should: Flags, tolerance: float) -> list[tuple[float, Numbers]]:
+    """What log weights minus scores say: that of a factor of 1, and the factor of each key; empty if they are too many.
 
     Args:
         gaps: of the keys with weight.
-        should: which of them should be seen: the factor of most of these is 1.
+        should: which of them should be seen: the factor of most of these is 1, which comes first.
         tolerance: of a log weight.
     """
     group = _groups(gaps, tolerance)
     counts = np.bincount(group)
     if len(counts) > _FACTORS or np.ptp(gaps[group == counts.argmax()]) > 20 * tolerance:
-        return None
+        return []
     inside = np.bincount(group[should], minlength=len(counts)) if should.any() else counts
-    base = float(gaps[group == inside.argmax()].mean())
-    values = np.array([np.exp(gaps[group == number].mean() - base) for number in range(len(counts))])
-    whole = np.round(values)
-    return base, np.where(np.abs(values - whole) < 3 * tolerance, whole, values)[group]
+    found = []
+    for usual in np.argsort(-inside, kind="stable"):
+        base = float(gaps[group == usual].mean())
+        values = np.array([np.exp(gaps[group == number].mean() - base) for number in range(len(counts))])
+        whole = np.round(values)
+        found.append((base, np.where(np.abs(values - whole) < 3 * tolerance, whole, values)[group]))
+    return found
 
 
 def _groups(values: Numbers, gap: float) -> Ints:

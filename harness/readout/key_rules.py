@@ -56,7 +56,10 @@ def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = ()
     scored = _score_factors(readings)
     if not found:
         return scored
-    denominator = "all" if all(fit.form == "keys-of-all" for _, _, fit in found) else "counted"
+    # In a short row either form may fit; most rows say which it is.
+    of_all = sum(fit.form == "keys-of-all" for _, _, fit in found) > len(found) / 2
+    denominator = "all" if of_all else "counted"
+    found = [one for one in found if of_all == (one[2].form == "keys-of-all")]
     wrong = [_Row(one.queries, place, fit.keys) for one, place, fit in found]
     right = _right_rows(readings, negatives)
     counted = [_Row(row.queries, row.place, _counted(row.factors)) for row in wrong if row.factors is not None]

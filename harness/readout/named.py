@@ -11,12 +11,12 @@ from assay.harness.attention.catalogue import ALL
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
 from assay.harness.localize.diagnose import UNEXPLAINED
 from assay.harness.picture import Picture
-from assay.harness.readout.finding import Sample
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.picture import picture_of
 from assay.harness.readout.queries import Flags
 from assay.harness.readout.readout import ReadOut
+from assay.harness.readout.samples import Sample
 from assay.harness.readout.symbols import legend
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious

@@ -20,13 +20,14 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.localize.threads import few_threads
 from assay.harness.readout.explained import Explained
 from assay.harness.readout.features import Ints
-from assay.harness.readout.finding import Exactness, Finder, Sample
+from assay.harness.readout.finding import Finder
 from assay.harness.readout.forms import CallContext, Fit, Row, fits
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import BudgetSpentError, Plan, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Reading, row_errors
 from assay.harness.readout.readout import ReadOut
+from assay.harness.readout.samples import Exactness, Sample
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.solving import Solved, solve
 

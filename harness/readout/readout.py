@@ -12,10 +12,11 @@ import torch
 from assay.harness.attention.call import Kernel
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.threads import few_threads
-from assay.harness.readout.finding import Exactness, Finder, Sample, Tally
+from assay.harness.readout.finding import Finder
 from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import REFUSED, BudgetSpentError, Plan, Prober
+from assay.harness.readout.samples import Exactness, Sample, Tally
 from assay.harness.readout.sentences import sentence
 
 CALLS, SECONDS = 3000, 60.0
@@ -117,7 +118,7 @@ def read_out(
         fresh = finder.tally(finder.operator, [sample for sample in finder.samples if sample.fresh])
     return ReadOut(
         finder.operator, sentence(finder.operator), every, fresh, prober.asked, time.monotonic() - begun,
-        time.process_time() - cpu, complete, (*finder.layout_notes, *_notes(prober)), tuple(finder.samples),
+        time.process_time() - cpu, complete, (*_without_mask(finder), *finder.layout_notes, *_notes(prober)), tuple(finder.samples),
     )  # fmt: skip
 
 
@@ -154,6 +155,11 @@ def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -
     noise = min(max(base, spread), 50 * base if noisy else base)
     tolerance = Tolerance(noise / 2, 2 * noise, max(1e-7, noise * 1e-3))
     return Exactness((_CLEARLY_NOISY if noisy else _CLEARLY) * noise, tolerance)
+
+
+def _without_mask(finder: Finder) -> tuple[str, ...]:
+    note = "calls without a causal mask are wrong in another way, which was not read"
+    return (note,) if finder.not_causal_note else ()
 
 
 def _notes(prober: Prober) -> tuple[str, ...]:

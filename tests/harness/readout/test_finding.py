@@ -22,13 +22,9 @@ from assay.harness.readout.finding import (
     FAR_FETCHED,
     RIGHT_ROWS,
     WRONG_ROWS,
-    Exactness,
     Finder,
-    Sample,
-    Tally,
     _by_chance,
     _of_call_before,
-    close,
 )
 from assay.harness.readout.formulas import constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
@@ -36,6 +32,7 @@ from assay.harness.readout.maps import shifted, unmoved
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import BudgetSpentError, Plan, Prober, drawn_plans
+from assay.harness.readout.samples import Exactness, Sample, Tally, close
 from assay.harness.readout.sentences import sentence
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -242,11 +239,35 @@ def test_other_kernels_are_asked_for_both(kernel: Faulty, without: int) -> None:
     assert [call.causal for call in kernel.asked].count(False) == without + len(SMALL)
 
 
-def test_a_kernel_that_is_wrong_without_a_mask_is_asked_for_both() -> None:
-    found = finder(Faulty(lambda call, _: 1.0 if call.causal else 2.0))
+@pytest.mark.parametrize(("causal", "words"), [
+    (lambda call: 1.0, "the output is multiplied by 2, only without a causal mask"),
+    (lambda call: 3.0 * (call.phase == "decode") + (call.phase == "extend"),
+     "the output is multiplied by 2, only without a causal mask. Elsewhere, the output is multiplied by 3, only in decode"),
+])  # fmt: skip
+def test_what_is_wrong_without_a_mask_is_found_apart(causal: Callable[[AttentionCall], float], words: str) -> None:
+    found = finder(Faulty(lambda call, _: causal(call) if call.causal else 2.0))
     found.leave_out_not_causal()
+    assert found.causal_only
+    assert not found.wrong
+    found.run()
+    assert sentence(found.operator) == words
     assert not found.causal_only
-    assert [sample.bad.all() for sample in found.samples if not sample.queries.call.causal] == [True, True]
+    assert not found.not_causal_note
+
+
+def test_what_has_no_rule_without_a_mask_leaves_what_is_known_of_causal_calls() -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        if call.causal:
+            return rounded_oracle(call) * (2.0 if call.phase == "decode" else 1.0)
+        return torch.randn(*call.q.shape[:2], call.v.shape[2], generator=torch.Generator().manual_seed(len(call.k)))
+
+    found = finder(kernel)
+    found.leave_out_not_causal()
+    found.run()
+    assert sentence(found.operator) == "the output is multiplied by 2, only in decode"
+    assert found.causal_only
+    assert found.not_causal_note
+    assert found.tally(found.operator, found.samples).exact
 
 
 def test_far_fetched_conditions_may_be_chance_where_few_calls_are_told_apart() -> None:

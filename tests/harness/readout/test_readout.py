@@ -17,10 +17,10 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
-from assay.harness.readout.finding import Sample, Tally
 from assay.harness.readout.probing import REFUSED, Plan, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import ReadOut, _exactness, _finder, _notes, read_out
+from assay.harness.readout.samples import Sample, Tally
 
 Kernel = Callable[[AttentionCall], Tensor]
 FEW_CALLS = 200
@@ -90,7 +90,7 @@ def without_prefix(one: Request) -> Request:
     (by_sequence(window), "sliding window of 16 keys: query i sees keys j > p - 16"),
     (by_sequence(cached_values_slipped), "V of keys j <= prefix - 2 is read from key j + 1"),
     (Keeping(), "the output is 0.75 times the right one plus 0.25 times that of the previous call"),
-    (head_lost_in_decode, "the output is zero, only in q head 1 and in decode"),
+    (head_lost_in_decode, "the output is zero, only in decode and in q head 1"),
     (declares(noise="int8_qk")(lambda call: in_int8(call, without_prefix)), "query i does not see cached keys"),
 ], ids=["mask", "moved", "state", "output", "int8"])  # fmt: skip
 def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> None:

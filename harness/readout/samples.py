@@ -1,0 +1,122 @@
+"""Calls that the kernel answered, and how an output compares with the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.readout.explained import Explained
+from assay.harness.readout.forms import Tolerance
+from assay.harness.readout.probing import Plan
+from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.reading import Numbers, Reading
+
+LOOSE = 2e-2
+"""Relative error of a query from which on it is wrong where scores are of all sizes: a float32 score of 1e4 is off by 1e-3."""
+_NEARER = 0.3
+"""How near a wrong answer must be to an output that explains it, as a share of its distance from the right one."""
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """What counts as wrong, and how exact readings are.
+
+    Attributes:
+        error: relative error of a query from which on it is wrong.
+        tolerance: of readings.
+    """
+
+    error: float = 3e-4
+    tolerance: Tolerance = field(default_factory=Tolerance)
+
+
+@dataclass
+class Sample:
+    """Some queries of a call that the kernel answered.
+
+    Attributes:
+        plan: how the call was made.
+        queries: the queries.
+        actual: what the kernel answered, [rows, heads, head_dim_v].
+        bad: which are wrong, bool [rows * heads].
+        error: relative error from which on they are.
+        fresh: whether it was asked to try an operator.
+        before: the call before it; None if that was not screened.
+        reading: the weights; None until they are read, or if they cannot be.
+        explained: the forms that fit what was read.
+    """
+
+    plan: Plan
+    queries: Queries
+    actual: Numbers
+    bad: Flags
+    error: float
+    fresh: bool = False
+    before: AttentionCall | None = None
+    reading: Reading | None = None
+    explained: Explained | None = None
+
+    @property
+    def errors(self) -> Numbers:
+        """Error of each query and head, relative to its right output, L1, [rows * heads]; infinite where it is not finite."""
+        size = np.abs(self.queries.right).sum(-1)
+        with np.errstate(invalid="ignore"):
+            gap = np.abs(self.actual - self.queries.right).sum(-1) / np.maximum(size, 1e-12)
+        found: Numbers = np.nan_to_num(gap, nan=np.inf, posinf=np.inf).ravel()
+        return found
+
+    def agrees(self, out: Numbers) -> Flags:
+        """Where the kernel's answer is this output, bool [rows * heads].
+
+        A wrong answer must be much nearer to it than to the right output: where noise is large, it may be near to both.
+        """
+        size = np.maximum(np.abs(self.queries.right).sum(-1), np.nan_to_num(np.abs(out).sum(-1), posinf=0.0))
+        nearer = _gaps(out, self.actual) <= _NEARER * _gaps(self.queries.right, self.actual)
+        found: Flags = close(out, self.actual, size, self.error) & (nearer.ravel() | ~self.bad)
+        return found
+
+    def differs(self, out: Numbers) -> Flags:
+        """Where this output is clearly not the right one, bool [rows * heads]."""
+        return ~close(out, self.queries.right, np.abs(self.queries.right).sum(-1), self.error)
+
+
+def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:
+    """Whether two outputs agree, by query and head, bool [rows * heads]. NaN agrees with NaN."""
+    found: Flags = (_gaps(a, b) <= tolerance * size).ravel()
+    return found
+
+
+def _gaps(a: Numbers, b: Numbers) -> Numbers:
+    """The sum of what two outputs differ by, for each query and head; infinite where one is not finite and the other is."""
+    with np.errstate(invalid="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        gap = np.where(same, 0.0, np.abs(a - b)).sum(-1)
+    found: Numbers = np.nan_to_num(gap, nan=np.inf)
+    return found
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How an operator does on samples.
+
+    Attributes:
+        wrong: queries and heads on which the kernel is wrong.
+        explained: of these, those of which the operator gives the kernel's answer.
+        false: queries and heads on which the kernel is right and the operator is not.
+    """
+
+    wrong: int = 0
+    explained: int = 0
+    false: int = 0
+
+    @property
+    def share(self) -> float:
+        """Share of the wrong ones that are explained; 1 if none is wrong."""
+        return self.explained / self.wrong if self.wrong else 1.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the operator gives every answer."""
+        return self.explained == self.wrong and not self.false
