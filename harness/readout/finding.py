@@ -48,7 +48,7 @@ from assay.harness.readout.solving import solve
 READ_AT_ONCE, READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
 _WITHOUT_MASK_S = 10.0
-"""Most seconds for calls without a causal mask, where causal calls are wrong too."""
+"""Most seconds for calls without a causal mask, where they are wrong in a way of their own: most kernels are never called so."""
 LITTLE = 0.1
 """Share of the wrong outputs below which two rounds that explain no more are the last."""
 ROUNDS = 4
@@ -145,8 +145,7 @@ class Finder:
         """
         known, samples, until = self.operator, list(self.samples), self.prober.until
         self.causal_only = False
-        if self.wrong:
-            self.prober.until = min(until, time.monotonic() + _WITHOUT_MASK_S)
+        self.prober.until = min(until, time.monotonic() + _WITHOUT_MASK_S)
         try:
             self.screen([*self._apart, *(replace(plan, seed=plan.seed + 1) for plan in self._apart)])
             self.screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
@@ -155,7 +154,7 @@ class Finder:
         except BudgetSpentError:
             found = False
         self.prober.until = until
-        if not found and any(sample.bad.any() for sample in samples):
+        if not found:
             self.operator, self.samples, self.causal_only, self.not_causal_note = known, samples, True, True
 
     def _search(self) -> None:

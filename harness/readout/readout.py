@@ -158,7 +158,7 @@ def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -
 
 
 def _without_mask(finder: Finder) -> tuple[str, ...]:
-    note = "calls without a causal mask are wrong in another way, which was not read"
+    note = "calls without a causal mask are wrong in a way of their own, which was not read"
     return (note,) if finder.not_causal_note else ()
 
 
