@@ -47,7 +47,7 @@ from assay.harness.readout.solving import solve
 
 READ_AT_ONCE, READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
-_WITHOUT_MASK_S = 10.0
+_WITHOUT_MASK_S = 5.0
 """Most seconds for calls without a causal mask, where they are wrong in a way of their own: most kernels are never called so."""
 LITTLE = 0.1
 """Share of the wrong outputs below which two rounds that explain no more are the last."""
@@ -474,7 +474,8 @@ class Finder:
         right = [s.queries for s in self.samples if not s.bad.any()]
         rate([*_undefined(left), *self._limited], at_once=True)
         rate(key_factors(readings, right), at_once=True)
-        rate(effects_of(readings, right), at_once=True)
+        if not settled():
+            rate(effects_of(readings, right), at_once=True)
         if not settled():
             rate(addresses(readings), at_once=True)
         if not settled():

@@ -10,6 +10,7 @@ from assay.harness.readout.symbols import (
     FLIPPED,
     OF_KEY,
     SYMBOLS,
+    bracketed,
     compared,
     minus_words,
     nth,
@@ -272,7 +273,7 @@ def _block(term: Term, op: str, value: int) -> str:
             return f"in the last, incomplete block of {size}"
         if (name, other, op, value) == ("j", "prefix", "==", 0):
             return f"in the block of {size} in which the prefix ends"
-    a, b = (f"{SYMBOLS[one]} // {size}" if one else "" for one in (name, other))
+    a, b = (f"{bracketed(SYMBOLS[one])} // {size}" if one else "" for one in (name, other))
     if other == "j":
         a, b, op, value = b, a, FLIPPED[op], -value
     return f"with {compared(a, op, b, value)}"

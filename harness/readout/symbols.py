@@ -101,7 +101,12 @@ def value_words(value: Value) -> str:
 
 
 def _blocks(name: str, block: int) -> str:
-    return f"{SYMBOLS[name]} // {block}" if block > 1 else SYMBOLS[name]
+    return f"{bracketed(SYMBOLS[name])} // {block}" if block > 1 else SYMBOLS[name]
+
+
+def bracketed(text: str) -> str:
+    """A text in brackets, if it has several words and none yet."""
+    return f"({text})" if " " in text and not text.startswith("(") else text
 
 
 def compared(a: str, op: str, b: str, gap: int) -> str:
