@@ -1,0 +1,94 @@
+"""A file as it was given: its bytes, its encoding, and its numbered lines, streamed."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from assay.harness.errors import UsageError
+
+HEAD_BYTES = 1 << 16
+"""Bytes from which a format is recognised."""
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+
+
+class Line(NamedTuple):
+    """A line of a text file.
+
+    Attributes:
+        number: counted from 1, as an editor and ``grep -n`` do.
+        text: without its line end. A lone carriage return stays: a progress bar rewrites its line.
+    """
+
+    number: int
+    text: str
+
+
+@dataclass
+class Source:
+    """A file or a folder that is ingested.
+
+    Attributes:
+        path: as given.
+        head: the first `HEAD_BYTES` bytes; empty for a folder.
+        foreign: lines that were not in the file's encoding and were read as Windows-1252, counted while `lines` runs.
+        foreign_lines: the numbers of the first of them.
+    """
+
+    path: Path
+    head: bytes
+    foreign: int = 0
+    foreign_lines: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, path: Path) -> Source:
+        """Open a file or a folder.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if path.is_dir():
+            return cls(path, b"")
+        if not path.is_file():
+            raise UsageError(f"There is no file {path}.", "a log, a results file, a trace or a dump", "check the path")
+        with path.open("rb") as file:
+            return cls(path, file.read(HEAD_BYTES))
+
+    @property
+    def encoding(self) -> str:
+        """By its byte order mark; UTF-8 without one."""
+        return next((name for mark, name in _BOMS if self.head.startswith(mark)), "utf-8")
+
+    @property
+    def head_text(self) -> str:
+        """The head, decoded; bytes that do not decode are replaced."""
+        return self.head.decode(self.encoding, "replace").removeprefix("\ufeff")
+
+    def sha256(self) -> str:
+        """The hash of the whole file, in hexadecimal."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def lines(self) -> Iterator[Line]:
+        """Its lines in order, in memory one at a time. A line that does not decode is read as Windows-1252 and counted."""
+        self.foreign, self.foreign_lines = 0, []
+        if self.encoding != "utf-8":
+            with self.path.open(encoding=self.encoding, errors="replace", newline="\n") as file:
+                for number, text in enumerate(file, 1):
+                    yield Line(number, text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r"))
+            return
+        with self.path.open("rb") as raw:
+            for number, data in enumerate(raw, 1):
+                data = data.removesuffix(b"\n").removesuffix(b"\r").removeprefix(codecs.BOM_UTF8)
+                try:
+                    text = data.decode()
+                except UnicodeDecodeError:
+                    self.foreign += 1
+                    if len(self.foreign_lines) < 5:
+                        self.foreign_lines.append(number)
+                    text = data.decode("cp1252", "replace")
+                yield Line(number, text)
