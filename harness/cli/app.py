@@ -45,6 +45,8 @@ COMMANDS = {
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
+    "ingest": ("ingest", "Read other people's logs, results, traces and dumps, and say what follows from them."),
+    "verify-claim": ("verify_claim", "Check what somebody says of a run against the evidence: its log, results or report."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
 }  # fmt: skip

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
-from assay.harness.ingest.result import Document
+from assay.harness.errors import AssayError, UsageError
+from assay.harness.files import timestamp
+from assay.harness.ingest.result import Document, FileRead, IngestResult
 from assay.harness.ingest.source import Source
+from assay.harness.text import listed
+from assay.harness.verdict import Verdict
+
+READERS = (
+    "assay.harness.ingest.sglang_log",
+    "assay.harness.ingest.trace",
+    "assay.harness.ingest.results",
+    "assay.harness.ingest.tensors",
+)
+"""Packages of readers, in the order in which they are asked. Each has a `READER`, or `READERS`."""
+UNKNOWN = "unknown"
+"""Format of a file that no reader takes."""
 
 
 class FileReader(Protocol):
@@ -26,3 +45,84 @@ class FileReader(Protocol):
     def read(self, source: Source) -> Document:
         """Read all of it."""
         ...
+
+
+@cache
+def readers() -> tuple[FileReader, ...]:
+    """All readers. They are imported on the first call."""
+    found: list[FileReader] = []
+    for name in READERS:
+        if importlib.util.find_spec(name) is None:
+            continue
+        module = importlib.import_module(name)
+        found += getattr(module, "READERS", None) or [module.READER]
+    return tuple(found)
+
+
+def reader_of(source: Source) -> FileReader | None:
+    """The reader that takes a file; None if none does."""
+    return next((one for one in readers() if one.recognises(source)), None)
+
+
+def ingest(paths: Sequence[Path]) -> IngestResult:
+    """Read files, and say what follows from them.
+
+    Raises:
+        UsageError: there is no such file, or none was given.
+    """
+    if not paths:
+        raise UsageError("No file was given.", "a log, a results file, a trace or a dump", "name one")
+    documents = tuple(_read(Source.of(path)) for path in paths)
+    verdict = _verdict(documents)
+    return IngestResult(
+        verdict=verdict,
+        created=timestamp(),
+        headline=_headline(documents, verdict),
+        documents=documents,
+        next_steps=tuple(dict.fromkeys(step for one in documents for step in one.next_steps)),
+    )
+
+
+def _read(source: Source) -> Document:
+    reader = reader_of(source)
+    if reader is None:
+        return Document(file=_unknown(source, "no reader knows this format"))
+    try:
+        return reader.read(source)
+    except AssayError as error:
+        return Document(file=_unknown(source, f"{reader.title}: {error.found}"))
+
+
+def _unknown(source: Source, why: str) -> FileRead:
+    folder = source.path.is_dir()
+    lines = 0 if folder else sum(1 for _ in source.lines())
+    return FileRead(
+        path=str(source.path),
+        format=UNKNOWN,
+        title="Unknown",
+        bytes=0 if folder else source.path.stat().st_size,
+        sha256="" if folder else source.sha256(),
+        lines=lines,
+        read=0,
+        unread=lines,
+        notes=(why,),
+    )
+
+
+def _verdict(documents: Iterable[Document]) -> Verdict:
+    """A log cannot prove a pass: what it does not say may be wrong."""
+    wrong = any(finding.severity == "serious" for one in documents for finding in one.findings)
+    return "regression" if wrong else "inconclusive"
+
+
+def _headline(documents: Sequence[Document], verdict: Verdict) -> str:
+    found = [finding for one in documents for finding in one.findings]
+    if verdict == "regression":
+        return " ".join(finding.diagnosis for finding in found if finding.severity == "serious")
+    unknown = [one.file.path for one in documents if one.file.format == UNKNOWN]
+    if len(unknown) == len(documents):
+        return f"No reader knows {listed(unknown)}, so nothing was read"
+    warned = sum(finding.severity == "warning" for finding in found)
+    return f"Nothing here shows a regression, and a log cannot show a pass; {warned} warning{'s' * (warned != 1)}" + (
+        f"; unknown: {listed(unknown)}" if unknown else ""
+    )

@@ -62,6 +62,7 @@ class Document(Part):
     facts: tuple[Fact, ...] = ()
     tables: tuple[Table, ...] = ()
     findings: tuple[CitedFinding, ...] = ()
+    next_steps: tuple[str, ...] = Field((), description="commands that would prove what the file only suggests")
 
 
 class CitedFinding(Finding):

@@ -1,0 +1,62 @@
+"""One line of a file → the pieces that several writers put on it.
+
+Standard output and standard error of a server, its progress bars and pytest's names of tests end up on one line. tqdm rewrites its line
+with a carriage return, which terminals and ``tee`` often lose, and cuts it off at the terminal's width.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+LONGEST = 20_000
+"""Characters of a line in which progress bars are looked for."""
+_RATE = r"[\d.?]+(?:[kMG]?\w{0,12}/\w{1,12}(?:, [\w=.+-]+)*\]|s/it|it/s|s/i|it/|it|s/|s|i)?"
+BAR = re.compile(
+    r"(?:(?P<label>[^][|%\r]{1,80}?): +)? *(?P<percent>\d{1,3})%(?:\|[^|\r]{0,200}\|| Completed \|) *"
+    r"(?P<done>[\d.]+[kMG]?)/(?P<total>[\d.]+[kMG]?) "
+    rf"\[(?P<elapsed>[\d:]+)<(?:[\d:]+|\?)(?:, *(?:{_RATE})?)?\]?"
+)
+"""A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; vLLM and SGLang write "25% Completed |"."""
+_TEST = re.compile(r"(?P<id>[\w./-]+\.py::[^\s\[]+(?:\[[^\]]*\])?) (?=\S|$)")
+_PREFIX = re.compile(r"(?P<name>Output|Error|stdout|stderr): (?=\[|$)")
+
+
+class Piece(NamedTuple):
+    """A piece of a line: a progress bar, the name of a test that starts, the label of another process's output, or else text."""
+
+    kind: str
+    text: str
+    bar: re.Match[str] | None = None
+
+
+def pieces(text: str) -> list[Piece]:
+    """Split a line; a line of one writer is one piece of kind "text"."""
+    found: list[Piece] = []
+    for part in text.split("\r"):
+        if part or not found:
+            _split(part, found)
+    return found
+
+
+def _split(text: str, found: list[Piece]) -> None:
+    start = 0
+    if "%" in text and len(text) <= LONGEST:
+        for bar in BAR.finditer(text):
+            if bar.start() > start:
+                _labels(text[start : bar.start()], found)
+            found.append(Piece("progress", bar.group(), bar))
+            start = bar.end()
+    if start < len(text) or not found:
+        _labels(text[start:], found)
+
+
+def _labels(text: str, found: list[Piece]) -> None:
+    for kind, pattern in (("test-start", _TEST), ("label", _PREFIX)):
+        match = pattern.match(text)
+        if match:
+            found.append(Piece(kind, match[1]))
+            text = text[match.end() :]
+            if not text:
+                return
+    found.append(Piece("text", text))

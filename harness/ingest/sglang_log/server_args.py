@@ -1,0 +1,52 @@
+"""``server_args=ServerArgs(model_path='…', …)`` and ``server_args={'model_path': '…', …}`` → names and values, without evaluating them."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+_TOKENS = re.compile(
+    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\[\]{},]+|['"]""",
+)
+_NAME = re.compile(r"""\s*(?:(\w+)=|'(\w+)':\s)""")
+PER_SERVER = frozenset({"random_seed", "port", "nccl_port", "dist_init_addr", "mem_fraction_static", "host"})
+"""Arguments that differ between any two servers: chosen at random, by the machine's free memory, or to be out of the way."""
+
+
+def parse(text: str) -> tuple[dict[str, str], bool]:
+    """Split a list of arguments at its top-level commas.
+
+    Args:
+        text: from behind the opening bracket on.
+
+    Returns:
+        Values as they are written, by name, and whether the list ends. A value that is cut off is left out.
+    """
+    arguments: dict[str, str] = {}
+    depth, start = 0, 0
+    for match in _TOKENS.finditer(text):
+        token = match.group()
+        if token in "([{":
+            depth += 1
+        elif token == "," and not depth:
+            _add(arguments, text[start : match.start()])
+            start = match.end()
+        elif token in ")]}":
+            depth -= 1
+            if depth < 0:
+                _add(arguments, text[start : match.start()])
+                return arguments, not text[match.end() :].strip()
+    return arguments, False
+
+
+def _add(arguments: dict[str, str], one: str) -> None:
+    named = _NAME.match(one)
+    if named:
+        arguments[named[1] or named[2]] = one[named.end() :].strip()
+
+
+def differences(servers: list[dict[str, str]]) -> list[tuple[str, tuple[str, ...]]]:
+    """Arguments whose values differ between servers, `PER_SERVER` left out: the name, and each server's value ("not said" for none)."""
+    names = dict.fromkeys(name for one in servers for name in one if name not in PER_SERVER)
+    rows = [(name, tuple(one.get(name, "not said") for one in servers)) for name in names]
+    return [(name, values) for name, values in rows if any(a != b for a, b in pairwise(values))]
