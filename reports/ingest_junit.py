@@ -1,7 +1,7 @@
 """``ingest.junit.xml``: what CI systems show of files that were read.
 
-A serious finding is a ``<failure>``, a warning and an unknown file are an ``<error>``: as in the JUnit file of a run, what is unproven is
-not green. The case ``verdict`` is never green either, since a log cannot prove a pass.
+A serious finding is a ``<failure>``, a warning and an unknown file are an ``<error>``: as in the JUnit file of a run, what is
+unproven is not green. The case ``verdict`` is never green either, since a log cannot prove a pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Blocks of several lines: tracebacks, warnings of Python, sections of pytest, tables of benchmarks.
 
-A line of a block is known by its form; only what has no form of its own (source lines) needs the block around it. So a block survives
-lines of other writers in between.
+A line of a block is known by its form; only what has no form of its own (source lines) needs the block around it. So a block
+survives lines of other writers in between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _CHAINED = (
 _WARNING = re.compile(r"\S+\.py:\d+: \w*(?:Warning|Deprecation)\w*: .*")
 _TITLE = re.compile(r"={3,} (?P<title>\S.*?) ={3,}")
 _COUNTS = re.compile(
-    r"(?:\d+ (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?)+ in [\d.]+s(?: \([\d:]+\))?|no tests ran in [\d.]+s"
+    r"(?:\d+ (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?)+ in [\d.]+s(?: \([\d:]+\))?"
+    r"|no tests ran in [\d.]+s"
 )
 _SECTIONS = {
     "test session starts": "session", "FAILURES": "failures", "ERRORS": "failures", "warnings summary": "warnings",
@@ -127,7 +128,7 @@ class Blocks:
         if self._table:
             row = _ROW.fullmatch(text.rstrip())
             if row:
-                self._table.rows.append((row["name"].strip(), row["value"]))
+                self._table.rows.append((row["name"].strip(), row["value"], number))
                 return "table"
             return "table" if _RULED.fullmatch(text) else ""
         if self._section == "summary":

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Table
 from assay.harness.ingest.sglang_log import server_args
+from assay.harness.ingest.sglang_log.citing import cite
 from assay.harness.ingest.sglang_log.facts import Log
-from assay.harness.ingest.sglang_log.findings import cite, findings, next_steps
+from assay.harness.ingest.sglang_log.findings import findings, next_steps
 from assay.harness.ingest.sglang_log.reader import seconds_between
 from assay.harness.ingest.source import Source
 from assay.harness.text import one_line, percent, ranges
@@ -21,10 +22,17 @@ def document(log: Log, source: Source, id: str, title: str) -> Document:
     """The document of one log."""
     unread = log.lines - log.read
     file = FileRead(
-        path=str(source.path), format=id, title=title, bytes=source.path.stat().st_size, sha256=source.sha256(), lines=log.lines,
-        read=log.read, unread=unread, notes=tuple(_notes(log, source)),
+        path=str(source.path),
+        format=id,
+        title=title,
+        bytes=source.path.stat().st_size,
+        sha256=source.sha256(),
+        lines=log.lines,
+        read=log.read,
+        unread=unread,
+        notes=tuple(_notes(log, source)),
         excerpts=tuple(Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in log.unread[:SHOWN]),
-    )  # fmt: skip
+    )
     tables = [
         table
         for table in (
@@ -49,11 +57,14 @@ def _notes(log: Log, source: Source) -> Iterable[str]:
         yield f"{source.foreign} lines are not {source.encoding} (the first is line {source.foreign_lines[0]})"
     if log.disordered.count:
         yield (
-            f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may be of several processes, and "
-            "figures by server are then not told apart"
+            f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may be of several "
+            "processes, whose figures are then not told apart"
         )
     if log.loose_outcomes.count:
-        yield f"{log.loose_outcomes.count} outcomes were printed while no test or several were running (first in line {log.loose_outcomes.first})"
+        yield (
+            f"{log.loose_outcomes.count} outcomes were printed while no test or several were running (first in line "
+            f"{log.loose_outcomes.first})"
+        )
     cut = [one.line for one in log.servers if not one.whole]
     if cut:
         yield f"the arguments of the server in line {ranges(cut)} are cut off"
@@ -92,9 +103,14 @@ def _facts(log: Log) -> Iterable[Fact]:
 
 def _tests(log: Log) -> Table:
     rows = tuple(
-        (one.id.rpartition("::")[2], one.outcome or "not said", _duration(one.began, one.ended, one.seconds), f"{one.line}–{one.outcome_line or '?'}")
+        (
+            one.id.rpartition("::")[2],
+            one.outcome or "not said",
+            _duration(one.began, one.ended, one.seconds),
+            f"{one.line}–{one.outcome_line or '?'}",
+        )
         for one in log.tests[:SHOWN]
-    )  # fmt: skip
+    )
     note = ", ".join(f"{count} {outcome}" for outcome, count in log.outcomes.items())
     return Table(id="tests", title="Tests", columns=("test", "outcome", "seconds", "lines"), rows=rows, note=note)
 
@@ -108,12 +124,21 @@ def _duration(began: str, ended: str, seconds: float | None) -> str:
 def _servers(log: Log) -> Table:
     rows = tuple(
         (
-            str(one.number), one.backend, log.tests[one.test].id.rpartition("::")[2] if one.test >= 0 else "–",
-            f"{one.prefills.count:,}", f"{one.sequences:,}", f"{one.new_tokens:,}", f"{one.cached_tokens:,}", percent(one.cached_share) if one.prefills.count else "–",
-            f"{one.decodes.count:,}", f"{one.throughput:,.1f}" if one.throughput else "–", f"{one.answered.count:,}", str(one.line),
+            str(one.number),
+            one.backend,
+            log.tests[one.test].id.rpartition("::")[2] if one.test >= 0 else "–",
+            f"{one.prefills.count:,}",
+            f"{one.sequences:,}",
+            f"{one.new_tokens:,}",
+            f"{one.cached_tokens:,}",
+            percent(one.cached_share) if one.prefills.count else "–",
+            f"{one.decodes.count:,}",
+            f"{one.throughput:,.1f}" if one.throughput else "–",
+            f"{one.answered.count:,}",
+            str(one.line),
         )
         for one in log.servers[:SHOWN]
-    )  # fmt: skip
+    )
     columns = (
         "server",
         "backend",
@@ -143,11 +168,15 @@ def _started(log: Log) -> Table:
 def _arguments(log: Log) -> Table:
     known = [one for one in log.servers[:SHOWN] if one.arguments]
     differing = server_args.differences([one.arguments for one in known])
-    note = f"{max((len(one.arguments) for one in known), default=0)} arguments; not compared: {', '.join(sorted(server_args.PER_SERVER))}"
+    most = max((len(one.arguments) for one in known), default=0)
+    note = f"{most} arguments; not compared: {', '.join(sorted(server_args.PER_SERVER))}"
     return Table(
-        id="arguments", title="Arguments that differ between the servers", columns=("argument", *(f"server {one.number}" for one in known)),
-        rows=tuple((name, *(one_line(value, 60) for value in values)) for name, values in differing[:SHOWN]), note=note,
-    )  # fmt: skip
+        id="arguments",
+        title="Arguments that differ between the servers",
+        columns=("argument", *(f"server {one.number}" for one in known)),
+        rows=tuple((name, *(one_line(value, 60) for value in values)) for name, values in differing[:SHOWN]),
+        note=note,
+    )
 
 
 def _metrics(log: Log) -> Table:
@@ -165,7 +194,7 @@ def _metrics(log: Log) -> Table:
 
 def _blocks(log: Log) -> Table:
     rows = tuple(
-        (block.title, name, value, str(block.line)) for block in log.blocks[:SHOWN] for name, value in block.rows
+        (block.title, name, value, str(line)) for block in log.blocks[:SHOWN] for name, value, line in block.rows
     )
     return Table(id="benchmarks", title="Benchmarks", columns=("benchmark", "figure", "value", "line"), rows=rows)
 

@@ -1,4 +1,4 @@
-"""What a log says, counted while it streams by. Nothing here grows with the log, but lists of what is rare, and those are bounded."""
+"""What a log says, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Burst:
     """Requests that were answered with no batch between them.
 
     Attributes:
-        steps: decode steps between the last wave of prefills (4 sequences or more) and the first of these answers, as far as the lines
-            of decode batches tell: a multiple of ``decode_log_interval``.
+        steps: decode steps between the last wave of prefills (4 sequences or more) and the first of these answers, as far as the
+            lines of decode batches tell: a multiple of ``decode_log_interval``.
     """
 
     size: int
@@ -159,12 +159,16 @@ class Bar:
 
 @dataclass
 class Block:
-    """A table of a benchmark."""
+    """A table of a benchmark.
+
+    Attributes:
+        rows: name, value and line.
+    """
 
     title: str
     line: int
     test: int
-    rows: list[tuple[str, str]] = field(default_factory=list)
+    rows: list[tuple[str, str, int]] = field(default_factory=list)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The three kinds of lines that a long log consists of: prefill batches, decode batches, and requests that were answered.
 
-The formats are those of ``scheduler_metrics_mixin.py`` of SGLang 0.4.6 to 0.5.23 ("Prefill batch." and "Prefill batch [12]" are older
-ones), and of uvicorn's access log.
+The formats are those of SGLang's scheduler, 0.4.6 to 0.5.23 ("Prefill batch." and "Prefill batch [12]" are older ones), and of
+uvicorn's access log.
 """
 
 from __future__ import annotations

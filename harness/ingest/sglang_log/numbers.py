@@ -10,11 +10,12 @@ _NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _METRIC = re.compile(rf"\[METRIC\] (?P<name>[\w./-]+)=(?P<value>{_NUMBER}|nan|inf)(?: labels=\{{.*\}})?")
 _PRINTED = re.compile(rf"(?P<name>[a-z]\w*)=(?P<value>{_NUMBER})")
 _LABELLED = re.compile(
-    rf"(?P<name>Total latency|Score|Accuracy|Invalid|Latency|Output throughput|acc_length|speed): (?P<value>{_NUMBER})(?: ?(?:s|token/s|%))?"
+    r"(?P<name>Total latency|Score|Accuracy|Invalid|Latency|Output throughput|acc_length|speed): "
+    rf"(?P<value>{_NUMBER})(?: ?(?:s|token/s|%))?"
 )
 _SCORES = re.compile(rf"'(?P<name>[^']{{1,80}})': (?:np\.\w+\()?(?P<value>{_NUMBER}|nan)\)?(?:, |\}}$)")
 _ASSERTED = re.compile(
-    rf"(?P<value>(?:np\.\w+\()?{_NUMBER}\)?) not (?P<than>greater than or equal to|greater than|less than or equal to|less than) (?P<bound>{_NUMBER})"
+    rf"(?P<value>(?:np\.\w+\()?{_NUMBER}\)?) not (?P<than>(?:greater|less) than(?: or equal to)?) (?P<bound>{_NUMBER})"
 )
 _LIMIT = re.compile(r"ChatCompletionSampler .*self\.max_tokens=(\d+)(?: |$)")
 _START_UP = {

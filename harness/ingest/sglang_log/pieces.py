@@ -1,7 +1,7 @@
 """One line of a file → the pieces that several writers put on it.
 
-Standard output and standard error of a server, its progress bars and pytest's names of tests end up on one line. tqdm rewrites its line
-with a carriage return, which terminals and ``tee`` often lose, and cuts it off at the terminal's width.
+Standard output and standard error of a server, its progress bars and pytest's names of tests end up on one line. tqdm rewrites
+its line with a carriage return, which terminals and ``tee`` often lose, and cuts it off at the terminal's width.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BAR = re.compile(
     r"(?P<done>[\d.]+[kMG]?)/(?P<total>[\d.]+[kMG]?) "
     rf"\[(?P<elapsed>[\d:]+)<(?:[\d:]+|\?)(?:, *(?:{_RATE})?)?\]?"
 )
-"""A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; vLLM and SGLang write "25% Completed |"."""
+"""A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; SGLang writes "25% Completed |"."""
 _TEST = re.compile(r"(?P<id>[\w./-]+\.py::[^\s\[]+(?:\[[^\]]*\])?) (?=\S|$)")
 _PREFIX = re.compile(r"(?P<name>Output|Error|stdout|stderr): (?=\[|$)")
 

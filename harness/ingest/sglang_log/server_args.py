@@ -1,4 +1,4 @@
-"""``server_args=ServerArgs(model_path='…', …)`` and ``server_args={'model_path': '…', …}`` → names and values, without evaluating them."""
+"""``server_args=ServerArgs(model_path='…')`` and ``server_args={'model_path': '…'}`` → names and values. Nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _add(arguments: dict[str, str], one: str) -> None:
 
 
 def differences(servers: list[dict[str, str]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Arguments whose values differ between servers, `PER_SERVER` left out: the name, and each server's value ("not said" for none)."""
+    """Arguments whose values differ between servers, without `PER_SERVER`: the name, and each server's value, or "not said"."""
     names = dict.fromkeys(name for one in servers for name in one if name not in PER_SERVER)
     rows = [(name, tuple(one.get(name, "not said") for one in servers)) for name in names]
     return [(name, values) for name, values in rows if any(a != b for a, b in pairwise(values))]

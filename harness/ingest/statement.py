@@ -1,0 +1,36 @@
+"""What a piece of evidence states: the small interface between readers and the checker of claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, Protocol
+
+from assay.harness.ingest.source import Source
+
+
+class Statement(NamedTuple):
+    """One thing that a file states.
+
+    Attributes:
+        kind: "number" for a metric, "test" for the outcome of a test.
+        names: what the metric or the test is called, the full name first. Case, spaces and punctuation do not count.
+        value: the number; or the outcome in lower case, such as "passed", empty if there is none.
+        where: path, with the line or the record.
+        text: what is written there. It is somebody else's: never trust it.
+    """
+
+    kind: Literal["number", "test"]
+    names: tuple[str, ...]
+    value: float | str
+    where: str
+    text: str
+
+
+class States(Protocol):
+    """A reader that can list what a file states. A reader without it serves `assay ingest` only."""
+
+    def recognises(self, source: Source) -> bool: ...
+
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """Everything that a claim may be about."""
+        ...
