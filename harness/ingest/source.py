@@ -83,7 +83,9 @@ class Source:
             return
         with self.path.open("rb") as raw:
             for number, data in enumerate(raw, 1):
-                data = data.removesuffix(b"\n").removesuffix(b"\r").removeprefix(codecs.BOM_UTF8)
+                data = data.removesuffix(b"\n").removesuffix(b"\r")
+                if number == 1:
+                    data = data.removeprefix(codecs.BOM_UTF8)
                 try:
                     text = data.decode()
                 except UnicodeDecodeError:

@@ -20,7 +20,7 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_WARNING = re.compile(r"\S+\.py:\d+: \w*(?:Warning|Deprecation)\w*: .*")
+_WARNING = re.compile(r"\S+\.py:\d+: \w{0,60}(?:Warning|Deprecation)\w{0,60}: .*")
 _TITLE = re.compile(r"={3,} (?P<title>\S.*?) ={3,}")
 _COUNTS = re.compile(
     r"(?:\d+ (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?)+ in [\d.]+s(?: \([\d:]+\))?"
@@ -31,7 +31,7 @@ _SECTIONS = {
     "short test summary info": "summary", "PASSES": "failures", "rerun test summary info": "summary",
 }  # fmt: skip
 _FAILURE = re.compile(
-    r"_{3,} .+ _{3,}|(?:_ )+_?|[\w./<>-]+\.?\w*:\d+: (?:in \S+|\w*)|E {3,}.*|E|> {3,}.*|-{3,} Captured .* -{3,}|\w+ += .*"
+    r"_{3,} .+ _{3,}|(?:_ )+_?|[\w./<>-]+:\d+: (?:in \S+|\w*)|E {3,}.*|E|> {3,}.*|-{3,} Captured .* -{3,}|\w+ += .*"
 )
 _SUMMARY = re.compile(
     r"(?P<outcome>FAILED|PASSED|ERROR|SKIPPED|XFAIL|XPASS)(?: \[\d+\])? (?P<id>\S+::\S+|\S+\.py(?::\d+)?)(?::? (?:- )?.*)?"
@@ -142,18 +142,18 @@ class Blocks:
         match = _SUMMARY.fullmatch(text)
         if not match:
             return ""
-        for test in self._log.tests:
-            if test.id == match["id"] and not test.outcome:
-                test.outcome, test.outcome_line = match["outcome"].lower(), number
+        index = self._log.ids.get(match["id"])
+        if index is not None and not self._log.tests[index].outcome:
+            self._log.tests[index].outcome, self._log.tests[index].outcome_line = match["outcome"].lower(), number
         return "pytest-detail"
 
     def _duration(self, text: str) -> str:
         match = _DURATION.fullmatch(text)
         if not match:
             return ""
-        for test in self._log.tests if match["phase"] == "call" else ():
-            if test.id == match["id"]:
-                test.seconds = float(match["seconds"])
+        index = self._log.ids.get(match["id"] or "")
+        if index is not None and match["phase"] == "call":
+            self._log.tests[index].seconds = float(match["seconds"])
         return "pytest-detail"
 
     def inside(self, number: int, text: str) -> str:

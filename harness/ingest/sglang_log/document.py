@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Table
 from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.citing import cite
-from assay.harness.ingest.sglang_log.facts import Log
+from assay.harness.ingest.sglang_log.facts import KEPT, Log
 from assay.harness.ingest.sglang_log.findings import findings, next_steps
 from assay.harness.ingest.sglang_log.reader import seconds_between
 from assay.harness.ingest.source import Source
@@ -65,6 +65,8 @@ def _notes(log: Log, source: Source) -> Iterable[str]:
             f"{log.loose_outcomes.count} outcomes were printed while no test or several were running (first in line "
             f"{log.loose_outcomes.first})"
         )
+    for name, count in log.beyond.items():
+        yield f"{count} {name} beyond the first {KEPT:,} are counted but not listed, and nothing follows from them"
     cut = [one.line for one in log.servers if not one.whole]
     if cut:
         yield f"the arguments of the server in line {ranges(cut)} are cut off"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-KEPT = 1_000
+KEPT = 10_000
 """Entries that a list of facts keeps; what lies beyond is counted only."""
 
 
@@ -186,6 +186,8 @@ class Log:
 
     Attributes:
         kinds: pieces of lines by their kind.
+        ids: index of a test by its id.
+        beyond: tests, servers and metrics that are counted but not listed, since there are more than `KEPT`.
         notices: lines that may matter, by kind and text.
         loose_outcomes: outcomes that could not be given to one test, since several were open.
         disordered: times that are earlier than the one before, by more than two seconds.
@@ -195,6 +197,8 @@ class Log:
     read: int = 0
     unread: list[Where] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
+    ids: dict[str, int] = field(default_factory=dict)
+    beyond: Counter[str] = field(default_factory=Counter)
     tests: list[Test] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
     metrics: list[Metric] = field(default_factory=list)

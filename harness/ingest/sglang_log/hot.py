@@ -17,8 +17,11 @@ _PREFILL = re.compile(
 )
 _DECODE = re.compile(rf"Decode batch(?: \[\d+\])?[,.] #running-req: (\d+)(?=,){_TAIL}")
 _THROUGHPUT = re.compile(r"gen throughput \(token/s\): ([\d.]+)(?=,|$)")
-_REQUEST = re.compile(r'INFO: +[\w.:-]+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})(?: [A-Za-z -]+)?')
-_ANSWERS = ("/v1/chat/completions", "/v1/completions", "/generate")
+_REQUEST = re.compile(
+    r'INFO: +[\w.:-]+ - "(?:(POST /(?:v1/chat/completions|v1/completions|generate))|[A-Z]+ \S+?)(?:\?\S*)? HTTP/[\d.]+" (\d{3})'
+    r"(?: [A-Za-z -]+)?"
+)
+"""Group 1: a request for an answer."""
 _WAVE = 4
 """Sequences in a batch, or answers with none between them, that make a wave."""
 _INTERVAL = 40
@@ -81,9 +84,8 @@ class Hot:
         match = _REQUEST.fullmatch(text)
         if not match:
             return False
-        method, path, status = match.groups()
-        if method == "POST" and path.partition("?")[0] in _ANSWERS:
-            if status == "200":
+        if match[1]:
+            if match[2] == "200":
                 self.server.answered.see(number, text)
                 self._burst.see(number, text)
             else:

@@ -8,6 +8,7 @@ wherever it runs, never about one file; what no rule is about stays unread.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 _GB = r"-?[\d.]+ GB"
@@ -120,6 +121,7 @@ class Kinds:
             else:
                 self._any.append(rule)
 
+    @lru_cache(4096)  # noqa: B019 - there are two tables, and logs repeat themselves
     def of(self, text: str) -> Rule | None:
         """The rule that all of the text follows; None if there is none."""
         for rule in self._by_word.get(text.partition(" ")[0], ()):

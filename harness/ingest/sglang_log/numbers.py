@@ -53,6 +53,8 @@ class Numbers:
             if len(self._log.metrics) < KEPT:
                 value = float(match["value"])
                 self._log.metrics.append(Metric(match["name"], value, number, text, test, server.number))
+            else:
+                self._log.beyond["metrics"] += 1
             return kind
         if text.startswith("{'"):
             return self._scores(number, text, test)

@@ -12,14 +12,24 @@ from typing import NamedTuple
 LONGEST = 20_000
 """Characters of a line in which progress bars are looked for."""
 _RATE = r"[\d.?]+(?:[kMG]?\w{0,12}/\w{1,12}(?:, [\w=.+-]+)*\]|s/it|it/s|s/i|it/|it|s/|s|i)?"
-BAR = re.compile(
-    r"(?:(?P<label>[^][|%\r]{1,80}?): +)? *(?P<percent>\d{1,3})%(?:\|[^|\r]{0,200}\|| Completed \|) *"
+_BAR = re.compile(
+    r"(?P<percent>\d{1,3})%(?:\|[^|\r]{0,200}\|| Completed \|) *"
     r"(?P<done>[\d.]+[kMG]?)/(?P<total>[\d.]+[kMG]?) "
     rf"\[(?P<elapsed>[\d:]+)<(?:[\d:]+|\?)(?:, *(?:{_RATE})?)?\]?"
 )
 """A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; SGLang writes "25% Completed |"."""
+_LABEL = re.compile(r"(?P<label>[^][|%\r: ][^][|%\r]{0,80}): +")
+_MARKS = ("%|", "% Completed |")
 _TEST = re.compile(r"(?P<id>[\w./-]+\.py::[^\s\[]+(?:\[[^\]]*\])?) (?=\S|$)")
 _PREFIX = re.compile(r"(?P<name>Output|Error|stdout|stderr): (?=\[|$)")
+
+
+class Bar(NamedTuple):
+    """How far a progress bar is: the text before its colon, and the numbers as they are written."""
+
+    label: str
+    done: str
+    total: str
 
 
 class Piece(NamedTuple):
@@ -27,13 +37,13 @@ class Piece(NamedTuple):
 
     kind: str
     text: str
-    bar: re.Match[str] | None = None
+    bar: Bar | None = None
 
 
-def pieces(text: str) -> list[Piece]:
+def split(text: str) -> list[Piece]:
     """Split a line; a line of one writer is one piece of kind "text"."""
     found: list[Piece] = []
-    for part in text.split("\r"):
+    for part in text.split("\r") if "\r" in text else (text,):
         if part or not found:
             _split(part, found)
     return found
@@ -41,11 +51,15 @@ def pieces(text: str) -> list[Piece]:
 
 def _split(text: str, found: list[Piece]) -> None:
     start = 0
-    if "%" in text and len(text) <= LONGEST:
-        for bar in BAR.finditer(text):
-            if bar.start() > start:
-                _labels(text[start : bar.start()], found)
-            found.append(Piece("progress", bar.group(), bar))
+    if "%" in text and len(text) <= LONGEST and any(mark in text for mark in _MARKS):
+        for bar in _BAR.finditer(text):
+            before = text[start : bar.start()]
+            label = _LABEL.fullmatch(before)
+            if before.strip() and not label:
+                _labels(before.rstrip(" "), found)
+            found.append(
+                Piece("progress", bar.group(), Bar(label["label"] if label else "", bar["done"], bar["total"]))
+            )
             start = bar.end()
     if start < len(text) or not found:
         _labels(text[start:], found)

@@ -12,7 +12,8 @@ from assay.harness.ingest.sglang_log.facts import KEPT, Bar, Command, Log, Serve
 from assay.harness.ingest.sglang_log.hot import Hot
 from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS, Rule
 from assay.harness.ingest.sglang_log.numbers import Numbers
-from assay.harness.ingest.sglang_log.pieces import Piece, pieces
+from assay.harness.ingest.sglang_log.pieces import Bar as BarPiece
+from assay.harness.ingest.sglang_log.pieces import Piece, split
 from assay.harness.ingest.source import Line
 
 _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)*)\](?: |$)")
@@ -20,8 +21,9 @@ _ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
 _OUTCOME = re.compile(r"(PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS|RERUN)(?: \(.*\))?(?: +\[ *\d+%\])?")
 _UNITTEST = re.compile(r"(?P<id>\w+ \([\w.]+\)) \.\.\. (?:(?P<outcome>ok|FAIL|ERROR|skipped .*|expected failure))?")
 _COMMAND = re.compile(r"(?:command=|\+ |\$ )(?P<text>\S.*)")
-_LONGEST = 1 << 20
-"""Characters of a line that rules are tried on."""
+_LONGEST = 1 << 15
+"""Characters of a line that rules are tried on, apart from a list of arguments, which may be `_LONGEST_LIST` long."""
+_LONGEST_LIST = 1 << 20
 _BACK_SECONDS = 2
 """Writers that buffer put a line behind a later one by this much."""
 _WORDS = {"ok": "passed", "FAIL": "failed", "ERROR": "error", "XFAIL": "xfailed", "XPASS": "xpassed"}
@@ -75,11 +77,10 @@ class LogReader:
         return True
 
     def _slow(self, number: int, text: str) -> bool:
-        if len(text) > _LONGEST:
+        if len(text) > _LONGEST and ("server_args=" not in text[:200] or len(text) > _LONGEST_LIST):
             return False
-        understood = [
-            self._piece(number, piece) for piece in pieces(text)
-        ]  # each piece counts, whatever the others are
+        # A list: each piece counts, whatever the others are.
+        understood = [self._piece(number, piece) for piece in split(text)]
         return all(understood)
 
     def _piece(self, number: int, piece: Piece) -> bool:
@@ -170,8 +171,11 @@ class LogReader:
     def start_test(self, number: int, name: str) -> None:
         """A test begins."""
         if len(self.log.tests) < KEPT:
+            self.log.ids[name] = len(self.log.tests)
+            self._open.append(len(self.log.tests))
             self.log.tests.append(Test(name, number, began=self._time))
-            self._open.append(len(self.log.tests) - 1)
+        else:
+            self.log.beyond["tests"] += 1
 
     def end_test(self, number: int, text: str, outcome: str) -> None:
         """An outcome is printed: of the test that is open, if there is just one."""
@@ -190,6 +194,8 @@ class LogReader:
         server = Server(len(self.log.servers) + 1, number, arguments, whole, self.test)
         if len(self.log.servers) < KEPT:
             self.log.servers.append(server)
+        else:
+            self.log.beyond["servers"] += 1
         self._hot = Hot(server)
 
     def _adopt(self) -> None:
@@ -214,10 +220,10 @@ class LogReader:
                 test.began, test.ended = test.began or match[1], match[1]
         return match
 
-    def _bar(self, number: int, bar: re.Match[str]) -> None:
-        done, total = bar["done"], bar["total"]
+    def _bar(self, number: int, bar: BarPiece) -> None:
+        done, total = bar.done, bar.total
         if done.isdecimal() and total.isdecimal() and len(self.log.bars) < KEPT:
-            key = (self.test, (bar["label"] or "").partition("(")[0].strip(), int(total))
+            key = (self.test, bar.label.partition("(")[0].strip(), int(total))
             self.log.bars[key] = Bar(key[1], int(done), int(total), number, self.test)
 
     def _note(self, rule: Rule, number: int, text: str) -> None:

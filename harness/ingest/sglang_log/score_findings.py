@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from assay.harness.ingest.result import CitedFinding
 from assay.harness.ingest.sglang_log.citing import cite, finding, has_failed, outcome, runaway_bursts, test_name
-from assay.harness.ingest.sglang_log.facts import Group, Log, Metric, Where
+from assay.harness.ingest.sglang_log.facts import Group, Log, Metric, Trace, Where
 from assay.harness.ingest.sglang_log.numbers import asserted
 from assay.harness.stats.binomial import at_most
+from assay.harness.text import one_line
 
 GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1}
 """Score that guessing gets: four choices (MMLU, arXiv:2009.03300; GPQA, 2311.12022; HellaSwag, 1905.07830), or ten (MMLU-Pro,
@@ -70,17 +71,24 @@ def by_group(group: Group) -> str:
     )
 
 
-def below_bound(log: Log) -> Iterable[CitedFinding]:
-    """A test that failed because of a score."""
+def missed_bounds(log: Log) -> list[tuple[Trace, Metric, float]]:
+    """Assertions that failed because of a score that the log also states: where, the score, and the bound."""
+    found = []
     for trace in log.traces:
         said = asserted(trace.exception)
-        scored = [one for _, one in scores(log) if said and one.value == said[0] and one.test == trace.test]
-        if said is None or not scored or not has_failed(log, trace.test):
+        if said is None or not has_failed(log, trace.test) or "greater" not in said[1] or not said[0] <= said[2]:
             continue
-        value, than, bound = said
-        of = questions(log, scored[0])
-        evidence = [f"the assertion that failed: {value:g} {than} {bound:g}"]
-        if of and "greater" in than and 0 < bound < 1:
+        scored = (one for _, one in scores(log) if one.value == said[0] and one.test == trace.test)
+        found += [(trace, one, said[2]) for one in list(scored)[:1]]
+    return found
+
+
+def below_bound(log: Log) -> Iterable[CitedFinding]:
+    """A test that failed because of a score."""
+    for trace, metric, bound in missed_bounds(log):
+        value, of = metric.value, questions(log, metric)
+        evidence = [f"the assertion that failed: {one_line(trace.exception)}"]
+        if of and 0 < bound < 1:
             p = at_most(round(value * of[0]), of[0], bound)
             evidence.append(
                 f"if the true score were {bound:g}, {round(value * of[0])} or fewer of {of[0]} would be right with p = {p:.2g}"
@@ -90,12 +98,12 @@ def below_bound(log: Log) -> Iterable[CitedFinding]:
             "Score below the bound that the test sets",
             "serious",
             test_name(log, trace.test),
-            f"{scored[0].name} is {value:g}; the test asks for {bound:g}.",
+            f"{metric.name} is {value:g}; the test asks for {bound:g}.",
             evidence,
             cite(
                 (trace.exception_line, trace.exception),
-                (scored[0].line, scored[0].text),
-                outcome(log.tests[trace.test]),
+                (metric.line, metric.text),
+                *([outcome(log.tests[trace.test])] if trace.test >= 0 else []),
             ),
         )
 

@@ -8,6 +8,8 @@ from itertools import pairwise
 _TOKENS = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\[\]{},]+|['"]""",
 )
+_SIMPLE = re.compile(r"""(\w+)=('[^'\\]*'|[^,'"()\[\]{}]*|\[[^][{}()'"]*\]|\{[^][{}()'"]*\})(?:, |(\)$))""")
+"""An argument as nearly all are, with what ends it."""
 _NAME = re.compile(r"""\s*(?:(\w+)=|'(\w+)':\s)""")
 PER_SERVER = frozenset({"random_seed", "port", "nccl_port", "dist_init_addr", "mem_fraction_static", "host"})
 """Arguments that differ between any two servers: chosen at random, by the machine's free memory, or to be out of the way."""
@@ -24,7 +26,14 @@ def parse(text: str) -> tuple[dict[str, str], bool]:
     """
     arguments: dict[str, str] = {}
     depth, start = 0, 0
-    for match in _TOKENS.finditer(text):
+    for match in _SIMPLE.finditer(text):
+        if match.start() != start:
+            break
+        arguments[match[1]] = match[2]
+        start = match.end()
+        if match[3]:
+            return arguments, True
+    for match in _TOKENS.finditer(text, start):
         token = match.group()
         if token in "([{":
             depth += 1

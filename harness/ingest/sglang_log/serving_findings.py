@@ -8,8 +8,9 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest.result import CitedFinding
 from assay.harness.ingest.sglang_log.citing import cite, finding, outcome, runaway_bursts, test_name
 from assay.harness.ingest.sglang_log.facts import Log, Server, Trace
-from assay.harness.ingest.sglang_log.numbers import asserted
+from assay.harness.ingest.sglang_log.score_findings import missed_bounds
 from assay.harness.text import listed, one_line, percent
+from assay.harness.verdict import Severity
 
 LITTLE = 0.05
 """Share of prompt tokens from the prefix cache up to which a test had almost none."""
@@ -170,8 +171,8 @@ def hidden_by_retry(log: Log) -> Iterable[CitedFinding]:
 
 
 def failed_otherwise(log: Log) -> Iterable[CitedFinding]:
-    """Tests that failed for another reason than a number."""
-    explained = {trace.test for trace in log.traces if asserted(trace.exception)}
+    """Tests that failed for another reason than a score."""
+    explained = {trace.test for trace, _, _ in missed_bounds(log)}
     for index, test in enumerate(log.tests):
         if test.outcome in ("failed", "error") and index not in explained:
             last: Trace | None = next(
