@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from assay.harness.ingest.recognise import UNKNOWN
 from assay.harness.ingest.result import IngestResult
 from assay.reports import ingest_text
 from assay.reports.page import to_page
@@ -15,6 +16,7 @@ def to_html(result: IngestResult) -> str:
         result.verdict,
         mark=VERDICTS[result.verdict],
         result=result,
+        unknown=UNKNOWN,
         file_line=ingest_text.file_line,
         cited=ingest_text.cited,
         place=ingest_text.place,

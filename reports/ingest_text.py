@@ -19,7 +19,7 @@ def render(result: IngestResult, console: Console) -> None:
     mark = VERDICTS[result.verdict]
     say(
         console,
-        f"{mark.sign} {mark.word}: {one_line(result.headline, 600)}{'' if result.headline.endswith('.') else '.'}",
+        f"{mark.sign} {mark.word}: {one_line(result.headline, 600)}",
     )
     for document in result.documents:
         say(console, "")

@@ -117,12 +117,13 @@ def _verdict(documents: Iterable[Document]) -> Verdict:
 
 def _headline(documents: Sequence[Document], verdict: Verdict) -> str:
     found = [finding for one in documents for finding in one.findings]
-    if verdict == "regression":
-        return " ".join(finding.diagnosis for finding in found if finding.severity == "serious")
     unknown = [one.file.path for one in documents if one.file.format == UNKNOWN]
     if len(unknown) == len(documents):
-        return f"No reader knows {listed(unknown)}, so nothing was read"
+        return f"No reader knows {listed(unknown)}, so nothing was read."
+    also = f" No reader knows {listed(unknown)}." if unknown else ""
+    if verdict == "regression":
+        return " ".join(finding.diagnosis for finding in found if finding.severity == "serious") + also
     warned = sum(finding.severity == "warning" for finding in found)
-    return f"Nothing here shows a regression, and a log cannot show a pass; {warned} warning{'s' * (warned != 1)}" + (
-        f"; unknown: {listed(unknown)}" if unknown else ""
+    return (
+        f"Nothing here shows a regression, and a file cannot show a pass; {warned} warning{'s' * (warned != 1)}.{also}"
     )

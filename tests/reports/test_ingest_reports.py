@@ -61,6 +61,14 @@ def test_the_page_has_the_findings_first_and_the_unread_lines_last(result: Inges
         assert part in text
 
 
+def test_the_page_names_an_unknown_file(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("one\n")
+    text = shown(to_html(ingest([other])))
+    assert "No reader knows this file." in text
+    assert "1 of 1 lines" in text
+
+
 def test_junit_is_red_where_a_finding_is(result: IngestResult) -> None:
     document = JUnitXml.fromstring(to_junit(result))
     cases = {case.name: [type(one).__name__ for one in case.result] for suite in document for case in suite}

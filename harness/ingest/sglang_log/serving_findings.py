@@ -41,7 +41,7 @@ def runaways(log: Log) -> Iterable[CitedFinding]:
             "warning",
             test_name(log, server.test),
             f"{count} answers ran to the limit of {limit} tokens instead of ending"
-            + (f", which is why the test took {seconds[0].value:.0f} s." if seconds else "."),
+            + (f"; the evaluation took {seconds[0].value:.0f} s." if seconds else "."),
             evidence,
             cite(said, *(one.where for one in bursts), *((one.line, one.text) for one in seconds[:1])),
         )

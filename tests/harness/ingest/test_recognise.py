@@ -27,6 +27,7 @@ def test_an_unknown_file_is_named(tmp_path: Path, seed_log: Path) -> None:
     other.write_text("one\ntwo\n")
     alone, both = ingest([other]), ingest([seed_log, other])
     assert "notes.txt" in alone.headline
+    assert "notes.txt" in both.headline
     assert alone.verdict == "inconclusive"
     file = both.documents[1].file
     assert (file.format, file.lines, file.read, file.unread) == (UNKNOWN, 2, 0, 2)
