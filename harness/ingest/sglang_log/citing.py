@@ -51,6 +51,8 @@ def outcome(test: Test) -> tuple[int, str]:
 
 def runaway_bursts(log: Log, server: Server) -> list[Burst]:
     """Answers that ended together, as many steps after they began as an answer may have tokens."""
+    if log.disordered.count:  # of several processes: nobody knows whose batches lie between
+        return []
     limit = log.answer_limit[0]
     interval = server.decode_steps // server.decodes.count if server.decodes.count else 0
     return [one for one in server.bursts if limit and interval and abs(one.steps - limit) <= interval]

@@ -90,7 +90,7 @@ def _cached(log: Log, server: Server) -> str:
 def decode_not_shown(log: Log) -> Iterable[CitedFinding]:
     """No line says which kernel computed decode."""
     candidate, reference, server = roles(log)
-    if server is None or not any(one.decodes.count for one in log.servers if one.backend == candidate):
+    if log.disordered.count or server is None or not any(one.decodes.count for one in log.servers if one.backend == candidate):
         return
     own = [one for one in log.servers if one.backend == candidate and one.decodes.count]
     steps = sum(one.decodes.count for one in own)

@@ -132,7 +132,8 @@ def test_interleaved_processes_are_not_told_apart(seed_log: Path, server_log: Pa
         line for pair in zip(rows[0], rows[1] + [""] * (len(rows[0]) - len(rows[1])), strict=True) for line in pair
     ]
     document = ingested(tmp_path, "\n".join(mixed))
-    assert "prefix-untested" not in by_id(document)
+    assert not {"prefix-untested", "runaway-generations", "decode-not-shown"} & set(by_id(document))
+    assert "score-below-bound" in by_id(document)
     assert any("the time goes back" in note for note in document.file.notes)
 
 
