@@ -18,6 +18,7 @@ _RULES = (
     serving_findings.runaways,
     serving_findings.prefix_untested,
     serving_findings.decode_not_shown,
+    serving_findings.refused,
     serving_findings.hidden_by_retry,
     serving_findings.failed_otherwise,
     serving_findings.notices,

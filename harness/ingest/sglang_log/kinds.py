@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _GB = r"-?[\d.]+ GB"
+_CHOICE = r"(?:Us(?:e|ing)|Detected|Auto-\w+|Automatically|Inferred|Defaulting|Set(?:ting)?|Enabl(?:e|ed|ing)|Resolved)"
+"""How SGLang begins to say which option it chose by itself."""
 
 
 class Rule(NamedTuple):
@@ -73,8 +75,11 @@ _RECORDS = (
     ("crash", r"(?:\w+ hit an exception|\w+ watchdog timeout|Health check failed|CUDA out of memory|Out of memory)\b.*", "crash"),
     ("retract", r"(?:KV cache pool is full|Decode out of memory happened)\. Retract requests\. .*", "retract"),
     ("deprecated", r"(?:\x1b\[[\d;]*m)?.*(?:is|are|been) deprecated\b.*(?:\x1b\[[\d;]*m)?"),
-    ("levelled-record", r"(?:WARNING|ERROR|CRITICAL):? +(?:[\w.]+\.py:\d+:|[\w.]+:) .*", "warning"),
     ("fallback", r"(?i:.*\b(?:fall(?:s|ing)? ?back|fell back|roll(?:s|ing)? back|fallback)\b.*)", "fallback"),
+    ("option-chosen", rf"{_CHOICE} \w.*", "option-chosen"),
+    ("loading", r"(?:Loading|Loaded|Downloading|Start(?:ing)? load(?:ing)?) \w.*"),
+    ("request-dump", r"(?:Receive|Finish): obj=.*"),
+    ("levelled-record", r"(?:WARNING|ERROR|CRITICAL):? +(?:[\w.]+\.py:\d+:|[\w.]+:) .*", "warning"),
 )  # fmt: skip
 _BARE = (
     # A server, without a time.

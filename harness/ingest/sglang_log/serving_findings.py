@@ -90,7 +90,11 @@ def _cached(log: Log, server: Server) -> str:
 def decode_not_shown(log: Log) -> Iterable[CitedFinding]:
     """No line says which kernel computed decode."""
     candidate, reference, server = roles(log)
-    if log.disordered.count or server is None or not any(one.decodes.count for one in log.servers if one.backend == candidate):
+    if (
+        log.disordered.count
+        or server is None
+        or not any(one.decodes.count for one in log.servers if one.backend == candidate)
+    ):
         return
     own = [one for one in log.servers if one.backend == candidate and one.decodes.count]
     steps = sum(one.decodes.count for one in own)
@@ -141,6 +145,22 @@ def roles(log: Log) -> tuple[str, str, Server | None]:
     candidate = failed[0].backend if failed else counted[0] if len(counted) > 1 else ""
     reference = next((name for name in counted if name != candidate), "")
     return candidate, reference, next((one for one in failed or known if one.backend == candidate), None)
+
+
+def refused(log: Log) -> Iterable[CitedFinding]:
+    """Requests for an answer that got none."""
+    for server in log.servers:
+        if server.refused.count:
+            total = server.refused.count + server.answered.count
+            yield finding(
+                "requests-failed",
+                "Requests without an answer",
+                "warning",
+                f"server {server.number} ({server.backend})",
+                f"{server.refused.count} of {total} requests were not answered: a score may count them as wrong answers.",
+                [one_line(server.refused.text)],
+                cite(server.refused),
+            )
 
 
 def hidden_by_retry(log: Log) -> Iterable[CitedFinding]:

@@ -141,6 +141,15 @@ def test_a_servers_own_end_is_no_crash(server_log: Path) -> None:
     assert [one.id for one in READER.read(Source.of(server_log)).findings] == []
 
 
+def test_requests_without_an_answer_are_counted(tmp_path: Path) -> None:
+    start = "[2026-01-24 18:15:48] server_args=ServerArgs(attention_backend='x')"
+    request = '[2026-01-24 18:15:48] INFO:     127.0.0.1:1 - "POST /v1/chat/completions{} HTTP/1.1" {}'
+    lines = [start, request.format("", "200 OK"), request.format("?a=b", "500 Internal Server Error"), ""]
+    finding = by_id(ingested(tmp_path, "\n".join(lines)))["requests-failed"]
+    assert finding.diagnosis.startswith("1 of 2 requests were not answered")
+    assert [one.first for one in finding.cites] == [3]
+
+
 def test_a_crash_a_fallback_and_a_failed_test_are_warnings(tmp_path: Path) -> None:
     text = (
         "a/test_x.py::test_y [2026-01-24 18:15:48] Subprocess scheduler_0 (pid=9) crashed with exit code -9. Cleaning up\n"

@@ -125,6 +125,10 @@ def test_what_is_unknown_stays_unread_and_is_counted(line: str) -> None:
         ("[2024-10-22 06:31:49 TP0] Traceback (most recent call last):", "traceback"),
         ("[2025-06-19 15:12:27] Scheduler hit an exception: Traceback (most recent call last):", "traceback"),
         ("[2025-03-04 00:24:49 TP0] sglang is using nccl==2.21.5", "distributed"),
+        (STAMP + "Use trtllm_mha as default attention backend for Llama.", "option-chosen"),
+        (STAMP + "CUDA video decoding failed, falling back to CPU.", "fallback"),
+        (STAMP + "Using x, since y is missing; falling back.", "fallback"),
+        (STAMP + "Receive: obj=GenerateReqInput(text='[METRIC] a=1')", "request-dump"),
         (STAMP + "Ignore import error when loading sglang.srt.models.x: ", "model-not-importable"),
     ],
 )
@@ -137,6 +141,15 @@ def test_a_log_without_arguments_still_has_a_server() -> None:
     tail = "token usage: 0.00, #running-req: 0, #queue-req: 0, "
     log = read(STAMP + f"Prefill batch, #new-seq: 2, #new-token: 7, #cached-token: 40, {tail}")
     assert [(one.number, one.line, one.backend, one.prefix_batches.count) for one in log.servers] == [(1, 1, "?", 1)]
+
+
+def test_a_prefix_is_cached_if_each_sequence_has_16_tokens_of_it() -> None:
+    batch = (
+        STAMP
+        + "Prefill batch, #new-seq: 2, #new-token: 7, #cached-token: {}, token usage: 0.00, #running-req: 0, #queue-req: 0, "
+    )
+    log = read(batch.format(31), batch.format(32))
+    assert (log.servers[0].prefills.count, log.servers[0].prefix_batches.count, log.servers[0].prefix_new) == (2, 1, 7)
 
 
 def test_outcomes_of_several_open_tests_are_counted_and_given_to_none() -> None:
