@@ -85,12 +85,17 @@ class Blocks:
             return "traceback"
         if start in " +|" and _FILE.fullmatch(text):
             return self._frame(number, text)
-        if text in _CHAINED:
+        if start in "DT" and text in _CHAINED:
             return "traceback"
+        if "Warning" in text or "Deprecat" in text:
+            return self._warning(number, text) or self._sectioned(number, text)
+        return self._sectioned(number, text)
+
+    def _warning(self, number: int, text: str) -> str:
         if _WARNING.fullmatch(text) and self._section != "failures":
             self._warned = number
             return "python-warning"
-        return self._sectioned(number, text) if self._section or self._table else ""
+        return ""
 
     def _begin(self, number: int) -> None:
         self.end()

@@ -19,6 +19,7 @@ _BAR = re.compile(
 )
 """A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; SGLang writes "25% Completed |"."""
 _LABEL = re.compile(r"(?P<label>[^][|%\r: ][^][|%\r]{0,80}): +")
+_STARTS = ("Output: ", "Error: ", "stdout: ", "stderr: ")
 _MARKS = ("%|", "% Completed |")
 _TEST = re.compile(r"(?P<id>[\w./-]+\.py::[^\s\[]+(?:\[[^\]]*\])?) (?=\S|$)")
 _PREFIX = re.compile(r"(?P<name>Output|Error|stdout|stderr): (?=\[|$)")
@@ -38,6 +39,16 @@ class Piece(NamedTuple):
     kind: str
     text: str
     bar: Bar | None = None
+
+
+def plain(text: str) -> bool:
+    """Whether nothing on the line points to more than one piece; `split` is then not needed."""
+    return (
+        "\r" not in text
+        and not any(mark in text for mark in _MARKS)
+        and ".py::" not in text
+        and not text.startswith(_STARTS)
+    )
 
 
 def split(text: str) -> list[Piece]:

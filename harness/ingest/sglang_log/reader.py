@@ -13,7 +13,7 @@ from assay.harness.ingest.sglang_log.hot import Hot
 from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS, Rule
 from assay.harness.ingest.sglang_log.numbers import Numbers
 from assay.harness.ingest.sglang_log.pieces import Bar as BarPiece
-from assay.harness.ingest.sglang_log.pieces import Piece, split
+from assay.harness.ingest.sglang_log.pieces import Piece, plain, split
 from assay.harness.ingest.source import Line
 
 _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)*)\](?: |$)")
@@ -79,6 +79,8 @@ class LogReader:
     def _slow(self, number: int, text: str) -> bool:
         if len(text) > _LONGEST and ("server_args=" not in text[:200] or len(text) > _LONGEST_LIST):
             return False
+        if plain(text):
+            return self._text(number, text)
         # A list: each piece counts, whatever the others are.
         understood = [self._piece(number, piece) for piece in split(text)]
         return all(understood)
@@ -129,15 +131,17 @@ class LogReader:
         return ""
 
     def _bare(self, number: int, text: str) -> str:
-        """A line without a time."""
-        return (
-            self._outcome(number, text)
-            or self._blocks.bare(number, text)
-            or self._command(number, text)
-            or self._numbers.bare(number, text, self.test, self._hot.server)
-            or self._ruled(number, text)
-            or self._blocks.inside(number, text)
-        )
+        """A line without a time. Rules are tried only where a cheap look allows them: most lines are far from most rules."""
+        first = text[:1]
+        kind = ""
+        if first in "PFSEXR" or " ... " in text:
+            kind = self._outcome(number, text)
+        kind = kind or self._blocks.bare(number, text)
+        if not kind and first in "c+$":
+            kind = self._command(number, text)
+        if not kind and first != " ":
+            kind = self._numbers.bare(number, text, self.test, self._hot.server)
+        return kind or self._ruled(number, text) or self._blocks.inside(number, text)
 
     def _ruled(self, number: int, text: str) -> str:
         rule = BARE.of(text)

@@ -40,6 +40,11 @@ def test_all_findings_of_the_seed(seed: Document) -> None:
     }
 
 
+def test_serious_findings_come_first(seed: Document) -> None:
+    severities = [one.severity for one in seed.findings]
+    assert severities == sorted(severities, key=["serious", "warning", "info"].index)
+
+
 def test_every_finding_cites_lines_that_say_so(seed: Document, seed_log: Path) -> None:
     lines = seed_log.read_text().splitlines()
     words = {
