@@ -40,9 +40,22 @@ def test_all_findings_of_the_seed(seed: Document) -> None:
     }
 
 
-def test_serious_findings_come_first(seed: Document) -> None:
-    severities = [one.severity for one in seed.findings]
-    assert severities == sorted(severities, key=["serious", "warning", "info"].index)
+def test_what_is_more_severe_comes_first(tmp_path: Path) -> None:
+    text = (
+        "[METRIC] mmlu_score=0.21875\n100%|██████████| 64/64 [01:04<00:00,  1.01s/it]\n"
+        "[2026-01-24 18:15:48] SageAttention is not available, falling back to Triton\n"
+    )
+    assert [(one.id, one.severity) for one in ingested(tmp_path, text).findings] == [
+        ("fallback", "warning"),
+        ("score-below-guessing", "info"),
+    ]
+
+
+def test_figures_by_server_are_not_trusted_where_the_time_goes_back(seed_log: Path, tmp_path: Path) -> None:
+    text = seed_log.read_text() + "\n[2026-01-24 18:00:00] The server is fired up and ready to roll!\n"
+    found = by_id(ingested(tmp_path, text))
+    assert not {"prefix-untested", "runaway-generations", "decode-not-shown"} & set(found)
+    assert "score-below-guessing" in found
 
 
 def test_every_finding_cites_lines_that_say_so(seed: Document, seed_log: Path) -> None:
