@@ -190,6 +190,17 @@ def test_a_traceback_survives_lines_of_other_writers() -> None:
     assert [one.first for one in log.unread] == [6]
 
 
+def test_a_traceback_that_the_log_ends_in_is_kept() -> None:
+    log = read("Traceback (most recent call last):", '  File "/x/a.py", line 3, in run', "    return fn()")
+    assert [(one.first, one.last, one.exception) for one in log.traces] == [(1, 3, "")]
+    assert log.read == 3
+
+
+def test_a_traceback_without_frames_has_no_exception() -> None:
+    log = read("Traceback (most recent call last):", "Note: nothing followed")
+    assert (log.read, log.traces[0].exception) == (1, "")
+
+
 def test_unittest_output_is_read() -> None:
     log = read(
         "test_mmlu (__main__.TestX) ... FAIL",
