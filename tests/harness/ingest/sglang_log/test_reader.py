@@ -201,6 +201,17 @@ def test_a_traceback_without_frames_has_no_exception() -> None:
     assert (log.read, log.traces[0].exception) == (1, "")
 
 
+def test_the_source_of_a_frame_ends_with_its_marks() -> None:
+    log = read(
+        "Traceback (most recent call last):",
+        '  File "/x/a.py", line 3, in run',
+        "    return fn(1 / 0)",
+        "              ~~^~~",
+        "    what is this",
+    )
+    assert (log.read, [one.first for one in log.unread]) == (4, [5])
+
+
 def test_unittest_output_is_read() -> None:
     log = read(
         "test_mmlu (__main__.TestX) ... FAIL",
