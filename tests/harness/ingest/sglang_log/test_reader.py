@@ -91,6 +91,7 @@ def test_tracebacks_have_their_exception_and_functions(seed_log: Path) -> None:
         "ValueError: outside of a traceback",
         STAMP + 'INFO:     127.0.0.1:1 - "POST /v1/chat/comple',
         "{'score': np.float64(0.1",
+        "{'score': np.float64(0.1), and 'other': 0.2}",
         " 50%|█████     | 4/8 [00:01<00:01,  2.38it/s]and something that nobody knows",
     ],
 )
