@@ -90,6 +90,8 @@ def test_tracebacks_have_their_exception_and_functions(seed_log: Path) -> None:
         "    an indented line outside of any block",
         "ValueError: outside of a traceback",
         STAMP + 'INFO:     127.0.0.1:1 - "POST /v1/chat/comple',
+        STAMP + "Memory pool end. avail mem=5.08 GB or so",
+        STAMP + "max_total_num_tokens=125896, chunked_prefill_size=4096, available_gpu_mem=4.90 GB or so",
         "{'score': np.float64(0.1",
         "{'score': np.float64(0.1), and 'other': 0.2}",
         " 50%|█████     | 4/8 [00:01<00:01,  2.38it/s]and something that nobody knows",
