@@ -92,6 +92,7 @@ def test_numbers(claim: str, value: float, outcome: str) -> None:
 def test_one_contradiction_is_enough() -> None:
     found = check(parse("MMLU >= 0.6"), [number("mmlu_score", 0.7), number("mmlu_score", 0.5)])
     assert (found.outcome, found.cites) == ("refuted", ("x.log:7: mmlu_score=0.5",))
+    assert found.why == "the evidence says 0.5"
 
 
 def test_the_score_of_another_metric_is_not_taken() -> None:
@@ -149,8 +150,8 @@ def test_a_run_of_assay_is_evidence(tmp_path: Path) -> None:
         if suite["name"] == "mmlu" and one["role"] == "candidate"
     )
     share = right[0] / right[1]
-    checked = verify([tmp_path], [f"mmlu >= {share}", f"mmlu > {share + 0.01}"])
-    assert outcomes(checked) == ["confirmed", "refuted"]
+    checked = verify([tmp_path], [f"mmlu >= {share}", f"mmlu > {share + 0.01}", f"mmlu <= {share}"])
+    assert outcomes(checked) == ["confirmed", "refuted", "confirmed"]  # of the candidate, never of the reference
 
 
 def test_evidence_that_nobody_reads_is_an_error(tmp_path: Path) -> None:
