@@ -47,6 +47,7 @@ COMMANDS = {
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
+    "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 

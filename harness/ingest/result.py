@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from assay.harness.ingest.timeline import Timeline
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Finding
 
@@ -62,6 +63,7 @@ class Document(Part):
     facts: tuple[Fact, ...] = ()
     tables: tuple[Table, ...] = ()
     findings: tuple[CitedFinding, ...] = ()
+    timeline: Timeline | None = Field(None, description="of a trace; null for other files")
 
 
 class CitedFinding(Finding):

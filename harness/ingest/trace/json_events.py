@@ -1,0 +1,138 @@
+"""The events of a Chrome trace, one at a time: a profile of 100 MB is never in memory as a whole.
+
+The format is Google's "Trace Event Format": either a JSON array of events, whose closing bracket may be missing, or an object whose
+``traceEvents`` is that array. PyTorch's profiler (Kineto) writes the object with an event on several lines, SGLang's merger of ranks
+writes it on one line, MLC-LLM's recorder writes the array on one line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+CHUNK = 1 << 20
+LARGEST_EVENT = 1 << 23
+"""Characters after which an event that does not end is taken for broken."""
+GZIP = b"\x1f\x8b"
+_DECODER = json.JSONDecoder(strict=False)
+_ARRAY = re.compile(r'"traceEvents"\s*:\s*\[')
+_SPACE = re.compile(r"[\s,]*")
+_NEXT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id)"\s*:')
+
+
+class Event(NamedTuple):
+    """One element of the array.
+
+    Attributes:
+        number: counted from 1.
+        value: the event; None where it is not JSON.
+        text: what it begins with, where it is not JSON.
+    """
+
+    number: int
+    value: Any
+    text: str = ""
+
+
+@dataclass
+class EventStream:
+    """Reads the events of a file.
+
+    Attributes:
+        path: the file, which may be compressed with gzip.
+        ended: why the array did not end as it should; empty if it did, or while `events` runs.
+        head: what stands before the array, of an object: its other members, as text.
+    """
+
+    path: Path
+    ended: str = ""
+    head: str = field(default="", repr=False)
+
+    def events(self) -> Iterator[Event]:
+        """All events in order."""
+        with self.path.open("rb") as raw:
+            compressed = raw.read(2) == GZIP
+            raw.seek(0)
+            chunks = self._text(gzip.GzipFile(fileobj=raw) if compressed else raw)
+            yield from self._events(chunks)
+
+    def _text(self, file: IO[bytes] | gzip.GzipFile) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+        while True:
+            try:
+                data = file.read(CHUNK)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                self.ended = f"the compressed data is damaged ({error})"
+                return
+            yield decoder.decode(data, not data)
+            if not data:
+                return
+
+    def _events(self, chunks: Iterator[str]) -> Iterator[Event]:
+        buffer, at = self._begin(chunks)
+        number, more = 0, True
+        while more or at < len(buffer):
+            at = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
+            if at < len(buffer) and buffer[at] == "]":
+                return
+            value, end = _decoded(buffer, at)
+            if end:
+                number += 1
+                yield Event(number, value)
+                at = end
+                continue
+            following = _NEXT.search(buffer, at + 1)
+            broken = following is not None and not _incomplete(buffer, at)
+            if more and not broken and len(buffer) - at < LARGEST_EVENT:
+                text = next(chunks, None)
+                more = text is not None
+                buffer, at = buffer[at:] + (text or ""), 0
+                continue
+            if at >= len(buffer):
+                break
+            number += 1
+            yield Event(number, None, buffer[at : at + 200])
+            at = following.start() if following is not None else len(buffer)
+        self.ended = self.ended or "the array of events has no end"
+
+    def _begin(self, chunks: Iterator[str]) -> tuple[str, int]:
+        """The text from the first event on."""
+        buffer = ""
+        for text in chunks:
+            buffer += text
+            begin = buffer.lstrip()
+            if begin.startswith("["):
+                return begin, 1
+            if found := _ARRAY.search(buffer):
+                self.head = buffer[: found.start()][: 1 << 16]
+                return buffer[found.end() :], 0
+            if len(buffer) > LARGEST_EVENT:
+                break
+        self.ended = "there is no array of events"
+        return "", 0
+
+
+def _decoded(buffer: str, at: int) -> tuple[Any, int]:
+    """The JSON value at a place and where it ends; an end of 0 if there is none."""
+    try:
+        return _DECODER.raw_decode(buffer, at)
+    except (json.JSONDecodeError, RecursionError, ValueError):  # ValueError: an integer with thousands of digits
+        return None, 0
+
+
+def _incomplete(buffer: str, at: int) -> bool:
+    """Whether a value may only lack its end, which is still to be read."""
+    try:
+        _DECODER.raw_decode(buffer, at)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(buffer) - 8 or error.msg.startswith("Unterminated string")
+    except (RecursionError, ValueError):
+        return False
+    return False
