@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from assay.harness.ingest.result import Document, FileRead
@@ -9,6 +11,8 @@ from assay.harness.ingest.trace.diff import StepRow, TraceDiff
 from assay.harness.text import one_line
 from assay.reports.terminal import finding_lines, print_rows, say
 
+CELL_WIDTH = 60
+"""Most characters of a cell on a terminal."""
 TABLE_ROWS = 20
 """Most rows of a table on a terminal; the page has the others."""
 
@@ -27,7 +31,7 @@ def render_trace(document: Document, console: Console) -> None:
     for fact in document.facts:
         say(console, f"{fact.title}: {one_line(fact.text)}")
     for table in document.tables:
-        print_rows(console, table.title, table.columns, table.rows[:TABLE_ROWS])
+        print_rows(console, table.title, table.columns, [_clipped(row) for row in table.rows[:TABLE_ROWS]])
     for finding in document.findings:
         for line in finding_lines(finding):
             say(console, line)
@@ -48,10 +52,17 @@ def render_diff(result: TraceDiff, console: Console) -> None:
         print_rows(console, "Differences", ("where", "first trace", "second trace", "times", "first at"), rows)
     changed = [step_cells(row) for row in result.steps if row.a != row.b or row.ratio is not None]
     if changed:
-        print_rows(console, "Steps", STEP_COLUMNS, changed[:TABLE_ROWS])
+        timed = any(row.a_us is not None or row.b_us is not None for row in result.steps)
+        width = len(STEP_COLUMNS) if timed else STEP_COLUMNS.index("ms")
+        print_rows(console, "Steps", STEP_COLUMNS[:width], [_clipped(row)[:width] for row in changed[:TABLE_ROWS]])
 
 
 STEP_COLUMNS = ("phase", "step", "first", "second", "ms", "ms", "ratio")
+
+
+def _clipped(row: Sequence[str]) -> tuple[str, ...]:
+    """A row whose cells are short enough for a terminal: a kernel's name may have hundreds of characters."""
+    return tuple(one_line(cell, CELL_WIDTH) for cell in row)
 
 
 def step_cells(row: StepRow) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class Lane(Part):
     kind: Literal["extend", "decode", "mixed", "idle", "other"]
     cells: str = Field(
         max_length=MAX_COLUMNS,
-        description='one character a column: "." nothing, "o" polled and computed nothing, "1" to "9" how much of the column it takes',
+        description='one character a column: "." nothing, "o" polled and computed nothing, "1" to "9" how much of it is taken',
     )
 
 

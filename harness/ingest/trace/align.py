@@ -97,8 +97,8 @@ def _blocks(matches: list[tuple[int, int]], rows: int, columns: int) -> list[Blo
 def _together(blocks: list[Block], a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Block]:
     """Bring an insertion and a later deletion together, or the reverse, where what is between them repeats.
 
-    Of ``xxxx`` and ``xyx``, one shortest script inserts y after the first x and deletes two of the last; a reader sees y in place of an
-    x. What stands between them is equal either way, since it has the period of what is moved.
+    Of ``xxxx`` and ``xyx``, one shortest script inserts y after the first x and deletes two of the last; a reader sees y
+    in place of an x. What stands between them is equal either way, since it has the period of what is moved.
     """
     done: list[Block] = []
     for block in blocks:

@@ -6,7 +6,7 @@ import bisect
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from assay.harness.ingest.result import Document, Excerpt, FileRead
@@ -139,7 +139,7 @@ class Passes:
     """
 
     def __init__(self, annotations: Sequence[Span]) -> None:
-        rules = (
+        rules: tuple[Callable[[str], bool], ...] = (
             lambda name: _STEP.match(name) is not None,
             lambda name: phase_of(name) != "other",
             lambda name: _PROFILER_STEP.fullmatch(name) is not None,

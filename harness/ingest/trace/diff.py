@@ -1,11 +1,12 @@
 """Compares two traces: the first difference in a sentence with both places, and a summary of all.
 
-What is compared is the structure: which steps a track takes, in which order. Times are shown and never compared: two runs of the same
-program differ in them.
+What is compared is the structure: which steps a track takes, in which order. Times are shown and never compared: two runs of the
+same program differ in them.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -30,6 +31,7 @@ _MARKS = {
     "segment begins": "begins a segment",
     "segment ends": "ends a segment",
 }
+_ANONYMOUS = "(anonymous namespace)::"
 _RUNS = {"mlc-llm-actions": "calls", "chrome-trace": "runs"}
 
 
@@ -167,9 +169,11 @@ def _differences(a: Trace, b: Trace, notes: list[str]) -> Iterator[Difference]:
         if ours is None or theirs is None:
             only = ours or theirs
             assert only is not None
-            has, first = "is there", Place(_first(only))
-            places = (first, Place(0)) if ours else (Place(0), first)
-            yield Difference("tracks", only.name, has if ours else None, has if theirs else None, *places)
+            first, has = Place(_first(only)), "is there"
+            if ours:
+                yield Difference("tracks", only.name, has, None, first, Place(0))
+            else:
+                yield Difference("tracks", only.name, None, has, Place(0), first)
         else:
             yield from _track_differences(ours, theirs, runs, notes)
 
@@ -209,8 +213,10 @@ def _whole_segment(name: str, left: Segment | None, right: Segment | None, a: Pl
     only = left or right
     assert only is not None
     has = f"has one more segment, {_title(only)},"
-    places = (Place(only.first), b) if left else (a, Place(only.first))
-    return Difference(f"{name}, {only.kind}", name, has if left else None, has if right else None, *places)
+    where = f"{name}, {only.kind}"
+    if left:
+        return Difference(where, name, has, None, Place(only.first), b)
+    return Difference(where, name, None, has, a, Place(only.first))
 
 
 def _title(segment: Segment) -> str:
@@ -242,7 +248,8 @@ def _step_difference(
     (ours, at), (theirs, other) = _step_at(a, *i), _step_at(b, *j)
     if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
         return Difference(where, name, _ONE[ours.name][0], _ONE[theirs.name][1], at, other)
-    return Difference(where, name, _phrase(ours, runs), _phrase(theirs, runs), at, other)
+    shorten = ours is None or theirs is None or short_name(ours.name) != short_name(theirs.name)
+    return Difference(where, name, _phrase(ours, runs, shorten), _phrase(theirs, runs, shorten), at, other)
 
 
 def _step_at(segment: Segment, index: int | None, end: int) -> tuple[Step | None, Place]:
@@ -251,26 +258,35 @@ def _step_at(segment: Segment, index: int | None, end: int) -> tuple[Step | None
     return None, Place(segment.places[end - 1] if 0 < end <= len(segment.steps) else segment.last, True)
 
 
-def _phrase(step: Step | None, runs: str) -> str | None:
+def _phrase(step: Step | None, runs: str, shorten: bool) -> str | None:
     if step is None:
         return None
     if step.kind == "mark":
         return _MARKS.get(step.name, f"logs {step.name}")
     if step.kind == "action":
         return f"polls {step.name}"
-    return _ONE[step.name][0] if step.name in _ONE else f"{runs} {one_line(step.name, 120)}"
+    if step.name in _ONE:
+        return _ONE[step.name][0]
+    return f"{runs} {one_line(short_name(step.name) if shorten else step.name, 200)}"
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without the arguments of its templates and its parameters: ``flash_fwd_kernel`` of a C++ signature."""
+    plain = name.removeprefix("void ").replace(_ANONYMOUS, "")
+    return re.split(r"[<(]", plain, maxsplit=1)[0].strip() or name
 
 
 def _output_difference(a: Track, b: Track) -> Difference:
     ours, theirs = a.output or "", b.output or ""
     if a.output is None or b.output is None:
-        says = (None, "has an answer") if a.output is None else ("has an answer", None)
-        return Difference(f"{a.name}, answer", a.name, *says, Place(a.output_at[0]), Place(b.output_at[0]))
+        says = [None if track.output is None else "has an answer" for track in (a, b)]
+        return Difference(f"{a.name}, answer", a.name, says[0], says[1], Place(a.output_at[0]), Place(b.output_at[0]))
     at = next((i for i, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y), min(len(ours), len(theirs)))
     lines = ours[:at].count("\n")
     left, right = (f"answers {one_line(text[max(0, at - 20) : at + 40], 70)!r}" for text in (ours, theirs))
-    places = Place(a.output_at[0] + lines), Place(b.output_at[0] + lines)
-    return Difference(f"{a.name}, answer", a.name, left, right, *places)
+    return Difference(
+        f"{a.name}, answer", a.name, left, right, Place(a.output_at[0] + lines), Place(b.output_at[0] + lines)
+    )
 
 
 def _sentence(found: Difference, unit: str) -> str:
@@ -286,7 +302,7 @@ def _sentence(found: Difference, unit: str) -> str:
 
 
 def _cites(found: Sequence[Difference]) -> tuple[Excerpt, ...]:
-    """The places of the first difference. The file that a trace came from is not read again, so they quote what is there in words."""
+    """The places of the first difference, with what each trace does there in words."""
     if not found:
         return ()
     says = zip((found[0].a, found[0].b), (found[0].left, found[0].right), ("first", "second"), strict=True)

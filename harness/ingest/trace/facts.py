@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Fact, FileRead, Table
 from assay.harness.ingest.source import Source
@@ -19,15 +20,12 @@ from assay.harness.ingest.timeline import (
 )
 from assay.harness.ingest.trace import mlc_lines
 from assay.harness.ingest.trace.machine import RULES
-from assay.harness.ingest.trace.model import Segment, SegmentKind, Trace, Track, Violation
+from assay.harness.ingest.trace.model import Segment, Trace, Track, Violation
 from assay.harness.text import one_line
 
 ROWS_SHOWN = 100
 """Most rows of a table."""
-_KINDS: dict[str, SegmentKind] = {
-    mlc_lines.PREFILL: "extend",
-    mlc_lines.DECODE: "decode",
-}
+_KINDS: dict[str, Literal["extend", "decode"]] = {mlc_lines.PREFILL: "extend", mlc_lines.DECODE: "decode"}
 
 
 def document(trace: Trace, file: FileRead, source: Source) -> Document:
@@ -210,7 +208,7 @@ def timeline(trace: Trace) -> Timeline:
 def _lanes(track: Track, per: int) -> TimelineTrack:
     groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
     lanes = tuple(
-        Lane(name=name, kind=_KINDS.get(name, "other"), cells="".join(_cell(group, name) for group in groups))  # type: ignore[arg-type]
+        Lane(name=name, kind=_KINDS.get(name, "other"), cells="".join(_cell(group, name) for group in groups))
         for name in mlc_lines.POLLING_ORDER[:MAX_LANES]
     )
     sequence = {mlc_lines.ADD: "adds its sequence, ", mlc_lines.FORK: "forks its sequence, "}.get(

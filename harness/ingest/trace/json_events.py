@@ -1,8 +1,8 @@
 """The events of a Chrome trace, one at a time: a profile of 100 MB is never in memory as a whole.
 
 The format is Google's "Trace Event Format": either a JSON array of events, whose closing bracket may be missing, or an object whose
-``traceEvents`` is that array. PyTorch's profiler (Kineto) writes the object with an event on several lines, SGLang's merger of ranks
-writes it on one line, MLC-LLM's recorder writes the array on one line.
+``traceEvents`` is that array. PyTorch's profiler writes the object with an event on several lines, SGLang's merger of ranks writes
+it on one line, MLC-LLM's recorder writes the array on one line.
 """
 
 from __future__ import annotations

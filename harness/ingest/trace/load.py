@@ -33,11 +33,12 @@ def diff_files(a: Path, b: Path) -> TraceDiff:
         EvidenceError: one of them is no trace that a reader knows.
     """
     sources = Source.of(a), Source.of(b)
-    sides = tuple(_side(source) for source in sources)
+    left, right = (_side(source) for source in sources)
     timelines = tuple(
-        facts.timeline(side.trace) if side.trace.unit == "line" else chrome_facts.timeline(side.trace) for side in sides
+        facts.timeline(side.trace) if side.trace.unit == "line" else chrome_facts.timeline(side.trace)
+        for side in (left, right)
     )
-    return compare(*sides, timelines)
+    return compare(left, right, timelines)
 
 
 def _side(source: Source) -> Side:

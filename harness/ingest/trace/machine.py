@@ -1,8 +1,8 @@
 """The state machine that checks a trace: what begins must end, and an engine's steps come in their order.
 
-The rules follow from MLC-LLM at 79d603f (July 2026): ``EngineImpl::Step`` polls its actions in order and returns after the first one
-that processed requests; ``Model::SingleBatchPrefill`` and its neighbours embed, begin a forward pass in the KV cache, call the model,
-and end it; logits are sampled after a softmax. A request's sequence is added to the KV cache, or forked from one whose prefix it shares.
+The rules follow from MLC-LLM at 79d603f (July 2026): ``EngineImpl::Step`` polls its actions in order and returns after the first
+one that processed requests; ``cpp/serve/model.cc`` begins a forward pass in the KV cache, calls the model once, and ends it; logits
+are sampled after a softmax. A request's sequence is added to the KV cache, or forked from one whose prefix it shares.
 """
 
 from __future__ import annotations

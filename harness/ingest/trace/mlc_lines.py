@@ -1,8 +1,8 @@
 """The kinds of line in an MLC-LLM engine trace: an instrumented engine prints one line for each function that it calls.
 
-The names of the functions are the members of ``FunctionTable`` in ``cpp/serve/function_table.h`` of MLC-LLM at 79d603f (July 2026), in
-the order in which ``cpp/serve/model.cc`` and the sampler call them; the actions are those of its engine of spring 2024. The marks of
-segments, requests and outputs are those of the program that drove it, in the two spellings that occur.
+The names of the functions are the members of ``FunctionTable`` in ``cpp/serve/function_table.h`` of MLC-LLM at 79d603f (July
+2026); the actions are those of its engine of spring 2024. The marks of segments, requests and outputs are those of the program that
+drove it, in the two spellings that occur.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One model of a trace, whoever wrote it: tracks, their segments, and the steps of a segment.
 
-A track is a request of an engine, or a device or a thread of a profile. A segment is a part of it that repeats: one step of an engine, or
-one forward pass. Its steps are the actions that the engine polled, the calls that it made, and the marks that stand in the file.
+A track is a request of an engine, or a device or a thread of a profile. A segment is a part of it that repeats: one step of an
+engine, or one forward pass. Its steps are the actions that the engine polled, the calls that it made, and the marks in the file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Segment:
 
     def actions(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
         """Each action that was polled, with its place and the names of the calls that it made, in order."""
-        name, place, calls = "", 0, []
+        name, place = "", 0
+        calls: list[str] = []
         for step, at in zip(self.steps, self.places, strict=True):
             if step.kind == "action":
                 if name:

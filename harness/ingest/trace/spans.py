@@ -1,8 +1,8 @@
 """The spans of a Chrome trace, held in flat arrays: begins matched with their ends, kernels with their launches.
 
-Read in the code that writes them: Kineto's ``output_json.cpp`` as in PyTorch 2.13 (complete events "X", flows, instants, metadata;
-kernels carry ``args.correlation``, which the call that launched them shares), ``event_trace_recorder.cc`` of MLC-LLM at 79d603f ("B",
-"E" and "i"; a request is a thread), and SGLang 0.5.23's ``utils/profile_merger.py`` (the ranks in the pids, all else as PyTorch wrote it).
+Read off what writes them: PyTorch 2.11 and 2.13 (complete events "X", flows, instants, metadata; kernels carry
+``args.correlation``, which the call that launched them shares), ``event_trace_recorder.cc`` of MLC-LLM at 79d603f ("B", "E", "i";
+a request is a thread), and SGLang 0.5.23's ``utils/profile_merger.py`` (the ranks in the pids, all else as PyTorch wrote it).
 """
 
 from __future__ import annotations
