@@ -22,6 +22,7 @@ from assay.reports.svg import (
     element,
     image,
     legend,
+    line,
     text,
     ticks,
 )
@@ -85,6 +86,20 @@ def _cells(lane: Lane, x: Scale, top: float, timeline: Timeline, columns: int) -
         if cell == POLLED:
             parts.append(
                 element("rect", says, x=left, y=top + ROW / 2 - 1, width=width, height=2, fill=MUTED, fill_opacity=0.5)
+            )
+            continue
+        if timeline.axis == "segment" and per == 1:  # segments can be counted
+            across = f"{width / (at - start) - 1:.2f} 1"
+            parts.append(
+                line(
+                    left,
+                    top + ROW / 2,
+                    left + width,
+                    top + ROW / 2,
+                    COLOURS[lane.kind],
+                    ROW - 4,
+                    stroke_dasharray=across,
+                )
             )
             continue
         opacity = 0.3 + 0.7 * (TENTHS.index(cell) + 1) / len(TENTHS)

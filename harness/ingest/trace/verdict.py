@@ -7,7 +7,7 @@ from assay.harness.verdict import Verdict, exit_code_of, serious
 
 
 def verdict_of(document: Document) -> Verdict:
-    """The verdict: "regression" if a rule is broken; "inconclusive" if part of the trace was not understood, or nothing is in it."""
+    """The verdict: "regression" if a rule is broken, "inconclusive" if part of it was not understood or it is empty."""
     if serious(document.findings):
         return "regression"
     return "inconclusive" if document.file.unread or not document.file.read else "pass"
