@@ -215,11 +215,21 @@ def _requests(spans: Spans) -> tuple[Track, ...]:
                 engine.append([])
             engine[-1].append(one)
         segments = [_step(pool, group) for group in engine if group]
+        _check_order(spans, number, segments)
         tracks.append(Track(f"request {number}", "request", tuple(segments)))
         beside = tuple(_segment(pool, name, group, True) for name, group in sorted(front.items()))
         if beside:
             tracks.append(Track(f"request {number}, front end", "request", beside))
     return tuple(tracks)
+
+
+def _check_order(spans: Spans, request: int, segments: Sequence[Segment]) -> None:
+    """A request is prefilled before it is decoded."""
+    kinds = [segment.kind for segment in segments]
+    first = next((i for i, kind in enumerate(kinds) if kind == "decode"), len(kinds))
+    if first < len(kinds) and not {"extend", "mixed"} & set(kinds[:first]):
+        says = "the request is decoded, and nothing was prefilled"
+        spans.found.add("trace-decode-before-prefill", f"request {request}", says, segments[first].first)
 
 
 def _step(pool: StepPool, spans: list[Span]) -> Segment:

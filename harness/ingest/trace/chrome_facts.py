@@ -6,11 +6,20 @@ from collections import Counter, defaultdict
 
 from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Fact, Table
 from assay.harness.ingest.timeline import MAX_COLUMNS, MAX_LANES, MAX_TRACKS, Lane, Timeline, TimelineTrack, cell
-from assay.harness.ingest.trace.chrome import LoadedProfile
+from assay.harness.ingest.trace.chrome import MLC, LoadedProfile
 from assay.harness.ingest.trace.machine import RULES
 from assay.harness.ingest.trace.model import Segment, SegmentKind, Trace, Track, Violation
 from assay.harness.text import one_line
 
+_WITHOUT_CATEGORY = {
+    "M": "metadata",
+    "i": "instant",
+    "I": "instant",
+    "C": "counter",
+    "s": "flow",
+    "t": "flow",
+    "f": "flow",
+}
 ROWS_SHOWN = 100
 """Most rows of a table."""
 
@@ -32,7 +41,7 @@ def _facts(loaded: LoadedProfile) -> tuple[Fact, ...]:
     start, end = spans.bounds()
     what = Counter[str]()
     for (phase, cat), number in spans.kinds.items():
-        what[cat or f"ph {phase}"] += number
+        what[cat or _WITHOUT_CATEGORY.get(phase, "span")] += number
     kinds = Counter(segment.kind for track in trace.tracks for segment in track.segments)
     common = ", ".join(f"{one_line(name, 40)} {number:,}" for name, number in what.most_common(12))
     phases = ", ".join(f"{kind} {number:,}" for kind, number in sorted(kinds.items()))
@@ -47,6 +56,11 @@ def _facts(loaded: LoadedProfile) -> tuple[Fact, ...]:
         ),
         Fact(id="segments", title="Segments by phase", text=phases or "none"),
     ]
+    if trace.writer == MLC:
+        sampled = [
+            str(sum(step.name == "sampling" for s in t.segments for step in s.steps)) for t in trace.tracks[:40:2]
+        ]
+        facts.append(Fact(id="tokens", title="Tokens sampled, by request", text=", ".join(sampled)))
     return tuple(facts)
 
 

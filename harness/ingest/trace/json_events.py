@@ -8,7 +8,6 @@ it on one line, MLC-LLM's recorder writes the array on one line.
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import re
 import zlib
@@ -20,6 +19,7 @@ from typing import IO, Any, NamedTuple
 CHUNK = 1 << 20
 LARGEST_EVENT = 1 << 23
 """Characters after which an event that does not end is taken for broken."""
+_GZIP_HEADER = 16 + zlib.MAX_WBITS
 GZIP = b"\x1f\x8b"
 _DECODER = json.JSONDecoder(strict=False)
 _ARRAY = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -60,20 +60,31 @@ class EventStream:
         with self.path.open("rb") as raw:
             compressed = raw.read(2) == GZIP
             raw.seek(0)
-            chunks = self._text(gzip.GzipFile(fileobj=raw) if compressed else raw)
-            yield from self._events(chunks)
+            yield from self._events(self._text(self._unpacked(raw) if compressed else _chunks(raw)))
 
-    def _text(self, file: IO[bytes] | gzip.GzipFile) -> Iterator[str]:
+    def _text(self, chunks: Iterator[bytes]) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
-        while True:
-            try:
-                data = file.read(CHUNK)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                self.ended = f"the compressed data is damaged ({error})"
-                return
-            yield decoder.decode(data, not data)
-            if not data:
-                return
+        for data in chunks:
+            yield decoder.decode(data)
+        yield decoder.decode(b"", True)
+
+    def _unpacked(self, file: IO[bytes]) -> Iterator[bytes]:
+        """The unpacked bytes of a gzip file, up to where it is damaged, which Python's own reader does not give."""
+        member, begun = zlib.decompressobj(_GZIP_HEADER), False
+        try:
+            for chunk in _chunks(file):
+                packed = chunk
+                while packed:
+                    begun = True
+                    yield member.decompress(packed, CHUNK)
+                    packed = member.unconsumed_tail
+                    if member.eof:
+                        packed, member, begun = member.unused_data, zlib.decompressobj(_GZIP_HEADER), False
+        except zlib.error as error:
+            self.ended = f"the compressed data is damaged ({error})"
+            return
+        if begun:
+            self.ended = "the compressed data is damaged (it ends early)"
 
     def _events(self, chunks: Iterator[str]) -> Iterator[Event]:
         buffer, at = self._begin(chunks)
@@ -117,6 +128,11 @@ class EventStream:
                 break
         self.ended = "there is no array of events"
         return "", 0
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    while data := file.read(CHUNK):
+        yield data
 
 
 def _decoded(buffer: str, at: int) -> tuple[Any, int]:

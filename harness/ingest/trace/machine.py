@@ -101,7 +101,7 @@ class EngineMachine:
         elif kind.kind == "add-request":
             self._end_request(at)
             self._request, self._segment, self._added_at = self._request + 1, 0, at
-        elif kind.kind == "engine":
+        elif kind.name == lines.RELOAD:
             self._end_request(at)
             self._added_at = 0
         elif kind.kind == "output":
@@ -221,6 +221,9 @@ class EngineMachine:
         elif self._model_at:
             self._order(f"{name} is the second call of the model in one forward pass", at, self._model_at)
         self._model_at = at
+        if name in lines.DECODES and self._action != lines.DECODE:
+            says = f"{name} is called, and the engine is not in {lines.DECODE}"
+            self.found.add("trace-action-order", self._where(), says, self._action_at, at)
         if name in lines.PREFILLS:
             self._prefilled = True
         elif not self._prefilled:

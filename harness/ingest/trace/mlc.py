@@ -77,7 +77,7 @@ class _Builder:
             self._close()
             self._request, self._part = _Request(), _Part()
             self.requests.append(self._request)
-        elif kind.kind == "engine":
+        elif kind.name == mlc_lines.RELOAD:
             self._close()
             self._request, self._part = None, self.setup
         elif kind.kind == "segment-begin" and self._request is not None:

@@ -48,7 +48,9 @@ _CALLS = MODEL_CALLS | {
     "gpu_verify_draft_tokens_func_", "nd_copy_embedding_to_offset_func_", "nd_get_shape_func_", "nd_view_func_",
     "tuple_getitem_func_",
 }  # fmt: skip
-_ENGINE_MARKS = frozenset({"***Reload engine***", "EngineReloadImpl", "AutoDecideEngineConfig START"})
+RELOAD = "***Reload engine***"
+"""The mark with which an engine starts anew: what it was doing is over."""
+_ENGINE_MARKS = frozenset({RELOAD, "EngineReloadImpl", "AutoDecideEngineConfig START"})
 _ENGINE, _NOTE, _ACTION, _OUTPUT = "[engine debug] ", "[debug] ", "ACTION - ", "MLC-LLM Output: "
 _ADD_REQUEST = "***Add Request***"
 _REQUEST_MARK = re.compile(r"# [A-Z]+ REQUEST")
