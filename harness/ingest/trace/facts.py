@@ -37,9 +37,10 @@ def document(trace: Trace, file: FileRead, source: Source) -> Document:
         source: the file, from which cited lines are quoted.
     """
     wanted = {place for violation in trace.violations for place in violation.places}
-    sequences = {track.name: _sequence(track) for track in trace.tracks}
+    shown = trace.tracks[:ROWS_SHOWN]
+    sequences = {track.name: _sequence(track) for track in shown}
     wanted |= {place for _, place in sequences.values() if place}
-    wanted |= {track.output_at[0] for track in trace.tracks if track.output is not None}
+    wanted |= {track.output_at[0] for track in shown if track.output is not None}
     texts = _texts(source, wanted)
     return Document(
         file=file,

@@ -29,6 +29,11 @@ RULES = {
 }
 """Rules by id, with their titles."""
 
+_RULED = lines.MODEL_CALLS | {
+    lines.ADD, lines.FORK, lines.BEGIN, lines.END, lines.EMBED, lines.SOFTMAX, *lines.SAMPLE,
+}  # fmt: skip
+"""Calls that a rule is about."""
+
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -196,6 +201,8 @@ class EngineMachine:
         self._action, self._action_at, self._worked, self._softmaxed = name, at, False, False
 
     def _call(self, name: str, at: int) -> None:
+        if name not in _RULED:
+            return
         if name in (lines.ADD, lines.FORK):
             self._sequences.append(at)
         elif name == lines.BEGIN:
@@ -231,8 +238,7 @@ class EngineMachine:
             self.found.add("trace-decode-before-prefill", self._where(), says, self._added_at, at)
 
     def _around_the_pass(self, name: str, at: int) -> None:
-        outside = name in (lines.EMBED, lines.SOFTMAX, *lines.SAMPLE)
-        if outside and self._pass_at:
+        if self._pass_at:
             self._order(f"{name} is called inside of a forward pass", at, self._pass_at)
         if name == lines.SOFTMAX:
             if not self._worked:

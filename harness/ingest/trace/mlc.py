@@ -10,7 +10,7 @@ from assay.harness.ingest.source import Line, Source
 from assay.harness.ingest.trace import mlc_lines
 from assay.harness.ingest.trace.machine import EngineMachine
 from assay.harness.ingest.trace.mlc_lines import Kind
-from assay.harness.ingest.trace.model import Segment, SegmentKind, Step, StepPool, Trace, Track, compact
+from assay.harness.ingest.trace.model import Segment, SegmentKind, Step, StepKind, StepPool, Trace, Track, compact
 from assay.harness.text import one_line
 
 SHOWN = 5
@@ -71,6 +71,9 @@ class _Builder:
     def take(self, kind: Kind, at: int) -> None:
         """Add a line that is not the continuation of an answer."""
         self._in_output = False
+        if kind.kind == "call" or kind.kind == "action":  # nearly all lines
+            self._add(kind.kind, kind.name, at)
+            return
         if kind.kind == "output":
             self._output(kind.name, at)
         elif kind.kind == "add-request":
@@ -93,15 +96,13 @@ class _Builder:
             self._request.output, self._request.output_at, self._in_output = [text], (at, at), True
 
     def _step(self, kind: Kind, at: int) -> None:
-        if kind.kind in ("call", "setup-call"):
-            step = self.pool.step("call", kind.name)
-        elif kind.kind == "action":
-            step = self.pool.step("action", kind.name)
+        if kind.kind == "setup-call":
+            self._add("call", kind.name, at)
         elif kind.kind in _MARKS or kind.kind == "engine":
-            step = self.pool.step("mark", _MARKS.get(kind.kind, kind.name))
-        else:
-            return
-        self._part.steps.append(step)
+            self._add("mark", _MARKS.get(kind.kind, kind.name), at)
+
+    def _add(self, kind: StepKind, name: str, at: int) -> None:
+        self._part.steps.append(self.pool.step(kind, name))
         self._part.places.append(at)
 
     def _close(self) -> None:

@@ -133,13 +133,15 @@ class StepPool:
     """Equal steps, and equal sequences of them, as one object each: a long trace repeats a few of them."""
 
     def __init__(self) -> None:
-        self._steps: dict[Step, Step] = {}
+        self._steps: dict[tuple[str, str], Step] = {}
         self._sequences: dict[tuple[Step, ...], tuple[Step, ...]] = {}
 
     def step(self, kind: StepKind, name: str) -> Step:
         """The step with this kind and name."""
-        step = Step(kind, name)
-        return self._steps.setdefault(step, step)
+        known = self._steps.get((kind, name))
+        if known is None:
+            known = self._steps[kind, name] = Step(kind, name)
+        return known
 
     def sequence(self, steps: Sequence[Step]) -> tuple[Step, ...]:
         """These steps as a tuple."""

@@ -37,10 +37,17 @@ def test_blocks_are_a_shortest_script(a: str, b: str) -> None:
 
 
 def test_an_insertion_and_a_deletion_in_what_repeats_become_a_replacement() -> None:
-    assert align("xxxxxx", "xyxxx") == [
+    assert align("xxxxxxxz", "xyxxxxw") == [
         ("equal", 0, 1, 0, 1),
-        ("replace", 1, 3, 1, 2),
-        ("equal", 3, 6, 2, 5),
+        ("replace", 1, 2, 1, 2),
+        ("equal", 2, 6, 2, 6),
+        ("replace", 6, 8, 6, 7),
+    ]
+    assert align("xyxxxxw", "xxxxxxxz") == [
+        ("equal", 0, 1, 0, 1),
+        ("replace", 1, 2, 1, 2),
+        ("equal", 2, 6, 2, 6),
+        ("replace", 6, 7, 6, 8),
     ]
 
 

@@ -39,6 +39,7 @@ def test_the_excerpt_is_understood_to_the_last_line() -> None:
     assert TEXT.splitlines()[fork.cites[0].first - 1].endswith("kv_cache_fork_sequence_func_")
     assert facts["request-1-output"].text.startswith("Can you introduce yourself?I'd be happy")
     assert facts["request-1-output"].text.count("\n") == 4
+    assert [(one.first, one.last) for one in facts["request-1-output"].cites] == [(75, 79)]
     assert facts["request-2-output"].text.endswith("3. **Course")
 
 
