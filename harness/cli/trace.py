@@ -11,7 +11,7 @@ from assay.harness.cli.app import app, console, say
 from assay.harness.extras import require
 
 trace_app = typer.Typer(no_args_is_help=True, add_completion=False)
-app.add_typer(trace_app, name="trace", help="Read a trace, compare two, or record one.")
+app.add_typer(trace_app, name="trace", help="Read a trace of an engine or a profiler, compare two, or record one.")
 
 STARTUP_TIMEOUT_S, REQUEST_TIMEOUT_S = 1_800.0, 600.0
 """For a server of MLC-LLM: it compiles the model when it starts."""

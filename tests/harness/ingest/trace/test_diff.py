@@ -92,6 +92,7 @@ def test_equal_as_far_as_it_was_understood_is_not_equal(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     assert diff_files(ENGINE, TRACES / "h100_flash.json.gz").exit_code == 3
+    assert diff_files(TRACES / "mlc_events.json", TRACES / "h100_flash.json.gz").exit_code == 3
     empty = tmp_path / "empty.txt"
     empty.write_text("[engine debug] EngineReloadImpl\n")
     result = diff_files(ENGINE, empty)

@@ -12,7 +12,7 @@ from assay.harness.ingest.trace import json_events
 from assay.harness.ingest.trace.json_events import EventStream
 
 EVENTS = [
-    {"name": f"k{n} }},{{", "ph": "X", "ts": n, "dur": 1, "args": {"dims": [[1, 2], {"a": "]"}]}} for n in range(20)
+    {"name": f"k{n} }},{{", "ph": "X", "ts": n, "dur": 1, "args": {"dims": [[1, 2], {"name": "]"}]}} for n in range(20)
 ]
 
 
