@@ -121,7 +121,9 @@ def measured(name: str, path: Path, *also: Path) -> None:
     says = json.loads(done.stdout.splitlines()[-1])
     size = sum(one.stat().st_size for one in (path, *also)) / 1e6
     speed = f"{size / says['seconds']:.1f} MB/s"
-    print(f"{name}: {size:,.0f} MB in {says['seconds']:.1f} s, {speed}, {says['megabytes']:,.0f} MB of memory; {says['found']}")
+    print(
+        f"{name}: {size:,.0f} MB in {says['seconds']:.1f} s, {speed}, {says['megabytes']:,.0f} MB of memory; {says['found']}"
+    )
 
 
 def one(paths: list[Path]) -> None:
@@ -148,7 +150,9 @@ def main() -> None:
     text = given.trace[0].read_text()
     document = document_of(given.trace[0])
     facts = "; ".join(fact.text for fact in document.facts if not fact.id.endswith("-output"))
-    print(f"{document.file.read:,} of {document.file.lines:,} lines understood, {len(document.findings)} findings: {facts}")
+    print(
+        f"{document.file.read:,} of {document.file.lines:,} lines understood, {len(document.findings)} findings: {facts}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         damage(text, Path(folder))
         speed(text, Path(folder))
@@ -170,7 +174,9 @@ def damage(text: str, folder: Path) -> None:
         wrong += bool(differ)
         if differ:
             print(f"  copy {seed}: {'; '.join(differ)}")
-    print(f"{COPIES} damaged copies in {time.perf_counter() - started:.1f} s: {crashes} crashes, {wrong} with a wrong count")
+    print(
+        f"{COPIES} damaged copies in {time.perf_counter() - started:.1f} s: {crashes} crashes, {wrong} with a wrong count"
+    )
 
 
 def speed(text: str, folder: Path) -> None:

@@ -57,7 +57,7 @@ def render_diff(result: TraceDiff, console: Console) -> None:
         print_rows(console, "Steps", STEP_COLUMNS[:width], [_clipped(row)[:width] for row in changed[:TABLE_ROWS]])
 
 
-STEP_COLUMNS = ("phase", "step", "first", "second", "ms", "ms", "ratio")
+STEP_COLUMNS = ("step", "phase", "first", "second", "ms", "ms", "ratio")
 
 
 def _clipped(row: Sequence[str]) -> tuple[str, ...]:
@@ -68,4 +68,4 @@ def _clipped(row: Sequence[str]) -> tuple[str, ...]:
 def step_cells(row: StepRow) -> tuple[str, ...]:
     """A row of the table of steps."""
     times = ("–" if us is None else f"{us / 1e3:,.3f}" for us in (row.a_us, row.b_us))
-    return (row.phase, row.name, f"{row.a:,}", f"{row.b:,}", *times, "–" if row.ratio is None else f"{row.ratio:.2f}")
+    return (row.name, row.phase, f"{row.a:,}", f"{row.b:,}", *times, "–" if row.ratio is None else f"{row.ratio:.2f}")

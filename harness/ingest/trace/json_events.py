@@ -27,6 +27,11 @@ _SPACE = re.compile(r"[\s,]*")
 _NEXT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id)"\s*:')
 
 
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_EVENT = re.compile(rf'\{{(?:\s*{_STRING}\s*:\s*(?:{_STRING}|[^{{}}\[\]",]+)\s*,)*?\s*"ph"\s*:')
+"""How an event begins, if only numbers and texts stand before its phase, as all known writers have it."""
+
+
 class Event(NamedTuple):
     """One element of the array.
 
@@ -88,29 +93,33 @@ class EventStream:
 
     def _events(self, chunks: Iterator[str]) -> Iterator[Event]:
         buffer, at = self._begin(chunks)
-        number, more = 0, True
+        number, more, lost = 0, True, False
         while more or at < len(buffer):
             at = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
             if at < len(buffer) and buffer[at] == "]":
                 return
+            lost = lost and _EVENT.match(buffer, at) is None
             value, end = _decoded(buffer, at)
-            if end:
-                number += 1
+            following = None if end and not lost else _NEXT.search(buffer, at + 1)
+            if end and (not lost or _is_event(value)):
+                number, lost = number + 1, False
                 yield Event(number, value)
                 at = end
-                continue
-            following = _NEXT.search(buffer, at + 1)
-            broken = following is not None and not _incomplete(buffer, at)
-            if more and not broken and len(buffer) - at < LARGEST_EVENT:
+            elif following is not None and (end or not _incomplete(buffer, at)):
+                if not lost:
+                    number += 1
+                    yield Event(number, None, buffer[at : at + 200])
+                # What follows may lie inside of the broken event, and then is no event itself.
+                at, lost = following.start(), True
+            elif more and len(buffer) - at < LARGEST_EVENT:
                 text = next(chunks, None)
                 more = text is not None
                 buffer, at = buffer[at:] + (text or ""), 0
-                continue
-            if at >= len(buffer):
-                break
-            number += 1
-            yield Event(number, None, buffer[at : at + 200])
-            at = following.start() if following is not None else len(buffer)
+            elif at < len(buffer):
+                if not lost:
+                    yield Event(number + 1, None, buffer[at : at + 200])
+                    number, lost = number + 1, True
+                at = following.start() if following is not None else len(buffer)
         self.ended = self.ended or "the array of events has no end"
 
     def _begin(self, chunks: Iterator[str]) -> tuple[str, int]:
@@ -141,6 +150,10 @@ def _decoded(buffer: str, at: int) -> tuple[Any, int]:
         return _DECODER.raw_decode(buffer, at)
     except (json.JSONDecodeError, RecursionError, ValueError):  # ValueError: an integer with thousands of digits
         return None, 0
+
+
+def _is_event(value: Any) -> bool:
+    return isinstance(value, dict) and "ph" in value
 
 
 def _incomplete(buffer: str, at: int) -> bool:

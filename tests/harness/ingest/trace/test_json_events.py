@@ -96,3 +96,10 @@ def test_memory_is_that_of_an_event_and_not_of_the_file(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert count == 200_000
     assert peak < 8 * json_events.CHUNK
+
+
+def test_broken_events_in_a_row_are_counted_one_by_one(tmp_path: Path) -> None:
+    text = json.dumps(EVENTS).replace('"ts": 5,', '"ts": ,').replace('"ts": 6,', '"ts": ,')
+    values, ended = read(tmp_path, text)
+    assert values == [*EVENTS[:5], None, None, *EVENTS[7:]]
+    assert ended == ""
