@@ -5,7 +5,7 @@
 Prints, with the time and the peak memory of each:
 
 - lines understood of lines, requests and findings of an engine trace of MLC-LLM;
-- 200 damaged copies of it (cut, with lines missing, repeated and from a second copy, CRLF, UTF-16, bytes that are not UTF-8, noise):
+- 200 damaged copies of it (cut, with lines missing, repeated or from a second copy, CRLF, UTF-16, bytes that are not UTF-8, noise):
   crashes, and counts that differ from those of regular expressions on the same copy;
 - the speed on 100 MB of each kind: lines of an engine, and Chrome trace events as PyTorch's profiler writes them, also compressed;
 - the comparison of both with a copy of which one line, or one kernel, is another.
