@@ -49,6 +49,7 @@ COMMANDS = {
     "verify-claim": ("verify_claim", "Check what somebody says of a run against the evidence: its log, results or report."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
+    "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from assay.harness.ingest.timeline import Timeline
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Finding
 
@@ -63,6 +64,7 @@ class Document(Part):
     tables: tuple[Table, ...] = ()
     findings: tuple[CitedFinding, ...] = ()
     next_steps: tuple[str, ...] = Field((), description="commands that would prove what the file only suggests")
+    timeline: Timeline | None = Field(None, description="of a trace; null for other files")
 
 
 class CitedFinding(Finding):
