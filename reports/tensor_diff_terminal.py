@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from assay.harness.ingest.tensors.diff import CellAt, TensorDiff, cell_text
+from assay.harness.ingest.tensors.to_pack import Imported
 from assay.harness.text import one_line
 from assay.reports.summary import own_error_text
 from assay.reports.terminal import print_rows, say
@@ -58,3 +59,13 @@ def error(cell: CellAt) -> str:
     if isinstance(cell.relative_l1, str):
         return f"{cell.relative_l1}, {bound}"
     return f"relative L1 {cell.relative_l1:.2g}, {bound}"
+
+
+def import_lines(made: Imported) -> list[str]:
+    """What became of a dump that was made a pack, in sentences."""
+    calls = len(made.manifest.calls)
+    lines = [
+        f"{made.passes} passes or calls read; {calls} calls in the pack, {made.with_prefix} with a cached prefix. Of the calls, "
+        f"{made.checked} were checked: their dumped output is the attention of their q, k and v."
+    ]
+    return lines + [f"Refused, {count} x: {one_line(reason, 300)}." for reason, count in made.refused]

@@ -45,6 +45,7 @@ COMMANDS = {
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
+    "pack": ("pack", "Make a replay pack of somebody else's dump or trace, or write a pack for their tools."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),

@@ -1,0 +1,38 @@
+"""Replay packs from and for other tools: ``assay pack import``, ``assay pack export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.harness.cli.app import app, console, say
+
+pack_app = typer.Typer(no_args_is_help=True, help="Replay packs: make one of somebody else's dump or trace, or write one for them.")
+app.add_typer(pack_app, name="pack")
+
+
+@pack_app.callback()
+def _pack() -> None:
+    """Replay packs: make one of somebody else's dump or trace, or write one for them."""
+
+
+@pack_app.command(name="import")
+def import_(
+    dump: Annotated[Path, typer.Argument(help="A dump of SGLang, of FlashInfer's API or of hooks, or a FlashInfer Trace folder.")],
+    out: Annotated[Path, typer.Option(help="A new folder for the pack.")],
+    model: Annotated[Path | None, typer.Option(help="The model's folder: its config.json tells heads and layers where a dump does not.")] = None,
+    budget_mb: Annotated[int, typer.Option(help="Size of the pack in MiB; calls are sampled.", min=1)] = 256,
+) -> None:
+    """Make a replay pack of a dump, and say what of it could not be used."""
+    from assay.harness.ingest.tensors import to_pack
+    from assay.harness.ingest.tensors.dump import open_dump
+    from assay.harness.ingest.tensors.layout import ModelShape
+    from assay.reports.replay_terminal import render_pack
+    from assay.reports.tensor_diff_terminal import import_lines
+
+    made = to_pack.to_pack(open_dump(dump), out, ModelShape.of(model) if model else None, str(model or ""), budget_mb)
+    for line in import_lines(made):
+        say(line)
+    render_pack(made.manifest, out, console)

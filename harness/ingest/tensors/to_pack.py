@@ -1,0 +1,181 @@
+"""A dump → a replay pack, as far as it truthfully goes: what cannot be put together is refused by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, cumulative
+from assay.harness.attention.oracle import oracle
+from assay.harness.errors import AssayError, EvidenceError
+from assay.harness.evidence.pack import CallMetadata, PackManifest, Source, read_manifest
+from assay.harness.ingest.tensors.dump import TITLES, Dump
+from assay.harness.ingest.tensors.forward_passes import ForwardPass, LayerCall, SequencePart, passes_of
+from assay.harness.ingest.tensors.histories import Histories, Piece, choose, keys_values
+from assay.harness.ingest.tensors.layout import ModelShape
+from assay.harness.ingest.tensors.whole_calls import WholeCall, whole_calls_of
+from assay.harness.localize.kernel_runs import measure
+from assay.harness.server.pack_writer import PackWriter
+
+BUDGET_MB = 256
+NO_OUTPUT = "oracle (no output was dumped)"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A pack that was made of a dump.
+
+    Attributes:
+        manifest: of the pack.
+        passes: forward passes, or calls, that were read.
+        checked: calls in the pack whose dumped output agrees with the truth for these q, k and v.
+        with_prefix: calls in the pack with a cached prefix.
+        refused: why something is not in the pack, with the number of times.
+    """
+
+    manifest: PackManifest
+    passes: int
+    checked: int
+    with_prefix: int
+    refused: tuple[tuple[str, int], ...]
+
+
+def to_pack(dump: Dump, folder: Path, model: ModelShape | None = None, model_name: str = "", budget_mb: int = BUDGET_MB) -> Imported:
+    """Write a pack of a dump's attention calls.
+
+    Args:
+        dump: of a server, of FlashInfer's API, or of hooks that hold q, k and v.
+        folder: new or empty.
+        model: heads of the model, where the dump does not tell them.
+        model_name: for the pack's source.
+        budget_mb: MiB: calls are sampled by layer, phase, prefix and length.
+
+    Raises:
+        UsageError: the folder has other content.
+        EvidenceError: the dump holds no call that can be replayed; it says why.
+    """
+    made = _Maker(dump, folder, model_name, budget_mb)
+    if dump.format in ("sglang-dumper", "sglang-passes"):
+        made.add_passes(passes_of(dump, model, made.problems))
+    else:
+        made.add_whole(whole_calls_of(dump, made.problems))
+        if not made.kept and dump.format == "kernel-api":
+            made.add_passes(passes_of(dump, model, made.problems))
+    return made.finish()
+
+
+class _Maker:
+    """Adds calls to a pack, and counts what it refuses."""
+
+    def __init__(self, dump: Dump, folder: Path, model_name: str, budget_mb: int) -> None:
+        source = Source(engine=TITLES[dump.format], model=model_name, model_hash="", reference=f"dump {dump.path.name}")
+        self._dump, self._folder = dump, folder
+        self._writer = PackWriter(folder, source, budget_mb << 20)
+        self._refused: Counter[str] = Counter()
+        self.problems: list[str] = [f"not read: {why}" for why in dump.refused]
+        self.passes = self.kept = self.checked = 0
+
+    def add_passes(self, passes: Iterable[ForwardPass]) -> None:
+        """Add the calls of a server's forward passes."""
+        known = Histories()
+        for one in passes:
+            self.passes += 1
+            parts: list[tuple[SequencePart, list[Piece]]] = []
+            for part in one.sequences:
+                prefix, why = choose(known.prefixes(part), lambda pieces, part=part, one=one: _fits(one, part, pieces))  # type: ignore[misc]
+                if prefix is None:
+                    self._refused[f"a call with a cached prefix: {why}" if part.prefix else f"a call: {why}"] += 1
+                    continue
+                parts.append((part, prefix))
+                known.add(part, prefix, one)
+            if parts:
+                for layer in one.layers:
+                    self._add_layer(one, layer, parts)
+
+    def _add_layer(self, one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> None:
+        here = [(part, prefix) for part, prefix in parts if keys_values(prefix, layer) is not None]
+        if len(here) < len(parts):
+            self._refused[f"a sequence of layer {layer}: an earlier pass did not dump that layer"] += len(parts) - len(here)
+        if not here:
+            return
+        made = call_of(one, layer, here)
+        out = one.layers[layer].out
+        rows = torch.cat([torch.arange(part.rows.start, part.rows.stop) for part, _ in here])
+        self._add(made, None if out is None else out[rows], tuple(part.request for part, _ in here))
+
+    def add_whole(self, calls: Iterable[WholeCall]) -> None:
+        """Add calls that a dump holds with all their keys and values."""
+        for one in calls:
+            self.passes += 1
+            self._add(one.call, one.out, tuple("" for _ in one.call.lens_q))
+
+    def _add(self, call: AttentionCall, out: Tensor | None, requests: tuple[str, ...]) -> None:
+        phase = "decode" if call.phase == "decode" else "extend"
+        about = CallMetadata(call.layer, phase, tuple(call.lens_q), tuple(call.prefixes), requests)  # type: ignore[arg-type]
+        if not self._writer.wants(about):
+            return
+        try:
+            good = out is None or is_truth(call, out)
+        except (AssayError, ValueError) as error:
+            self._refused[f"a call: {str(error).splitlines()[0]}"] += 1
+            return
+        if not good:
+            self._refused["a call: its dumped output is not the attention of the q, k and v that were dumped"] += 1
+            return
+        self.checked += out is not None
+        self.kept += 1
+        self._writer.add(about, call, oracle(call).to(call.q.dtype) if out is None else out)
+
+    def finish(self) -> Imported:
+        """Write the pack.
+
+        Raises:
+            EvidenceError: it would have no call.
+        """
+        for problem in self.problems:
+            self._refused[problem] += 1
+        refused = tuple(self._refused.most_common())
+        if not self.kept:
+            why = "; ".join(reason for reason, _ in refused[:3]) or "it has no attention call with q, k and v"
+            raise EvidenceError(f"{self._dump.path} cannot become a replay pack: {why}.", "q, k and v of attention calls, with those of cached tokens", "dump q, k, v and the output of attention from the server's first request on")  # fmt: skip
+        self._writer.flush()
+        manifest = read_manifest(self._folder)
+        with_prefix = sum(max(call.prefix) > 0 for call in manifest.calls)
+        return Imported(manifest, self.passes, self.checked, with_prefix, refused)
+
+
+def call_of(one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> AttentionCall:
+    """The call of one layer for some of a pass's sequences, each with its prefix."""
+    tensors: LayerCall = one.layers[layer]
+    q, k, v, lens_q, lens_k = [], [], [], [], []
+    for part, prefix in parts:
+        cached = keys_values(prefix, layer)
+        assert cached is not None
+        q.append(tensors.q[part.rows])
+        k += [*cached[0], tensors.k[part.rows]]
+        v += [*cached[1], tensors.v[part.rows]]
+        lens_q.append(part.new)
+        lens_k.append(part.prefix + part.new)
+    decode = all(part.new == 1 and part.prefix for part, _ in parts)
+    return AttentionCall(
+        torch.cat(q).contiguous(), torch.cat(k).contiguous(), torch.cat(v).contiguous(), cumulative(lens_q), cumulative(lens_k),
+        scale=tensors.q.shape[-1] ** -0.5, causal=True, layer=layer, phase="decode" if decode else "extend",
+    )  # fmt: skip
+
+
+def _fits(one: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | None:
+    """Whether this prefix gives the dumped output of the first layer that has one; None if none has."""
+    for layer, tensors in one.layers.items():
+        if tensors.out is not None and keys_values(pieces, layer) is not None:
+            return is_truth(call_of(one, layer, [(part, pieces)]), tensors.out[part.rows])
+    return None
+
+
+def is_truth(call: AttentionCall, out: Tensor) -> bool:
+    """Whether an output is the attention of its call, within the bound that a kernel of its dtype has."""
+    return measure(call, out.contiguous()).worst <= 1.0
