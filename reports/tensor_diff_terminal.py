@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from assay.harness.ingest.tensors.diff import CellAt, TensorDiff, cell_text
-from assay.harness.ingest.tensors.to_pack import Imported
+from assay.harness.ingest.tensors.imported import Imported
 from assay.harness.text import one_line
 from assay.reports.summary import own_error_text
 from assay.reports.terminal import print_rows, say
@@ -24,7 +24,12 @@ def render_tensor_diff(result: TensorDiff, console: Console) -> None:
         f"Compared {result.compared} pairs, {result.bytes / 1e6:,.1f} MB, {mode}, in {result.seconds:.2f} s{speed}: {result.identical} "
         f"identical, {result.within} within bounds, {result.differing} out of bounds.",
     )
-    for name, cell in (("First", result.first), ("Worst", result.worst)):
+    cells = (
+        {"First": result.first, "Worst": result.worst}
+        if result.first != result.worst
+        else {"First and worst": result.first}
+    )
+    for name, cell in cells.items():
         if cell is not None:
             say(console, f"{name}: {where(cell)}: {error(cell)}")
     rows = [
@@ -64,8 +69,12 @@ def error(cell: CellAt) -> str:
 def import_lines(made: Imported) -> list[str]:
     """What became of a dump that was made a pack, in sentences."""
     calls = len(made.manifest.calls)
+    checked = (
+        f"{made.checked} dumped outputs were checked: they are the attention of their q, k and v."
+        if made.checked
+        else "No output was dumped: the reference is attention in float64."
+    )
     lines = [
-        f"{made.passes} passes or calls read; {calls} calls in the pack, {made.with_prefix} with a cached prefix. Of the calls, "
-        f"{made.checked} were checked: their dumped output is the attention of their q, k and v."
+        f"{made.passes} passes or calls read; {calls} calls in the pack, {made.with_prefix} with a cached prefix. {checked}"
     ]
     return lines + [f"Refused, {count} x: {one_line(reason, 300)}." for reason, count in made.refused]

@@ -9,7 +9,9 @@ import typer
 
 from assay.harness.cli.app import app, console, say
 
-pack_app = typer.Typer(no_args_is_help=True, help="Replay packs: make one of somebody else's dump or trace, or write one for them.")
+pack_app = typer.Typer(
+    no_args_is_help=True, help="Replay packs: make one of somebody else's dump or trace, or write one for them."
+)
 app.add_typer(pack_app, name="pack")
 
 
@@ -20,19 +22,47 @@ def _pack() -> None:
 
 @pack_app.command(name="import")
 def import_(
-    dump: Annotated[Path, typer.Argument(help="A dump of SGLang, of FlashInfer's API or of hooks, or a FlashInfer Trace folder.")],
+    dump: Annotated[
+        Path, typer.Argument(help="A dump of SGLang, of FlashInfer's API or of hooks, or a FlashInfer Trace folder.")
+    ],
     out: Annotated[Path, typer.Option(help="A new folder for the pack.")],
-    model: Annotated[Path | None, typer.Option(help="The model's folder: its config.json tells heads and layers where a dump does not.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="The model's folder: its config.json tells heads and layers where a dump does not."),
+    ] = None,
     budget_mb: Annotated[int, typer.Option(help="Size of the pack in MiB; calls are sampled.", min=1)] = 256,
 ) -> None:
     """Make a replay pack of a dump, and say what of it could not be used."""
     from assay.harness.ingest.tensors import to_pack
     from assay.harness.ingest.tensors.dump import open_dump
+    from assay.harness.ingest.tensors.flashinfer_trace import is_trace
     from assay.harness.ingest.tensors.layout import ModelShape
     from assay.reports.replay_terminal import render_pack
     from assay.reports.tensor_diff_terminal import import_lines
 
-    made = to_pack.to_pack(open_dump(dump), out, ModelShape.of(model) if model else None, str(model or ""), budget_mb)
+    if is_trace(dump):
+        made = to_pack.trace_to_pack(dump, out, budget_mb)
+    else:
+        made = to_pack.to_pack(
+            open_dump(dump), out, ModelShape.of(model) if model else None, str(model or ""), budget_mb
+        )
     for line in import_lines(made):
         say(line)
     render_pack(made.manifest, out, console)
+
+
+@pack_app.command()
+def export(
+    pack: Annotated[Path, typer.Argument(help="Folder of a replay pack.")],
+    flashinfer_trace: Annotated[
+        Path, typer.Option(help="A new folder for definitions and workloads of flashinfer-bench.")
+    ],
+) -> None:
+    """Write a pack as a FlashInfer Trace: definitions with a right-aligned reference, and workloads with the recorded tensors."""
+    from assay.harness.ingest.tensors.flashinfer_trace import export_pack
+
+    made = export_pack(pack, flashinfer_trace)
+    for line in made.refused:
+        say(f"Left out: {line}")
+    counts = f"{made.workloads} workloads, {made.with_prefix} with a cached prefix"
+    say(f"{counts}, of {len(made.definitions)} definitions: {flashinfer_trace}")

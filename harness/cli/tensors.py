@@ -46,7 +46,7 @@ def diff(
     Exit codes: 0 equal within bounds, 1 different, 2 usage error, 3 cannot be compared (what did not pair is listed).
     """
     from assay.harness.files import write_whole
-    from assay.harness.ingest.tensors import diff as compare
+    from assay.harness.ingest.tensors import diff as comparing
     from assay.harness.ingest.tensors.dump import open_dump
     from assay.harness.ingest.tensors.layout import ModelShape, check_axes
     from assay.reports.tensor_diff_terminal import render_tensor_diff
@@ -54,7 +54,7 @@ def diff(
     if exact and tolerance is not None:
         raise UsageError("--exact and --tolerance are both given.", "one of them", "drop one")
     shape, axes = ModelShape.of(model) if model else None, check_axes(layout)
-    result = compare.diff(open_dump(a), open_dump(b), exact=exact, tolerance=tolerance, model=shape, axes=axes)
+    result = comparing.diff(open_dump(a), open_dump(b), exact=exact, tolerance=tolerance, model=shape, axes=axes)
     render_tensor_diff(result, console)
     if json:
         write_whole(json, result.model_dump_json(indent=1))

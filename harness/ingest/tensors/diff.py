@@ -16,7 +16,7 @@ from torch import Tensor
 
 from assay.harness.ingest.tensors.cells import Cell, Cells, compare, default_bound
 from assay.harness.ingest.tensors.dump import TITLES, Dump, StoredTensor
-from assay.harness.ingest.tensors.files import Unreadable
+from assay.harness.ingest.tensors.files import NoTensor, Unreadable
 from assay.harness.ingest.tensors.layout import ModelShape, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.schema import RULE, Part
@@ -82,7 +82,6 @@ class TensorDiff(Decided):
     not_compared: tuple[str, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
     not_compared_count: int
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
-    pattern: str = Field("", description='what the first differing tensor looks like, such as "B is A times 1.01"')
 
 
 @dataclass(frozen=True)
@@ -139,13 +138,13 @@ def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:
 def _compare(
     pair: _Pair, exact: bool, tolerance: float | None, model: ModelShape | None, axes: str
 ) -> _Compared | str | None:
-    """The cells of a pair; a sentence if it cannot be compared; None if neither side is a tensor, such as a list of request ids."""
+    """The cells of a pair; a sentence if it cannot be compared; None if it is no tensor, such as a list of request ids."""
     try:
-        one, two = _mapped(pair.a), _mapped(pair.b)
+        one, two = pair.a.map(), pair.b.map()
+    except NoTensor:
+        return None
     except Unreadable as error:
         return f"not read: {error.found}"
-    if one is None or two is None:
-        return None if one is two else f"only one side is a tensor: {pair.a.key}"
     if one.shape != two.shape:
         return f"shapes differ, {_shape(one)} and {_shape(two)}: {pair.a.key}"
     if exact and one.dtype != two.dtype:
@@ -155,11 +154,6 @@ def _compare(
     )
     cells = compare(one, two, layout_of(pair.a.place.name, one.shape, model, axes), bound)
     return _Compared(pair, cells, bound, one.nbytes + two.nbytes)
-
-
-def _mapped(one: StoredTensor) -> Tensor | None:
-    value = one.map()
-    return value if isinstance(value, Tensor) else None
 
 
 def _shape(tensor: Tensor) -> str:
@@ -261,16 +255,18 @@ def _grids(compared: Sequence[_Compared]) -> list[ErrorGrid]:
                 if known == NOT_FINITE or (known is not None and np.isfinite(error) and error <= known):
                     continue
                 values[row][head] = float(f"{error:.4g}") if np.isfinite(error) else NOT_FINITE
+        shown = tuple(tuple(row) for row in values)
+        rows, columns = tuple(map(str, layers)), tuple(map(str, range(heads)))
         grids.append(
             ErrorGrid(
                 id=boundary.replace(" ", "-"),
                 title="layer × head",
                 where=boundary,
                 columns="head",
-                row_labels=tuple(map(str, layers)),
-                column_labels=tuple(map(str, range(heads))),
-                values=tuple(map(tuple, values)),
+                row_labels=rows,
+                column_labels=columns,
+                values=shown,
                 bounds=tuple(bounds),
-            )  # fmt: skip
+            )
         )
     return grids

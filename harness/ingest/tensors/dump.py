@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest.tensors.files import Unreadable, leaves, load_torch, safetensors_entries
+from assay.harness.ingest.tensors.files import NoTensor, Unreadable, leaves, load_torch, safetensors_entries
 from assay.harness.ingest.tensors.names import Place, pairing_key, place_of, tags_of
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
@@ -159,17 +159,19 @@ def dumped_value(file: Path) -> Tensor:
     """The tensor of one file of SGLang's dumper, which holds ``{"value": ..., "meta": {...}}``.
 
     Raises:
-        Unreadable: it is damaged, or its value is no tensor.
+        Unreadable: it is damaged.
+        NoTensor: its value is no tensor.
     """
     held = load_torch(file)
     value = held.get("value") if isinstance(held, dict) else None
     if not isinstance(value, Tensor):
-        raise Unreadable(f"{file} holds no tensor but {type(value).__name__}.", "a tensor", "dump it again")
+        raise NoTensor(f"{file} holds no tensor but {type(value).__name__}.", "a tensor", "dump it again")
     return value
 
 
 def _from_passes(file: Path, root: Path) -> Iterator[StoredTensor]:
-    number = int(_PASS.match(file.stem).group(1)) if _PASS.match(file.stem) else 0  # type: ignore[union-attr]
+    counted = _PASS.match(file.stem)
+    number = int(counted.group(1)) if counted else 0
     rank = _RANK.match(file.parent.name)
     where = rank.group(1) if rank else ""
     for name, tensor in leaves(load_torch(file)):
@@ -203,7 +205,7 @@ def _from_file(file: Path, root: Path) -> Iterator[StoredTensor]:
 
 
 def _mapped(entry: Any, file: Path) -> Callable[[], Tensor]:
-    return lambda: entry.map(file)  # type: ignore[no-any-return]
+    return lambda: entry.map(file)
 
 
 def _held(file: Path, name: str) -> Callable[[], Tensor]:

@@ -1,6 +1,6 @@
 """Tensor files, opened without running anything: safetensors, and PyTorch's format without pickled objects.
 
-safetensors: an 8-byte little-endian length, a JSON header, then the tensors' bytes (format as of safetensors 0.5). PyTorch files are
+safetensors: an 8-byte little-endian length, a JSON header, then the tensors' bytes (as of safetensors 0.5). PyTorch files are
 opened with ``torch.load(weights_only=True)``, which admits tensors and plain containers only, and are mapped, not copied, where
 they are zip files (all that PyTorch 1.6 or later writes).
 """
@@ -36,6 +36,10 @@ _DO = (
 
 class Unreadable(EvidenceError):
     """A tensor file that is damaged, or that only code could read. It is never executed."""
+
+
+class NoTensor(Unreadable):
+    """A value that is no tensor, such as a list of request ids."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +88,21 @@ class Missing(EvidenceError):
 
 def lacking(number: int, what: str, do: str) -> Missing:
     """The error for a pass that lacks something."""
-    return Missing(f"pass {number} lacks {what}", "q, k and v of every attention call, positions and sequence lengths", do)
+    return Missing(
+        f"pass {number} lacks {what}", "q, k and v of every attention call, positions and sequence lengths", do
+    )
 
 
-def split(number: int, positions: Tensor, lens: Sequence[int] | None, requests: Sequence[str], count: int | None = None) -> tuple[SequencePart, ...]:
+def split(
+    number: int, positions: Tensor, lens: Sequence[int] | None, requests: Sequence[str], count: int | None = None
+) -> tuple[SequencePart, ...]:
     """The sequences of a pass.
 
     Args:
         number: of the pass.
         positions: int [rows], of each new token in its sequence.
-        lens: all tokens per sequence, cached prefix included; None if they were not dumped: then a sequence ends where the positions
-            do not go on.
+        lens: all tokens per sequence, cached prefix included; None if they were not dumped: a sequence then ends where the
+            positions do not go on.
         requests: ids, or nothing.
         count: sequences, where it is known otherwise.
 
@@ -111,9 +116,16 @@ def split(number: int, positions: Tensor, lens: Sequence[int] | None, requests: 
         if count is not None and count == len(at):
             ends = list(range(1, len(at) + 1))
         starts = [0, *ends[:-1]]
-        found = [SequencePart(requests[i] if i < len(requests) else "", at[s], slice(s, e)) for i, (s, e) in enumerate(zip(starts, ends, strict=True))]
+        found = [
+            SequencePart(requests[i] if i < len(requests) else "", at[s], slice(s, e))
+            for i, (s, e) in enumerate(zip(starts, ends, strict=True))
+        ]
         if count is not None and count != len(found):
-            raise lacking(number, f"the lengths of its {count} sequences, and its positions show {len(found)}", "dump with DUMPER_ENABLE=1, which keeps seq_lens")
+            raise lacking(
+                number,
+                f"the lengths of its {count} sequences, and its positions show {len(found)}",
+                "dump with DUMPER_ENABLE=1, which keeps seq_lens",
+            )
         return tuple(found)
     start = 0
     for index, length in enumerate(lens):
@@ -121,7 +133,11 @@ def split(number: int, positions: Tensor, lens: Sequence[int] | None, requests: 
             break
         stop = start + length - at[start]
         if stop <= start or stop > len(at) or at[stop - 1] != length - 1:
-            raise lacking(number, f"whole sequences: sequence {index} has {length} tokens and starts at {at[start]}", "dump the pass again")
+            raise lacking(
+                number,
+                f"whole sequences: sequence {index} has {length} tokens and starts at {at[start]}",
+                "dump the pass again",
+            )
         found.append(SequencePart(requests[index] if index < len(requests) else "", at[start], slice(start, stop)))
         start = stop
     if start != len(at):  # padding of a CUDA graph
@@ -140,24 +156,31 @@ def heads_of(tensor: Tensor, head_dim: int | None, number: int) -> Tensor:
     if tensor.ndim == 3:
         return tensor
     if head_dim is None:
-        raise lacking(number, f"the head dim: q, k or v is [{', '.join(map(str, tensor.shape))}]", "name the model's folder with --model, for its config.json")
+        raise lacking(
+            number,
+            f"the head dim: q, k or v is [{', '.join(map(str, tensor.shape))}]",
+            "name the model's folder with --model, for its config.json",
+        )
     if tensor.shape[-1] % head_dim:
-        raise lacking(number, f"heads of {head_dim}: q, k or v has width {tensor.shape[-1]}", "name the folder of the model that was dumped with --model")
+        raise lacking(
+            number,
+            f"heads of {head_dim}: q, k or v has width {tensor.shape[-1]}",
+            "name the folder of the model that was dumped with --model",
+        )
     return tensor.reshape(tensor.shape[0], -1, head_dim)
 
 
 def passes_of(dump: Dump, model: ModelShape | None, problems: list[str]) -> Iterator[ForwardPass]:
     """The forward passes of a server's dump, in order. What cannot be used is added to `problems`."""
-    if dump.format == "sglang-dumper":
-        made: Iterable[tuple[int, Any]] = _by_step(dump)
-        reader = _dumper_pass
-    elif dump.format == "sglang-passes":
-        made, reader = _by_step(dump), _hooked_pass
+    made: Iterable[tuple[int, Callable[[], ForwardPass]]]
+    if dump.format == "kernel-api":
+        made = ((number, partial(_api_pass, number, held, model)) for number, held in _api_passes(dump, model))
     else:
-        made, reader = _api_passes(dump, model), _api_pass
-    for number, held in made:
+        read = _dumper_pass if dump.format == "sglang-dumper" else _hooked_pass
+        made = ((number, partial(read, number, held, model)) for number, held in _by_step(dump))
+    for _, one in made:
         try:
-            yield reader(number, held, model)
+            yield one()
         except (Missing, Unreadable) as error:
             problems.append(error.found + (f"; {error.do}" if error.do else ""))
 
@@ -188,12 +211,23 @@ def _dumper_pass(number: int, held: list[StoredTensor], model: ModelShape | None
             inside[one.place.layer][one.place.name] = one
     layers = {}
     for layer, names in inside.items():
-        module = next((n.removesuffix(".inputs.2") for n in names if n.endswith(".inputs.2") and "rotary" not in n and f"{n[:-1]}1" in names), None)
+        module = next(
+            (
+                n.removesuffix(".inputs.2")
+                for n in names
+                if n.endswith(".inputs.2") and "rotary" not in n and f"{n[:-1]}1" in names
+            ),
+            None,
+        )
         if module is None:
             continue
-        q, k, v = (heads_of(names[f"{module}.inputs.{i}"].map(), model.head_dim if model else None, number) for i in range(3))
+        q, k, v = (
+            heads_of(names[f"{module}.inputs.{i}"].map(), model.head_dim if model else None, number) for i in range(3)
+        )
         out = names.get(f"{module}.output")
-        layers[layer] = LayerCall(q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1]))
+        layers[layer] = LayerCall(
+            q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1])
+        )
     return _checked(number, split(number, positions, lens, requests), ids, layers)
 
 
@@ -217,7 +251,9 @@ def _hooked_pass(number: int, held: list[StoredTensor], model: ModelShape | None
         v = qkv[:, q[0].numel() + k[0].numel() :]
         q, k, v = (heads_of(x, model.head_dim if model else None, number) for x in (q, k, v))
         out = names.get(f"{base}attn")
-        layers[layer] = LayerCall(q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1]))
+        layers[layer] = LayerCall(
+            q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1])
+        )
     sequences = split(number, info["positions"].map(), info["seq_lens"].map().tolist(), ())
     ids = info["input_ids"].map() if "input_ids" in info else None
     return _checked(number, sequences, ids, layers)
@@ -237,7 +273,11 @@ def _api_passes(dump: Dump, model: ModelShape | None) -> Iterator[tuple[int, Any
             rotary = None
     layers = model.layers if model else 0
     if calls and not layers:
-        raise Missing("kernel API logs do not name the layer of a call.", "the number of layers", "name the model's folder with --model")
+        raise Missing(
+            "kernel API logs do not name the layer of a call.",
+            "the number of layers",
+            "name the model's folder with --model",
+        )
     for start in range(0, len(calls) - layers + 1, max(layers, 1)):
         yield start // layers, calls[start : start + layers]
 
@@ -246,7 +286,10 @@ def _is_rotary(folder: Path) -> bool:
     """Rotary embedding takes positions, q and k, and gives q and k."""
     try:
         about = json.loads((folder / "metadata.json").read_text())
-        if about["input_tensor_keys"][:3] != ["arg_0", "arg_1", "arg_2"] or about["output_tensor_keys"] != ["result_0", "result_1"]:
+        if about["input_tensor_keys"][:3] != ["arg_0", "arg_1", "arg_2"] or about["output_tensor_keys"] != [
+            "result_0",
+            "result_1",
+        ]:
             return False
         first = load_torch(folder / "inputs.pt")["arg_0"]
         return bool(first.ndim == 1 and not first.dtype.is_floating_point)
@@ -261,7 +304,11 @@ def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: ModelSha
         given = load_torch(folder / "inputs.pt")
         if not {"arg_0", "arg_1", "arg_2"} <= set(given):
             raise lacking(number, f"k and v of layer {layer}", "dump a model that is not MLA")
-        repr_ = str(about["input_metadata"].get("arg_4", {}).get("repr", "")) if isinstance(about["input_metadata"].get("arg_4"), dict) else ""
+        repr_ = (
+            str(about["input_metadata"].get("arg_4", {}).get("repr", ""))
+            if isinstance(about["input_metadata"].get("arg_4"), dict)
+            else ""
+        )
         batch = _BATCH.search(repr_) or batch
         k, v = given["arg_1"], given["arg_2"]
         q = heads_of(given["arg_0"], k.shape[-1] if k.ndim == 3 else model.head_dim if model else None, number)
@@ -276,9 +323,15 @@ def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: ModelSha
     return _checked(number, split(number, positions, None, (), count), None, layers)
 
 
-def _checked(number: int, sequences: tuple[SequencePart, ...], ids: Tensor | None, layers: dict[int, LayerCall]) -> ForwardPass:
+def _checked(
+    number: int, sequences: tuple[SequencePart, ...], ids: Tensor | None, layers: dict[int, LayerCall]
+) -> ForwardPass:
     if not layers:
-        raise lacking(number, "attention calls with q, k and v", "dump the inputs of attention, of all layers that are of interest")
+        raise lacking(
+            number,
+            "attention calls with q, k and v",
+            "dump the inputs of attention, of all layers that are of interest",
+        )
     rows = sequences[-1].rows.stop
     for layer, call in layers.items():
         if min(call.q.shape[0], call.k.shape[0], call.v.shape[0]) < rows or call.q.shape[1] % call.k.shape[1]:

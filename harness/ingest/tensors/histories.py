@@ -108,7 +108,9 @@ def keys_values(pieces: list[Piece], layer: int) -> tuple[list[Tensor], list[Ten
     return [k for k, _ in parts], [v for _, v in parts]
 
 
-def choose(candidates: Iterator[list[Piece]], fits: Callable[[list[Piece]], bool | None]) -> tuple[list[Piece] | None, str]:
+def choose(
+    candidates: Iterator[list[Piece]], fits: Callable[[list[Piece]], bool | None]
+) -> tuple[list[Piece] | None, str]:
     """The prefix that a sequence had.
 
     Args:
@@ -125,7 +127,10 @@ def choose(candidates: Iterator[list[Piece]], fits: Callable[[list[Piece]], bool
         return tried[0], ""
     verdicts = [fits(one) for one in tried]
     if None in verdicts:
-        return None, f"{len(tried)} earlier requests could have left its cached prefix, and no output was dumped that tells which"
+        return (
+            None,
+            f"{len(tried)} earlier requests could have left its cached prefix, and no output was dumped that tells which",
+        )
     right = [one for one, good in zip(tried, verdicts, strict=True) if good]
     if not right:
         return None, f"none of the {len(tried)} prefixes in the dump gives the output that was dumped"

@@ -48,7 +48,11 @@ class ModelShape:
                 heads, int(config.get("num_key_value_heads") or heads), head_dim, int(config["num_hidden_layers"])
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path} does not tell a model's heads: {error!r}.", "a model's folder with config.json, as Hugging Face writes it", "give another --model") from None  # fmt: skip
+            raise UsageError(
+                f"{path} does not tell a model's heads: {error!r}.",
+                "a model's folder with config.json, as Hugging Face writes it",
+                "give another --model",
+            ) from None
 
 
 @dataclass(frozen=True)

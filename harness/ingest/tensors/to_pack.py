@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,39 +12,25 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, cumulative
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError, EvidenceError
-from assay.harness.evidence.pack import CallMetadata, PackManifest, Source, read_manifest
+from assay.harness.evidence.pack import CallMetadata, Source, read_manifest
 from assay.harness.ingest.tensors.dump import TITLES, Dump
+from assay.harness.ingest.tensors.flashinfer_trace import calls_of
 from assay.harness.ingest.tensors.forward_passes import ForwardPass, LayerCall, SequencePart, passes_of
 from assay.harness.ingest.tensors.histories import Histories, Piece, choose, keys_values
+from assay.harness.ingest.tensors.imported import Imported
 from assay.harness.ingest.tensors.layout import ModelShape
 from assay.harness.ingest.tensors.whole_calls import WholeCall, whole_calls_of
 from assay.harness.localize.kernel_runs import measure
-from assay.harness.server.pack_writer import PackWriter
+from assay.harness.server.pack_writer import RESERVOIR, PackWriter
 
 BUDGET_MB = 256
-NO_OUTPUT = "oracle (no output was dumped)"
+ALL = 1 << 30
+"""A reservoir that keeps every call: a trace was sampled by whoever recorded it, and does not name layers."""
 
 
-@dataclass(frozen=True)
-class Imported:
-    """A pack that was made of a dump.
-
-    Attributes:
-        manifest: of the pack.
-        passes: forward passes, or calls, that were read.
-        checked: calls in the pack whose dumped output agrees with the truth for these q, k and v.
-        with_prefix: calls in the pack with a cached prefix.
-        refused: why something is not in the pack, with the number of times.
-    """
-
-    manifest: PackManifest
-    passes: int
-    checked: int
-    with_prefix: int
-    refused: tuple[tuple[str, int], ...]
-
-
-def to_pack(dump: Dump, folder: Path, model: ModelShape | None = None, model_name: str = "", budget_mb: int = BUDGET_MB) -> Imported:
+def to_pack(
+    dump: Dump, folder: Path, model: ModelShape | None = None, model_name: str = "", budget_mb: int = BUDGET_MB
+) -> Imported:
     """Write a pack of a dump's attention calls.
 
     Args:
@@ -59,7 +44,8 @@ def to_pack(dump: Dump, folder: Path, model: ModelShape | None = None, model_nam
         UsageError: the folder has other content.
         EvidenceError: the dump holds no call that can be replayed; it says why.
     """
-    made = _Maker(dump, folder, model_name, budget_mb)
+    made = _Maker(dump.path, TITLES[dump.format], folder, model_name, budget_mb)
+    made.problems += [f"not read: {why}" for why in dump.refused]
     if dump.format in ("sglang-dumper", "sglang-passes"):
         made.add_passes(passes_of(dump, model, made.problems))
     else:
@@ -69,15 +55,29 @@ def to_pack(dump: Dump, folder: Path, model: ModelShape | None = None, model_nam
     return made.finish()
 
 
+def trace_to_pack(trace: Path, folder: Path, budget_mb: int = BUDGET_MB) -> Imported:
+    """Write a pack of a FlashInfer Trace's attention workloads. They hold no outputs: the reference is the oracle.
+
+    Raises:
+        UsageError: the folder has other content.
+        EvidenceError: the trace holds no attention call that can be replayed; it says why.
+    """
+    made = _Maker(trace, "FlashInfer Trace", folder, "", budget_mb, reservoir=ALL)
+    made.add_whole(WholeCall(call, None) for call in calls_of(trace, made.problems))
+    return made.finish()
+
+
 class _Maker:
     """Adds calls to a pack, and counts what it refuses."""
 
-    def __init__(self, dump: Dump, folder: Path, model_name: str, budget_mb: int) -> None:
-        source = Source(engine=TITLES[dump.format], model=model_name, model_hash="", reference=f"dump {dump.path.name}")
+    def __init__(
+        self, dump: Path, title: str, folder: Path, model_name: str, budget_mb: int, reservoir: int = RESERVOIR
+    ) -> None:
+        source = Source(engine=title, model=model_name, model_hash="", reference=f"dump {dump.name}")
         self._dump, self._folder = dump, folder
-        self._writer = PackWriter(folder, source, budget_mb << 20)
+        self._writer = PackWriter(folder, source, budget_mb << 20, reservoir=reservoir)
         self._refused: Counter[str] = Counter()
-        self.problems: list[str] = [f"not read: {why}" for why in dump.refused]
+        self.problems: list[str] = []
         self.passes = self.kept = self.checked = 0
 
     def add_passes(self, passes: Iterable[ForwardPass]) -> None:
@@ -100,7 +100,9 @@ class _Maker:
     def _add_layer(self, one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> None:
         here = [(part, prefix) for part, prefix in parts if keys_values(prefix, layer) is not None]
         if len(here) < len(parts):
-            self._refused[f"a sequence of layer {layer}: an earlier pass did not dump that layer"] += len(parts) - len(here)
+            self._refused[f"a sequence of layer {layer}: an earlier pass did not dump that layer"] += len(parts) - len(
+                here
+            )
         if not here:
             return
         made = call_of(one, layer, here)
@@ -142,7 +144,11 @@ class _Maker:
         refused = tuple(self._refused.most_common())
         if not self.kept:
             why = "; ".join(reason for reason, _ in refused[:3]) or "it has no attention call with q, k and v"
-            raise EvidenceError(f"{self._dump.path} cannot become a replay pack: {why}.", "q, k and v of attention calls, with those of cached tokens", "dump q, k, v and the output of attention from the server's first request on")  # fmt: skip
+            raise EvidenceError(
+                f"{self._dump} cannot become a replay pack: {why}.",
+                "q, k and v of attention calls, with those of cached tokens",
+                "dump q, k, v and the output of attention, from the server's first request on",
+            )
         self._writer.flush()
         manifest = read_manifest(self._folder)
         with_prefix = sum(max(call.prefix) > 0 for call in manifest.calls)

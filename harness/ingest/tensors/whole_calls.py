@@ -23,8 +23,11 @@ from assay.harness.ingest.tensors.files import Unreadable, load_torch, safetenso
 _Q, _K, _V, _OUT = ("q", "query"), ("k", "key"), ("v", "value"), ("out", "output", "attn_output", "reference")
 _RAGGED, _PAGED = "BatchPrefillWithRaggedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
 _SINGLE = "single_prefill_with_kv_cache"
-_RAGGED_PLAN = ("qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "custom_mask", "packed_custom_mask", "causal")
-_PAGED_PLAN = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "num_qo_heads", "num_kv_heads", "head_dim_qk", "page_size", "head_dim_vo", "custom_mask", "packed_custom_mask", "causal")  # fmt: skip
+_MASKS = ("head_dim_vo", "custom_mask", "packed_custom_mask", "causal")
+_RAGGED_PLAN = ("qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim_qk", *_MASKS)
+_PAGE_TABLE = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+_PAGED_PLAN = (*_PAGE_TABLE, "num_qo_heads", "num_kv_heads", "head_dim_qk", "page_size", *_MASKS)
+"""Arguments of ``plan`` in order."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,10 @@ def _hooked(dump: Dump, problems: list[str]) -> Iterator[WholeCall]:
             continue
         yield from _from_hooks(base, group, problems)
     if not groups and projections:
-        problems.append("it has outputs of q_proj, k_proj and v_proj, which precede the rotary embedding; dump what the attention function is given")
+        problems.append(
+            "it has outputs of q_proj, k_proj and v_proj, which precede the rotary embedding; "
+            "dump what the attention function is given"
+        )
 
 
 def _from_hooks(base: str, group: dict[str, StoredTensor], problems: list[str]) -> Iterator[WholeCall]:
@@ -70,8 +76,17 @@ def _from_hooks(base: str, group: dict[str, StoredTensor], problems: list[str]) 
     if q.ndim == 3:
         q, k, v = (x[None].transpose(1, 2) for x in (q, k, v))
         out = out[None] if out is not None else None
-    if q.ndim != 4 or k.ndim != 4 or v.shape[:3] != k.shape[:3] or q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1] or q.shape[2] > k.shape[2]:
-        problems.append(f"{base}: shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} are not [batch, heads, tokens, dim]")
+    if (
+        q.ndim != 4
+        or k.ndim != 4
+        or v.shape[:3] != k.shape[:3]
+        or q.shape[0] != k.shape[0]
+        or q.shape[1] % k.shape[1]
+        or q.shape[2] > k.shape[2]
+    ):
+        problems.append(
+            f"{base}: shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} are not [batch, heads, tokens, dim]"
+        )
         return
     if out is not None and out.ndim == 3:
         out = out.reshape(q.shape[0], q.shape[2], q.shape[1], -1)
@@ -79,10 +94,22 @@ def _from_hooks(base: str, group: dict[str, StoredTensor], problems: list[str]) 
         out = out.transpose(1, 2)
     for b in range(q.shape[0]):
         packed = [x[b].transpose(0, 1).contiguous() for x in (q, k, v)]
-        yield WholeCall(_call(packed[0], packed[1], packed[2], [q.shape[2]], [k.shape[2]], layer), None if out is None else out[b].contiguous())
+        yield WholeCall(
+            _call(packed[0], packed[1], packed[2], [q.shape[2]], [k.shape[2]], layer),
+            None if out is None else out[b].contiguous(),
+        )
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, lens_q: list[int], lens_k: list[int], layer: int = 0, scale: float | None = None, causal: bool = True) -> AttentionCall:
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lens_q: list[int],
+    lens_k: list[int],
+    layer: int = 0,
+    scale: float | None = None,
+    causal: bool = True,
+) -> AttentionCall:
     decode = all(n == 1 for n in lens_q) and all(n > 1 for n in lens_k)
     return AttentionCall(
         q, k, v, cumulative(lens_q), cumulative(lens_k), scale=q.shape[-1] ** -0.5 if scale is None else scale, causal=causal,
@@ -124,8 +151,17 @@ def _api_call(folder: Path) -> _ApiCall:
     values: dict[str, Any] = {**about["input_metadata"], **_tensors(folder, "inputs")}
     outputs = _tensors(folder, "outputs")
     out = outputs.get("result", outputs.get("result_0"))
-    shift = 1 if about.get("self_id") is not None and "arg_0" not in _tensors(folder, "inputs") and _is_object(values.get("arg_0")) else 0
-    named = {f"arg_{int(k[4:]) - shift}" if k.startswith("arg_") and k[4:].isdigit() else k.removeprefix("kwarg_"): v for k, v in values.items()}
+    shift = (
+        1
+        if about.get("self_id") is not None
+        and "arg_0" not in _tensors(folder, "inputs")
+        and _is_object(values.get("arg_0"))
+        else 0
+    )
+    named = {
+        f"arg_{int(k[4:]) - shift}" if k.startswith("arg_") and k[4:].isdigit() else k.removeprefix("kwarg_"): v
+        for k, v in values.items()
+    }
     return _ApiCall(about["function_name"], about.get("self_id"), named, out)
 
 
@@ -142,20 +178,31 @@ def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:
 
 
 def _planned(run: _ApiCall, plan: _ApiCall | None) -> WholeCall | str:
+    """The call, or why it cannot be used."""
     if run.function.endswith(_SINGLE):
-        q, k, v = (run.values.get(f"arg_{i}", run.values.get("qkv"[i])) for i in range(3))
-        if not all(isinstance(x, Tensor) and x.ndim == 3 for x in (q, k, v)):
+        given = _inputs(run)
+        if given is None:
             return "q, k or v is not [tokens, heads, dim]"
-        assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+        q, k, v = given
         if run.values.get("kv_layout", "NHD") == "HND":
             k, v = k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
-        causal = bool(run.values.get("causal", False))
-        return WholeCall(_call(q, k, v, [q.shape[0]], [k.shape[0]], scale=run.values.get("sm_scale"), causal=causal), run.out)
+        scale, causal = run.values.get("sm_scale"), bool(run.values.get("causal", False))
+        return WholeCall(_call(q, k, v, [q.shape[0]], [k.shape[0]], scale=scale, causal=causal), run.out)
     if plan is None:
         return "its plan() is not in the dump, which has the lengths of the sequences"
     if _RAGGED in run.function:
         return _ragged(run, _named(plan, _RAGGED_PLAN))
-    return _paged(run, _named(plan, _PAGED_PLAN)) if _PAGED in run.function else "not an attention call that assay knows"
+    return (
+        _paged(run, _named(plan, _PAGED_PLAN)) if _PAGED in run.function else "not an attention call that assay knows"
+    )
+
+
+def _inputs(run: _ApiCall) -> tuple[Tensor, Tensor, Tensor] | None:
+    """q, k and v; None if one is missing or not [tokens, heads, dim]."""
+    q, k, v = (run.values.get(f"arg_{i}", run.values.get("qkv"[i])) for i in range(3))
+    if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor) and q.ndim == k.ndim == v.ndim == 3:
+        return q, k, v
+    return None
 
 
 def _named(one: _ApiCall, names: tuple[str, ...]) -> dict[str, Any]:
@@ -163,22 +210,23 @@ def _named(one: _ApiCall, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _ragged(run: _ApiCall, plan: dict[str, Any]) -> WholeCall | str:
-    q, k, v = (run.values.get(f"arg_{i}", run.values.get("qkv"[i])) for i in range(3))
-    if not all(isinstance(x, Tensor) for x in (q, k, v, plan.get("qo_indptr"), plan.get("kv_indptr"))):
+    given, indptrs = _inputs(run), [plan.get(name) for name in ("qo_indptr", "kv_indptr")]
+    if given is None or not all(isinstance(x, Tensor) for x in indptrs):
         return "q, k, v or an indptr is missing"
-    assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
-    lens_q, lens_k = (plan[name].diff().tolist() for name in ("qo_indptr", "kv_indptr"))
-    return WholeCall(_call(q, k, v, lens_q, lens_k, scale=plan.get("sm_scale"), causal=bool(plan.get("causal", False))), run.out)
+    lens_q, lens_k = (x.diff().tolist() for x in indptrs if isinstance(x, Tensor))
+    scale, causal = plan.get("sm_scale"), bool(plan.get("causal", False))
+    return WholeCall(_call(*given, lens_q, lens_k, scale=scale, causal=causal), run.out)
 
 
 def _paged(run: _ApiCall, plan: dict[str, Any]) -> WholeCall | str:
     q = run.values.get("arg_0", run.values.get("q"))
     caches = [run.values.get(f"{name}__{i}") for name in ("arg_1", "paged_kv_cache") for i in range(2)]
     k_cache, v_cache = caches[:2] if isinstance(caches[0], Tensor) else caches[2:]
-    pages = [plan.get(name) for name in ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")]
-    if not all(isinstance(x, Tensor) for x in (q, k_cache, v_cache, *pages)):
-        return "q, the cache as (k, v), or the page table is missing"
-    assert isinstance(q, Tensor) and isinstance(k_cache, Tensor) and isinstance(v_cache, Tensor)
+    pages = [plan.get(name) for name in _PAGE_TABLE]
+    if not (isinstance(q, Tensor) and isinstance(k_cache, Tensor) and isinstance(v_cache, Tensor)):
+        return "q, or the cache as (k, v), is missing"
+    if not all(isinstance(x, Tensor) for x in pages):
+        return "the page table of its plan() is missing"
     qo, indptr, indices, last = (x.tolist() for x in pages if isinstance(x, Tensor))
     size = k_cache.shape[1]
     k, v, lens_k = [], [], []
@@ -189,5 +237,13 @@ def _paged(run: _ApiCall, plan: dict[str, Any]) -> WholeCall | str:
         v.append(v_cache[used].flatten(0, 1)[:length])
         lens_k.append(length)
     lens_q = [qo[i + 1] - qo[i] for i in range(len(qo) - 1)]
-    call = _call(q, torch.cat(k), torch.cat(v), lens_q, lens_k, scale=plan.get("sm_scale"), causal=bool(plan.get("causal", False)))
+    call = _call(
+        q,
+        torch.cat(k),
+        torch.cat(v),
+        lens_q,
+        lens_k,
+        scale=plan.get("sm_scale"),
+        causal=bool(plan.get("causal", False)),
+    )
     return WholeCall(call, run.out)
