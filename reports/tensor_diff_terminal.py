@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from assay.harness.ingest.tensors.diff import CellAt, TensorDiff, cell_text
+from assay.harness.ingest.tensors.diff import CellAt, TensorDiff, TensorRow, cell_text
 from assay.harness.ingest.tensors.imported import Imported
 from assay.harness.text import one_line
 from assay.reports.summary import own_error_text
@@ -19,25 +19,15 @@ def render_tensor_diff(result: TensorDiff, console: Console) -> None:
     say(console, f"{one_line(result.headline, 400)}.")
     mode = "bit for bit" if result.exact else "relative L1 of each token and head"
     speed = f", {result.bytes / 1e9 / result.seconds:.1f} GB/s" if result.seconds > 0 else ""
-    say(
-        console,
-        f"Compared {result.compared} pairs, {result.bytes / 1e6:,.1f} MB, {mode}, in {result.seconds:.2f} s{speed}: {result.identical} "
-        f"identical, {result.within} within bounds, {result.differing} out of bounds.",
-    )
-    cells = (
-        {"First": result.first, "Worst": result.worst}
-        if result.first != result.worst
-        else {"First and worst": result.first}
-    )
+    took = f"in {result.seconds:.2f} s{speed}"
+    counts = f"{result.identical} identical, {result.within} within bounds, {result.differing} out of bounds"
+    say(console, f"Compared {result.compared} pairs, {result.bytes / 1e6:,.1f} MB, {mode}, {took}: {counts}.")
+    same = result.first == result.worst
+    cells = {"First and worst": result.first} if same else {"First": result.first, "Worst": result.worst}
     for name, cell in cells.items():
         if cell is not None:
             say(console, f"{name}: {where(cell)}: {error(cell)}")
-    rows = [
-        (str(row.layer) if row.layer is not None else "", row.boundary, one_line(row.tensor, 90), f"{row.out_of_bounds:,} of {row.cells:,}",
-         own_error_text(row.worst.relative_l1), cell_text(row.worst.head, row.worst.token, row.worst.batch).removeprefix(", "))
-        for row in result.tensors
-        if row.out_of_bounds
-    ]  # fmt: skip
+    rows = [_row(row) for row in result.tensors if row.out_of_bounds]
     if rows:
         columns = ("layer", "boundary", "tensor", "cells out of bounds", "worst error", "at")
         print_rows(console, "Tensors that differ, in depth order", columns, rows[:ROWS_SHOWN])
@@ -47,6 +37,13 @@ def render_tensor_diff(result: TensorDiff, console: Console) -> None:
         say(console, f"Not compared: {one_line(line, 300)}")
     if result.not_compared_count > NAMES_SHOWN:
         say(console, f"and {result.not_compared_count - NAMES_SHOWN} more")
+
+
+def _row(row: TensorRow) -> tuple[str, ...]:
+    layer = "" if row.layer is None else str(row.layer)
+    count = f"{row.out_of_bounds:,} of {row.cells:,}"
+    at = cell_text(row.worst.head, row.worst.token, row.worst.batch).removeprefix(", ")
+    return layer, row.boundary, one_line(row.tensor, 90), count, own_error_text(row.worst.relative_l1), at
 
 
 def where(cell: CellAt) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,12 +15,13 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError, EvidenceError
 from assay.harness.evidence.pack import CallMetadata, Source, read_manifest
 from assay.harness.ingest.tensors.dump import TITLES, Dump
+from assay.harness.ingest.tensors.flashinfer_calls import flashinfer_calls
 from assay.harness.ingest.tensors.flashinfer_trace import calls_of
 from assay.harness.ingest.tensors.forward_passes import ForwardPass, LayerCall, SequencePart, passes_of
 from assay.harness.ingest.tensors.histories import Histories, Piece, choose, keys_values
 from assay.harness.ingest.tensors.imported import Imported
 from assay.harness.ingest.tensors.layout import ModelShape
-from assay.harness.ingest.tensors.whole_calls import WholeCall, whole_calls_of
+from assay.harness.ingest.tensors.whole_calls import WholeCall, hooked_calls
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.server.pack_writer import RESERVOIR, PackWriter
 
@@ -48,10 +50,12 @@ def to_pack(
     made.problems += [f"not read: {why}" for why in dump.refused]
     if dump.format in ("sglang-dumper", "sglang-passes"):
         made.add_passes(passes_of(dump, model, made.problems))
-    else:
-        made.add_whole(whole_calls_of(dump, made.problems))
-        if not made.kept and dump.format == "kernel-api":
+    elif dump.format == "kernel-api":
+        made.add_whole(flashinfer_calls(dump, made.problems))
+        if any((one.path.parent / "metadata.json").exists() for one in dump.tensors[:1]):
             made.add_passes(passes_of(dump, model, made.problems))
+    else:
+        made.add_whole(hooked_calls(dump, made.problems))
     return made.finish()
 
 
@@ -114,7 +118,7 @@ class _Maker:
         """Add calls that a dump holds with all their keys and values."""
         for one in calls:
             self.passes += 1
-            self._add(one.call, one.out, tuple("" for _ in one.call.lens_q))
+            self._add(_masked_right(one), one.out, tuple("" for _ in one.call.lens_q))
 
     def _add(self, call: AttentionCall, out: Tensor | None, requests: tuple[str, ...]) -> None:
         phase = "decode" if call.phase == "decode" else "extend"
@@ -172,6 +176,14 @@ def call_of(one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, li
         torch.cat(q).contiguous(), torch.cat(k).contiguous(), torch.cat(v).contiguous(), cumulative(lens_q), cumulative(lens_k),
         scale=tensors.q.shape[-1] ** -0.5, causal=True, layer=layer, phase="decode" if decode else "extend",
     )  # fmt: skip
+
+
+def _masked_right(one: WholeCall) -> AttentionCall:
+    """The call with the mask that its output has: engines set it after what is dumped (FlashInfer's ``forward(causal=...)``)."""
+    other = replace(one.call, causal=not one.call.causal)
+    if one.out is None or is_truth(one.call, one.out) or not is_truth(other, one.out):
+        return one.call
+    return other
 
 
 def _fits(one: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | None:
