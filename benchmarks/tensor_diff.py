@@ -3,8 +3,8 @@
     python benchmarks/tensor_diff.py [--folder DIR] [--layers 32] [--tokens 2048] [--heads 32] [--sglang PYTHON]
 
 Two dumps of one bfloat16 tensor per layer; with the defaults 32 layers of [2048, 32, 128], 1.07 GB on both sides. SGLang's
-comparator reads .pt files of its own dumper and needs polars: name a Python that has both. Every measurement runs in a process of its
-own.
+comparator reads .pt files of its own dumper and needs polars: name a Python that has both. Every measurement runs in a
+process of its own.
 """
 
 from __future__ import annotations

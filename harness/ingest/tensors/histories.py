@@ -123,6 +123,8 @@ def choose(
     tried = list(candidates)
     if not tried:
         return None, "k and v of its cached prefix are not in the dump"
+    if not tried[0]:  # no cached prefix: nothing to choose
+        return [], ""
     if len(tried) == 1 and fits(tried[0]) is not False:
         return tried[0], ""
     verdicts = [fits(one) for one in tried]

@@ -93,7 +93,7 @@ class _Maker:
             for part in one.sequences:
                 prefix, why = choose(known.prefixes(part), lambda pieces, part=part, one=one: _fits(one, part, pieces))  # type: ignore[misc]
                 if prefix is None:
-                    self._refused[f"a call with a cached prefix: {why}" if part.prefix else f"a call: {why}"] += 1
+                    self._refused[f"a call with a cached prefix: {why}"] += 1
                     continue
                 parts.append((part, prefix))
                 known.add(part, prefix, one)

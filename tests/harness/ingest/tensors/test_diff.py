@@ -38,7 +38,9 @@ def _dump() -> dict[str, Tensor]:
     return made | {"model.norm": torch.randn(6, 32).bfloat16(), "lm_head": torch.randn(6, 50).bfloat16()}
 
 
-def _compared(folder: Path, change: Callable[[dict[str, Tensor]], object] = lambda dump: None, **options: object) -> TensorDiff:
+def _compared(
+    folder: Path, change: Callable[[dict[str, Tensor]], object] = lambda dump: None, **options: object
+) -> TensorDiff:
     a, b = _dump(), _dump()
     change(b)
     for name, one in (("a", a), ("b", b)):
@@ -204,7 +206,9 @@ def test_the_command_exits_with_the_verdict(tmp_path: Path) -> None:
     out, page = tmp_path / "d.json", tmp_path / "d.html"
     done = CliRunner().invoke(app, ["tensors", "diff", a, b, "--json", str(out), "--html", str(page)])
     assert done.exit_code == 1
-    assert "First and worst: outside of the layers, logits, token 0, of lm_head: relative L1 1, bound 0.031" in done.output
+    assert (
+        "First and worst: outside of the layers, logits, token 0, of lm_head: relative L1 1, bound 0.031" in done.output
+    )
     assert TensorDiff.model_validate_json(out.read_bytes()).first == result.first
     assert CliRunner().invoke(app, ["tensors", "diff", a, a]).exit_code == 0
 
@@ -221,7 +225,12 @@ def test_the_reader_tells_what_a_dump_holds() -> None:
     source = Source.of(DATA / "sglang_dumper")
     assert READER.recognises(source)
     document = READER.read(source)
-    assert (document.file.format, document.file.unit, document.file.read, document.file.unread) == ("tensors-sglang-dumper", "tensor", 64, 0)
+    assert (document.file.format, document.file.unit, document.file.read, document.file.unread) == (
+        "tensors-sglang-dumper",
+        "tensor",
+        64,
+        0,
+    )
     one = Source.of(next((DATA / "flashinfer").rglob("inputs.safetensors")))
     assert READER.recognises(one)
     assert not READER.recognises(Source.of(Path(__file__)))
