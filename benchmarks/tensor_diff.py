@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,8 +23,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+import assay.harness.engines
+
 Dump = dict[str, Tensor]
 LAYER, HEAD, TOKEN = 11, 5, 700
+STAND_INS = Path(assay.harness.engines.__file__).parent / "stand_ins"
+"""What SGLang imports on a machine without a GPU."""
 
 
 def name(layer: int) -> str:
@@ -158,7 +163,9 @@ finally:
 
 def sglang(python: str, a: Path, b: Path) -> float | None:
     """Seconds of SGLang's comparator without its imports; None if it failed."""
-    done = subprocess.run([python, "-c", SGLANG, str(a), str(b)], capture_output=True, text=True, check=False)
+    path = os.pathsep.join([str(STAND_INS), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1"}
+    done = subprocess.run([python, "-c", SGLANG, str(a), str(b)], capture_output=True, text=True, check=False, env=env)
     if done.returncode or "MEASURED" not in done.stdout:
         print((done.stderr or done.stdout)[-800:])
         return None

@@ -10,14 +10,14 @@ import typer
 from assay.harness.cli.app import app, console, say
 
 pack_app = typer.Typer(
-    no_args_is_help=True, help="Replay packs: make one of somebody else's dump or trace, or write one for them."
+    no_args_is_help=True, help="Make a replay pack of somebody else's dump or trace, or write a pack for their tools."
 )
 app.add_typer(pack_app, name="pack")
 
 
 @pack_app.callback()
 def _pack() -> None:
-    """Replay packs: make one of somebody else's dump or trace, or write one for them."""
+    """Make a replay pack of somebody else's dump or trace, or write a pack for their tools."""
 
 
 @pack_app.command(name="import")

@@ -10,13 +10,15 @@ import typer
 from assay.harness.cli.app import app, console, say
 from assay.harness.errors import UsageError
 
-tensors_app = typer.Typer(no_args_is_help=True, help="Compare dumps of tensors, whoever wrote them.")
+tensors_app = typer.Typer(
+    no_args_is_help=True, help="Compare dumps of tensors: layer, head and token of the first and the worst difference."
+)
 app.add_typer(tensors_app, name="tensors")
 
 
 @tensors_app.callback()
 def _tensors() -> None:
-    """Compare dumps of tensors, whoever wrote them."""
+    """Compare dumps of tensors: layer, head and token of the first and the worst difference."""
 
 
 @tensors_app.command()

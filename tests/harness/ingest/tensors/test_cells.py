@@ -116,6 +116,14 @@ def test_a_value_where_the_reference_is_zero_is_out_of_bounds() -> None:
     assert math.isinf(found.worst.error)
 
 
+def test_zeros_on_both_sides_are_equal() -> None:
+    a, b = _pair()
+    a[5] = b[5] = 0
+    b[6, 1] *= 2
+    found = _found(a, b)
+    assert (found.differing, found.nonfinite) == (1, 0)
+
+
 def test_batch_and_heads_before_tokens() -> None:
     a = torch.randn(2, HEADS, TOKENS, DIM)
     b = a.clone()
