@@ -66,6 +66,12 @@ def test_errors_are_those_of_float64(dtype: torch.dtype) -> None:
     assert found.differing == int((right > 0.03).sum())
 
 
+def test_double_precision_is_kept_beside_another_dtype() -> None:
+    a, _ = _pair(torch.float64)
+    a = a + 1e-8 * torch.randn(a.shape, dtype=torch.float64)
+    assert _found(a, a.float(), 1e-9).differing == TOKENS * HEADS
+
+
 def test_equal_bytes_are_no_difference() -> None:
     a, b = _pair()
     found = _found(a, b, None)
@@ -97,6 +103,7 @@ def test_the_same_nan_on_both_sides_is_no_difference() -> None:
 def test_a_nan_is_the_worst_cell() -> None:
     a, b = _pair()
     b[30, 2] *= 100
+    a[2, 0] = 0  # an infinite ratio
     b[31, 3, 0] = math.nan
     found = _found(a, b)
     assert found.worst is not None
