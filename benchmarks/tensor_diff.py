@@ -26,7 +26,7 @@ from torch import Tensor
 import assay.harness.engines
 
 Dump = dict[str, Tensor]
-LAYER, HEAD, TOKEN = 11, 5, 700
+LAYER, HEAD, TOKEN = 11, 5, 70
 STAND_INS = Path(assay.harness.engines.__file__).parent / "stand_ins"
 """What SGLang imports on a machine without a GPU."""
 

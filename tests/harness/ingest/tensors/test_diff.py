@@ -131,6 +131,14 @@ def test_other_dtypes_are_compared_unless_every_bit_must_be_equal(tmp_path: Path
     assert (result.exit_code, "dtypes differ" in result.not_compared[0]) == (3, True)
 
 
+def test_the_bound_is_that_of_the_coarser_dtype(tmp_path: Path) -> None:
+    exact = torch.randn(6, 50)
+    for name, one in (("a", exact), ("b", exact.bfloat16())):
+        safetensors.torch.save_file({"lm_head": one}, tmp_path / f"{name}.safetensors")
+    result = diff(open_dump(tmp_path / "a.safetensors"), open_dump(tmp_path / "b.safetensors"))
+    assert (result.verdict, result.within) == ("pass", 1)
+
+
 def test_a_dump_of_sglang_pairs_by_tags_and_splits_heads(tmp_path: Path) -> None:
     a = DATA / "sglang_dumper"
     b = tmp_path / "other"
@@ -193,7 +201,7 @@ def test_a_folder_without_tensors_is_a_usage_error(tmp_path: Path) -> None:
         open_dump(tmp_path)
 
 
-@pytest.mark.parametrize("axes", ["bhd", "thx", "dt", "tt"])
+@pytest.mark.parametrize("axes", ["bhd", "thx", "dt", "ttd"])
 def test_a_wrong_layout_is_a_usage_error(axes: str) -> None:
     with pytest.raises(UsageError):
         check_axes(axes)

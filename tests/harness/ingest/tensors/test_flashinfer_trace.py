@@ -140,6 +140,8 @@ def test_random_inputs_are_drawn_from_the_workload_id(trace: Path) -> None:
     _edit(trace, lambda one: one["workload"]["inputs"].update(q={"type": "random"}))
     first, again = (next(iter(calls_of(trace, []))) for _ in range(2))
     assert torch.equal(first.q, again.q)
+    _edit(trace, lambda one: one["workload"].update(uuid="another"))
+    assert not torch.equal(first.q, next(iter(calls_of(trace, []))).q)
     assert first.q.double().std() == pytest.approx(1.0, abs=0.2)
 
 

@@ -20,6 +20,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.ingest.tensors.dump import open_dump
 from assay.harness.ingest.tensors.forward_passes import Missing, split
+from assay.harness.ingest.tensors.histories import Piece, choose
 from assay.harness.ingest.tensors.imported import Imported
 from assay.harness.ingest.tensors.layout import ModelShape
 from assay.harness.ingest.tensors.to_pack import to_pack
@@ -199,6 +200,14 @@ def test_a_batch_is_split_by_lengths() -> None:
         split(0, positions, None, (), 4)
     with pytest.raises(Missing):
         split(0, positions, [3, 18, 10], ())
+    with pytest.raises(Missing):
+        split(0, torch.tensor([0, 1, 7]), [3], ())
+
+
+def test_the_prefix_that_fits_is_chosen_not_the_first() -> None:
+    wrong, fitting = [Piece({}, None, slice(0, 1))], [Piece({}, None, slice(0, 2))]
+    assert choose(iter([wrong, fitting]), lambda one: one is fitting) == (fitting, "")
+    assert choose(iter([wrong]), lambda one: False)[0] is None
 
 
 def test_decode_rows_whose_positions_go_on_are_two_sequences() -> None:
