@@ -47,6 +47,8 @@ COMMANDS = {
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
     "ingest": ("ingest", "Read other people's logs, results, traces and dumps, and say what follows from them."),
     "verify-claim": ("verify_claim", "Check what somebody says of a run against the evidence: its log, results or report."),
+    "pack": ("pack", "Make a replay pack of somebody else's dump or trace, or write a pack for their tools."),
+    "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
     "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
