@@ -45,6 +45,7 @@ COMMANDS = {
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
+    "compare": ("compare", "Compare two results that are already there: of an evaluation tool, a benchmark, tests, or runs."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
 }  # fmt: skip
@@ -52,7 +53,7 @@ COMMANDS = {
 
 EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "diff", "record"), "serve"),
-    **dict.fromkeys(("report", "baseline", "bench", "bisect"), "reports"),
+    **dict.fromkeys(("report", "baseline", "bench", "bisect", "compare"), "reports"),
 }
 """Commands that need more than ``pip install assay``, and the extra that provides it. Where bench and bisect start servers, they
 require "serve" themselves.
