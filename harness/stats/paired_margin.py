@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from assay.harness.stats.share import Interval, clopper_pearson
 
-BERGER_BOOS = 1e-3
+BERGER_BOOS = 1e-6
 """Error rate of the interval for the share of flips over which the p value is maximised; it is added to the p value."""
 _GRID = 64
 """Shares of flips that are tried. Twice as many change no p value of the tests by more than 2e-4."""

@@ -57,10 +57,11 @@ class AssayRun:
         folder.check_sealed()
         manifest = folder.manifest()
         spec = recorded_spec(manifest.spec)
-        answers = parsed_from_text(folder.answers())
+        items = folder.items()
+        answers = parsed_from_text(folder.answers(), items)
         reading.read = len(answers)
         given = {one.item: one for one in answers if one.suite == SUITE and one.role == "candidate" and one.repeat == 0}
-        asked = [item for item in folder.items() if item.suite == SUITE]
+        asked = [item for item in items if item.suite == SUITE]
         reading.sets.append(
             ResultSet(
                 source=str(source.path),
