@@ -1,8 +1,8 @@
 """GSM8K: grade-school word problems whose answer is a number, compared exactly.
 
-The release has two fields, ``question`` and ``answer``, whose last line is ``#### NUMBER`` (Cobbe et al., arXiv 2110.14168; the files
-``test.jsonl`` of openai/grade-school-math, and the dataset openai/gsm8k, configuration ``main``). The prompt is that of simple-evals'
-MGSM in English (``mgsm_eval.py``), since GSM8K itself prescribes none.
+The release has two fields, ``question`` and ``answer``, whose last line is ``#### NUMBER`` (Cobbe et al., arXiv 2110.14168; the
+files ``test.jsonl`` of openai/grade-school-math, and the dataset openai/gsm8k, configuration ``main``). The prompt is that of
+simple-evals' MGSM in English (``mgsm_eval.py``), since GSM8K itself prescribes none.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from assay.harness.errors import UsageError
 NAME = "gsm8k"
 HUB_NAME = "openai/gsm8k"
 PROMPT = (
-    'Solve this math problem. Give the reasoning steps before giving the final answer on the last line by itself in the format of "Answer:". '
-    'Do not add anything other than the integer answer after "Answer:".\n\n{problem}'
+    "Solve this math problem. Give the reasoning steps before giving the final answer on the last line by itself in the "
+    'format of "Answer:". Do not add anything other than the integer answer after "Answer:".\n\n{problem}'
 )
 _ANSWER = re.compile(r"####\s*(-?[\d,]+(?:\.\d+)?)\s*$")
 _WHAT_TO_GIVE = (
-    f"give {NAME!r}, {NAME + ':FILE.jsonl'!r} with the fields question and answer, or {NAME + ':NAME'!r} of a dataset or a folder laid out "
-    f"like {HUB_NAME}"
+    f"give {NAME!r}, {NAME + ':FILE.jsonl'!r} with the fields question and answer, or "
+    f"{NAME + ':NAME'!r} of a dataset or a folder laid out like {HUB_NAME}"
 )
 
 
@@ -65,14 +65,18 @@ def _load(source: str) -> Any:
             return datasets.load_dataset("json", data_files=str(path), split="train")
         return datasets.load_dataset(source, "main", split="test")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UsageError(f"GSM8K cannot be loaded from {source!r}: {error}.", "a file or a dataset", _WHAT_TO_GIVE) from None
+        raise UsageError(
+            f"GSM8K cannot be loaded from {source!r}: {error}.", "a file or a dataset", _WHAT_TO_GIVE
+        ) from None
 
 
 def _question(source: str, index: int, row: dict[str, Any]) -> OpenQuestion:
     found = _ANSWER.search(str(row["answer"] or ""))
     if not row["question"] or found is None:
         raise UsageError(
-            f"{source}, row {index}: the answer ends in {str(row['answer'])[-40:]!r}.", "#### and a number", "correct or drop that row"
+            f"{source}, row {index}: the answer ends in {str(row['answer'])[-40:]!r}.",
+            "#### and a number",
+            "correct or drop that row",
         )
     prompt = PROMPT.format(problem=row["question"])
     return OpenQuestion(f"gsm8k-{index}", "gsm8k", "stem", prompt, number_form(found[1]))

@@ -1,9 +1,9 @@
 """Any multiple-choice or exact-match task of lm-eval, loaded by its own task loader.
 
 Read in lm-eval 0.4.13: ``tasks/__init__.py`` (`TaskManager`), ``api/task.py`` (`ConfigurableTask`: doc_to_text, doc_to_choice,
-doc_to_target, eval_docs, fewshot_context). Only the questions are taken from it. They are asked as chat messages and answered in words,
-so that the answers are sampled from a cached prefix as in production; lm-eval's own multiple-choice scores compare the likelihoods of
-the options instead. The score is therefore not comparable with a published one; both roles are asked the same.
+doc_to_target, eval_docs, fewshot_context). Only the questions are taken from it. They are asked as chat messages and answered in
+words, so that the answers are sampled from a cached prefix as in production; lm-eval's own multiple-choice scores compare the
+likelihoods of the options instead. The score is therefore not comparable with a published one; both roles are asked the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from assay.evals.questions import LETTERS, PROMPT_HEADER, AnyQuestion, OpenQuest
 from assay.harness.errors import UsageError
 
 NAME = "lm-eval"
-EXACT_FOOTER = "\n\nThe last line of your response should be of the following format: 'Answer: $ANSWER' (without quotes)."
+EXACT_FOOTER = (
+    "\n\nThe last line of your response should be of the following format: 'Answer: $ANSWER' (without quotes)."
+)
 _NUMBER = re.compile(r"-?[\d,]*\d(?:\.\d+)?")
 
 
@@ -51,7 +53,9 @@ def _task(name: str) -> Any:
         from lm_eval.tasks import TaskManager
     except ImportError:
         raise UsageError(
-            f"--data lm-eval:{name} needs lm-eval, which is not installed.", "lm-eval 0.4.13 or newer", 'pip install "lm-eval>=0.4.13"'
+            f"--data lm-eval:{name} needs lm-eval, which is not installed.",
+            "lm-eval 0.4.13 or newer",
+            'pip install "lm-eval>=0.4.13"',
         ) from None
     if folder and not Path(folder).is_dir():
         raise UsageError(f"There is no folder {folder}.", "the folder with the task's YAML file", "check the path")
@@ -63,7 +67,9 @@ def _task(name: str) -> Any:
         return next(iter(manager.load([task_name])["tasks"].values()))
     except (OSError, ValueError, KeyError, ConnectionError) as error:
         raise UsageError(
-            f"lm-eval's task {name} cannot be loaded: {error}.", "a task whose data are on this machine or can be downloaded", "check the task"
+            f"lm-eval's task {name} cannot be loaded: {error}.",
+            "a task whose data are on this machine or can be downloaded",
+            "check the task",
         ) from None
 
 
@@ -87,7 +93,9 @@ def _exact(task: Any, name: str) -> Iterator[AnyQuestion]:
     for index, doc in enumerate(task.eval_docs):
         target = task.doc_to_target(doc)
         if not isinstance(target, str):
-            raise UsageError(f"lm-eval's task {name}, document {index}, has the target {target!r}.", "one text", "name another task")
+            raise UsageError(
+                f"lm-eval's task {name}, document {index}, has the target {target!r}.", "one text", "name another task"
+            )
         text = task.fewshot_context(doc, num_fewshot=shots)
         yield OpenQuestion(f"{name}-{index}", name, "other", f"{text}{EXACT_FOOTER}", expected_form(target))
 

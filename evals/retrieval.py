@@ -1,8 +1,9 @@
 """Long-context retrieval, built in: find one fact among hundreds, behind a prefix of 1k to 32k tokens that several questions share.
 
-Bugs of masks and of paging show where the prefix is long and cached: the first question of a haystack computes the prefix, the next ones
-find it in the cache, and their answers lie at all depths. A haystack states facts as the synthetic questions do
-(`assay.evals.synthetic`), as many as fill its length; names do not repeat, so there is one right answer. All of it follows from a seed.
+Bugs of masks and of paging show where the prefix is long and cached: the first question of a haystack computes the prefix, the
+next ones find it in the cache, and their answers lie at all depths. A haystack states facts as the synthetic questions do
+(`assay.evals.synthetic`), as many as fill its length; names do not repeat, so there is one right answer. All of it follows from a
+seed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ SEED = 20261121
 PER_HAYSTACK = 4
 """Questions about one haystack; their facts lie one in each quarter of it. They count as one unit, so few of them are wanted."""
 FEWEST_FACTS = PER_HAYSTACK
+OPTIONS_VARY = 16
+"""Tokens by which the prompts of one haystack may differ: in the name that is asked for and the four options."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def draw_retrieval(lengths: str, most: int, seed: int, fit: Fit) -> Drawn:
     chosen = _lengths(lengths, fit)
     haystacks = max(1, most // PER_HAYSTACK)
     questions = [one for place in range(haystacks) for one in _haystack(chosen[place % len(chosen)], place, seed, fit)]
-    return Drawn(tuple(questions), haystacks)
+    return Drawn(tuple(questions), len({one.unit for one in questions}))
 
 
 def _lengths(given: str, fit: Fit) -> tuple[int, ...]:
@@ -73,9 +76,13 @@ def _lengths(given: str, fit: Fit) -> tuple[int, ...]:
             )
         return fitting
     try:
-        chosen = tuple(int(float(part[:-1]) * 1024) if part.lower().endswith("k") else int(part) for part in given.split(","))
+        chosen = tuple(
+            int(float(part[:-1]) * 1024) if part.lower().endswith("k") else int(part) for part in given.split(",")
+        )
     except ValueError:
-        raise UsageError(f"retrieval:{given} is not a list of lengths.", "tokens, as in retrieval:1024,4k", "correct it") from None
+        raise UsageError(
+            f"retrieval:{given} is not a list of lengths.", "tokens, as in retrieval:1024,4k", "correct it"
+        ) from None
     if wrong := [length for length in chosen if not 0 < length <= most]:
         raise UsageError(
             f"A prompt of {wrong[0]} tokens does not fit: the model takes {fit.context}, of which {fit.answer} are for the answer.",
@@ -96,7 +103,9 @@ def _haystack(length: int, place: int, seed: int, fit: Fit) -> Iterator[Question
     part = facts / PER_HAYSTACK
     for number in rng.sample(range(PER_HAYSTACK), PER_HAYSTACK):
         about = rng.randrange(int(number * part), int((number + 1) * part))
-        yield _asked(group, pairs[:facts], about, rng, f"retrieval-{length}-{seed}-{place}-{number}", f"retrieval_{length}")
+        yield _asked(
+            group, pairs[:facts], about, rng, f"retrieval-{length}-{seed}-{place}-{number}", f"retrieval_{length}"
+        )
 
 
 def _some(known: Sequence[str], words: Sequence[str], count: int, rng: random.Random) -> list[str]:
@@ -121,10 +130,13 @@ def _filling(length: int, facts: Sequence[tuple[str, str]], question: Callable[[
     Raises:
         UsageError: not even these fit.
     """
+    length -= OPTIONS_VARY
     count, used = FEWEST_FACTS, fit.count(question(FEWEST_FACTS).prompt)
     if used > length:
         raise UsageError(
-            f"{count} facts do not fit into {length} tokens: they need {used}.", "a longer prompt", "give a larger length"
+            f"{count} facts do not fit into {length} tokens: they need {used}.",
+            "a longer prompt",
+            "give a larger length",
         )
     for name, thing in facts[FEWEST_FACTS:]:
         used += fit.count(f" {name} {thing} .")

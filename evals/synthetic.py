@@ -45,7 +45,9 @@ def syllables() -> tuple[list[str], list[str]]:
     The tiny model knows only those of `NAMES` and `THINGS` as single tokens.
     """
     count = (len(_ONSETS) * len(_NAME_RHYMES)) * (len(_ONSETS) * len(_NAME_RHYMES) - 1)
-    return [word.capitalize() for word in _words(_NAME_RHYMES, count, seed=1)], list(_words(_THING_RHYMES, count, seed=2))
+    return [word.capitalize() for word in _words(_NAME_RHYMES, count, seed=1)], list(
+        _words(_THING_RHYMES, count, seed=2)
+    )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from assay.reports.terminal import print_rows, say
 SHOWN = 20
 """Rows of each kind that the terminal shows."""
 TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")
-LATENCY_COLUMNS = ("time", "requests", "A", "B", "ratio", "verdict")
+LATENCY_COLUMNS = ("quantity", "requests", "A", "B", "ratio", "verdict")
 
 
 def write_compare_json(result: CompareResult, path: Path) -> None:
@@ -38,11 +38,20 @@ def write_compare_junit(result: CompareResult, path: Path) -> None:
     from assay.reports.junit import check_case, verdict_case
 
     document, suite = JUnitXml("assay"), TestSuite("assay compare")
-    for key, value in (("verdict", result.verdict), ("exit_code", str(result.exit_code)), ("A", result.a.path), ("B", result.b.path)):
+    for key, value in (
+        ("verdict", result.verdict),
+        ("exit_code", str(result.exit_code)),
+        ("A", result.a.path),
+        ("B", result.b.path),
+    ):
         suite.add_property(key, one_line(value))
-    cases = [verdict_case("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])]
+    cases = [
+        verdict_case("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])
+    ]
     cases += [verdict_case(one.task, "assay.compare.tasks", one.verdict, one.why, [one.why]) for one in result.tasks]
-    cases += [verdict_case(one.id, "assay.compare.latencies", one.verdict, one.why, [one.why]) for one in result.latencies]
+    cases += [
+        verdict_case(one.id, "assay.compare.latencies", one.verdict, one.why, [one.why]) for one in result.latencies
+    ]
     cases += [check_case(one, "assay.compare.checks") for one in result.checks]
     for case in cases:
         suite.add_testcase(case)
@@ -57,7 +66,7 @@ def render_compare(result: CompareResult, console: Console) -> None:
         known = " ".join(part for part in (side.tool, side.version, side.model) if part)
         say(console, one_line(f"{side.name}: {side.path}: {known}: {read}", 400))
         for note in side.notes:
-            say(console, one_line(f"   {note}", 400))
+            say(console, "  " + one_line(note, 400))
     if result.tasks:
         shown = [*result.tasks[:SHOWN], *([result.overall] if result.overall and len(result.tasks) > 1 else [])]
         print_rows(console, "Scores", TASK_COLUMNS, [task_cells(one) for one in shown])
@@ -69,13 +78,19 @@ def render_compare(result: CompareResult, console: Console) -> None:
             say(console, one_line(f"{CHECK_SIGNS[check.status]} {check.status}: {check.title}: {check.found}", 600))
     say(console, f"{result.verdict.upper()} (exit code {result.exit_code}): {one_line(result.headline, 700)}")
     for reason in result.reasons[1:]:
-        say(console, one_line(f"  {reason}", 600))
+        say(console, "  " + one_line(reason, 600))
     say(console, f"  {result.covers}")
 
 
 def _changes(result: CompareResult, console: Console) -> None:
     for flip in result.flips[:5]:
-        say(console, one_line(f"{flip.direction}: {flip.task} {flip.key[:16]}, expected {flip.target!r}: A {flip.a!r}, B {flip.b!r}", 300))
+        say(
+            console,
+            one_line(
+                f"{flip.direction}: {flip.task} {flip.key[:16]}, expected {flip.target!r}: A {flip.a!r}, B {flip.b!r}",
+                300,
+            ),
+        )
     if result.overall and result.overall.lost + result.overall.gained > 5:
         say(console, f"… and {result.overall.lost + result.overall.gained - 5:,} more flips: see --json or --html")
     for outcome in result.outcomes[:SHOWN]:
@@ -90,7 +105,18 @@ def _changes(result: CompareResult, console: Console) -> None:
 def task_cells(one: ComparedTask) -> tuple[str, ...]:
     """A row of the table of scores; the shared words of the terminal and the page."""
     if not one.pairs:
-        return (visible(one.task) or "all tasks", one.metric, "0", "", "", "", "", "", "", "refused" if one.refused else one.verdict)
+        return (
+            visible(one.task) or "all tasks",
+            one.metric,
+            "0",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "refused" if one.refused else one.verdict,
+        )
     return (
         one_line(one.task, 60) or "all tasks",
         one_line(one.metric, 40),

@@ -127,7 +127,9 @@ def fit_of(model: Path, answer: int) -> Fit:
             "save the tokenizer with save_pretrained, or name other --data",
         ) from None
     context = model_shape(model).context
-    return Fit(context, answer + TEMPLATE_TOKENS, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
+    return Fit(
+        context, answer + TEMPLATE_TOKENS, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+    )
 
 
 def _download(name: str) -> Path:

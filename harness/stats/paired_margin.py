@@ -5,13 +5,13 @@ stop as soon as its answers decide needs `assay.harness.stats.betting` instead, 
 
 Of n questions, the candidate lost L and gained G; the loss is (p_L - p_G). The statistic is the score statistic of Tango, which
 estimates the nuisance parameter, the share of flips, under the null hypothesis. Its normal approximation is too lenient where few
-answers flip: at a margin of 0.02 and without a flip it passes from 133 questions on, where a candidate that loses exactly the margin
-shows no flip in 6.8 % of cases. So only the order of outcomes is taken from it, and the p value is exact: the largest probability,
-over the shares of flips that the data allow, of an outcome at least as extreme.
+answers flip: at a margin of 0.02 and without a flip it passes from 133 questions on, where a candidate that loses exactly the
+margin shows no flip in 6.8 % of cases. So only the order of outcomes is taken from it, and the p value is exact: the largest
+probability, over the shares of flips that the data allow, of an outcome at least as extreme.
 
-Sources: Tango, Equivalence test and confidence interval for the difference in proportions for the paired-sample design, Statistics in
-Medicine 17, 891-908 (1998); Suissa and Shuster, The 2 x 2 matched-pairs trial, Biometrics 47, 361-372 (1991); Berger and Boos, P values
-maximized over a confidence set for the nuisance parameter, JASA 89, 1012-1016 (1994).
+Sources: Tango, Equivalence test and confidence interval for the difference in proportions for the paired-sample design,
+Statistics in Medicine 17, 891-908 (1998); Suissa and Shuster, The 2 x 2 matched-pairs trial, Biometrics 47, 361-372 (1991);
+Berger and Boos, P values maximized over a confidence set for the nuisance parameter, JASA 89, 1012-1016 (1994).
 """
 
 from __future__ import annotations

@@ -63,12 +63,20 @@ def compare(a: Path, b: Path, limits: Limits, metric: str = "", reproduce: str =
             "two results of one tool",
             "run the same tool on both",
         )
-    found = {"answers": _answers, "latencies": _latencies, "tests": _tests, "runs": _runs}[left.kind](left, right, limits)
+    found = {"answers": _answers, "latencies": _latencies, "tests": _tests, "runs": _runs}[left.kind](
+        left, right, limits
+    )
     return found.model_copy(update={"reproduce": reproduce})
 
 
 def _result(
-    left: Loaded, right: Loaded, limits: Limits, verdict: Verdict, reasons: Sequence[str], checks: Sequence[Check], **parts: object
+    left: Loaded,
+    right: Loaded,
+    limits: Limits,
+    verdict: Verdict,
+    reasons: Sequence[str],
+    checks: Sequence[Check],
+    **parts: object,
 ) -> CompareResult:
     kind = left.kind
     word = {"pass": "B is as good as A", "regression": "B is worse than A"}.get(verdict, "No verdict")
@@ -78,21 +86,23 @@ def _result(
         kind=kind,
         headline=f"{word}: {reasons[0]}" if reasons else f"{word}.",
         reasons=tuple(reasons),
-        covers=COVERS["answers" if kind == "runs" else kind],
+        covers=COVERS[kind],
         margin=limits.margin,
         alpha=limits.alpha,
         a=left.side("A"),
         b=right.side("B"),
         checks=tuple(checks),
-        **parts,  # type: ignore[arg-type]
+        **parts,
     )
 
 
 def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]]:
-    """The verdict with its checks, and what the checks add to the reasons: what is missing forbids a pass, and hides no regression."""
+    """The verdict with its checks, and what they add to the reasons: what is missing forbids a pass, and hides no regression."""
     open_ = [one for one in checks if one.status in ("missing", "failed")]
     verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
-    return verdict, [f"{one.title}: {one.found}" + (f" To resolve: {one.settles}." if one.settles else "") for one in open_]
+    return verdict, [
+        f"{one.title}: {one.found}" + (f" To resolve: {one.settles}." if one.settles else "") for one in open_
+    ]
 
 
 def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
@@ -102,7 +112,9 @@ def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     if decided != "regression" and worse:
         decided = "regression"
     verdict, more = final(decided, checks)
-    reasons = [f"{one.task}: {one.why}" for one in worse] if overall.verdict != "regression" and worse else [overall.why]
+    reasons = (
+        [f"{one.task}: {one.why}" for one in worse] if overall.verdict != "regression" and worse else [overall.why]
+    )
     if verdict == "inconclusive" and decided == "pass":
         reasons = [*more, *reasons]
         more = []
@@ -145,7 +157,12 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
     if beyond:
         longer = max((a, b), key=lambda one: len(one.items)).items[shared:]
         pairing.unpaired.append(
-            Unpaired(id=BEYOND, title="asked after the other run had stopped", count=beyond, examples=tuple(one.key for one in longer[:3]))
+            Unpaired(
+                id=BEYOND,
+                title="asked after the other run had stopped",
+                count=beyond,
+                examples=tuple(one.key for one in longer[:3]),
+            )
         )
     return pairing
 
@@ -203,20 +220,31 @@ def _checks(
     pairings: Sequence[ItemPairing],
 ) -> list[Check]:
     refused = [f"{one.task}: {'; '.join(one.refused)}" for one in tasks if one.refused]
-    only = [*(f"{name} is in A alone" for name in mine if name not in theirs), *(f"{name} is in B alone" for name in theirs if name not in mine)]
+    only = [
+        *(f"{name} is in A alone" for name in mine if name not in theirs),
+        *(f"{name} is in B alone" for name in theirs if name not in mine),
+    ]
     unpaired = [(one, task) for task in tasks for one in task.unpaired if one.id != BEYOND]
     total = sum(one.count for one, _ in unpaired)
     detail = "; ".join(f"{one.count:,} {one.title} ({task.task}: {', '.join(one.examples)})" for one, task in unpaired)
     paired, unverified = sum(len(one.pairs) for one in pairings), sum(one.unverified for one in pairings)
     unread = left.reading.unread + right.reading.unread
-    return [
-        check("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", "run the same tasks on both"),
-        check("same-settings", "tasks, prompts and settings are the same", "; ".join(refused), "nothing differs", "run both with the same settings"),
-        check("all-paired", "every document is in both", f"{total:,} documents were not paired: {detail}" if total else "", f"{paired:,} pairs", "run both to the end, on the same documents"),
-        check("all-read", "every record was understood", f"{unread:,} records were not" if unread else "", "every record", "see the notes and lines of assay ingest"),
-        *([] if not unverified else [Check(id="same-prompts", title="both were asked with the same prompts", status="not checked", found=f"{unverified:,} pairs have no recorded prompt: the documents are the same, and the prompts are taken to be")]),
-        EXECUTION,
-    ]  # fmt: skip
+    gaps = f"{total:,} documents were not paired: {detail}" if total else ""
+    lost = f"{unread:,} records were not" if unread else ""
+    same = "run the same tasks with the same settings on both"
+    checks = [
+        check("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same),
+        check("same-settings", "tasks, prompts and settings are the same", "; ".join(refused), "nothing differs", same),
+        check("all-paired", "every document is in both", gaps, f"{paired:,} pairs", "run both to the end"),
+        check(
+            "all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"
+        ),
+    ]
+    if unverified:
+        found = f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
+        title = "both were asked with the same prompts"
+        checks.append(Check(id="same-prompts", title=title, status="not checked", found=found))
+    return checks if left.kind == "runs" else [*checks, EXECUTION]
 
 
 EXECUTION = Check(
@@ -242,7 +270,8 @@ def _latencies(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     verdict, more = final(decided, checks)
     order = [one for one in rows if one.verdict == decided] or rows
     reasons = [f"{one.title}: {one.why}" for one in order]
-    return _result(left, right, limits, verdict, [*more, *reasons] if verdict == "inconclusive" else [*reasons, *more], checks, latencies=rows)  # fmt: skip
+    reasons = [*more, *reasons] if verdict == "inconclusive" else [*reasons, *more]
+    return _result(left, right, limits, verdict, reasons, checks, latencies=rows)
 
 
 def _tests(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
@@ -255,6 +284,12 @@ def _tests(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
 def _runs(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     changes: tuple[Change, ...] = compare_reports(left.source, right.source)
     if not (left.reading.sets and right.reading.sets):
-        missing = check("answers", "the answers of both runs are there", "a report.json has none", "", "name the folders of both runs")
+        missing = check(
+            "answers",
+            "the answers of both runs are there",
+            "a report.json has none",
+            "",
+            "name the folders of both runs",
+        )
         return _result(left, right, limits, "inconclusive", [missing.found], [missing], changes=changes)
     return _answers(left, right, limits).model_copy(update={"changes": changes})

@@ -7,20 +7,24 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from assay.harness.ingest.results.pairing import Unpaired
-from assay.harness.ingest.results.result_set import Kind
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, Decided, Verdict
 
 SCHEMA: Literal["assay.compare/1"] = "assay.compare/1"
 ResultKind = Literal["answers", "latencies", "tests", "runs"]
-COVERS: dict[Kind, str] = {
+COVERS: dict[ResultKind, str] = {
     "answers": (
-        "A pass covers the scores that these files state, on the documents that were paired. It does not show which kernel computed "
-        "the answers, that both servers differed in nothing else, or that long, cached or batched requests occurred: assay run does."
+        "A pass covers the scores that these files state, on the documents that were paired. It does not show which kernel "
+        "computed the answers, that both servers differed in nothing else, or that long, cached or batched requests occurred: "
+        "assay run does."
     ),
     "latencies": (
-        "A pass covers the requests of this load, as the client timed them. It does not show that the answers were right, or that "
-        "both servers ran on equal, idle machines: assay bench does."
+        "A pass covers the requests of this load, as the client timed them. It does not show that the answers were right, or "
+        "that both servers ran on equal, idle machines: assay bench does."
+    ),
+    "runs": (
+        "A pass covers the candidates' answers to the questions that both runs asked. Each run's own report says which kernels "
+        "ran, and whether its candidate passed."
     ),
     "tests": "A pass covers the outcomes of these tests. It does not show that they can fail, or what they ran on.",
 }

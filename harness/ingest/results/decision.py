@@ -2,11 +2,12 @@
 
 Which test:
 
-- *exact*, for right or wrong answers of complete results: somebody asked a set that was fixed beforehand, so one look is made, and the
+- *exact*, for right or wrong answers of complete results: somebody asked a set that was fixed beforehand, so one look is made,
+and the
   test of a fixed number of pairs is valid and needs fewer of them (`assay.harness.stats.paired_margin`).
 - *betting*, for results that stopped because of their answers, as assay's own runs do, and for scores that are not 0 or 1: valid
-  whenever one stopped, and for any bounded score (`assay.harness.stats.betting`). Repeats of a document are not independent, so their
-  mean is one value.
+  whenever one stopped, and for any bounded score (`assay.harness.stats.betting`). Repeats of a document are not independent, so
+  their mean is one value.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
     """Decide by the paired scores.
 
     - *regression*: the loss is shown to be above the margin.
-    - *pass*: the loss is shown to be below it, no more than `MOST_UNPARSED` of either side's answers are unparsed, and A is shown to
+    - *pass*: the loss is shown to be below it, no more than `MOST_UNPARSED` of either side's answers are unparsed, and A is shown
+    to
       beat guessing by `HEADROOM` margins: where nothing can be lost, an equal score says nothing.
     - *inconclusive*: neither.
 
@@ -85,7 +87,9 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
     """
     if not pairs:
         nothing = "Nothing was compared: no document could be paired."
-        return PairDecision("inconclusive", nothing, "exact", 0, 0, 0, 0, 0, Interval(-1, 1, 1 - 2 * rule.alpha), 1, 1, 1)
+        return PairDecision(
+            "inconclusive", nothing, "exact", 0, 0, 0, 0, 0, Interval(-1, 1, 1 - 2 * rule.alpha), 1, 1, 1
+        )
     lost, gained = (sum(one.loss * sign > 0 for one in pairs) for sign in (1, -1))
     binary = all(one.a.score in (0, 1) and one.b.score in (0, 1) for one in pairs)
     alone = len({one.a.key for one in pairs}) == len(pairs)
@@ -103,7 +107,9 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         loss = float(np.mean(values))
     a, b = (float(np.mean([getattr(one, side).score for one in pairs])) for side in ("a", "b"))
     p_two_sided = mcnemar_exact(lost, gained).two_sided
-    found = PairDecision("inconclusive", "", test, a, b, lost, gained, loss, interval, p_two_sided, p_inferior, p_regression)
+    found = PairDecision(
+        "inconclusive", "", test, a, b, lost, gained, loss, interval, p_two_sided, p_inferior, p_regression
+    )
     verdict, why = _verdict(pairs, rule, found)
     return PairDecision(**{**found.__dict__, "verdict": verdict, "why": why})
 
@@ -140,11 +146,14 @@ def _verdict(pairs: Sequence[ItemPair], rule: Rule, found: PairDecision) -> tupl
     floor, right = guess + HEADROOM * rule.margin, found.a
     if clopper_pearson(int(right * len(pairs)), len(pairs), 2 * rule.alpha).low <= floor:
         return "inconclusive", (
-            f"{measured}, but A scores {right:.3f}, which is not shown to beat guessing ({guess:.3f}) by {HEADROOM:g} margins, so a "
-            "broken B could look no worse. To resolve: a task that the model can do, or more documents."
+            f"{measured}, but A scores {right:.3f}, which is not shown to beat guessing ({guess:.3f}) by {HEADROOM:g} margins, "
+            "so a broken B could look no worse. To resolve: a task that the model can do, or more documents."
         )
     if found.p_inferior <= rule.alpha:
-        return "pass", f"{measured}: non-inferior, below the margin of {points:g} points ({name} p = {found.p_inferior:.2g})."
+        return (
+            "pass",
+            f"{measured}: non-inferior, below the margin of {points:g} points ({name} p = {found.p_inferior:.2g}).",
+        )
     return "inconclusive", (
         f"{measured}: shown neither to be below the margin of {points:g} points ({name} p = {found.p_inferior:.2g}) nor above it "
         f"(p = {found.p_regression:.2g}). To resolve: more documents, or a margin that the claim allows."

@@ -1,8 +1,8 @@
 """inspect_ai: ``.eval`` logs (a zip) and ``.json`` logs, read without the package.
 
-Read in inspect_ai 0.3.285: ``log/_recorders/eval.py`` (the zip: ``header.json``, or ``_journal/start.json`` of a run that was killed;
-``samples/<id>_epoch_<n>.json``), ``log/_log.py`` (the fields), ``scorer/_metric.py`` (C, I, P, N). From 0.3.2xx on, members are compressed
-with Zstandard, which Python reads from 3.14 on; here pyarrow does, which comes with assay[serve].
+Read in inspect_ai 0.3.285: ``log/_recorders/eval.py`` (the zip: ``header.json``, or ``_journal/start.json`` of a run that was
+killed; ``samples/<id>_epoch_<n>.json``), ``log/_log.py`` (the fields), ``scorer/_metric.py`` (C, I, P, N). From 0.3.2xx on,
+members are compressed with Zstandard, which Python reads from 3.14 on; here pyarrow does, which comes with assay[serve].
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ZSTANDARD = 93
 _MOST_BYTES = 1 << 30
 """A member that would unpack to more is refused: a zip of kilobytes can hold terabytes."""
 _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
-_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_seqs", "frequency_penalty", "presence_penalty", "num_choices",
-             "reasoning_effort", "system_message")  # fmt: skip
+_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_seqs", "frequency_penalty", "presence_penalty",
+             "num_choices", "reasoning_effort", "system_message")  # fmt: skip
 
 
 class InspectAi:
@@ -69,7 +69,9 @@ class InspectAi:
             samples = list(enumerate(header.get("samples") or (), 1))
         evaluated = header.get("eval") or {}
         if header.get("status") != "success":
-            reading.notes.append(f"the evaluation ended with the status {header.get('status') or 'unknown: it was cut short'}")
+            reading.notes.append(
+                f"the evaluation ended with the status {header.get('status') or 'unknown: it was cut short'}"
+            )
         scorer = _scorer([sample for _, sample in samples], metric, source.path)
         items = []
         for number, sample in samples:
@@ -102,12 +104,16 @@ def _from_zip(path: Path, reading: Reading) -> tuple[dict[str, Any], list[tuple[
 def _member(path: Path, file: zipfile.ZipFile, name: str) -> bytes:
     info = file.getinfo(name)
     if info.file_size > _MOST_BYTES:
-        raise EvidenceError(f"{path}: {name} unpacks to {info.file_size:,} bytes.", f"at most {_MOST_BYTES:,}", "check the file")
+        raise EvidenceError(
+            f"{path}: {name} unpacks to {info.file_size:,} bytes.", f"at most {_MOST_BYTES:,}", "check the file"
+        )
     if info.compress_type != _ZSTANDARD:
         try:
             return file.read(name)
         except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
-            raise EvidenceError(f"{path}: {name} cannot be unpacked: {error}.", "an undamaged log", "copy it again") from None
+            raise EvidenceError(
+                f"{path}: {name} cannot be unpacked: {error}.", "an undamaged log", "copy it again"
+            ) from None
     with path.open("rb") as raw:
         raw.seek(info.header_offset + 26)  # lengths of the name and of the extra field, in the local header
         lengths = raw.read(4)
@@ -123,7 +129,9 @@ def _zstandard(packed: bytes, size: int, where: str) -> bytes:
         import pyarrow
     except ImportError:
         raise UsageError(
-            f"{where} is compressed with Zstandard, and pyarrow is not installed.", "pyarrow", 'pip install "assay[serve]"'
+            f"{where} is compressed with Zstandard, and pyarrow is not installed.",
+            "pyarrow",
+            'pip install "assay[serve]"',
         ) from None
     try:
         with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:
@@ -148,7 +156,9 @@ def _parse(data: bytes, where: str) -> dict[str, Any]:
 def _scorer(samples: list[dict[str, Any]], wanted: str, path: Path) -> str:
     names = list(dict.fromkeys(name for sample in samples for name in sample.get("scores") or ()))
     if wanted and wanted not in names:
-        raise EvidenceError(f"{path} has no scorer {wanted!r}.", f"one of {', '.join(names) or 'none'}", "give another --metric")
+        raise EvidenceError(
+            f"{path} has no scorer {wanted!r}.", f"one of {', '.join(names) or 'none'}", "give another --metric"
+        )
     return wanted or (names[0] if names else "")
 
 
@@ -191,7 +201,9 @@ def _set(
 ) -> ResultSet:
     config = {**((header.get("plan") or {}).get("config") or {}), **(evaluated.get("model_generate_config") or {})}
     arguments = evaluated.get("task_args") or {}
-    shots = next((arguments[key] for key in ("fewshot", "num_fewshot", "n_shot") if isinstance(arguments.get(key), int)), None)
+    shots = next(
+        (arguments[key] for key in ("fewshot", "num_fewshot", "n_shot") if isinstance(arguments.get(key), int)), None
+    )
     return ResultSet(
         source=str(path),
         format=InspectAi.id,

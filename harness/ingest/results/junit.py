@@ -35,7 +35,9 @@ class JUnit:
 
         reading = Reading(unit="test")
         if "<!DOCTYPE" in source.head_text or "<!ENTITY" in source.head_text:
-            raise EvidenceError(f"{source.path} has a document type.", "JUnit XML without one", "remove the line with <!DOCTYPE")
+            raise EvidenceError(
+                f"{source.path} has a document type.", "JUnit XML without one", "remove the line with <!DOCTYPE"
+            )
         try:
             document = junitparser.JUnitXml.fromfile(str(source.path))
         except Exception as error:  # junitparser lets the errors of whatever XML parser is installed through
@@ -49,7 +51,13 @@ class JUnit:
         name = next((str(suite.name) for suite in suites if suite.name), "tests")
         reading.sets.append(
             ResultSet(
-                source=str(source.path), format=self.id, tool="JUnit", kind="tests", task=name, metric="outcome", items=tuple(items)
+                source=str(source.path),
+                format=self.id,
+                tool="JUnit",
+                kind="tests",
+                task=name,
+                metric="outcome",
+                items=tuple(items),
             )
         )
         return reading

@@ -1,8 +1,8 @@
 """Two serving benchmarks -> ratios of latencies, B over A, request by request.
 
-Requests are paired by their place: the benchmark draws them with a seed, so the same settings give the same requests. How much two
-runs of A differ is only known from a second run of A (the benchmark appends to its file): without it there is a ratio and no verdict,
-by the rule of `assay.harness.stats.ratio`.
+Requests are paired by their place: the benchmark draws them with a seed, so the same settings give the same requests. How much
+two runs of A differ is only known from a second run of A (the benchmark appends to its file): without it there is a ratio and no
+verdict, by the rule of `assay.harness.stats.ratio`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def compare_latencies(
     listed = bool(first.requests and last.requests)
     paired = listed and len(first.requests) == len(last.requests)
     other = sum(x != y for x, y in zip(first.requests, last.requests, strict=False)) if paired else 0
+    lengths = f"{len(first.requests):,} and {len(last.requests):,} requests, {other:,} of other lengths"
+    failed = f"{first.failed:,} in A and {last.failed:,} in B failed" if first.failed or last.failed else ""
     checks = [
         _check("same-load", "both ran the same load", "; ".join(differing), "the same settings"),
         _check(
@@ -50,14 +52,23 @@ def compare_latencies(
         _check(
             "same-requests",
             "the requests are the same",
-            "" if not listed or (paired and not other) else f"{len(first.requests):,} and {len(last.requests):,} requests, {other:,} of other lengths",
+            "" if not listed or (paired and not other) else lengths,
             "the same tokens in and out",
         ),
-        _check("none-failed", "no request failed", f"{first.failed:,} in A and {last.failed:,} in B failed" if first.failed or last.failed else "", "none"),
-    ]  # fmt: skip
+        _check("none-failed", "no request failed", failed, "none"),
+        _check("all-timed", "every request has its time", _untimed(first, last), f"{len(first.requests):,} requests"),
+    ]
     if not paired or differing:
         return (), checks
     return _rows(a, last, bound, alpha), checks
+
+
+def _untimed(*runs: ResultSet) -> str:
+    """Requests without a time to the first token, although they did not fail: the benchmark writes 0 where it saw no token."""
+    counts = [
+        sum(s is None for one in run.latencies if one.id == "ttft" for s in one.seconds) - run.failed for run in runs
+    ]
+    return f"{counts[0]:,} in A and {counts[1]:,} in B have none, and are left out" if any(counts) else ""
 
 
 def _check(id_: str, title: str, wrong: str, right: str) -> Check:
@@ -68,7 +79,9 @@ def _check(id_: str, title: str, wrong: str, right: str) -> Check:
 
 def _rows(a: Sequence[ResultSet], last: ResultSet, bound: float, alpha: float) -> tuple[ComparedLatency, ...]:
     first = a[0]
-    again = next((one for one in a[1:] if one.requests == first.requests and not settings_that_differ(first, one)), None)
+    again = next(
+        (one for one in a[1:] if one.requests == first.requests and not settings_that_differ(first, one)), None
+    )
     measured = []
     for place, one in enumerate(first.latencies):
         floor = _logs(one, again.latencies[place], first, again) if again else []

@@ -1,8 +1,8 @@
 """lm-eval: ``samples_*.jsonl`` of ``--log_samples`` and ``results_*.json``; a file, or the output folder.
 
 Read in lm-eval 0.4.13: ``loggers/evaluation_tracker.py`` (files and folders), ``evaluator.py`` (a sample: doc_hash, prompt_hash,
-target_hash, filter, metrics), ``utils.hash_string`` (SHA-256 in hexadecimal). A sample is one document under one filter, so a file has
-as many lines as documents times filters.
+target_hash, filter, metrics), ``utils.hash_string`` (SHA-256 in hexadecimal). A sample is one document under one filter, so a
+file has as many lines as documents times filters.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading
         task_version=str(found.get("versions", {}).get(name, "")),
         sampling=_sampling(config, run),
         settings={
-            key: str(run[key]) for key in ("model", "model_args", "limit", "bootstrap_iters") if run.get(key) is not None
+            key: str(run[key])
+            for key in ("model", "model_args", "limit", "bootstrap_iters")
+            if run.get(key) is not None
         }
         | {"git": str(found.get("git_hash", "") or "")},
         items=_items([row for row in rows if row.get("filter", "none") == filter_], chosen),
@@ -154,7 +156,11 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading
 def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str, str]:
     """The metric and the filter that count."""
     names = list(dict.fromkeys((one, row.get("filter", "none")) for row in rows for one in row.get("metrics", ())))
-    scored = [(one, f) for one, f in names if any(_score(row, one) is not None for row in rows if row.get("filter", "none") == f)]
+    scored = [
+        (one, f)
+        for one, f in names
+        if any(_score(row, one) is not None for row in rows if row.get("filter", "none") == f)
+    ]
     if not wanted:
         return scored[0] if scored else ("none", "none")
     metric, _, filter_ = wanted.partition(",")
@@ -207,8 +213,10 @@ def _shots(found: Mapping[str, Any], name: str) -> int | None:
 
 def _tokenizer(arguments: Any) -> str:
     """The tokenizer, where the arguments of the model name one: a string "a=b,c=d", or a mapping (with ``--config``)."""
-    given = arguments if isinstance(arguments, dict) else dict(
-        part.split("=", 1) for part in str(arguments or "").split(",") if "=" in part
+    given = (
+        arguments
+        if isinstance(arguments, dict)
+        else dict(part.split("=", 1) for part in str(arguments or "").split(",") if "=" in part)
     )
     return str(given.get("tokenizer") or "")
 
@@ -216,5 +224,3 @@ def _tokenizer(arguments: Any) -> str:
 def _sampling(config: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, str]:
     given = {**(config.get("generation_kwargs") or {}), **(run.get("gen_kwargs") or {})} if config else {}
     return {key: str(value) for key, value in sorted(given.items()) if key in _SAMPLING}
-
-

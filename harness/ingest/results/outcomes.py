@@ -23,22 +23,31 @@ def compare_outcomes(
     """
     before, after = _outcomes(a), _outcomes(b)
     repeated = sorted(name for name, number in (before[1] + after[1]).items() if number)
-    changed = [OutcomeChange(test=name, a=before[0][name], b=after[0][name]) for name in before[0] if name in after[0] and before[0][name] != after[0][name]]  # fmt: skip
+    both = [(name, outcome, after[0][name]) for name, outcome in before[0].items() if name in after[0]]
+    changed = [OutcomeChange(test=name, a=x, b=y) for name, x, y in both if x != y]
     broken = [one for one in changed if one.a == "passed" and one.b in _BAD]
     mended = [one for one in changed if one.a in _BAD and one.b == "passed"]
-    gone = [name for name, outcome in before[0].items() if outcome == "passed" and after[0].get(name, "skipped") == "skipped"]
+    gone = [
+        name
+        for name, outcome in before[0].items()
+        if outcome == "passed" and after[0].get(name, "skipped") == "skipped"
+    ]
     ran = sum(outcome == "passed" for outcome in before[0].values())
     failing = sum(outcome in _BAD for outcome in after[0].values())
     checks = [
         _check("all-ran", "every test that passed in A ran in B", _named(gone, "did not run in B"), f"{ran:,} tests"),
-        _check("no-test-twice", "every test is there once", _named(repeated, "are there more than once: their outcomes are not compared"), "once each"),
+        _check("no-test-twice", "every test is there once", _named(repeated, "are there more than once"), "once each"),
         _check("anything-passed", "a test passed in A", "" if ran else "none did, so none could fail", f"{ran:,} did"),
-    ]  # fmt: skip
+    ]
     verdict: Verdict = "regression" if broken else "pass"
-    why = f"{len(broken):,} of {ran:,} tests that passed in A fail in B" if broken else f"No test that passed in A fails in B ({ran:,} did)"
+    why = (
+        f"{len(broken):,} of {ran:,} tests that passed in A fail in B"
+        if broken
+        else f"No test that passed in A fails in B ({ran:,} did)"
+    )
     why += f"; {len(mended):,} that failed in A pass in B" if mended else ""
     why += f"; {failing - len(broken):,} fail in both, or are new" if failing > len(broken) else ""
-    return verdict, f"{why}.", tuple([*broken, *(one for one in changed if one not in broken)]), checks
+    return verdict, f"{why}.", (*broken, *(one for one in changed if one not in broken)), checks
 
 
 def _outcomes(sets: Sequence[ResultSet]) -> tuple[dict[str, str], Counter[str]]:
@@ -51,10 +60,14 @@ def _outcomes(sets: Sequence[ResultSet]) -> tuple[dict[str, str], Counter[str]]:
 def _named(names: Sequence[str], what: str) -> str:
     if not names:
         return ""
-    return f"{len(names):,} {what}: {', '.join(one_line(name, 80) for name in names[:3])}{', …' if len(names) > 3 else ''}"
+    return (
+        f"{len(names):,} {what}: {', '.join(one_line(name, 80) for name in names[:3])}{', …' if len(names) > 3 else ''}"
+    )
 
 
 def _check(id_: str, title: str, wrong: str, right: str) -> Check:
     if wrong:
-        return Check(id=id_, title=title, status="missing", found=f"{wrong}.", settles="run the same tests, all of them")
+        return Check(
+            id=id_, title=title, status="missing", found=f"{wrong}.", settles="run the same tests, all of them"
+        )
     return Check(id=id_, title=title, status="ok", found=right)

@@ -1,4 +1,5 @@
-"""What an evaluation tool wrote down, in one form: the answers of one task, the latencies of one benchmark, or the outcomes of tests."""
+"""What an evaluation tool wrote down, in one form: the answers of one task, the latencies of one benchmark, or the outcomes of
+tests."""
 
 from __future__ import annotations
 
@@ -131,7 +132,9 @@ def document_of(source: Source, format_id: str, title: str, reading: Reading) ->
 def _facts(one: ResultSet) -> list[Fact]:
     found = {"model": one.model, "tokenizer": one.tokenizer, **one.sampling, **one.settings}
     text = ", ".join(f"{name} {value}" for name, value in found.items() if value)
-    return [Fact(id=f"settings-of-{one.task}", title=f"{one.tool} {one.version}, {one.task}", text=text)] if text else []
+    return (
+        [Fact(id=f"settings-of-{one.task}", title=f"{one.tool} {one.version}, {one.task}", text=text)] if text else []
+    )
 
 
 def _table(sets: list[ResultSet]) -> Table:

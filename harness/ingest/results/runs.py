@@ -36,7 +36,7 @@ def _verdicts(a: Report, b: Report) -> Iterator[Change]:
         x, y = mine.get(name, "not run"), theirs.get(name, "not run")
         if x != y:
             known = x in WORST_FIRST and y in WORST_FIRST
-            worse = WORST_FIRST.index(y) < WORST_FIRST.index(x) if known else None  # type: ignore[arg-type]
+            worse = WORST_FIRST.index(y) < WORST_FIRST.index(x) if known else None
             title = f"verdict of the suite {name}" if name else "verdict"
             yield Change(id=f"verdict-{name}" if name else "verdict", title=title, a=x, b=y, worse=worse)
     for one in a.suites:
@@ -63,7 +63,13 @@ def _layers(a: Report, b: Report) -> Iterator[Change]:
     for layer in sorted(mine.keys() & theirs.keys()):
         x, y = mine[layer], theirs[layer]
         if _differs(x, y):
-            yield Change(id=f"own-error-{layer}", title=f"own error of layer {layer}", a=_error(x.own), b=_error(y.own), worse=_worse(x, y))
+            yield Change(
+                id=f"own-error-{layer}",
+                title=f"own error of layer {layer}",
+                a=_error(x.own),
+                b=_error(y.own),
+                worse=_worse(x, y),
+            )
 
 
 def _differs(x: DepthRow, y: DepthRow) -> bool:
@@ -109,7 +115,10 @@ def _environment(a: Report, b: Report) -> Iterator[Change]:
         "python": (one.python, other.python),
         "git": (one.git, other.git),
     }
-    pairs |= {f"package {name}": (one.packages.get(name, "none"), other.packages.get(name, "none")) for name in sorted({*one.packages, *other.packages})}
+    pairs |= {
+        f"package {name}": (one.packages.get(name, "none"), other.packages.get(name, "none"))
+        for name in sorted({*one.packages, *other.packages})
+    }
     for name, (x, y) in pairs.items():
         if x != y:
             yield Change(id=f"environment-{name.replace(' ', '-')}", title=name, a=x, b=y)

@@ -1,8 +1,8 @@
 """``sglang.benchmark.serving`` (``sglang.bench_serving``): its JSON lines, one for each run of the benchmark.
 
-Read in SGLang 0.5.23, ``benchmark/serving.py``: the summary, in ms, is always written; the lists of requests (``ttfts``, ``itls`` and
-lengths, in seconds and tokens) with ``--output-details``. The time of a request is its time to the first token plus the times between
-tokens. A request that failed has an error text and zeros.
+Read in SGLang 0.5.23, ``benchmark/serving.py``: the summary, in ms, is always written; the lists of requests (``ttfts``, ``itls``
+and lengths, in seconds and tokens) with ``--output-details``. The time of a request is its time to the first token plus the times
+between tokens. A request that failed has an error text and zeros.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from assay.harness.ingest.source import Source
 
 _KEYS = ("request_throughput", "mean_ttft_ms", "median_itl_ms")
 _LISTS = ("ttfts", "itls", "input_lens", "output_lens")
-_SETTINGS = ("backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len", "random_input_len", "random_output_len",
-             "random_range_ratio", "num_prompts", "seed", "tag")  # fmt: skip
-_SHOWN = ("completed", "request_throughput", "output_throughput", "median_ttft_ms", "median_tpot_ms", "median_itl_ms", "median_e2e_latency_ms",
-          "p99_ttft_ms", "p99_e2e_latency_ms")  # fmt: skip
+_SETTINGS = ("backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len", "random_input_len",
+             "random_output_len", "random_range_ratio", "num_prompts", "seed", "tag")  # fmt: skip
+_SHOWN = ("completed", "request_throughput", "output_throughput", "median_ttft_ms", "median_tpot_ms", "median_itl_ms",
+          "median_e2e_latency_ms", "p99_ttft_ms", "p99_e2e_latency_ms")  # fmt: skip
 
 
 class Serving:

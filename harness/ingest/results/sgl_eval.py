@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from assay.harness.errors import EvidenceError
 from assay.harness.ingest.result import Document
 from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
 from assay.harness.ingest.source import Source
@@ -30,7 +31,7 @@ class SglEval:
     def recognises(self, source: Source) -> bool:
         """A folder with the two kinds of files (or one folder that has them), or one of the files."""
         if source.path.is_dir():
-            return _folder(source.path) is not None
+            return bool(_folders(source.path))
         head = source.head_text
         if source.path.suffix == ".jsonl":
             first = head.partition("\n")[0]
@@ -42,17 +43,27 @@ class SglEval:
         return document_of(source, self.id, self.title, self.results(source))
 
     def results(self, source: Source, metric: str = "") -> Reading:
-        """The benchmark of the folder. `metric` is not used: sgl-eval has one score."""
-        folder = _folder(source.path) if source.path.is_dir() else source.path.parent
-        reading = Reading(unit="sample")
-        if folder is None:
-            return reading
+        """The benchmark of the folder. `metric` is not used: sgl-eval has one score.
+
+        Raises:
+            EvidenceError: the folder holds several runs.
+        """
+        found_in = _folders(source.path) if source.path.is_dir() else [source.path.parent]
+        if len(found_in) > 1:
+            raise EvidenceError(
+                f"{source.path} holds {len(found_in)} runs: {', '.join(one.name for one in found_in[:3])}.",
+                "one run",
+                "name one of its folders",
+            )
+        folder, reading = found_in[0], Reading(unit="sample")
         written = folder / "metrics.json"
         found = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else {}
         if not found:
             reading.notes.append(f"{folder} has no metrics.json: model, settings and version are not known")
         if found.get("partial"):
-            reading.notes.append(f"the run was cut short: {found.get('completed_samples')} samples of {found.get('planned_examples')} examples")
+            reading.notes.append(
+                f"the run was cut short: {found.get('completed_samples')} samples of {found.get('planned_examples')} examples"
+            )
         items: list[ResultItem] = []
         for repeat, path in enumerate(sorted(folder.glob("output-rs*.jsonl"))):
             _read_samples(path, repeat, items, reading)
@@ -60,10 +71,9 @@ class SglEval:
         return reading
 
 
-def _folder(path: Path) -> Path | None:
-    """The folder that has the files: `path`, or the only one below it that does."""
-    found = [one.parent for one in sorted(path.rglob("output-rs0.jsonl"))]
-    return found[0] if len(found) == 1 else None
+def _folders(path: Path) -> list[Path]:
+    """The folders that have samples: `path`, or those below it."""
+    return [one.parent for one in sorted(path.rglob("output-rs0.jsonl"))]
 
 
 def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: Reading) -> None:
@@ -100,7 +110,11 @@ def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
 def _set(folder: Path, found: Mapping[str, Any], items: list[ResultItem]) -> ResultSet:
     prompt = found.get("prompt", {})
     preset = found.get("preset")
-    settings = {"base_url": found.get("base_url"), "num_threads": found.get("num_threads"), "timestamp": found.get("timestamp")}
+    settings = {
+        "base_url": found.get("base_url"),
+        "num_threads": found.get("num_threads"),
+        "timestamp": found.get("timestamp"),
+    }
     return ResultSet(
         source=str(folder),
         format=SglEval.id,

@@ -17,6 +17,8 @@ from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultS
 from assay.harness.ingest.source import Source
 
 _RESULTS = {"Correct Answer: ": "target", "Extracted Answer: ": "parsed", "Score: ": "score"}
+_NOTHING = ("None", "", "-9999999")
+"""Extracted answers that stand for none; the number is INVALID of SGLang's GSM8K (``test/simple_eval_mixed_prefix_gsm8k.py``)."""
 
 
 class SimpleEvals:
@@ -50,7 +52,9 @@ class SimpleEvals:
         scores = path if path.suffix == ".json" else path.with_suffix(".json")
         written = json.loads(scores.read_text(encoding="utf-8")) if scores.is_file() else {}
         if not report.is_file():
-            reading.notes.append(f"the answers are in {report.name}, which is not beside {path.name}: only the score is known")
+            reading.notes.append(
+                f"the answers are in {report.name}, which is not beside {path.name}: only the score is known"
+            )
         else:
             _check_total(written, items := _examples(report, reading), reading)
         name, _, model = path.stem.partition("_")
@@ -73,7 +77,9 @@ def _check_total(written: dict[str, object], items: list[ResultItem], reading: R
     """Say so where the answers do not add up to the score that was written."""
     score, scores = written.get("score"), [item.score for item in items if item.score is not None]
     if isinstance(score, (int, float)) and scores and abs(sum(scores) / len(scores) - score) > 1e-6:
-        reading.notes.append(f"the examples have a mean score of {sum(scores) / len(scores):.4f}, and the JSON says {score:.4f}")
+        reading.notes.append(
+            f"the examples have a mean score of {sum(scores) / len(scores):.4f}, and the JSON says {score:.4f}"
+        )
 
 
 def _examples(report: Path, reading: Reading) -> list[ResultItem]:
@@ -100,13 +106,14 @@ def _item(example: dict[str, str]) -> ResultItem:
         prompt_hash=short_hash(example["prompt"]),
         target=example["target"],
         answer=example["answer"],
-        parsed=None if example["parsed"] in ("None", "") else example["parsed"],
+        parsed=None if example["parsed"] in _NOTHING else example["parsed"],
         score=score if score is not None and 0 <= score <= 1 else None,
     )
 
 
 class _Report(HTMLParser):
-    """Collects the examples of a report: a heading opens a part, ``<pre>`` has a message, ``<p>`` a result, ``<hr>`` ends an example."""
+    """Collects the examples of a report: a heading opens a part, ``<pre>`` has a message, ``<p>`` a result, ``<hr>`` ends an
+    example."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
