@@ -15,12 +15,17 @@ import argparse
 import json
 import math
 import os
+import random
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from statistics import NormalDist
 
-from assay.evals.synthetic import question
+from common import HERE, python_path
+
+from assay.evals.questions import GROUPS, Question
+from assay.evals.synthetic import draw
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.config import make_spec
@@ -45,19 +50,28 @@ metadata: {{version: 1.0}}
 """
 
 
-def write_task(folder: Path, questions: int) -> None:
-    """Write a task of the built-in questions that needs no download."""
+def write_task(folder: Path, questions: int, facts: int) -> None:
+    """Write a task of questions like the built-in ones, which needs no download.
+
+    With more facts than the tiny model has learned to read, it gets some of them wrong, as real models do: only then does it matter
+    whether documents are paired.
+    """
     data = folder / "synthetic.jsonl"
-    rows = (question(index) for index in range(questions))
-    data.write_text("".join(json.dumps({"id": q.id, "prompt": q.prompt, "answer": q.answer}) + "\n" for q in rows))
+    rows = []
+    for index in range(questions):
+        rng = random.Random(index)
+        drawn = draw(rng, GROUPS[index % len(GROUPS)], facts, facts)
+        text, (a, b, c, d), answer = drawn.ask(rng, rng.randrange(facts))
+        asked = Question(f"synthetic-{index}", "", "other", text, (a, b, c, d), answer)
+        rows.append({"id": asked.id, "prompt": asked.prompt, "answer": answer})
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "assay_synthetic.yaml").write_text(TASK.format(data=data))
 
 
 def evaluate(python: str, folder: Path, backend: str, number: int, concurrency: int) -> Path:
     """Serve the tiny model with a backend, and have lm-eval ask it; return the folder of its results."""
     spec = make_spec({"reference": backend, "candidate": backend, "suites": ("mmlu",), "questions": 1})
-    out = folder / f"{backend}-{number}"
-    server = folder / f"server-{backend}-{number}"
+    out, server = folder / f"results-{number}", folder / f"server-{number}"
     server.mkdir()
     engine = make_engine(prepare(spec), "reference", server, server / "log", cpu_core=core_of("cpu"), eager=True)
     with running([engine], "cpu"):
@@ -90,11 +104,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="Python of an environment with lm-eval")
     parser.add_argument("--questions", type=int, default=512)
-    parser.add_argument("--candidates", nargs="+", default=["torch_native", "sage_attn", "sage_attn_as_shipped"])
+    parser.add_argument("--facts", type=int, default=16, help="facts of a question; the tiny model learned 4 to 10")
+    parser.add_argument(
+        "--candidates", nargs="+", default=["torch_native", "sage_attn", "faulty:noisy", "faulty:very_noisy"]
+    )
     arguments = parser.parse_args()
+    os.environ["PYTHONPATH"] = python_path()  # the servers find the kernels of this folder
+    sys.path.append(str(HERE))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_task(folder, arguments.questions)
+        write_task(folder, arguments.questions, arguments.facts)
         reference = evaluate(arguments.python, folder, "torch_native", 0, 16)
         print(
             "candidate; A; B; lost; gained; z test p; McNemar p; non-inferiority p; regression p; verdict", flush=True

@@ -28,7 +28,7 @@ def compare(
     html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
     junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
 ) -> None:
-    """Compare two results that are already there: lm-eval, sgl-eval, simple-evals, inspect_ai, serving, JUnit, or runs."""
+    """Compare two results that are already there: of an evaluation tool, a benchmark, tests, or runs."""
     from assay.harness.ingest.results.compare import Limits
     from assay.harness.ingest.results.compare import compare as run
     from assay.reports.compare_text import render_compare, write_compare_json, write_compare_junit
