@@ -47,7 +47,10 @@ def test_the_layout_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("row", "found"),
-    [({"question": "1 + 1?", "answer": "2"}, "ends in '2'"), ({"problem": "1 + 1?", "answer": "#### 2"}, "question missing")],
+    [
+        ({"question": "1 + 1?", "answer": "2"}, "ends in '2'"),
+        ({"problem": "1 + 1?", "answer": "#### 2"}, "question missing"),
+    ],
 )
 def test_rows_of_another_kind_are_refused(tmp_path: Path, row: dict[str, str], found: str) -> None:
     path = tmp_path / "test.jsonl"

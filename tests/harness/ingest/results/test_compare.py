@@ -145,7 +145,10 @@ def test_a_second_run_of_a_gives_the_floor_and_so_a_verdict(data: Path, tmp_path
     row = json.loads((data / "serving_a.jsonl").read_text())
 
     def scaled(factor: float) -> str:
-        return json.dumps(row | {"ttfts": [factor * t for t in row["ttfts"]], "itls": [[factor * t for t in one] for one in row["itls"]]})
+        return json.dumps(
+            row
+            | {"ttfts": [factor * t for t in row["ttfts"]], "itls": [[factor * t for t in one] for one in row["itls"]]}
+        )
 
     a, slow, same = tmp_path / "a.jsonl", tmp_path / "slow.jsonl", tmp_path / "same.jsonl"
     a.write_text(f"{scaled(1)}\n{scaled(1.01)}\n")

@@ -147,7 +147,9 @@ def test_a_log_of_a_run_that_was_killed_is_read_and_said_to_be_one(data: Path, t
     killed = tmp_path / "killed.eval"
     members = json.loads((data / "inspect_a.json").read_text())
     with zipfile.ZipFile(killed, "w", zipfile.ZIP_DEFLATED) as file:  # as versions before 0.3.2xx compress
-        file.writestr("_journal/start.json", json.dumps({"version": 2, "eval": members["eval"], "plan": members["plan"]}))
+        file.writestr(
+            "_journal/start.json", json.dumps({"version": 2, "eval": members["eval"], "plan": members["plan"]})
+        )
         for sample in members["samples"][:3]:
             file.writestr(f"samples/{sample['id']}_epoch_1.json", json.dumps(sample))
         file.writestr("samples/x_epoch_1.json", "{")
