@@ -23,7 +23,7 @@ def of(lengths: str, most: int = 32, seed: int = 0, fit: Fit = WORDS) -> tuple[Q
 def facts(question: Question) -> dict[str, str]:
     listed = question.text.split(": ", 1)[1].rpartition("\n")[0]
     pairs = [fact.split() for fact in listed.split(" .") if fact.strip()]
-    return {name: thing for name, thing in pairs}
+    return dict(pairs)
 
 
 def test_every_question_has_its_answer_in_its_haystack_once() -> None:
