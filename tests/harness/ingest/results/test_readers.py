@@ -231,3 +231,9 @@ def test_a_file_that_was_cut_off_never_crashes(data: Path, tmp_path: Path, name:
     except AssayError:
         return
     assert not reading.sets or reading.unread or reading.notes
+
+
+def test_the_prompt_of_a_log_does_not_hold_the_answer(data: Path) -> None:
+    a, b = (load(data / f"inspect_{side}.eval").reading.sets[0].items for side in "ab")
+    assert {item.key: item.prompt_hash for item in a} == {item.key: item.prompt_hash for item in b}
+    assert [item.answer for item in a] != [item.answer for item in b]
