@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="Python of an environment with lm-eval")
     parser.add_argument("--questions", type=int, default=512)
-    parser.add_argument("--facts", type=int, default=16, help="facts of a question; the tiny model learned 4 to 10")
+    parser.add_argument("--facts", type=int, default=12, help="facts of a question; the tiny model learned 4 to 10")
     parser.add_argument(
         "--candidates", nargs="+", default=["torch_native", "sage_attn", "faulty:noisy", "faulty:very_noisy"]
     )

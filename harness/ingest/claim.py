@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from pydantic import ConfigDict, Field, computed_field
 
 from assay.harness.errors import ExitCode, UsageError
-from assay.harness.ingest.evidence_of_claims import statements_of
+from assay.harness.ingest.recognise import statements_of
 from assay.harness.ingest.statement import Statement
 from assay.harness.schema import RULE, Part
 from assay.harness.text import listed, one_line
@@ -195,7 +195,7 @@ def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     if not found:
         return _checked(claim, "undecided", f"the evidence states no {claim.name}{_nearest(claim.name, numbers)}")
     shares = all(0 <= float(one.value) <= 1 for one in found) and any(float(one.value) > 0 for one in found)
-    if shares and claim.number > 1 and any(_key(one.names[0]).endswith(_SCORE) for one in found):
+    if shares and claim.number > 1 and any(_key(name).endswith(_SCORE) for one in found for name in one.names):
         return _checked(
             claim, "undecided", f"{claim.name} is a share from 0 to 1; say {claim.number:g} % if that is meant", found
         )
@@ -218,16 +218,14 @@ def _key(name: str) -> str:
 
 
 def _core(name: str) -> str:
-    """The name without the word for a score: what "MMLU", "MMLU score" and "mmlu_accuracy" have in common."""
+    """The name without a word for a score: what "MMLU", "MMLU score" and "mmlu_accuracy" have in common, and what "accuracy" and
+    "acc" have: nothing else."""
     key = _key(name)
-    for word in _SCORE:
-        if key.endswith(word) and key != word:
-            return key.removesuffix(word)
-    return key
+    return next((key.removesuffix(word) for word in _SCORE if key.endswith(word)), key)
 
 
 def _means(said: str, one: Statement) -> bool:
-    return any(_core(said) == _core(name) or _key(said) == _key(name) for name in one.names)
+    return any(_core(said) == _core(name) for name in one.names)
 
 
 def _short(one: Statement) -> str:

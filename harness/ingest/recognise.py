@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from assay.harness.errors import AssayError, UsageError
+from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.files import timestamp
 from assay.harness.ingest.result import Document, FileRead, IngestResult
 from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement, States
 from assay.harness.text import listed
 from assay.harness.verdict import Verdict
 
 READERS = (
-    "assay.harness.ingest.sglang_log",
     "assay.harness.ingest.trace",
     "assay.harness.ingest.results",
     "assay.harness.ingest.tensors",
+    "assay.harness.ingest.sglang_log",
 )
-"""Packages of readers, in the order in which they are asked. Each has a `READER`, or `READERS`."""
+"""Packages of readers, in the order in which they are asked. Each has a `READER`, or `READERS`. Logs come last: they are known by a
+line anywhere, and a JUnit file may quote a log."""
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""
 
@@ -52,8 +53,6 @@ def readers() -> tuple[FileReader, ...]:
     """All readers. They are imported on the first call."""
     found: list[FileReader] = []
     for name in READERS:
-        if importlib.util.find_spec(name) is None:
-            continue
         module = importlib.import_module(name)
         found += getattr(module, "READERS", None) or [module.READER]
     return tuple(found)
@@ -62,6 +61,26 @@ def readers() -> tuple[FileReader, ...]:
 def reader_of(source: Source) -> FileReader | None:
     """The reader that takes a file; None if none does."""
     return next((one for one in readers() if one.recognises(source)), None)
+
+
+def statements_of(path: Path) -> list[Statement]:
+    """What a file states that somebody may make a claim about.
+
+    Raises:
+        UsageError: there is no such file.
+        EvidenceError: no reader that can list statements takes it, or it is damaged.
+    """
+    source = Source.of(path)
+    reader = reader_of(source)
+    if not isinstance(reader, States):
+        raise EvidenceError(
+            f"{path} is a {reader.title}, of which no claim can be checked."
+            if reader
+            else f"No reader knows what {path} states.",
+            "a log, results of an evaluation or a benchmark, a JUnit file, a report.json or the folder of a run",
+            "see docs/ingest.md for what is read",
+        )
+    return list(reader.statements(source))
 
 
 def ingest(paths: Sequence[Path]) -> IngestResult:

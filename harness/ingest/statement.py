@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from assay.harness.ingest.source import Source
 
@@ -26,10 +26,9 @@ class Statement(NamedTuple):
     text: str
 
 
+@runtime_checkable
 class States(Protocol):
     """A reader that can list what a file states. A reader without it serves `assay ingest` only."""
-
-    def recognises(self, source: Source) -> bool: ...
 
     def statements(self, source: Source) -> Iterable[Statement]:
         """Everything that a claim may be about."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest.results.comparison import COVERS, AnswerFlip, Change, ComparedTask, CompareResult
+from assay.harness.files import timestamp
+from assay.harness.ingest.results.comparison import COVERS, AnswerFlip, Change, ComparedTask, CompareResult, requirement
 from assay.harness.ingest.results.decision import Rule, decide_pairs
 from assay.harness.ingest.results.latencies import compare_latencies
 from assay.harness.ingest.results.loaded import Loaded, load
@@ -82,7 +82,7 @@ def _result(
     word = {"pass": "B is as good as A", "regression": "B is worse than A"}.get(verdict, "No verdict")
     return CompareResult(
         verdict=verdict,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=timestamp(),
         kind=kind,
         headline=f"{word}: {reasons[0]}" if reasons else f"{word}.",
         reasons=tuple(reasons),
@@ -233,10 +233,12 @@ def _checks(
     lost = f"{unread:,} records were not" if unread else ""
     same = "run the same tasks with the same settings on both"
     checks = [
-        check("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same),
-        check("same-settings", "tasks, prompts and settings are the same", "; ".join(refused), "nothing differs", same),
-        check("all-paired", "every document is in both", gaps, f"{paired:,} pairs", "run both to the end"),
-        check(
+        requirement("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same),
+        requirement(
+            "same-settings", "tasks, prompts and settings are the same", "; ".join(refused), "nothing differs", same
+        ),
+        requirement("all-paired", "every document is in both", gaps, f"{paired:,} pairs", "run both to the end"),
+        requirement(
             "all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"
         ),
     ]
@@ -254,13 +256,6 @@ EXECUTION = Check(
     found="these files do not record which kernels ran",
     settles="assay run --reference … --candidate …",
 )
-
-
-def check(id_: str, title: str, wrong: str, right: str, settles: str) -> Check:
-    """A requirement of a pass: missing where something is wrong."""
-    if wrong:
-        return Check(id=id_, title=title, status="missing", found=f"{wrong}.", settles=settles)
-    return Check(id=id_, title=title, status="ok", found=right)
 
 
 def _latencies(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
@@ -284,7 +279,7 @@ def _tests(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
 def _runs(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     changes: tuple[Change, ...] = compare_reports(left.source, right.source)
     if not (left.reading.sets and right.reading.sets):
-        missing = check(
+        missing = requirement(
             "answers",
             "the answers of both runs are there",
             "a report.json has none",

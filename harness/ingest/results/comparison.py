@@ -138,3 +138,18 @@ class CompareResult(Decided):
     outcomes: tuple[OutcomeChange, ...] = ()
     changes: tuple[Change, ...] = ()
     reproduce: str = ""
+
+
+def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Check:
+    """A requirement of a pass: missing where something is wrong.
+
+    Args:
+        id: of the check.
+        title: what is required.
+        wrong: what is wrong, without its full stop; empty if nothing is.
+        right: what was found otherwise.
+        settles: what to do about it.
+    """
+    if wrong:
+        return Check(id=id, title=title, status="missing", found=f"{wrong}.", settles=settles)
+    return Check(id=id, title=title, status="ok", found=right)

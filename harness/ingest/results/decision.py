@@ -2,9 +2,8 @@
 
 Which test:
 
-- *exact*, for right or wrong answers of complete results: somebody asked a set that was fixed beforehand, so one look is made,
-and the
-  test of a fixed number of pairs is valid and needs fewer of them (`assay.harness.stats.paired_margin`).
+- *exact*, for right or wrong answers of complete results: somebody asked a set that was fixed beforehand, so one look is made, and
+  the test of a fixed number of pairs is valid and needs fewer of them (`assay.harness.stats.paired_margin`).
 - *betting*, for results that stopped because of their answers, as assay's own runs do, and for scores that are not 0 or 1: valid
   whenever one stopped, and for any bounded score (`assay.harness.stats.betting`). Repeats of a document are not independent, so
   their mean is one value.
@@ -75,9 +74,8 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
     """Decide by the paired scores.
 
     - *regression*: the loss is shown to be above the margin.
-    - *pass*: the loss is shown to be below it, no more than `MOST_UNPARSED` of either side's answers are unparsed, and A is shown
-    to
-      beat guessing by `HEADROOM` margins: where nothing can be lost, an equal score says nothing.
+    - *pass*: the loss is shown to be below it, no more than `MOST_UNPARSED` of either side's answers are unparsed, and A is
+      shown to beat guessing by `HEADROOM` margins: where nothing can be lost, an equal score says nothing.
     - *inconclusive*: neither.
 
     Args:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.result import Document
+from assay.harness.ingest.results.json_files import json_object
 from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
+from assay.harness.ingest.results.statements import statements_of
 from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
 
 _ZSTANDARD = 93
 """Compression method of a zip's member (APPNOTE 6.3.10, section 4.4.5)."""
@@ -50,6 +53,10 @@ class InspectAi:
         """See `FileReader`."""
         return document_of(source, self.id, self.title, self.results(source))
 
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """See `States`."""
+        return statements_of(self.results(source))
+
     def results(self, source: Source, metric: str = "") -> Reading:
         """The task of the log.
 
@@ -65,7 +72,7 @@ class InspectAi:
         if source.head.startswith(b"PK\x03\x04"):
             header, samples = _from_zip(source.path, reading)
         else:
-            header = _parse(source.path.read_bytes(), str(source.path))
+            header = json_object(source.path.read_bytes(), str(source.path))
             samples = list(enumerate(header.get("samples") or (), 1))
         evaluated = header.get("eval") or {}
         if header.get("status") != "success":
@@ -90,10 +97,10 @@ def _from_zip(path: Path, reading: Reading) -> tuple[dict[str, Any], list[tuple[
         with zipfile.ZipFile(path) as file:
             names = file.namelist()
             start = "header.json" if "header.json" in names else "_journal/start.json"
-            header = _parse(_member(path, file, start), start)
+            header = json_object(_member(path, file, start), start)
             for number, name in enumerate([one for one in names if one.startswith("samples/")], 1):
                 try:
-                    samples.append((number, _parse(_member(path, file, name), name)))
+                    samples.append((number, json_object(_member(path, file, name), name)))
                 except EvidenceError as error:
                     reading.refuse(number, f"{name}: {error.found}")
     except zipfile.BadZipFile as error:
@@ -141,16 +148,6 @@ def _zstandard(packed: bytes, size: int, where: str) -> bytes:
     if len(data) != size:
         raise EvidenceError(f"{where} unpacks to other than {size:,} bytes.", "an undamaged log", "copy it again")
     return data
-
-
-def _parse(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(data)  # json accepts NaN, which inspect_ai writes
-    except ValueError as error:
-        raise EvidenceError(f"{where} is not JSON: {error}.", "an undamaged log", "copy it again") from None
-    if not isinstance(found, dict):
-        raise EvidenceError(f"{where} is not an object.", "an undamaged log", "copy it again")
-    return found
 
 
 def _scorer(samples: list[dict[str, Any]], wanted: str, path: Path) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from assay.harness.ingest.results.comparison import ComparedLatency
+from assay.harness.ingest.results.comparison import ComparedLatency, requirement
 from assay.harness.ingest.results.result_set import Latencies, ResultSet
 from assay.harness.ingest.results.serving import settings_that_differ
 from assay.harness.stats.ratio import Ratio, RatioDecision, decide_ratios, ratio_of
@@ -33,7 +33,7 @@ def compare_latencies(
         alpha: error rate of each interval, and of a false regression in any of the ratios.
     """
     if not (a and b):
-        return (), [_check("runs", "both files hold a run", "a file holds none", "one of each")]
+        return (), [_needs("runs", "both files hold a run", "a file holds none", "one of each")]
     first, last = a[0], b[-1]
     differing = settings_that_differ(first, last)
     listed = bool(first.requests and last.requests)
@@ -42,21 +42,21 @@ def compare_latencies(
     lengths = f"{len(first.requests):,} and {len(last.requests):,} requests, {other:,} of other lengths"
     failed = f"{first.failed:,} in A and {last.failed:,} in B failed" if first.failed or last.failed else ""
     checks = [
-        _check("same-load", "both ran the same load", "; ".join(differing), "the same settings"),
-        _check(
+        _needs("same-load", "both ran the same load", "; ".join(differing), "the same settings"),
+        _needs(
             "requests-listed",
             "the times of single requests are there",
             "" if listed else "only summaries: run the benchmark with --output-details",
             f"{len(first.requests):,} requests",
         ),
-        _check(
+        _needs(
             "same-requests",
             "the requests are the same",
             "" if not listed or (paired and not other) else lengths,
             "the same tokens in and out",
         ),
-        _check("none-failed", "no request failed", failed, "none"),
-        _check("all-timed", "every request has its time", _untimed(first, last), f"{len(first.requests):,} requests"),
+        _needs("none-failed", "no request failed", failed, "none"),
+        _needs("all-timed", "every request has its time", _untimed(first, last), f"{len(first.requests):,} requests"),
     ]
     if not paired or differing:
         return (), checks
@@ -69,12 +69,6 @@ def _untimed(*runs: ResultSet) -> str:
         sum(s is None for one in run.latencies if one.id == "ttft" for s in one.seconds) - run.failed for run in runs
     ]
     return f"{counts[0]:,} in A and {counts[1]:,} in B have none, and are left out" if any(counts) else ""
-
-
-def _check(id_: str, title: str, wrong: str, right: str) -> Check:
-    if wrong:
-        return Check(id=id_, title=title, status="missing", found=f"{wrong}.", settles="run the same benchmark on both")
-    return Check(id=id_, title=title, status="ok", found=right)
 
 
 def _rows(a: Sequence[ResultSet], last: ResultSet, bound: float, alpha: float) -> tuple[ComparedLatency, ...]:
@@ -132,3 +126,7 @@ def _row(
 def _median(one: Latencies) -> float | None:
     times = [seconds for seconds in one.seconds if seconds is not None]
     return median(times) if times else None
+
+
+def _needs(id: str, title: str, wrong: str, right: str) -> Check:
+    return requirement(id, title, wrong, right, "run the same benchmark on both")

@@ -8,14 +8,17 @@ file has as many lines as documents times filters.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.result import Document
+from assay.harness.ingest.results.json_files import json_object, json_rows, read_object
 from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
+from assay.harness.ingest.results.statements import score_names, statements_of
 from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
 
 INVALID = "[invalid]"
 """What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
@@ -44,6 +47,13 @@ class LmEval:
         """See `FileReader`."""
         return document_of(source, self.id, self.title, self.results(source))
 
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """The scores that lm-eval states, and those that its samples have."""
+        for _, results in _pairs(source.path):
+            if results:
+                yield from _stated(results)
+        yield from statements_of(self.results(source))
+
     def results(self, source: Source, metric: str = "") -> Reading:
         """All tasks of the files.
 
@@ -54,11 +64,11 @@ class LmEval:
                 filter.
 
         Raises:
-            EvidenceError: the folder holds two runs of a task, or no score of that name.
+            EvidenceError: the folder holds two runs of a task, or no score of that name; a results file is damaged.
         """
         reading = Reading(unit="sample")
         for samples, results in _pairs(source.path):
-            found = _read_json(results) if results else {}
+            found = read_object(results) if results else {}
             if samples is None:
                 reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
                 continue
@@ -81,16 +91,35 @@ def _is_results(path: Path, head: str) -> bool:
     # The keys are far apart in a file of megabytes: the head alone does not hold them.
     if path.suffix != ".json" or '"results"' not in head[:200]:
         return False
-    document = _read_json(path)
+    try:
+        document = read_object(path)
+    except EvidenceError:
+        return False
     return all(key in document for key in _RESULT_KEYS)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
+def _stated(path: Path) -> Iterator[Statement]:
+    """The scores of a results file: those of groups too, and without the standard errors."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for task, scores in (json_object(text, str(path)).get("results") or {}).items():
+        for metric, value in scores.items():
+            if isinstance(value, (int, float)) and "," in metric and "_stderr," not in metric:
+                names = score_names(task, metric)
+                yield Statement(
+                    "number",
+                    names,
+                    float(value),
+                    f"{path}:{_line(text, task, metric)}",
+                    f"{task}: {metric} {value:.4f}",
+                )
+
+
+def _line(text: str, *keys: str) -> int:
+    """The line of a value, in JSON with a key a line: of `results`, a task, and a metric."""
+    at = 0
+    for key in ("results", *keys):
+        at = max(at, text.find(f"{json.dumps(key)}:", at))
+    return text.count("\n", 0, at) + 1
 
 
 def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
@@ -112,20 +141,9 @@ def _date(path: Path) -> str:
 
 def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading) -> ResultSet:
     name = samples.stem.removeprefix("samples_").rpartition("_")[0]
-    rows = []
-    for line in Source.of(samples).lines():
-        try:
-            row = json.loads(line.text)
-        except ValueError as error:
-            reading.refuse(line.number, f"{error}: {line.text}")
-            continue
-        if isinstance(row, dict) and all(key in row for key in _SAMPLE_KEYS):
-            rows.append(row)
-            reading.read += 1
-        else:
-            reading.refuse(line.number, line.text)
-    chosen, filter_ = _metric(rows, metric, samples)
-    others = sorted({f"{one},{row.get('filter', 'none')}" for row in rows for one in row.get("metrics", ())})
+    answered = [row for _, row in json_rows(Source.of(samples), _SAMPLE_KEYS, reading)]
+    chosen, filter_ = _metric(answered, metric, samples)
+    others = sorted({f"{one},{row.get('filter', 'none')}" for row in answered for one in row.get("metrics", ())})
     if len(others) > 1:
         reading.notes.append(f"{name}: counted is {chosen},{filter_}, of {', '.join(others)}: choose with --metric")
     config = found.get("configs", {}).get(name, {})
@@ -149,7 +167,7 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading
             if run.get(key) is not None
         }
         | {"git": str(found.get("git_hash", "") or "")},
-        items=_items([row for row in rows if row.get("filter", "none") == filter_], chosen),
+        items=_items([row for row in answered if row.get("filter", "none") == filter_], chosen),
     )
 
 

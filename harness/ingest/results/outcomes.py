@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from assay.harness.ingest.results.comparison import OutcomeChange
+from assay.harness.ingest.results.comparison import OutcomeChange, requirement
 from assay.harness.ingest.results.result_set import ResultSet
 from assay.harness.text import one_line
 from assay.harness.verdict import Check, Verdict
@@ -35,9 +35,9 @@ def compare_outcomes(
     ran = sum(outcome == "passed" for outcome in before[0].values())
     failing = sum(outcome in _BAD for outcome in after[0].values())
     checks = [
-        _check("all-ran", "every test that passed in A ran in B", _named(gone, "did not run in B"), f"{ran:,} tests"),
-        _check("no-test-twice", "every test is there once", _named(repeated, "are there more than once"), "once each"),
-        _check("anything-passed", "a test passed in A", "" if ran else "none did, so none could fail", f"{ran:,} did"),
+        _needs("all-ran", "every test that passed in A ran in B", _named(gone, "did not run in B"), f"{ran:,} tests"),
+        _needs("no-test-twice", "every test is there once", _named(repeated, "are there more than once"), "once each"),
+        _needs("anything-passed", "a test passed in A", "" if ran else "none did, so none could fail", f"{ran:,} did"),
     ]
     verdict: Verdict = "regression" if broken else "pass"
     why = (
@@ -65,9 +65,5 @@ def _named(names: Sequence[str], what: str) -> str:
     )
 
 
-def _check(id_: str, title: str, wrong: str, right: str) -> Check:
-    if wrong:
-        return Check(
-            id=id_, title=title, status="missing", found=f"{wrong}.", settles="run the same tests, all of them"
-        )
-    return Check(id=id_, title=title, status="ok", found=right)
+def _needs(id: str, title: str, wrong: str, right: str) -> Check:
+    return requirement(id, title, wrong, right, "run the same tests, all of them")

@@ -7,13 +7,15 @@ between tokens. A request that failed has an error text and zeros.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.harness.ingest.result import Document
+from assay.harness.ingest.results.json_files import json_rows
 from assay.harness.ingest.results.result_set import Latencies, Reading, ResultSet, document_of
+from assay.harness.ingest.results.statements import statements_of
 from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
 
 _KEYS = ("request_throughput", "mean_ttft_ms", "median_itl_ms")
 _LISTS = ("ttfts", "itls", "input_lens", "output_lens")
@@ -38,20 +40,15 @@ class Serving:
         """See `FileReader`."""
         return document_of(source, self.id, self.title, self.results(source))
 
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """See `States`."""
+        return statements_of(self.results(source))
+
     def results(self, source: Source, metric: str = "") -> Reading:
         """A set for each run of the file, in its order. `metric` is not used."""
         reading = Reading(unit="run")
-        for line in source.lines():
-            try:
-                row = json.loads(line.text)
-            except ValueError as error:
-                reading.refuse(line.number, f"{error}: {line.text}")
-                continue
-            if not isinstance(row, dict) or not all(key in row for key in _KEYS):
-                reading.refuse(line.number, line.text)
-                continue
-            reading.read += 1
-            reading.sets.append(_set(source, row, line.number))
+        for number, row in json_rows(source, _KEYS, reading):
+            reading.sets.append(_set(source, row, number))
         if any(not one.requests for one in reading.sets):
             reading.notes.append("no times of single requests: run the benchmark with --output-details")
         return reading

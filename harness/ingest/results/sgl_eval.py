@@ -8,14 +8,17 @@ expected_answer, generation, predicted_answer, symbolic_correct or another score
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.result import Document
+from assay.harness.ingest.results.json_files import json_rows, read_object
 from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
+from assay.harness.ingest.results.statements import statements_of
 from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
 
 _SCORES = ("symbolic_correct", "is_correct", "score")
 _METRIC_KEYS = ("name", "num_examples", "n_repeats", "aggregate")
@@ -42,11 +45,15 @@ class SglEval:
         """See `FileReader`."""
         return document_of(source, self.id, self.title, self.results(source))
 
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """See `States`."""
+        return statements_of(self.results(source))
+
     def results(self, source: Source, metric: str = "") -> Reading:
         """The benchmark of the folder. `metric` is not used: sgl-eval has one score.
 
         Raises:
-            EvidenceError: the folder holds several runs.
+            EvidenceError: the folder holds several runs, or its metrics.json is damaged.
         """
         found_in = _folders(source.path) if source.path.is_dir() else [source.path.parent]
         if len(found_in) > 1:
@@ -56,8 +63,7 @@ class SglEval:
                 "name one of its folders",
             )
         folder, reading = found_in[0], Reading(unit="sample")
-        written = folder / "metrics.json"
-        found = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else {}
+        found = read_object(folder / "metrics.json")
         if not found:
             reading.notes.append(f"{folder} has no metrics.json: model, settings and version are not known")
         if found.get("partial"):
@@ -77,16 +83,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: Reading) -> None:
-    for line in Source.of(path).lines():
-        try:
-            row = json.loads(line.text)
-        except ValueError as error:
-            reading.refuse(line.number, f"{error}: {line.text}")
-            continue
-        if not isinstance(row, dict) or not all(key in row for key in _SAMPLE_KEYS):
-            reading.refuse(line.number, line.text)
-            continue
-        reading.read += 1
+    for _, row in json_rows(Source.of(path), _SAMPLE_KEYS, reading):
         items.append(_item(row, repeat))
 
 

@@ -9,12 +9,16 @@ and the model, ``<eval>_<model>.html``.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
 from assay.harness.ingest.result import Document
+from assay.harness.ingest.results.json_files import read_object
 from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
+from assay.harness.ingest.results.statements import figures, statements_of
 from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
 
 _RESULTS = {"Correct Answer: ": "target", "Extracted Answer: ": "parsed", "Score: ": "score"}
 _NOTHING = ("None", "", "-9999999")
@@ -44,13 +48,24 @@ class SimpleEvals:
         """See `FileReader`."""
         return document_of(source, self.id, self.title, self.results(source))
 
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """The mean score of the examples, and what the JSON sums up."""
+        reading = self.results(source)
+        yield from statements_of(reading)
+        for one in reading.sets:
+            yield from figures(one)
+
     def results(self, source: Source, metric: str = "") -> Reading:
-        """The evaluation of the file. Of the JSON, the report beside it is read if there is one. `metric` is not used."""
+        """The evaluation of the file. Of the JSON, the report beside it is read if there is one. `metric` is not used.
+
+        Raises:
+            EvidenceError: the JSON is damaged.
+        """
         path = source.path
         reading = Reading(unit="example")
         report = path if path.suffix == ".html" else path.with_suffix(".html")
         scores = path if path.suffix == ".json" else path.with_suffix(".json")
-        written = json.loads(scores.read_text(encoding="utf-8")) if scores.is_file() else {}
+        written = read_object(scores)
         if not report.is_file():
             reading.notes.append(
                 f"the answers are in {report.name}, which is not beside {path.name}: only the score is known"

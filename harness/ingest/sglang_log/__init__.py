@@ -16,7 +16,7 @@ from assay.harness.ingest.statement import Statement
 _TIME = r"^\S*(?:\w+: )?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]+\d+)*\] "
 _SIGNS = re.compile(
     r"^=+ test session starts =+\r?$|^\[METRIC\] \w+=|^command=python3? -m sglang"
-    rf"|{_TIME}(?:server_args=|(?:Prefill|Decode) batch|INFO:  )"
+    rf"|{_TIME}(?:server_args=|(?:Prefill|Decode) batch|INFO:  |SGLang Kernel API Call: )"
     r"|^\S*(?:\w+: )?\[[-\d]+ [\d:]+\] Load weight |^\S+sglang/launch_server\.py:\d+: ",
     re.MULTILINE,
 )

@@ -42,6 +42,7 @@ def document(log: Log, source: Source, id: str, title: str) -> Document:
             _arguments(log),
             _metrics(log),
             _blocks(log),
+            _calls(log),
             _kinds(log),
         )
         if table.rows
@@ -199,6 +200,17 @@ def _blocks(log: Log) -> Table:
         (block.title, name, value, str(line)) for block in log.blocks[:SHOWN] for name, value, line in block.rows
     )
     return Table(id="benchmarks", title="Benchmarks", columns=("benchmark", "figure", "value", "line"), rows=rows)
+
+
+def _calls(log: Log) -> Table:
+    rows = tuple((one_line(name), f"{count:,}") for name, count in log.calls.most_common(SHOWN))
+    note = (
+        "Names and statistics without tensors, which can be neither compared nor replayed: SGLANG_KERNEL_API_LOGLEVEL=10 with "
+        "SGLANG_KERNEL_API_DUMP_DIR dumps them for assay tensors diff and assay pack import"
+    )
+    return Table(
+        id="kernel-calls", title="Logged calls of kernels", columns=("function", "calls"), rows=rows, note=note
+    )
 
 
 def _kinds(log: Log) -> Table:

@@ -189,6 +189,8 @@ class Log:
         ids: index of a test by its id.
         beyond: tests, servers and metrics that are counted but not listed, since there are more than `KEPT`.
         notices: lines that may matter, by kind and text.
+        calls: logged calls of kernels, by function.
+        nan_from: results with NaN of calls whose inputs had none, by function.
         loose_outcomes: outcomes that could not be given to one test, since several were open.
         disordered: times that are earlier than the one before, by more than two seconds.
     """
@@ -208,6 +210,8 @@ class Log:
     blocks: list[Block] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     notices: dict[tuple[str, str], Where] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    nan_from: dict[str, Where] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     loose_outcomes: Where = field(default_factory=Where)
     summary: tuple[str, int] = ("", 0)

@@ -19,6 +19,7 @@ _RULES = (
     serving_findings.prefix_untested,
     serving_findings.decode_not_shown,
     serving_findings.refused,
+    serving_findings.not_finite,
     serving_findings.hidden_by_retry,
     serving_findings.failed_otherwise,
     serving_findings.notices,

@@ -88,6 +88,7 @@ _BARE = (
     ("offline-retry", r"Retrying in [\d.]+s \[Retry \d+/\d+\]\.", "offline-retry"),
     ("profiler", r"USDT:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.cpp:\d+\] \w+"),
     ("leaks", r"nanobind: (?:leaked \d+ \w+!|this is likely caused by .*)| - leaked \w+ .*| - \.\.\. skipped remainder|See https://nanobind\S+"),
+    ("kernel-call", r"={80}"),
     # Autotuning by Inductor.
     ("autotune", r"Autotune Choices Stats:|AUTOTUNE \w+\(.*\)|strides: \[.*\]|dtypes: [\w., ]+"),
     ("autotune", r'\{"num_choices": \d+, .*\}'),

@@ -10,6 +10,7 @@ from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.blocks import Blocks
 from assay.harness.ingest.sglang_log.facts import KEPT, Bar, Command, Log, Server, Test, Where
 from assay.harness.ingest.sglang_log.hot import Hot
+from assay.harness.ingest.sglang_log.kernel_calls import KernelCalls
 from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS, Rule
 from assay.harness.ingest.sglang_log.numbers import Numbers
 from assay.harness.ingest.sglang_log.pieces import Bar as BarPiece
@@ -39,6 +40,7 @@ class LogReader:
         self._time = ""
         self._numbers = Numbers(self.log)
         self._blocks = Blocks(self.log, self)
+        self._kernels = KernelCalls(self.log)
 
     @property
     def test(self) -> int:
@@ -120,7 +122,7 @@ class LogReader:
         ):
             if count(number, message):
                 return kind
-        kind = self._blocks.record(number, message)
+        kind = self._blocks.record(number, message) or self._kernels.record(number, message)
         if kind:
             return kind
         rule = RECORDS.of(message) or (BARE.of(message) if message else None)
@@ -132,8 +134,10 @@ class LogReader:
 
     def _bare(self, number: int, text: str) -> str:
         """A line without a time. Rules are tried only where a cheap look allows them: most lines are far from most rules."""
+        kind = self._kernels.bare(number, text)
+        if kind:
+            return kind
         first = text[:1]
-        kind = ""
         if first in "PFSEXR" or " ... " in text:
             kind = self._outcome(number, text)
         kind = kind or self._blocks.bare(number, text)

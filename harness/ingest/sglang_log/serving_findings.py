@@ -209,6 +209,20 @@ def failed_otherwise(log: Log) -> Iterable[CitedFinding]:
             )
 
 
+def not_finite(log: Log) -> Iterable[CitedFinding]:
+    """Kernels that returned NaN although none was given to them."""
+    for name, where in log.nan_from.items():
+        yield finding(
+            "kernel-returned-nan",
+            "A kernel returned NaN",
+            "warning",
+            one_line(name),
+            f"{one_line(name)} returned NaN in {where.count} of its tensors, and was given none.",
+            ["this text has no tensors: SGLANG_KERNEL_API_LOGLEVEL=10 dumps them, and assay pack import replays them"],
+            cite(where),
+        )
+
+
 def notices(log: Log) -> Iterable[CitedFinding]:
     """Lines that may matter by themselves."""
     about: dict[str, tuple[str, Severity, str]] = {

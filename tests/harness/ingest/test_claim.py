@@ -79,6 +79,7 @@ def test_a_refuted_claim_outweighs_an_undecided_one(seed_log: Path) -> None:
         ("MMLU score >= 6e-1", 0.6, "confirmed"),
         ("mmlu accuracy of 60 %", 0.6, "confirmed"),
         ("MMLU >= 0.6", math.nan, "refuted"),
+        ("accuracy >= 0.6", 0.5, "undecided"),  # of what?
         ("MMLU >= 60", 0.65, "undecided"),  # percent may be meant
         ("MMLU >= 0.60, or so", 0.65, "undecided"),
         ("mml >= 0.6", 0.65, "undecided"),
@@ -93,6 +94,13 @@ def test_one_contradiction_is_enough() -> None:
     found = check(parse("MMLU >= 0.6"), [number("mmlu_score", 0.7), number("mmlu_score", 0.5)])
     assert (found.outcome, found.cites) == ("refuted", ("x.log:7: mmlu_score=0.5",))
     assert found.why == "the evidence says 0.5"
+
+
+@pytest.mark.parametrize("said", ["score", "Accuracy", "acc"])
+def test_a_score_without_a_name_is_any_word_for_it(said: str) -> None:
+    stated = [number("Score", 0.5), number("mmlu_score", 0.9)]
+    found = check(parse(f"{said} >= 0.6"), stated)
+    assert (found.outcome, found.why) == ("refuted", "the evidence says 0.5")
 
 
 def test_the_score_of_another_metric_is_not_taken() -> None:
@@ -168,5 +176,5 @@ def test_evidence_that_nobody_reads_is_an_error(tmp_path: Path) -> None:
 def test_a_damaged_junit_file_is_an_error(tmp_path: Path) -> None:
     junit = tmp_path / "x.xml"
     junit.write_text('<testsuites><testsuite name="s"><testcase')
-    with pytest.raises(EvidenceError, match="damaged"):
+    with pytest.raises(EvidenceError, match="not JUnit XML"):
         verify([junit], ["all tests passed"])
