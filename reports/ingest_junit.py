@@ -37,18 +37,18 @@ def _suite(document: Document) -> TestSuite:
     read = _case("read", "assay.ingest", Error if unknown else None, file_line(document.file), document.file.notes)
     suite.add_testcase(read)
     for finding in document.findings:
-        suite.add_testcase(_finding(finding))
+        suite.add_testcase(_finding(finding, document.file.unit))
     return suite
 
 
-def _finding(finding: CitedFinding) -> TestCase:
+def _finding(finding: CitedFinding, unit: str) -> TestCase:
     kind = {"serious": Failure, "warning": Error}.get(finding.severity)
     return _case(
         finding.id,
         "assay.ingest.findings",
         kind,
         f"{finding.where}: {finding.diagnosis}",
-        [*finding.evidence, cited(finding)],
+        [*finding.evidence, cited(finding, unit)],
     )
 
 

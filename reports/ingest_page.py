@@ -1,12 +1,15 @@
-"""The page of what was read of other people's files: findings first, then facts and tables, what was not read at the end."""
+"""The page of what was read of other people's files: findings first, then each file, what was not read at the end."""
 
 from __future__ import annotations
+
+from markupsafe import Markup
 
 from assay.harness.ingest.recognise import UNKNOWN
 from assay.harness.ingest.result import IngestResult
 from assay.reports import ingest_text
 from assay.reports.page import to_page
 from assay.reports.summary import VERDICTS
+from assay.reports.trace_timeline import timeline_svg
 
 
 def to_html(result: IngestResult) -> str:
@@ -17,7 +20,7 @@ def to_html(result: IngestResult) -> str:
         mark=VERDICTS[result.verdict],
         result=result,
         unknown=UNKNOWN,
-        file_line=ingest_text.file_line,
         cited=ingest_text.cited,
         place=ingest_text.place,
+        pictures=[Markup(timeline_svg(one.timeline)) if one.timeline else "" for one in result.documents],
     )

@@ -34,7 +34,7 @@ def _document(document: Document, console: Console) -> None:
     say(console, file_line(document.file))
     for finding in document.findings:
         say(console, finding_text(finding, console.width))
-        if lines := cited(finding):
+        if lines := cited(finding, document.file.unit):
             say(console, f"  {lines}")
     for table in document.tables:
         if table.id in BRIEF:
@@ -42,7 +42,7 @@ def _document(document: Document, console: Console) -> None:
     for note in document.file.notes:
         say(console, f"Note: {one_line(note, 600)}")
     for excerpt in document.file.excerpts[:MAX_UNREAD]:
-        say(console, f"Not read: {place(excerpt)}: {one_line(excerpt.text)}")
+        say(console, f"Not read: {place(excerpt, document.file.unit)}: {one_line(excerpt.text)}")
     more = len(document.file.excerpts) - MAX_UNREAD
     if more > 0:
         say(console, f"Not read: {more} more places; --json and the page list them")
@@ -59,18 +59,17 @@ def file_line(file: FileRead) -> str:
     return f"{one_line(file.path)}: {file.title}; {share}"
 
 
-def cited(finding: CitedFinding) -> str:
-    """The lines that a finding follows from: "lines 51, 466-483"."""
-    places = [f"{one.first}-{one.last}" if one.last > one.first else str(one.first) for one in finding.cites]
-    return (
-        f"lines {', '.join(places)}"
-        if len(places) > 1
-        else f"line{'s' * ('-' in ''.join(places))} {places[0]}"
-        if places
-        else ""
-    )
+def cited(finding: CitedFinding, unit: str) -> str:
+    """The places that a finding follows from: "lines 51, 466-483"; empty if it cites none."""
+    places = [_range(one) for one in finding.cites]
+    several = len(places) > 1 or "-" in "".join(places)
+    return f"{unit}{'s' * several} {', '.join(places)}" if places else ""
 
 
-def place(excerpt: Excerpt) -> str:
+def place(excerpt: Excerpt, unit: str) -> str:
     """Where an excerpt is: "line 5", "lines 5-7"."""
-    return f"lines {excerpt.first}-{excerpt.last}" if excerpt.last > excerpt.first else f"line {excerpt.first}"
+    return f"{unit}{'s' * (excerpt.last > excerpt.first)} {_range(excerpt)}"
+
+
+def _range(excerpt: Excerpt) -> str:
+    return f"{excerpt.first}-{excerpt.last}" if excerpt.last > excerpt.first else str(excerpt.first)

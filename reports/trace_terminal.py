@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from assay.harness.ingest.result import Document, FileRead
+from assay.harness.ingest.result import Document
 from assay.harness.ingest.trace.diff import StepRow, TraceDiff
 from assay.harness.text import one_line
+from assay.reports.ingest_text import file_line, place
 from assay.reports.terminal import finding_lines, print_rows, say
 
 CELL_WIDTH = 60
@@ -17,17 +18,13 @@ TABLE_ROWS = 20
 """Most rows of a table on a terminal; the page has the others."""
 
 
-def file_line(file: FileRead) -> str:
-    """A file and how much of it was understood, on one line."""
-    what = f"{one_line(file.path)}: {file.title}, {file.read:,} of {file.lines:,} {file.unit}s understood"
-    return "; ".join([what, *file.notes])
-
-
 def render_trace(document: Document, console: Console) -> None:
     """Print what a trace states."""
     say(console, file_line(document.file))
+    for note in document.file.notes:
+        say(console, f"Note: {note}")
     for excerpt in document.file.excerpts:
-        say(console, f"  not understood: {document.file.unit} {excerpt.first:,}: {excerpt.text}")
+        say(console, f"Not read: {place(excerpt, document.file.unit)}: {excerpt.text}")
     for fact in document.facts:
         say(console, f"{fact.title}: {one_line(fact.text)}")
     for table in document.tables:
@@ -44,7 +41,7 @@ def render_diff(result: TraceDiff, console: Console) -> None:
     say(console, result.headline)
     for file in (result.a, result.b):
         say(console, file_line(file))
-    for note in result.notes:
+    for note in (*result.a.notes, *result.b.notes, *result.notes):
         say(console, f"Note: {note}")
     if result.kinds:
         rows = [(kind.where, kind.a, kind.b, f"{kind.count:,}", kind.first) for kind in result.kinds[:TABLE_ROWS]]

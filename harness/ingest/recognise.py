@@ -13,7 +13,7 @@ from assay.harness.files import timestamp
 from assay.harness.ingest.result import Document, FileRead, IngestResult
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement, States
-from assay.harness.text import listed
+from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
 READERS = (
@@ -113,19 +113,8 @@ def _read(source: Source) -> Document:
 
 
 def _unknown(source: Source, why: str) -> FileRead:
-    folder = source.path.is_dir()
-    lines = 0 if folder else sum(1 for _ in source.lines())
-    return FileRead(
-        path=str(source.path),
-        format=UNKNOWN,
-        title="Unknown",
-        bytes=0 if folder else source.path.stat().st_size,
-        sha256="" if folder else source.sha256(),
-        lines=lines,
-        read=0,
-        unread=lines,
-        notes=(why,),
-    )
+    lines = 0 if source.path.is_dir() else sum(1 for _ in source.lines())
+    return FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,))
 
 
 def _verdict(documents: Iterable[Document]) -> Verdict:
@@ -143,6 +132,4 @@ def _headline(documents: Sequence[Document], verdict: Verdict) -> str:
     if verdict == "regression":
         return " ".join(finding.diagnosis for finding in found if finding.severity == "serious") + also
     warned = sum(finding.severity == "warning" for finding in found)
-    return (
-        f"Nothing here shows a regression, and a file cannot show a pass; {warned} warning{'s' * (warned != 1)}.{also}"
-    )
+    return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from assay.harness.ingest.source import Source
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Finding
@@ -35,6 +37,17 @@ class FileRead(Part):
     unread: int = Field(description="the others")
     excerpts: tuple[Excerpt, ...] = Field((), description="the first of the others")
     notes: tuple[str, ...] = Field((), description='such as "3 lines are not UTF-8 (the first is line 12)"')
+
+    @classmethod
+    def of(
+        cls, source: Source, format: str, title: str, read: int, unread: int, unit: str = "line",
+        excerpts: Iterable[Excerpt] = (), notes: Iterable[str] = (),
+    ) -> FileRead:  # fmt: skip
+        """What was read of a file or a folder, with its size and its hash."""
+        return cls(
+            path=str(source.path), format=format, title=title, bytes=source.bytes, sha256=source.sha256(), unit=unit,
+            lines=read + unread, read=read, unread=unread, excerpts=tuple(excerpts), notes=tuple(notes),
+        )  # fmt: skip
 
 
 class Fact(Part):

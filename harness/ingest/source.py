@@ -68,8 +68,23 @@ class Source:
         """The head, decoded; bytes that do not decode are replaced."""
         return self.head.decode(self.encoding, "replace").removeprefix("\ufeff")
 
+    @property
+    def bytes(self) -> int:
+        """Size of the file, or of all files in the folder."""
+        files = self.path.rglob("*") if self.path.is_dir() else (self.path,)
+        return sum(one.stat().st_size for one in files if one.is_file())
+
+    def encoding_notes(self) -> tuple[str, ...]:
+        """That lines were not in the file's encoding, in words; empty if all were. `lines` must have run."""
+        if not self.foreign:
+            return ()
+        lead = "line is" if self.foreign == 1 else "lines are"
+        return (f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.foreign_lines[0]})",)
+
     def sha256(self) -> str:
-        """The hash of the whole file, in hexadecimal."""
+        """The hash of the whole file, in hexadecimal; empty for a folder."""
+        if self.path.is_dir():
+            return ""
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -12,8 +12,9 @@ from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.result import Document, Excerpt, FileRead, IngestResult
 from assay.reports.ingest_junit import to_junit
 from assay.reports.ingest_page import to_html
-from assay.reports.ingest_text import cited, render
+from assay.reports.ingest_text import cited, place, render
 
+TRACE = Path(__file__).parents[1] / "data/traces/mlc_engine.txt"
 LOG = Path(__file__).parents[1] / "data/sglang_log/seed.log"
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
@@ -47,7 +48,7 @@ def test_the_text_has_findings_lines_facts_and_the_conclusion(result: IngestResu
     lines = text.splitlines()
     assert lines[0].startswith("✕ Regression: mmlu 0.125")
     finding = next(index for index, line in enumerate(lines) if line.startswith("serious: test_mmlu: mmlu 0.125"))
-    assert "  lines " + cited(result.documents[0].findings[0]).removeprefix("lines ") in lines[finding:]
+    assert "  lines " + cited(result.documents[0].findings[0], "line").removeprefix("lines ") in lines[finding:]
     assert "Tests (3 passed, 1 failed)" in text
     assert text.rstrip().endswith(result.next_steps[-1])
 
@@ -57,7 +58,7 @@ def test_the_page_has_the_findings_first_and_the_unread_lines_last(result: Inges
     order = [page.index(f'id="{name}"') for name in ("verdict", "findings", "next", "file-1", "unread")]
     assert order == sorted(order)
     text = shown(page)
-    for part in ("8 of 64 right", "Nothing: every line was understood.", "cuda_graph_max_bs", *result.next_steps):
+    for part in ("8 of 64 right", "Nothing: all of it was read.", "cuda_graph_max_bs", *result.next_steps):
         assert part in text
 
 
@@ -109,7 +110,12 @@ def test_an_unknown_file_is_not_green() -> None:
 def test_places() -> None:
     finding = ingest([LOG]).documents[0].findings[0]
     one, many = Excerpt(first=3, last=3, text=""), Excerpt(first=5, last=9, text="")
-    assert cited(finding.model_copy(update={"cites": ()})) == ""
-    assert cited(finding.model_copy(update={"cites": (one,)})) == "line 3"
-    assert cited(finding.model_copy(update={"cites": (many,)})) == "lines 5-9"
-    assert cited(finding.model_copy(update={"cites": (one, many)})) == "lines 3, 5-9"
+    says = [cited(finding.model_copy(update={"cites": cites}), "event") for cites in ((), (one,), (many,), (one, many))]
+    assert says == ["", "event 3", "events 5-9", "events 3, 5-9"]
+    assert (place(one, "line"), place(many, "line")) == ("line 3", "lines 5-9")
+
+
+def test_the_page_of_a_trace_has_its_timeline() -> None:
+    page = to_html(ingest([TRACE]))
+    assert page.count('class="chart"') == 1
+    assert "request 2: forks its sequence" in page

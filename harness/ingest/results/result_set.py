@@ -108,21 +108,9 @@ def short_hash(text: str) -> str:
 
 def document_of(source: Source, format_id: str, title: str, reading: Reading) -> Document:
     """What ``assay ingest`` shows of a results file."""
-    folder = source.path.is_dir()
-    files = [one for one in sorted(source.path.rglob("*")) if one.is_file()] if folder else [source.path]
     return Document(
-        file=FileRead(
-            path=str(source.path),
-            format=format_id,
-            title=title,
-            bytes=sum(one.stat().st_size for one in files),
-            sha256="" if folder else source.sha256(),
-            unit=reading.unit,
-            lines=reading.read + reading.unread,
-            read=reading.read,
-            unread=reading.unread,
-            excerpts=tuple(reading.excerpts),
-            notes=tuple(reading.notes),
+        file=FileRead.of(
+            source, format_id, title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
         ),
         facts=tuple(fact for one in reading.sets for fact in _facts(one)),
         tables=(_table(reading.sets),) if reading.sets else (),

@@ -21,18 +21,8 @@ _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seco
 def document(log: Log, source: Source, id: str, title: str) -> Document:
     """The document of one log."""
     unread = log.lines - log.read
-    file = FileRead(
-        path=str(source.path),
-        format=id,
-        title=title,
-        bytes=source.path.stat().st_size,
-        sha256=source.sha256(),
-        lines=log.lines,
-        read=log.read,
-        unread=unread,
-        notes=tuple(_notes(log, source)),
-        excerpts=tuple(Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in log.unread[:SHOWN]),
-    )
+    excerpts = [Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in log.unread[:SHOWN]]
+    file = FileRead.of(source, id, title, log.read, unread, excerpts=excerpts, notes=_notes(log, source))
     tables = [
         table
         for table in (
@@ -54,8 +44,7 @@ def document(log: Log, source: Source, id: str, title: str) -> Document:
 
 
 def _notes(log: Log, source: Source) -> Iterable[str]:
-    if source.foreign:
-        yield f"{source.foreign} lines are not {source.encoding} (the first is line {source.foreign_lines[0]})"
+    yield from source.encoding_notes()
     if log.disordered.count:
         yield (
             f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may be of several "

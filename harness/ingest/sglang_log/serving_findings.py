@@ -9,7 +9,7 @@ from assay.harness.ingest.result import CitedFinding
 from assay.harness.ingest.sglang_log.citing import cite, finding, outcome, runaway_bursts, test_name
 from assay.harness.ingest.sglang_log.facts import Log, Server, Trace
 from assay.harness.ingest.sglang_log.score_findings import missed_bounds
-from assay.harness.text import listed, one_line, percent
+from assay.harness.text import counted, listed, one_line, percent
 from assay.harness.verdict import Severity
 
 LITTLE = 0.05
@@ -252,7 +252,7 @@ def notices(log: Log) -> Iterable[CitedFinding]:
                 kind,
                 title,
                 severity,
-                f"{count} line{'s' * (count != 1)}",
+                counted(count, "line"),
                 diagnosis,
                 [f"{where.count}×: {one_line(where.text)}" for where in seen[:5]],
                 cite(*seen[:20]),

@@ -33,13 +33,10 @@ class TensorReader:
             EvidenceError: not one file can be read.
         """
         dump = open_dump(source.path)
-        folder = source.path.is_dir()
-        total = len(dump.tensors) + len(dump.refused)
-        file = FileRead(
-            path=str(source.path), format=f"tensors-{dump.format}", title=TITLES[dump.format], bytes=dump.bytes,
-            sha256="" if folder else source.sha256(), unit="tensor", lines=total, read=len(dump.tensors), unread=len(dump.refused),
-            notes=dump.refused[:5],
-        )  # fmt: skip
+        kind, refused = dump.format, dump.refused
+        file = FileRead.of(
+            source, f"tensors-{kind}", TITLES[kind], len(dump.tensors), len(refused), "tensor", notes=refused[:5]
+        )
         return Document(file=file, facts=tuple(_facts(dump)), tables=(_table(dump),))
 
 

@@ -88,11 +88,8 @@ def load(source: Source) -> LoadedProfile:
     writer = _writer(spans, stream.head)
     tracks = _requests(spans) if writer == MLC else _profile(spans)
     trace = Trace("chrome-trace", writer, "event", None, tracks, tuple(spans.found.kept), dict(spans.found.counts))
-    file = FileRead(
-        path=str(source.path), format=_ID, title=f"{_TITLE} of {writer}", bytes=source.path.stat().st_size,
-        sha256=source.sha256(), unit="event", lines=number, read=number - refused, unread=refused,
-        excerpts=tuple(unread), notes=(f"{stream.ended}",) if stream.ended else (),
-    )  # fmt: skip
+    notes = (stream.ended,) if stream.ended else ()
+    file = FileRead.of(source, _ID, f"{_TITLE} of {writer}", number - refused, refused, "event", unread, notes)
     return LoadedProfile(trace, file, spans)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Fact, Table
+from assay.harness.ingest.result import Document, Fact, Table
 from assay.harness.ingest.timeline import MAX_COLUMNS, MAX_LANES, MAX_TRACKS, Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace.chrome import MLC, LoadedProfile
-from assay.harness.ingest.trace.machine import RULES
-from assay.harness.ingest.trace.model import Segment, SegmentKind, Trace, Track, Violation
+from assay.harness.ingest.trace.model import Segment, SegmentKind, Trace, Track
+from assay.harness.ingest.trace.shown import ROWS_SHOWN, finding_of, left_out
 from assay.harness.text import one_line
 
 _WITHOUT_CATEGORY = {
@@ -20,8 +20,6 @@ _WITHOUT_CATEGORY = {
     "t": "flow",
     "f": "flow",
 }
-ROWS_SHOWN = 100
-"""Most rows of a table."""
 
 
 def document(loaded: LoadedProfile) -> Document:
@@ -31,7 +29,7 @@ def document(loaded: LoadedProfile) -> Document:
         file=loaded.file,
         facts=_facts(loaded),
         tables=(_kernels(trace), _passes(trace)),
-        findings=tuple(_finding(one, trace) for one in trace.violations),
+        findings=tuple(finding_of(one, trace, {}) for one in trace.violations),
         timeline=timeline(trace),
     )
 
@@ -85,7 +83,7 @@ def _kernels(trace: Trace) -> Table:
         title="What ran, by name and phase",
         columns=("name", "phase", "count", "ms", "% of all"),
         rows=rows,
-        note=_note(len(keys)),
+        note=left_out(len(keys)),
     )
 
 
@@ -103,28 +101,7 @@ def _passes(trace: Trace) -> Table:
         title="Segments with as many steps",
         columns=("track", "phase", "steps", "segments", "label of the first", "its first event"),
         rows=rows,
-        note=_note(len(groups)),
-    )
-
-
-def _note(total: int) -> str:
-    return f"{total - ROWS_SHOWN:,} more are not shown" if total > ROWS_SHOWN else ""
-
-
-def _finding(one: Violation, trace: Trace) -> CitedFinding:
-    count = trace.broken[one.rule]
-    return CitedFinding(
-        id=one.rule,
-        title=RULES[one.rule],
-        severity="warning",
-        where=one.where,
-        diagnosis=f"{one.says[0].upper()}{one.says[1:]}.",
-        evidence=(
-            *(f"event {place:,}" for place in one.places),
-            *((f"{count:,} such places in the trace",) if count > 1 else ()),
-        ),
-        reproduce="",
-        cites=tuple(Excerpt(first=place, last=place, text=one.says) for place in one.places),
+        note=left_out(len(groups)),
     )
 
 

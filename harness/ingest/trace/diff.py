@@ -20,7 +20,7 @@ from assay.harness.ingest.trace import mlc_lines
 from assay.harness.ingest.trace.align import Block, align
 from assay.harness.ingest.trace.model import Segment, Step, Trace, Track
 from assay.harness.schema import Part
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 from assay.harness.verdict import Decided
 
 KINDS_SHOWN, STEPS_SHOWN = 50, 200
@@ -152,11 +152,9 @@ def _refusal(a: Side, b: Side) -> str:
 def _size(trace: Trace) -> str:
     segments = sum(len(track.segments) for track in trace.tracks)
     steps = sum(len(segment.steps) for track in trace.tracks for segment in track.segments)
-    return f"{_many(len(trace.tracks), trace.tracks[0].kind)}, {_many(segments, 'segment')}, {_many(steps, 'step')}"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return (
+        f"{counted(len(trace.tracks), trace.tracks[0].kind)}, {counted(segments, 'segment')}, {counted(steps, 'step')}"
+    )
 
 
 def _differences(a: Trace, b: Trace, notes: list[str]) -> Iterator[Difference]:
@@ -221,7 +219,7 @@ def _whole_segment(name: str, left: Segment | None, right: Segment | None, a: Pl
 
 def _title(segment: Segment) -> str:
     label = one_line(segment.label, 60) if segment.label else segment.kind
-    return f"{label} with {_many(len(segment.steps), 'step')}"
+    return f"{label} with {counted(len(segment.steps), 'step')}"
 
 
 def _segment_differences(name: str, a: Segment, b: Segment, runs: str, notes: list[str]) -> Iterator[Difference]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Fact, FileRead, Table
+from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Table
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.timeline import (
     MAX_COLUMNS,
@@ -19,12 +19,10 @@ from assay.harness.ingest.timeline import (
     cell,
 )
 from assay.harness.ingest.trace import mlc_lines
-from assay.harness.ingest.trace.machine import RULES
-from assay.harness.ingest.trace.model import Segment, Trace, Track, Violation
-from assay.harness.text import one_line
+from assay.harness.ingest.trace.model import Segment, Trace, Track
+from assay.harness.ingest.trace.shown import ROWS_SHOWN, finding_of, left_out, quote
+from assay.harness.text import counted, one_line
 
-ROWS_SHOWN = 100
-"""Most rows of a table."""
 _KINDS: dict[str, Literal["extend", "decode"]] = {mlc_lines.PREFILL: "extend", mlc_lines.DECODE: "decode"}
 
 
@@ -46,7 +44,7 @@ def document(trace: Trace, file: FileRead, source: Source) -> Document:
         file=file,
         facts=_facts(trace, sequences, texts),
         tables=(_requests(trace, sequences), _calls(trace)),
-        findings=tuple(_finding(one, trace, texts) for one in trace.violations),
+        findings=tuple(finding_of(one, trace, texts) for one in trace.violations),
         timeline=timeline(trace),
     )
 
@@ -63,11 +61,6 @@ def _texts(source: Source, wanted: set[int]) -> dict[int, str]:
         if line.number >= last:
             break
     return found
-
-
-def quote(places: Iterable[int], texts: dict[int, str]) -> tuple[Excerpt, ...]:
-    """Lines as excerpts."""
-    return tuple(Excerpt(first=place, last=place, text=texts.get(place, "")) for place in places if place)
 
 
 def _sequence(track: Track) -> tuple[str, int]:
@@ -95,7 +88,7 @@ def tokens(track: Track) -> tuple[int, int]:
 
 
 def _facts(trace: Trace, sequences: dict[str, tuple[str, int]], texts: dict[int, str]) -> tuple[Fact, ...]:
-    facts = [Fact(id="requests", title="Requests", text=_many(len(trace.tracks), "request"))]
+    facts = [Fact(id="requests", title="Requests", text=counted(len(trace.tracks), "request"))]
     for track in trace.tracks[:ROWS_SHOWN]:
         marked = _marked(track)
         idle = sum(one.kind == "idle" for one in marked)
@@ -107,10 +100,10 @@ def _facts(trace: Trace, sequences: dict[str, tuple[str, int]], texts: dict[int,
             Fact(
                 id=f"{slug}-segments",
                 title=f"Segments of {track.name}",
-                text=f"{_many(len(marked), 'segment')}: {steps:,} with a decode, {idle:,} idle{ends}",
+                text=f"{counted(len(marked), 'segment')}: {steps:,} with a decode, {idle:,} idle{ends}",
             )
         )
-        says = f"{_many(first + rest, 'token')}: {first:,} from the prefill, {rest:,} from decodes"
+        says = f"{counted(first + rest, 'token')}: {first:,} from the prefill, {rest:,} from decodes"
         facts.append(Fact(id=f"{slug}-tokens", title=f"Tokens of {track.name}", text=says))
         facts += _reuse(track, sequences[track.name], slug, texts)
         if track.output is not None:
@@ -150,7 +143,7 @@ def _requests(trace: Trace, sequences: dict[str, tuple[str, int]]) -> Table:
         title="Requests",
         columns=("request", "lines", "sequence", "segments", "decodes", "idle", "tokens"),
         rows=tuple(rows),
-        note=_left_out(len(trace.tracks)),
+        note=left_out(len(trace.tracks)),
     )
 
 
@@ -169,26 +162,7 @@ def _calls(trace: Trace) -> Table:
         title="Actions and calls, by what their segment computes",
         columns=("name", *kinds, "all"),
         rows=rows,
-        note=_left_out(len(names)),
-    )
-
-
-def _left_out(total: int) -> str:
-    return f"{total - ROWS_SHOWN:,} more are not shown" if total > ROWS_SHOWN else ""
-
-
-def _finding(one: Violation, trace: Trace, texts: dict[int, str]) -> CitedFinding:
-    count = trace.broken[one.rule]
-    more = (f"{count:,} such places in the trace",) if count > 1 else ()
-    return CitedFinding(
-        id=one.rule,
-        title=RULES[one.rule],
-        severity="warning",
-        where=one.where,
-        diagnosis=f"{one.says[0].upper()}{one.says[1:]}.",
-        evidence=(*(f"{trace.unit} {place:,}: {texts.get(place, '')}" for place in one.places), *more),
-        reproduce="",
-        cites=quote(one.places, texts),
+        note=left_out(len(names)),
     )
 
 
@@ -215,7 +189,7 @@ def _lanes(track: Track, per: int) -> TimelineTrack:
     sequence = {mlc_lines.ADD: "adds its sequence, ", mlc_lines.FORK: "forks its sequence, "}.get(
         _sequence(track)[0], ""
     )
-    return TimelineTrack(name=track.name, note=f"{sequence}{_many(sum(tokens(track)), 'token')}", lanes=lanes)
+    return TimelineTrack(name=track.name, note=f"{sequence}{counted(sum(tokens(track)), 'token')}", lanes=lanes)
 
 
 def _cell(group: Sequence[Segment], name: str) -> str:
@@ -229,7 +203,3 @@ def _cell(group: Sequence[Segment], name: str) -> str:
     if computed:
         return cell(min(1.0, computed / len(group)))
     return POLLED if polled else NOTHING
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -172,18 +172,9 @@ def load(source: Source) -> LoadedTrace:
     trace = Trace(
         "mlc-llm-actions", "MLC-LLM", "line", setup, tracks, tuple(machine.found.kept), dict(machine.found.counts)
     )
-    return LoadedTrace(trace, _file(source, number, counts["unread"], tuple(unread)), counts)
-
-
-def _file(source: Source, lines: int, unread: int, excerpts: tuple[Excerpt, ...]) -> FileRead:
-    notes = []
-    if source.foreign:
-        lead = "line is" if source.foreign == 1 else "lines are"
-        notes.append(f"{source.foreign} {lead} not UTF-8 (the first is line {source.foreign_lines[0]})")
-    return FileRead(
-        path=str(source.path), format=_ID, title=_TITLE, bytes=source.path.stat().st_size, sha256=source.sha256(),
-        lines=lines, read=lines - unread, unread=unread, excerpts=excerpts, notes=tuple(notes),
-    )  # fmt: skip
+    read = number - counts["unread"]
+    file = FileRead.of(source, _ID, _TITLE, read, counts["unread"], excerpts=unread, notes=source.encoding_notes())
+    return LoadedTrace(trace, file, counts)
 
 
 class MlcReader:

@@ -22,7 +22,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
 def test_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert call(monkeypatch, "show", ENGINE, "--html", tmp_path / "trace.html") == 0
     printed = capsys.readouterr().out
-    assert "147 of 147 lines understood" in printed
+    assert "147 of 147 lines read" in printed
     assert "request 2 forks a sequence" in printed
     assert "No rule of the state machine is broken." in printed
     assert "In order" in (tmp_path / "trace.html").read_text()
@@ -34,7 +34,7 @@ def test_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     ("edit", "code", "says"),
     [
         (("kv_cache_end_forward_func_", ""), 1, "warning: request 1: The forward pass has no end"),
-        (("softmax_func_", "softermax_func_"), 3, "not understood: line 24: [engine debug] softermax_func_"),
+        (("softmax_func_", "softermax_func_"), 3, "Not read: line 24: [engine debug] softermax_func_"),
     ],
 )
 def test_show_of_a_trace_that_is_not_in_order(
