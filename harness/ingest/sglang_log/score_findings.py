@@ -74,11 +74,12 @@ def by_group(group: Group) -> str:
 def missed_bounds(log: Log) -> list[tuple[Trace, Metric, float]]:
     """Assertions that failed because of a score that the log also states: where, the score, and the bound."""
     found = []
+    stated = scores(log)
     for trace in log.traces:
         said = asserted(trace.exception)
         if said is None or not has_failed(log, trace.test) or "greater" not in said[1] or not said[0] <= said[2]:
             continue
-        scored = (one for _, one in scores(log) if one.value == said[0] and one.test == trace.test)
+        scored = (one for _, one in stated if one.value == said[0] and one.test == trace.test)
         found += [(trace, one, said[2]) for one in list(scored)[:1]]
     return found
 

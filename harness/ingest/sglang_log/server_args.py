@@ -8,7 +8,7 @@ from itertools import pairwise
 _TOKENS = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\[\]{},]+|['"]""",
 )
-_SIMPLE = re.compile(r"""(\w+)=('[^'\\]*'|[^,'"()\[\]{}]*|\[[^][{}()'"]*\]|\{[^][{}()'"]*\})(?:, |(\)$))""")
+_SIMPLE = re.compile(r"""\s*(\w+)=('[^'\\]*'|[^,'"()\[\]{}]*|\[[^][{}()'"]*\]|\{[^][{}()'"]*\})(?:, |(\)$))""")
 """An argument as nearly all are, with what ends it."""
 _NAME = re.compile(r"""\s*(?:(\w+)=|'(\w+)':\s)""")
 PER_SERVER = frozenset({"random_seed", "port", "nccl_port", "dist_init_addr", "mem_fraction_static", "host"})
@@ -25,27 +25,39 @@ def parse(text: str) -> tuple[dict[str, str], bool]:
         Values as they are written, by name, and whether the list ends. A value that is cut off is left out.
     """
     arguments: dict[str, str] = {}
-    depth, start = 0, 0
-    for match in _SIMPLE.finditer(text):
-        if match.start() != start:
+    start = 0
+    while start < len(text):
+        simple = _SIMPLE.match(text, start)
+        if simple:
+            arguments[simple[1]] = simple[2]
+            start = simple.end()
+            if simple[3]:
+                return arguments, True
+            continue
+        end = _end(text, start)
+        if end < 0:
             break
-        arguments[match[1]] = match[2]
-        start = match.end()
-        if match[3]:
-            return arguments, True
+        _add(arguments, text[start:end])
+        start = end + 1
+        if text[end] != ",":
+            return arguments, not text[start:].strip()
+    return arguments, False
+
+
+def _end(text: str, start: int) -> int:
+    """Where an argument ends: at a comma, or at the bracket that closes the list; -1 if it is cut off."""
+    depth = 0
     for match in _TOKENS.finditer(text, start):
         token = match.group()
         if token in "([{":
             depth += 1
         elif token == "," and not depth:
-            _add(arguments, text[start : match.start()])
-            start = match.end()
+            return match.start()
         elif token in ")]}":
             depth -= 1
             if depth < 0:
-                _add(arguments, text[start : match.start()])
-                return arguments, not text[match.end() :].strip()
-    return arguments, False
+                return match.start()
+    return -1
 
 
 def _add(arguments: dict[str, str], one: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from assay.harness.ingest.result import Document, Excerpt, FileRead
 from assay.harness.ingest.source import Line, Source
@@ -16,6 +17,8 @@ from assay.harness.text import one_line
 SHOWN = 5
 """Lines quoted of those that no rule knows."""
 _ID, _TITLE = "mlc-llm-actions", "MLC-LLM engine trace"
+STEPS = ("call", "action")
+"""Kinds of lines that are a step as they are."""
 _MARKS = {"add-request": "Add Request", "segment-begin": "segment begins", "segment-end": "segment ends"}
 
 
@@ -68,12 +71,15 @@ class _Builder:
         self._request.output.append(line.text)
         self._request.output_at = (self._request.output_at[0], line.number)
 
-    def take(self, kind: Kind, at: int) -> None:
-        """Add a line that is not the continuation of an answer."""
+    def add(self, kind: Kind, at: int) -> None:
+        """Add a call or an action, as nearly all lines are."""
         self._in_output = False
-        if kind.kind == "call" or kind.kind == "action":  # nearly all lines
-            self._add(kind.kind, kind.name, at)
-            return
+        self._part.steps.append(self.pool.step(*kind))  # type: ignore[arg-type]
+        self._part.places.append(at)
+
+    def take(self, kind: Kind, at: int) -> None:
+        """Add any other line that is not the continuation of an answer."""
+        self._in_output = False
         if kind.kind == "output":
             self._output(kind.name, at)
         elif kind.kind == "add-request":
@@ -128,6 +134,7 @@ class _Builder:
         )  # fmt: skip
 
 
+@lru_cache(4096)
 def computes(steps: tuple[Step, ...]) -> SegmentKind:
     """What a segment of an engine trace computes, by the functions of the model that it calls."""
     names = {step.name for step in steps if step.kind == "call"}
@@ -153,9 +160,12 @@ def load(source: Source) -> LoadedTrace:
     unread: list[Excerpt] = []
     number = 0
     for line in source.lines():
-        number = line.number
-        kind = mlc_lines.kind_of(line.text)
-        if builder.continues_output(line, kind):
+        number, kind = line.number, mlc_lines.kind_of(line.text)
+        if kind is not None and kind.kind in STEPS:
+            counts[kind.kind] += 1
+            builder.add(kind, number)
+            machine.feed(kind, number)
+        elif builder.continues_output(line, kind):
             builder.extend_output(line)
             counts["output-text"] += 1
         elif kind is None:

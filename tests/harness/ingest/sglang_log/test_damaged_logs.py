@@ -84,7 +84,7 @@ def test_bytes_that_do_not_belong_there(seed_log: Path, tmp_path: Path) -> None:
     assert all(low <= found for low, found in zip(truth(kept), counted(log), strict=True))
     assert all(found <= high for found, high in zip(counted(log), truth(seed_log.read_text().split("\n")), strict=True))
     assert log.read < log.lines
-    assert "lines are not utf-8" in " ".join(ingest([source.path]).documents[0].file.notes)
+    assert "lines are not UTF-8" in " ".join(ingest([source.path]).documents[0].file.notes)
 
 
 def test_a_line_without_an_end_is_not_read_in_vain(tmp_path: Path) -> None:
