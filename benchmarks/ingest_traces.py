@@ -7,6 +7,8 @@ Prints, with the time and the peak memory of each:
 - lines understood of lines, requests and findings of an engine trace of MLC-LLM;
 - 200 damaged copies of it (cut, with lines missing, repeated or from a second copy, CRLF, UTF-16, bytes that are not UTF-8, noise):
   crashes, and counts that differ from those of regular expressions on the same copy;
+- 200 damaged copies of each profile in ``tests/data/traces`` (cut, compressed, events lost, repeated or out of order, CRLF, bytes
+  put in): crashes, and counts of events that cannot be right;
 - the speed on 100 MB of each kind: lines of an engine, and Chrome trace events as PyTorch's profiler writes them, also compressed;
 - the comparison of both with a copy of which one line, or one kernel, is another.
 """
@@ -155,6 +157,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         damage(text, Path(folder))
+        damage_profiles(Path(folder))
         speed(text, Path(folder))
 
 
@@ -177,6 +180,63 @@ def damage(text: str, folder: Path) -> None:
     print(
         f"{COPIES} damaged copies in {time.perf_counter() - started:.1f} s: {crashes} crashes, {wrong} with a wrong count"
     )
+
+
+def damaged_rows(rows: list[str], rng: random.Random) -> tuple[bytes, int, int]:
+    """Events, a row each, as a damaged file; how many are whole in it, and how many were touched."""
+    rows = list(rows)
+    kind = rng.choice(["cut", "drop", "repeat", "shuffle", "bytes"])
+    touched = 0
+    if kind == "drop":
+        rows = [row for row in rows if rng.random() > 0.02]
+    elif kind == "repeat":
+        at = rng.randrange(len(rows))
+        rows[at:at] = rows[at : at + rng.randrange(1, 200)]
+    elif kind == "shuffle":
+        rng.shuffle(rows)
+    data = [row.encode() for row in rows]
+    if kind == "bytes":
+        hit = sorted(rng.sample(range(len(data)), rng.randrange(1, 30)))
+        touched = len(hit)
+        for index in hit:
+            at = rng.randrange(1, len(data[index]))
+            data[index] = (
+                data[index][:at] + rng.choice([b"\0", b"\xff", b'"', b"}", b"{", b",", b"]"]) + data[index][at:]
+            )
+    if kind == "cut":
+        data = data[: rng.randrange(2, len(data))]
+        touched = 1
+        data[-1] = data[-1][: rng.randrange(1, len(data[-1]))]
+    end = b"" if kind == "cut" else b"]"
+    whole = b"[" + rng.choice([b",", b",\n", b",\r\n"]).join(data) + end
+    if rng.random() < 0.3:
+        whole = gzip.compress(whole, 1)
+    return whole, len(data) - touched, touched
+
+
+def damage_profiles(folder: Path) -> None:
+    """Read damaged copies of each real profile."""
+    for path in sorted(PROFILE.parent.glob("*.json*")):
+        text = path.read_bytes()
+        found = json.loads(gzip.decompress(text) if path.suffix == ".gz" else text)
+        rows = [json.dumps(one) for one in (found["traceEvents"] if isinstance(found, dict) else found)]
+        copy, crashes, wrong = folder / "copy.json", 0, 0
+        for seed in range(COPIES):
+            data, whole, touched = damaged_rows(rows, random.Random(seed))
+            copy.write_bytes(data)
+            try:
+                file = document_of(copy).file
+            except Exception as error:
+                crashes += 1
+                print(f"  copy {seed}: {type(error).__name__}: {error}")
+                continue
+            right = whole <= file.read <= whole + touched and file.read + file.unread == file.lines
+            wrong += not right
+            if not right:
+                print(f"  copy {seed}: {file.read} events read, {whole} are whole, {touched} were touched")
+        print(
+            f"{path.name}, {len(rows):,} events: {COPIES} damaged copies: {crashes} crashes, {wrong} with a wrong count"
+        )
 
 
 def speed(text: str, folder: Path) -> None:

@@ -9,9 +9,24 @@ from assay.harness.text import one_line
 from assay.reports.summary import VERDICTS
 from assay.reports.terminal import finding_text, print_rows, say
 
-BRIEF = frozenset({"tests", "servers", "arguments", "metrics", "benchmarks"})
+BRIEF = frozenset(
+    {
+        "tests",
+        "servers",
+        "arguments",
+        "metrics",
+        "benchmarks",
+        "kernel-calls",
+        "results",
+        "requests",
+        "passes",
+        "boundaries",
+    }
+)
 """Tables of facts that a terminal shows; the page has all of them."""
 MAX_UNREAD = 5
+MAX_FACTS = 10
+"""Facts that a terminal shows of a file in which nothing was found."""
 
 
 def render(result: IngestResult, console: Console) -> None:
@@ -36,6 +51,8 @@ def _document(document: Document, console: Console) -> None:
         say(console, finding_text(finding, console.width))
         if lines := cited(finding, document.file.unit):
             say(console, f"  {lines}")
+    for fact in () if document.findings else document.facts[:MAX_FACTS]:
+        say(console, f"{fact.title}: {one_line(fact.text)}")
     for table in document.tables:
         if table.id in BRIEF:
             _table(table, console)

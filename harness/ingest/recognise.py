@@ -74,7 +74,7 @@ def statements_of(path: Path) -> list[Statement]:
     reader = reader_of(source)
     if not isinstance(reader, States):
         raise EvidenceError(
-            f"{path} is a {reader.title}, of which no claim can be checked."
+            f"{path} was read as {reader.title}: no claim can be checked against it."
             if reader
             else f"No reader knows what {path} states.",
             "a log, results of an evaluation or a benchmark, a JUnit file, a report.json or the folder of a run",
