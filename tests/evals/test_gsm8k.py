@@ -33,6 +33,14 @@ def test_the_release_file_gives_problems_with_exact_numbers(data: str) -> None:
     assert [one.id for one in draw(data, 12, 1, no_fit).questions] != [one.id for one in drawn.questions]
 
 
+@pytest.mark.parametrize(("written", "answer"), [("1,250", "1250"), ("-3.50", "-3.5"), ("12,000,000", "12000000")])
+def test_an_expected_number_has_the_form_of_a_given_one(tmp_path: Path, written: str, answer: str) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text(json.dumps({"question": "How many?", "answer": f"Many.\n#### {written}"}) + "\n")
+    (question,) = draw_gsm8k(str(path), 1, 0).questions
+    assert question.answer == parse_answer(f"Answer: {written}", question.answer) == answer
+
+
 def test_the_layout_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "gsm8k" / "main").mkdir(parents=True)

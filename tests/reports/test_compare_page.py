@@ -44,6 +44,38 @@ def test_page_and_terminal_show_the_numbers_what_they_cover_and_what_is_missing(
     assert "assay compare A B" in to_html(one)
 
 
+def test_the_terminal_shows_flips_notes_checks_changes_and_the_other_reasons() -> None:
+    one = result("answers")
+    assert one.overall is not None
+    more = one.model_copy(
+        update={
+            "overall": one.overall.model_copy(update={"lost": 1007}),
+            "reasons": ("first", "the second reason"),
+            "a": one.a.model_copy(update={"notes": ("a note",)}),
+            "changes": tuple(
+                Change(id="x", title=f"x{n}", a="1", b="2", worse=w) for n, w in enumerate((True, False, None))
+            ),
+            "outcomes": tuple(OutcomeChange(test=f"test_{n}", a="passed", b="failed") for n in range(25)),
+            "tasks": (one.tasks[0].model_copy(update={"pairs": 0, "refused": ("other shots",)}),),
+        }
+    )
+    lines = terminal(more).splitlines()
+    flips = [line for line in lines if line.startswith("lost: assay_synthetic")]
+    assert len(flips) == 5
+    assert "expected 'C'" in flips[0]
+    assert "… and 1,002 more flips: see --json or --html" in lines
+    assert "  a note" in lines
+    assert any(line.startswith("– not checked: the kernel under test computed the answers") for line in lines)
+    assert "  the second reason" in lines
+    assert "worse: x0: 1 in A, 2 in B" in lines
+    assert "better: x1: 1 in A, 2 in B" in lines
+    assert "x2: 1 in A, 2 in B" in lines
+    assert "test_19: passed in A, failed in B" in lines
+    assert "test_20: passed in A, failed in B" not in lines
+    assert "… and 5 more" in lines
+    assert "verdict refused" in terminal(more)
+
+
 def test_texts_of_others_stay_inert(examples: ModuleType, tmp_path: Path) -> None:
     hostile = examples.HOSTILE
     one = result("answers").model_copy(

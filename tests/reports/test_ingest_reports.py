@@ -94,6 +94,21 @@ def test_text_of_others_is_inert(hostile: IngestResult) -> None:
     assert "<script>alert" not in to_junit(hostile)
 
 
+def test_evidence_of_a_finding_is_inert_in_junit(result: IngestResult) -> None:
+    finding = result.documents[0].findings[0].model_copy(update={"evidence": (HOSTILE,)})
+    document = result.documents[0].model_copy(update={"findings": (finding,)})
+    text = to_junit(result.model_copy(update={"documents": (document,)}))
+    assert "\u202e" not in text
+    assert "[U+202E]" in text
+
+
+def test_files_without_findings_are_named_together_and_their_facts_are_printed() -> None:
+    result = ingest([LOG, TRACE])
+    assert f"Nothing was found in {TRACE}." in shown(to_html(result))
+    assert "Segments of request 1: " in text_of(result)
+    assert "Scores by group" not in text_of(result)
+
+
 def test_an_unknown_file_is_not_green() -> None:
     file = FileRead(path="x", format="unknown", title="Unknown", bytes=2, sha256="", lines=1, read=0, unread=1)
     result = IngestResult(

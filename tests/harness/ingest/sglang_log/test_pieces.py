@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.ingest.sglang_log.pieces import Bar, split
+from assay.harness.ingest.sglang_log.pieces import LONGEST, Bar, split
 
 
 def kinds(text: str) -> list[str]:
@@ -30,6 +30,12 @@ def test_bars_cut_at_the_width_of_the_terminal(cut: str) -> None:
     bar = "Capturing batches (bs=16):  {}%|▍| {}/8 [00:01<00:02,  {}"
     line = bar.format(38, 3, cut) + bar.format(50, 4, "2.38it/")
     assert [one.bar and one.bar.done for one in split(line)] == ["3", "4"]
+
+
+def test_in_a_line_of_more_characters_no_bar_is_looked_for() -> None:
+    bar = "100%|█| 8/8 [00:01<00:00,  2.38it/s]"
+    assert kinds("x" * (LONGEST - len(bar)) + bar) == ["text", "progress"]
+    assert kinds("x" * (LONGEST - len(bar) + 1) + bar) == ["text"]
 
 
 def test_carriage_returns_and_percent_completed() -> None:
