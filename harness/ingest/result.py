@@ -45,7 +45,7 @@ class FileRead(Part):
     ) -> FileRead:  # fmt: skip
         """What was read of a file or a folder, with its size and its hash."""
         return cls(
-            path=str(source.path), format=format, title=title, bytes=source.bytes, sha256=source.sha256(), unit=unit,
+            path=str(source.path), format=format, title=title, bytes=source.size, sha256=source.sha256(), unit=unit,
             lines=read + unread, read=read, unread=unread, excerpts=tuple(excerpts), notes=tuple(notes),
         )  # fmt: skip
 

@@ -71,8 +71,8 @@ class Source:
         return self.head.decode(self.encoding, "replace").removeprefix("\ufeff")
 
     @property
-    def bytes(self) -> int:
-        """Size of the file, or of all files in the folder."""
+    def size(self) -> int:
+        """Bytes of the file, or of all files in the folder."""
         files = self.path.rglob("*") if self.path.is_dir() else (self.path,)
         return sum(one.stat().st_size for one in files if one.is_file())
 

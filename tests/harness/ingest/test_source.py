@@ -58,4 +58,4 @@ def test_a_folder_has_the_size_of_its_files_and_no_hash(tmp_path: Path) -> None:
     (tmp_path / "a/b").write_bytes(b"123")
     (tmp_path / "c").write_bytes(b"45")
     folder = Source.of(tmp_path)
-    assert (folder.bytes, folder.sha256(), Source.of(tmp_path / "c").bytes) == (5, "", 2)
+    assert (folder.size, folder.sha256(), Source.of(tmp_path / "c").size) == (5, "", 2)
