@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed
 from torch import Tensor
 
@@ -15,6 +16,23 @@ def one_layer(call: AttentionCall) -> Tensor:
     """PyTorch's attention, a million times too large in one layer: with random weights, nothing smaller shows in the text."""
     out = torch_sdpa(call)
     return out * 1e6 if call.layer == LAYER else out
+
+
+def noisy(call: AttentionCall) -> Tensor:
+    """PyTorch's attention with noise of a fifth of its own size: a model loses some of its answers."""
+    return _with_noise(call, 0.2)
+
+
+def very_noisy(call: AttentionCall) -> Tensor:
+    """The same with noise of two fifths."""
+    return _with_noise(call, 0.4)
+
+
+def _with_noise(call: AttentionCall, share: float) -> Tensor:
+    out = torch_sdpa(call)
+    generator = torch.Generator(out.device).manual_seed(out.shape[0] + 1000 * call.layer)
+    noise = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32)
+    return out + (share * out.float().square().mean().sqrt() * noise).to(out.dtype)
 
 
 def second_rank(call: AttentionCall) -> Tensor:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals import synthetic
-from assay.evals.questions import BUILTIN_DATA, LETTERS, Question
+from assay.evals.questions import BUILTIN_DATA, LETTERS, AnyQuestion, Question
 from assay.harness.errors import UsageError
 
 FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
@@ -71,7 +71,7 @@ class Drawn:
         units: units of the whole set from which the order was drawn.
     """
 
-    questions: tuple[Question, ...]
+    questions: tuple[AnyQuestion, ...]
     units: int
 
 
@@ -103,10 +103,15 @@ def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
     questions = [_question(index, row) for index, row in enumerate(_rows(data))]
     if not questions:
         raise UsageError(f"{data} has no questions.", "at least one row below the header", _WHAT_TO_GIVE)
-    distinct: dict[str, Question] = {}
+    return in_random_order(questions, most, seed)
+
+
+def in_random_order(questions: Iterable[AnyQuestion], most: int, seed: int) -> Drawn:
+    """Draw at most `most` of the questions, those of one unit together, each prompt once; see `draw_questions`."""
+    distinct: dict[str, AnyQuestion] = {}
     for question in questions:
         distinct.setdefault(question.prompt, question)
-    units: dict[str, list[Question]] = {}
+    units: dict[str, list[AnyQuestion]] = {}
     for question in distinct.values():
         units.setdefault(question.unit, []).append(question)
     shuffled = list(units.values())
@@ -114,7 +119,7 @@ def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
     return Drawn(tuple(_whole_units(shuffled, most)), len(units))
 
 
-def _whole_units(units: Sequence[Sequence[Question]], most: int) -> Iterator[Question]:
+def _whole_units(units: Sequence[Sequence[AnyQuestion]], most: int) -> Iterator[AnyQuestion]:
     """The first units that have at most `most` questions together; at least one unit."""
     given = 0
     for unit in units:

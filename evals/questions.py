@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 BUILTIN_DATA = "builtin"
 """Name of the built-in set (`assay.evals.synthetic`)."""
@@ -21,6 +22,8 @@ PROMPT_HEADER = (
     "Answer the following multiple choice question. The last line of your response should be of the following "
     "format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering."
 )
+_ANSWER_LINE = re.compile(r"(?i)Answer[ \t]*:")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 ANSWER_PATTERN = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 
 
@@ -65,15 +68,71 @@ class Question:
         return prompt_hash(self.prompt)
 
 
+@dataclass(frozen=True)
+class OpenQuestion:
+    """One question with a prompt of its own, answered by a letter, a number or a text.
+
+    Attributes:
+        id, subject, group, unit: as of a `Question`.
+        prompt: the text of the single user message.
+        answer: the right answer, as `parse_answer` gives it.
+    """
+
+    id: str
+    subject: str
+    group: str
+    prompt: str
+    answer: str
+
+    @property
+    def unit(self) -> str:
+        """Its own id: it is drawn alone."""
+        return self.id
+
+    @property
+    def prompt_hash(self) -> str:
+        """`prompt_hash` of the prompt."""
+        return prompt_hash(self.prompt)
+
+
+AnyQuestion = Question | OpenQuestion
+
+
 def prompt_hash(prompt: str) -> str:
     """First 16 hex digits of a prompt's SHA-256; shows whether two runs asked the same question."""
     return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def parse_answer(text: str) -> str | None:
-    """The letter that a response gives, or None if it gives none.
+def parse_answer(text: str, expected: str | None = None) -> str | None:
+    """The answer that a response gives, in the form of the expected one, or None if it gives none.
 
-    As in simple-evals, the first match counts. None is an *unparsed* answer, which is counted separately from wrong ones.
+    None is an *unparsed* answer, which is counted separately from wrong ones.
+
+    - A letter, or nothing known of the form: as in simple-evals, the first match counts.
+    - A number: the last one after the last "Answer:", as in simple-evals' MGSM (``mgsm_eval.py``), in `number_form`.
+    - A text: the rest of the line after the last "Answer:", or the first line that is not blank, in `text_form`.
+
+    Args:
+        text: the response.
+        expected: the right answer; it decides only in which form the answer is looked for.
     """
-    match = ANSWER_PATTERN.search(text)
-    return match.group(1).upper() if match else None
+    if expected is None or expected in LETTERS:
+        match = ANSWER_PATTERN.search(text)
+        return match.group(1).upper() if match else None
+    given = _ANSWER_LINE.split(text)
+    if _NUMBER.fullmatch(expected):
+        found = _NUMBER.findall(given[-1].replace(",", "")) if len(given) > 1 else []
+        return number_form(found[-1]) if found else None
+    lines = [line for line in given[-1].splitlines() if line.strip()]
+    return text_form(lines[0]) or None if lines else None
+
+
+def number_form(number: str) -> str:
+    """A number without thousands separators, trailing zeros and plus sign: "1,250.0" is "1250"."""
+    plain = f"{Decimal(number.replace(',', '')).normalize():f}"
+    return "0" if plain == "-0" else plain
+
+
+def text_form(text: str) -> str:
+    """A text as it is compared: in lower case, without punctuation at its ends and with single spaces."""
+    return " ".join(text.casefold().split()).strip(" .,;:!?\"'*`$")

@@ -70,6 +70,11 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things: "1 line", "1,200 lines"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def percent(share: float) -> str:
     """A share in percent, to two significant digits; "not finite" for infinity and NaN."""
     if not math.isfinite(share):

@@ -35,9 +35,9 @@ def to_junit(report: Report) -> str:
     overall.timestamp = one_line(report.created)
     for key, value in _properties(report):
         overall.add_property(key, one_line(value))
-    verdict = _case("verdict", prefix, report.verdict, report.headline, _why(report))
+    verdict = verdict_case("verdict", prefix, report.verdict, report.headline, _why(report))
     verdict.time = report.seconds
-    cases = [verdict, *(_check_case(check, f"{prefix}.checks") for check in report.checks)]
+    cases = [verdict, *(check_case(check, f"{prefix}.checks") for check in report.checks)]
     for case in cases:
         overall.add_testcase(case)
     document.add_testsuite(overall)
@@ -78,11 +78,12 @@ def _suite(suite: SuiteResult, classname: str) -> TestSuite:
             if row.items
         ),
     ]
-    result.add_testcase(_case("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output))
+    result.add_testcase(verdict_case("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output))
     return result
 
 
-def _case(name: str, classname: str, verdict: Verdict, message: str, output: Iterable[str]) -> TestCase:
+def verdict_case(name: str, classname: str, verdict: Verdict, message: str, output: Iterable[str]) -> TestCase:
+    """A case that passes, fails, or is an error, by a verdict."""
     case = TestCase(one_line(name) or "(unnamed)", classname)
     text = _text(output)
     if verdict == "pass":
@@ -95,7 +96,8 @@ def _case(name: str, classname: str, verdict: Verdict, message: str, output: Ite
     return case
 
 
-def _check_case(check: Check, classname: str) -> TestCase:
+def check_case(check: Check, classname: str) -> TestCase:
+    """A case for a requirement of a pass."""
     case = TestCase(one_line(check.id) or "(unnamed)", classname)
     found = f"{check.title}: {check.found}"
     if check.status == "ok":

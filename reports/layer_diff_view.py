@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jinja2.utils import htmlsafe_json_dumps
@@ -56,14 +57,14 @@ class LayerDiffView:
 
 def layer_diff_view(layers: LayersResult) -> LayerDiffView:
     """The view of a layer diff."""
-    views = [GridView(number, grid, _says(grid)) for number, grid in enumerate(layers.grids)]
+    views = grid_views(layers.grids)
     heads = tuple(view for view in views if view.grid.columns == "head")
     return LayerDiffView(
         layers=layers,
         heads=heads,
-        worst_heads=max(heads, key=lambda view: _worst(view.grid)[0], default=None),
+        worst_heads=worst_view(heads),
         others=tuple(view for view in views if view.grid.columns != "head"),
-        data=htmlsafe_json_dumps([_payload(grid) for grid in layers.grids], separators=(",", ":")),
+        data=grid_data(layers.grids),
         profile=Markup(charts.profile_chart(layers.depth)),
         lines=tuple(layer_diff_lines(layers)),
         cells=tuple(worst_cells(layers, CELLS_SHOWN)),
@@ -72,6 +73,21 @@ def layer_diff_view(layers: LayersResult) -> LayerDiffView:
         masses=compared_tokens(layers.logits),
         replay=replay_command(layers.pack) if layers.pack else "",
     )
+
+
+def grid_views(grids: Sequence[ErrorGrid]) -> list[GridView]:
+    """The views of some heat maps, numbered as in `grid_data`."""
+    return [GridView(number, grid, _says(grid)) for number, grid in enumerate(grids)]
+
+
+def worst_view(views: Sequence[GridView]) -> GridView | None:
+    """The heat map with the worst cell; None if there is none."""
+    return max(views, key=lambda view: _worst(view.grid)[0], default=None)
+
+
+def grid_data(grids: Sequence[ErrorGrid]) -> Markup:
+    """What layer_diff.js draws, as JSON that is safe within a script element."""
+    return htmlsafe_json_dumps([_payload(grid) for grid in grids], separators=(",", ":"))
 
 
 def _payload(grid: ErrorGrid) -> dict[str, object]:

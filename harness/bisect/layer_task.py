@@ -179,7 +179,7 @@ def right_prompts(by: Criterion, items: Sequence[Item], own: Sequence[str], text
     """Which texts are right: those that give the expected letter, or those that are identical to the reference's own."""
     if by == "text":
         return [text == first for text, first in zip(texts, own, strict=True)]
-    return [item.is_right(parse_answer(text)) for item, text in zip(items, texts, strict=True)]
+    return [item.is_right(parse_answer(text, item.expected)) for item, text in zip(items, texts, strict=True)]
 
 
 def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alpha: float) -> SetComparison:

@@ -38,6 +38,7 @@ COMMANDS = {
     ),
     "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
     "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
+    "pack": ("pack", "Make a replay pack of somebody else's dump or trace, or write a pack for their tools."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
     "bench": (
         "bench",
@@ -47,12 +48,17 @@ COMMANDS = {
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
+    "ingest": ("ingest", "Read other people's logs, results, traces and dumps, and say what follows from them."),
+    "compare": ("compare", "Compare two results that are already there: of an evaluation tool, a benchmark, tests, or runs."),
+    "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
+    "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
+    "verify-claim": ("verify_claim", "Check what somebody says of a run against the evidence: its log, results or report."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
 EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "diff", "record"), "serve"),
-    **dict.fromkeys(("report", "baseline", "bench", "bisect"), "reports"),
+    **dict.fromkeys(("report", "baseline", "bench", "bisect", "compare"), "reports"),
 }
 """Commands that need more than ``pip install assay``, and the extra that provides it. Where bench and bisect start servers, they
 require "serve" themselves.

@@ -129,7 +129,7 @@ def _answer(role: Role, stage: _Stage, item: Item, reply: Reply) -> Answer:
         prompt_hash=item.prompt_hash,
         request_id=reply.request_id,
         text=reply.text,
-        parsed=parse_answer(reply.text) if item.suite == "mmlu" else None,
+        parsed=parse_answer(reply.text, item.expected) if item.suite == "mmlu" else None,
         finish_reason=reply.finish_reason,
         prompt_tokens=reply.prompt_tokens,
         completion_tokens=reply.completion_tokens,

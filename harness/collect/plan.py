@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.greedy import greedy_prompts
-from assay.evals.mmlu import draw_questions
-from assay.evals.questions import Question, prompt_hash
+from assay.evals.question_sets import draw
+from assay.evals.questions import AnyQuestion, prompt_hash
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
 from assay.harness.engines.catalog import checked_backend
 from assay.harness.engines.launch import check_engine_args
-from assay.harness.engines.model import resolve_model
+from assay.harness.engines.model import fit_of, resolve_model
 from assay.harness.evidence.records import ROLES, Item, Role, Suite
 
 COLD_EVERY, MAX_COLD = 8, 16
@@ -96,11 +96,13 @@ def prepare(spec: RunSpec) -> Plan:
     reference = checked_backend("--reference", spec.reference)
     candidate = checked_backend("--candidate", spec.candidate)
     check_engine_args(spec.engine_arg)
-    plan = Plan(spec, resolve_model(spec.model, spec.engine_arg), (), reference, candidate)
+    model = resolve_model(spec.model, spec.engine_arg)
+    plan = Plan(spec, model, (), reference, candidate)
     asked = spec.questions if "mmlu" in spec.suites else 0
     traced = COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0
     prompts = {suite: count for suite, count in _prompt_counts(spec).items() if suite in spec.suites}
-    drawn = draw_questions(spec.data, max(asked, traced, *prompts.values(), 1), spec.order_seed)
+    most = max(asked, traced, *prompts.values(), 1)
+    drawn = draw(spec.data, most, spec.order_seed, lambda: fit_of(model, spec.token_limit))
     questions = drawn.questions
     items = [_item("mmlu", question, place) for place, question in enumerate(questions[:asked])]
     items += [_item("layers", question) for question in questions[:traced]]
@@ -117,7 +119,7 @@ def _prompt_counts(spec: RunSpec) -> dict[Suite, int]:
     return {"greedy": spec.greedy_prompts, "logits": spec.logits_prompts}
 
 
-def _item(suite: Suite, question: Question, place: int | None = None) -> Item:
+def _item(suite: Suite, question: AnyQuestion, place: int | None = None) -> Item:
     return Item(
         suite=suite,
         id=question.id,

@@ -225,7 +225,7 @@ def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> li
             prompt_hash=item.prompt_hash,
             request_id=replies[number].request_id,
             text=replies[number].text,
-            parsed=parse_answer(replies[number].text),
+            parsed=parse_answer(replies[number].text, item.expected),
             finish_reason=replies[number].finish_reason,
             prompt_tokens=replies[number].prompt_tokens,
             completion_tokens=replies[number].completion_tokens,

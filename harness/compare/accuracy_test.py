@@ -30,12 +30,13 @@ from typing import Literal
 
 import numpy as np
 
+from assay.evals.questions import LETTERS
 from assay.harness.compare.answers import Pair
 from assay.harness.evidence.records import ROLES, Item, Role
 from assay.harness.stats.betting import Array, log_wealth, log_wealth_below, p_value
 
 CHANCE = 0.25
-"""Accuracy of guessing among four options."""
+"""Accuracy of guessing among four options; a number or a text cannot be guessed."""
 HEADROOM = 2.0
 """The reference must be shown to beat guessing by this multiple of the margin: less could not be lost visibly."""
 MOST_UNPARSED = 0.05
@@ -73,6 +74,11 @@ class Prefix:
     reference: Array
     unparsed: Mapping[Role, int]
     complete: bool
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of guessing: `CHANCE` if any answer is a letter."""
+        return CHANCE if not self.pairs or any(one.item.expected in LETTERS for one in self.pairs) else 0.0
 
     def unparsed_share(self, role: Role) -> float:
         """Share of a role's answers without a letter."""
@@ -170,7 +176,7 @@ def outcome_of(prefix: Prefix, rule: Rule) -> Outcome:
         return Outcome("nothing", False, 1.0, 1.0)
     above = log_wealth(prefix.losses, rule.margin, -1, 1, rule.population)
     below = log_wealth_below(prefix.cached, rule.margin, -1, 1, rule.population)
-    floor = CHANCE + HEADROOM * rule.margin
+    floor = prefix.chance + HEADROOM * rule.margin
     headroom = p_value(log_wealth(prefix.reference, floor, 0, 1, rule.population)) <= rule.alpha
     p_regression, p_inferior = p_value(above), p_value(below)
 

@@ -24,7 +24,7 @@ def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequ
         item = items.get(answer.item)
         if item is None or answer.item not in reference or answer.prompt_hash != item.prompt_hash:
             continue
-        right = [item.is_right(parse_answer(text)) for text in (reference[answer.item], answer.text)]
+        right = [item.is_right(parse_answer(text, item.expected)) for text in (reference[answer.item], answer.text)]
         found.append(float(right[0]) - float(right[1]))
     return found
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.evals.retrieval import Fit
 from assay.harness.config import BUILTIN_MODEL
 from assay.harness.errors import UsageError
 
@@ -102,6 +103,33 @@ def model_shape(model: Path) -> ModelShape:
             "vocab_size and max_position_embeddings",
             "add it, or name another --model",
         ) from None
+
+
+TEMPLATE_TOKENS = 64
+"""Tokens that a chat template adds to a prompt, at most."""
+
+
+def fit_of(model: Path, answer: int) -> Fit:
+    """What fits into the model in a folder, beside an answer of so many tokens.
+
+    Raises:
+        UsageError: its context is not known, or its tokenizer cannot be read without the engine.
+    """
+    path = model / "tokenizer.json"
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise UsageError(
+            f"The prompts' tokens cannot be counted: {path}: {error}.",
+            "a model folder with a tokenizer.json, and the package tokenizers",
+            "save the tokenizer with save_pretrained, or name other --data",
+        ) from None
+    context = model_shape(model).context
+    return Fit(
+        context, answer + TEMPLATE_TOKENS, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+    )
 
 
 def _download(name: str) -> Path:

@@ -11,7 +11,7 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer, Role
+from assay.harness.evidence.records import Answer, Item, Role
 from assay.harness.verdict import Check
 
 _MOST_WORDS = 3
@@ -142,10 +142,13 @@ def _decode_disagreements(served: Served) -> Iterator[str]:
             yield f"layer {layer}: {number:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"
 
 
-def parsed_from_text(answers: Sequence[Answer]) -> list[Answer]:
-    """Answers with the letter that their text gives, whatever was recorded."""
+def parsed_from_text(answers: Sequence[Answer], items: Sequence[Item]) -> list[Answer]:
+    """Answers with the letter, number or text that they give, whatever was recorded."""
+    expected = {item.id: item.expected for item in items if item.suite == "mmlu"}
     return [
-        answer.model_copy(update={"parsed": parse_answer(answer.text)}) if answer.suite == "mmlu" else answer
+        answer.model_copy(update={"parsed": parse_answer(answer.text, expected.get(answer.item))})
+        if answer.suite == "mmlu"
+        else answer
         for answer in answers
     ]
 

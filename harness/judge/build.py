@@ -156,7 +156,8 @@ def build(folder: RunFolder) -> Report:
 
 def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
     """Read a run's folder; in a run of latency alone the servers are those that were timed."""
-    items, answers = folder.items(), parsed_from_text(folder.answers())
+    items = folder.items()
+    answers = parsed_from_text(folder.answers(), items)
     servers: dict[Role, ServerManifest] = {server.role: server for server in folder.progress().servers}
     counts: dict[Role, list[CallCount]] = {role: counts_of(folder, role) for role in ROLES}
     if timed and not servers:

@@ -107,7 +107,7 @@ def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
     return SuiteResult(
         id="mmlu",
-        title="Multiple-choice questions" if spec.synthetic else f"Multiple-choice questions of {spec.data}",
+        title=_title(spec),
         synthetic=spec.synthetic,
         verdict=decision.verdict,
         why=f"{decision.why} Policy: {spec.policy_line('margin')}.",
@@ -118,6 +118,13 @@ def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
         conditions=tuple(by_condition(pairs)),
         flips=(*(_flip(one, "lost") for one in flipped.lost), *(_flip(one, "gained") for one in flipped.gained)),
     )
+
+
+def _title(spec: RunSpec) -> str:
+    if spec.synthetic:
+        return "Multiple-choice questions"
+    named = any(spec.data.partition(":")[0] == name for name in ("gsm8k", "retrieval", "lm-eval"))
+    return f"Questions of {spec.data}" if named else f"Multiple-choice questions of {spec.data}"
 
 
 def _metrics(

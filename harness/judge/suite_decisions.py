@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.harness.compare.accuracy_test import CHANCE, HEADROOM, MOST_UNPARSED, Outcome, Prefix, Rule, outcome_of
+from assay.harness.compare.accuracy_test import HEADROOM, MOST_UNPARSED, Outcome, Prefix, Rule, outcome_of
 from assay.harness.compare.answers import flips
 from assay.harness.evidence.records import ROLES
 from assay.harness.stats.betting import betting_interval
@@ -95,8 +95,8 @@ def _why(
         lower = betting_interval(prefix.reference, rule.alpha, 0, 1, rule.population).low
         return (
             f"The reference is right on {right} of {n} questions, {_percent(lower)} or more: not shown to beat guessing "
-            f"({_percent(CHANCE, 0)}) by {HEADROOM:g} margins of {_points(rule.margin)} points, so a broken candidate could look "
-            "no worse."
+            f"({_percent(prefix.chance, 0)}) by {HEADROOM:g} margins of {_points(rule.margin)} points, so a broken candidate could "
+            "look no worse."
         )
     seen = f"{lost} lost and {gained} gained of {n} questions"
     ends = f"{_points(interval.low)} to {_points(interval.high)}"

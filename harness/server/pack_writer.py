@@ -64,8 +64,10 @@ class PackWriter:
     Ask `wants` before copying a call, then `add` it. Nothing is on disk before `flush`.
     """
 
-    def __init__(self, folder: Path, source: Source, budget_bytes: int, seed: int = 0) -> None:
-        """A pack in a new or empty folder, or one that replaces the pack in the folder.
+    def __init__(
+        self, folder: Path, source: Source, budget_bytes: int, seed: int = 0, reservoir: int = RESERVOIR
+    ) -> None:
+        """A pack in a new or empty folder, or one that replaces the pack in the folder; at most `reservoir` samples per stratum.
 
         Raises:
             UsageError: the folder has other content, or the budget is not positive.
@@ -81,7 +83,7 @@ class PackWriter:
                 f"{folder} has content that is not a pack.", "a new or empty folder", "choose another folder"
             )
         self._folder, self._source, self._budget = folder, source, budget_bytes
-        self._random = random.Random(seed)
+        self._random, self._reservoir = random.Random(seed), reservoir
         self._samples: dict[Stratum, list[_Kept]] = {}
         self._offered: dict[Stratum, int] = {}
         self._worst: dict[tuple[int, str], _Kept] = {}
@@ -95,7 +97,7 @@ class PackWriter:
         stratum = metadata.stratum
         self._offered[stratum] = offered = self._offered.get(stratum, 0) + 1
         # Reservoir sampling (Vitter's algorithm R): all calls of a stratum are equally likely to be kept.
-        return offered <= RESERVOIR or self._random.randrange(offered) < RESERVOIR
+        return offered <= self._reservoir or self._random.randrange(offered) < self._reservoir
 
     def wants_worst(self, metadata: CallMetadata, relative_l1: float) -> bool:
         """Whether this error is the largest so far in its layer and phase."""
@@ -132,8 +134,8 @@ class PackWriter:
             self._worst[metadata.layer, metadata.phase] = kept
         else:
             stratum = self._samples.setdefault(metadata.stratum, [])
-            if len(stratum) == RESERVOIR:
-                self._release(stratum.pop(self._random.randrange(RESERVOIR)))
+            if len(stratum) == self._reservoir:
+                self._release(stratum.pop(self._random.randrange(self._reservoir)))
             stratum.append(kept)
         self._bytes += kept.bytes
         self._changed = True

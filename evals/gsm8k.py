@@ -1,0 +1,82 @@
+"""GSM8K: grade-school word problems whose answer is a number, compared exactly.
+
+The release has two fields, ``question`` and ``answer``, whose last line is ``#### NUMBER`` (Cobbe et al., arXiv 2110.14168; the
+files ``test.jsonl`` of openai/grade-school-math, and the dataset openai/gsm8k, configuration ``main``). The prompt is that of
+simple-evals' MGSM in English (``mgsm_eval.py``), since GSM8K itself prescribes none.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from assay.evals.mmlu import Drawn, in_random_order
+from assay.evals.questions import OpenQuestion, number_form
+from assay.harness.errors import UsageError
+
+NAME = "gsm8k"
+HUB_NAME = "openai/gsm8k"
+PROMPT = (
+    "Solve this math problem. Give the reasoning steps before giving the final answer on the last line by itself in the "
+    'format of "Answer:". Do not add anything other than the integer answer after "Answer:".\n\n{problem}'
+)
+_ANSWER = re.compile(r"####\s*(-?[\d,]+(?:\.\d+)?)\s*$")
+_WHAT_TO_GIVE = (
+    f"give {NAME!r}, {NAME + ':FILE.jsonl'!r} with the fields question and answer, or "
+    f"{NAME + ':NAME'!r} of a dataset or a folder laid out like {HUB_NAME}"
+)
+
+
+def draw_gsm8k(source: str, most: int, seed: int) -> Drawn:
+    """Draw problems in a random order.
+
+    Args:
+        source: a ``.jsonl`` file, a folder or a dataset's name; empty for `HUB_NAME`.
+        most: largest number of problems.
+        seed: of the order.
+
+    Returns:
+        Ids are ``gsm8k-<index in the set>``.
+
+    Raises:
+        UsageError: the set cannot be loaded, or a row of it is not a problem.
+    """
+    if most < 1:
+        raise UsageError(f"{most} questions were asked for.", "1 or more", "give a larger --questions")
+    rows = _load(source or HUB_NAME)
+    if missing := {"question", "answer"} - set(rows.column_names):
+        raise UsageError(
+            f"{source} has the columns {', '.join(rows.column_names)}: {', '.join(sorted(missing))} missing.",
+            "question and answer",
+            _WHAT_TO_GIVE,
+        )
+    return in_random_order([_question(source or HUB_NAME, index, row) for index, row in enumerate(rows)], most, seed)
+
+
+def _load(source: str) -> Any:
+    import datasets  # slow to import, and not needed for the other kinds of data
+
+    path = Path(source).expanduser()
+    if path.suffix == ".jsonl" and not path.is_file():
+        raise UsageError(f"{source} does not exist.", "a file", _WHAT_TO_GIVE)
+    try:
+        if path.is_file():
+            return datasets.load_dataset("json", data_files=str(path), split="train")
+        return datasets.load_dataset(source, "main", split="test")
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise UsageError(
+            f"GSM8K cannot be loaded from {source!r}: {error}.", "a file or a dataset", _WHAT_TO_GIVE
+        ) from None
+
+
+def _question(source: str, index: int, row: dict[str, Any]) -> OpenQuestion:
+    found = _ANSWER.search(str(row["answer"] or ""))
+    if not row["question"] or found is None:
+        raise UsageError(
+            f"{source}, row {index}: the answer ends in {str(row['answer'])[-40:]!r}.",
+            "#### and a number",
+            "correct or drop that row",
+        )
+    prompt = PROMPT.format(problem=row["question"])
+    return OpenQuestion(f"gsm8k-{index}", "gsm8k", "stem", prompt, number_form(found[1]))

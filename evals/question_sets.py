@@ -1,0 +1,31 @@
+"""What ``--data`` names -> questions: the sets, and where each is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from assay.evals import gsm8k, lm_eval_tasks, mmlu, retrieval
+from assay.evals.retrieval import Fit
+
+
+def draw(data: str, most: int, seed: int, fit: Callable[[], Fit]) -> mmlu.Drawn:
+    """Draw questions of a set in a random order.
+
+    Args:
+        data: ``gsm8k`` or ``gsm8k:SOURCE`` (`assay.evals.gsm8k`); ``retrieval`` or ``retrieval:LENGTHS``
+            (`assay.evals.retrieval`); ``lm-eval:TASK`` (`assay.evals.lm_eval_tasks`); otherwise see `assay.evals.mmlu`.
+        most: largest number of questions.
+        seed: of the order.
+        fit: says what fits into the model; called only for a set whose prompts depend on it.
+
+    Raises:
+        UsageError: the set does not exist, cannot be read, or does not fit into the model.
+    """
+    name, _, rest = data.partition(":")
+    if name == gsm8k.NAME or data.endswith(".jsonl"):
+        return gsm8k.draw_gsm8k(rest if name == gsm8k.NAME else data, most, seed)
+    if name == retrieval.NAME:
+        return retrieval.draw_retrieval(rest, most, seed, fit())
+    if name == lm_eval_tasks.NAME:
+        return lm_eval_tasks.draw_task(rest, most, seed)
+    return mmlu.draw_questions(data, most, seed)

@@ -1,0 +1,68 @@
+"""Replay packs from and for other tools: ``assay pack import``, ``assay pack export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.harness.cli.app import app, console, say
+
+pack_app = typer.Typer(
+    no_args_is_help=True, help="Make a replay pack of somebody else's dump or trace, or write a pack for their tools."
+)
+app.add_typer(pack_app, name="pack")
+
+
+@pack_app.callback()
+def _pack() -> None:
+    """Make a replay pack of somebody else's dump or trace, or write a pack for their tools."""
+
+
+@pack_app.command(name="import")
+def import_(
+    dump: Annotated[
+        Path, typer.Argument(help="A dump of SGLang, of FlashInfer's API or of hooks, or a FlashInfer Trace folder.")
+    ],
+    out: Annotated[Path, typer.Option(help="A new folder for the pack.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(help="The model's folder: its config.json tells heads and layers where a dump does not."),
+    ] = None,
+    budget_mb: Annotated[int, typer.Option(help="Size of the pack in MiB; calls are sampled.", min=1)] = 256,
+) -> None:
+    """Make a replay pack of a dump, and say what of it could not be used."""
+    from assay.harness.ingest.tensors import to_pack
+    from assay.harness.ingest.tensors.dump import open_dump
+    from assay.harness.ingest.tensors.flashinfer_trace import is_trace
+    from assay.harness.ingest.tensors.layout import ModelShape
+    from assay.reports.replay_terminal import render_pack
+    from assay.reports.tensor_diff_terminal import import_lines
+
+    if is_trace(dump):
+        made = to_pack.trace_to_pack(dump, out, budget_mb)
+    else:
+        made = to_pack.to_pack(
+            open_dump(dump), out, ModelShape.of(model) if model else None, str(model or ""), budget_mb
+        )
+    for line in import_lines(made):
+        say(line)
+    render_pack(made.manifest, out, console)
+
+
+@pack_app.command()
+def export(
+    pack: Annotated[Path, typer.Argument(help="Folder of a replay pack.")],
+    flashinfer_trace: Annotated[
+        Path, typer.Option(help="A new folder for definitions and workloads of flashinfer-bench.")
+    ],
+) -> None:
+    """Write a pack as a FlashInfer Trace: definitions with a right-aligned reference, and workloads with the recorded tensors."""
+    from assay.harness.ingest.tensors.flashinfer_trace import export_pack
+
+    made = export_pack(pack, flashinfer_trace)
+    for line in made.refused:
+        say(f"Left out: {line}")
+    counts = f"{made.workloads} workloads, {made.with_prefix} with a cached prefix"
+    say(f"{counts}, of {len(made.definitions)} definitions: {flashinfer_trace}")

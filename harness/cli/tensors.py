@@ -1,0 +1,72 @@
+"""Dumps of tensors: ``assay tensors diff``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.harness.cli.app import app, console, say
+from assay.harness.errors import UsageError
+
+tensors_app = typer.Typer(
+    no_args_is_help=True, help="Compare dumps of tensors: layer, head and token of the first and the worst difference."
+)
+app.add_typer(tensors_app, name="tensors")
+
+
+@tensors_app.callback()
+def _tensors() -> None:
+    """Compare dumps of tensors: layer, head and token of the first and the worst difference."""
+
+
+@tensors_app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(help="The reference's dump: a folder, or a .safetensors or .pt file.")],
+    b: Annotated[Path, typer.Argument(help="The candidate's dump.")],
+    exact: Annotated[bool, typer.Option("--exact", help="Every bit must be equal.")] = False,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Relative L1 up to which a token of a head is equal; by default what rounding to its dtype explains.",
+            min=0,
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="The model's folder: its config.json splits [tokens, heads * head_dim] into heads."),
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="Dimensions in order: b, t, h, d for batch, token, head, head dim, such as bhtd.")
+    ] = "",
+    json: Annotated[Path | None, typer.Option(help="Also write the result as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with heat maps by layer and head.")] = None,
+) -> None:
+    """Name layer, head and token of the first and the worst difference of two dumps.
+
+    Exit codes: 0 equal within bounds, 1 different, 2 usage error, 3 cannot be compared (what did not pair is listed).
+    """
+    from assay.harness.files import write_whole
+    from assay.harness.ingest.tensors import diff as comparing
+    from assay.harness.ingest.tensors.dump import open_dump
+    from assay.harness.ingest.tensors.layout import ModelShape, check_axes
+    from assay.reports.tensor_diff_terminal import render_tensor_diff
+
+    if exact and tolerance is not None:
+        raise UsageError("--exact and --tolerance are both given.", "one of them", "drop one")
+    shape, axes = ModelShape.of(model) if model else None, check_axes(layout)
+    result = comparing.diff(open_dump(a), open_dump(b), exact=exact, tolerance=tolerance, model=shape, axes=axes)
+    render_tensor_diff(result, console)
+    if json:
+        write_whole(json, result.model_dump_json(indent=1))
+        say(f"JSON: {json}")
+    if html:
+        from assay.harness.extras import require
+
+        require("reports", "assay tensors diff --html")
+        from assay.reports.tensor_diff_page import write_tensor_diff
+
+        write_tensor_diff(result, html)
+        say(f"Report: {html}")
+    raise typer.Exit(result.exit_code)

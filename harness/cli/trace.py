@@ -1,0 +1,101 @@
+"""Traces of engines and profilers: ``assay trace show``, ``diff``, ``record``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.harness.cli.app import app, console, say
+from assay.harness.extras import require
+
+trace_app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.add_typer(trace_app, name="trace", help="Read a trace of an engine or a profiler, compare two, or record one.")
+
+STARTUP_TIMEOUT_S, REQUEST_TIMEOUT_S = 1_800.0, 600.0
+"""For a server of MLC-LLM: it compiles the model when it starts."""
+
+Html = Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")]
+
+
+@trace_app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A trace: lines of an MLC-LLM engine, or Chrome trace events.")],
+    html: Html = None,
+) -> None:
+    """Show what a trace states, and the rules that it breaks.
+
+    Exit codes: 0 if all of it was understood and no rule is broken, 1 if rules are broken, 3 if part of it was not understood.
+    """
+    if html:
+        require("reports", "assay trace show --html")
+    from assay.harness.ingest.trace.load import document_of
+    from assay.harness.ingest.trace.verdict import exit_code
+    from assay.reports.trace_terminal import render_trace
+
+    document = document_of(file)
+    render_trace(document, console)
+    if html:
+        from assay.reports.trace_page import write_trace
+
+        write_trace(document, html)
+        say(f"Report: {html}")
+    raise typer.Exit(exit_code(document))
+
+
+@trace_app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(help="A trace.")],
+    b: Annotated[Path, typer.Argument(help="Another one by the same writer.")],
+    html: Html = None,
+) -> None:
+    """Compare two traces step by step, and name the first difference. Times are shown, not compared.
+
+    Exit codes: 0 if they are equal, 1 if they differ, 3 if they cannot be compared.
+    """
+    if html:
+        require("reports", "assay trace diff --html")
+    from assay.harness.ingest.trace.load import diff_files
+    from assay.reports.trace_terminal import render_diff
+
+    result = diff_files(a, b)
+    render_diff(result, console)
+    if html:
+        from assay.reports.trace_page import write_diff
+
+        write_diff(result, html)
+        say(f"Report: {html}")
+    raise typer.Exit(result.exit_code)
+
+
+@trace_app.command()
+def record(
+    server: Annotated[str, typer.Argument(help="The URL of an MLC-LLM server, or mlc:MODEL to start one.")],
+    out: Annotated[Path, typer.Option(help="A file for the trace, in JSON.")],
+    requests: Annotated[
+        int, typer.Option(help="Questions to ask first, which share a prefix; 0 only collects the trace.", min=0)
+    ] = 2,
+    max_tokens: Annotated[int, typer.Option(help="Token limit of an answer.", min=1)] = 32,
+    device: Annotated[str, typer.Option(help="Device of a server that is started, as MLC-LLM names it.")] = "auto",
+) -> None:
+    """Record the event trace of an MLC-LLM server: of all its requests since it started."""
+    require("serve", "assay trace record")
+    import json
+    import tempfile
+
+    from assay.evals.questions import PROMPT_HEADER
+    from assay.harness.engines.base import ChatRequest
+    from assay.harness.engines.mlc import mlc_server
+    from assay.harness.files import write_whole
+
+    with tempfile.TemporaryDirectory(prefix="assay-") as folder:
+        engine = mlc_server(server, Path(folder), device, STARTUP_TIMEOUT_S, REQUEST_TIMEOUT_S)
+        with engine:
+            asks = [
+                ChatRequest(f"{PROMPT_HEADER}\n\nHow much is {n} + {n}?", max_tokens) for n in range(1, requests + 1)
+            ]
+            engine.ask(asks, 1, lambda index, reply: None)
+            events = engine.event_trace()
+    write_whole(out, json.dumps(events))
+    say(f"{len(events):,} events of {engine.label} in {out}")

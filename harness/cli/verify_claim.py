@@ -1,0 +1,42 @@
+"""What somebody says of a run, against its evidence: ``assay verify-claim``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.harness.cli.app import app, console, say
+
+
+@app.command(name="verify-claim")
+def verify_claim(
+    evidence: Annotated[list[Path], typer.Argument(help="Logs, JUnit files, reports or folders of runs.")],
+    says: Annotated[
+        list[str],
+        typer.Option(
+            help='A claim: METRIC OP NUMBER, as in "MMLU >= 0.60"; "all tests passed"; or "TEST passed". May be repeated; several '
+            "in one text are separated by a comma and a space."
+        ),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of text.")] = False,
+) -> None:
+    """Check what somebody says of a run against the evidence: its log, results or report.
+
+    Exit codes: 0 the evidence says so, 1 it says otherwise, 3 it says nothing.
+    """
+    from assay.harness.extras import require
+
+    if any(path.suffix == ".xml" for path in evidence):
+        require("reports", "assay verify-claim with a JUnit file")
+
+    from assay.harness.ingest.claim import verify
+    from assay.reports.claims_text import render
+
+    checked = verify(evidence, says)
+    if json:
+        say(checked.model_dump_json(indent=2))
+    else:
+        render(checked, console)
+    raise typer.Exit(checked.exit_code)

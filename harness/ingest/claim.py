@@ -1,0 +1,238 @@
+"""What somebody says of a run, checked against its evidence.
+
+A claim is ``METRIC OP NUMBER`` (``MMLU >= 0.60``, ``accuracy ~ 60 %``, ``MMLU ~0.60+``), ``all tests passed`` or ``TEST passed``.
+Whatever else is said is named as what no evidence can decide.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import ConfigDict, Field, computed_field
+
+from assay.harness.errors import ExitCode, UsageError
+from assay.harness.ingest.recognise import statements_of
+from assay.harness.ingest.statement import Statement
+from assay.harness.schema import RULE, Part
+from assay.harness.text import listed, one_line
+
+Outcome = Literal["confirmed", "refuted", "undecided"]
+SCHEMA: Literal["assay.claims/1"] = "assay.claims/1"
+MAX_CITES = 8
+_ALL = re.compile(r"(?:all|every) (?:the )?(?:\d+ )?tests? (?:have |has |are )?pass(?:ed|es|ing)?", re.IGNORECASE)
+_TEST = re.compile(r"(?P<name>\S+) (?:has |is )?(?P<outcome>passed|passes|failed|fails)", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?P<name>[A-Za-z][^<>=≥≤≈~]*?)\s*(?P<op>>=|<=|≥|≤|==|=|>|<|≈|~|\bis\b|\bof\b|:)\s*(?P<about>[~≈])?\s*"
+    r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<percent>%)?(?P<plus>\+)?"
+)
+_OPERATORS = {"≥": ">=", "≤": "<=", "≈": "~", "==": "=", "is": "=", "of": "=", ":": "="}
+_SCORE = ("score", "accuracy", "acc")
+_SAME_AS_PASSED = ("passed", "xfailed")
+
+
+class Claim(NamedTuple):
+    """A claim, parsed.
+
+    Attributes:
+        kind: "number", "all tests", "test", or "" for what evidence cannot decide.
+        name: of the metric or the test.
+        low: least value that the claim allows.
+        high: greatest one.
+        strict: whether the limits themselves are excluded.
+        number: as it was written, a percentage as a share.
+        outcome: that a test is said to have.
+    """
+
+    text: str
+    kind: Literal["number", "all tests", "test", ""]
+    name: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+    strict: bool = False
+    number: float = math.nan
+    outcome: str = ""
+
+
+class CheckedClaim(Part):
+    """One claim and what the evidence says."""
+
+    claim: str
+    outcome: Outcome
+    why: str
+    cites: tuple[str, ...] = Field((), description='"path:line: what is written there", the contradicting ones first')
+
+
+class CheckedClaims(Part):
+    __doc__ = f"All claims of one ``assay verify-claim``. {RULE}"
+
+    schema_id: Literal["assay.claims/1"] = Field(SCHEMA, alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    evidence: tuple[str, ...]
+    claims: tuple[CheckedClaim, ...]
+
+    @computed_field(description="0 all confirmed, 1 one is refuted, 3 one is undecided")  # type: ignore[prop-decorator]
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        outcomes = {one.outcome for one in self.claims}
+        if "refuted" in outcomes:
+            return int(ExitCode.REGRESSION)
+        return int(ExitCode.NO_VERDICT if "undecided" in outcomes else ExitCode.PASS)
+
+
+def verify(evidence: Sequence[Path], says: Sequence[str]) -> CheckedClaims:
+    """Check claims against all of the evidence together.
+
+    Args:
+        evidence: logs, JUnit files, reports or folders of runs, and whatever else a reader states something of.
+        says: claims; several in one text are separated by a comma or semicolon and a space, or by a line end.
+
+    Raises:
+        UsageError: no claim was given, there is no such file, or no reader takes it.
+        EvidenceError: a report is damaged.
+    """
+    claims = [parse(one) for text in says for one in re.split(r"[,;]\s+|\n", text) if one.strip()]
+    if not claims:
+        raise UsageError("No claim was given.", 'for example --says "MMLU >= 0.60"', "say what is to be checked")
+    stated = [one for path in evidence for one in statements_of(path)]
+    checked = tuple(check(claim, stated) for claim in claims)
+    return CheckedClaims(evidence=tuple(map(str, evidence)), claims=checked)
+
+
+def parse(text: str) -> Claim:
+    """One claim.
+
+    "=" allows what rounds to the digits that are given; "~" one unit of the last digit; "~0.60+" is at least that.
+    """
+    text = " ".join(text.split()).strip(" .!")
+    if _ALL.fullmatch(text):
+        return Claim(text, "all tests")
+    match = _NUMBER.fullmatch(text)
+    if match:
+        return _of_number(text, match)
+    test = _TEST.fullmatch(text)
+    if test:
+        return Claim(
+            text, "test", test["name"], outcome="passed" if test["outcome"].lower().startswith("pass") else "failed"
+        )
+    return Claim(text, "")
+
+
+def _of_number(text: str, match: re.Match[str]) -> Claim:
+    scale = 0.01 if match["percent"] else 1.0
+    number = float(match["number"]) * scale
+    mantissa, _, exponent = match["number"].lower().partition("e")
+    unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) * scale
+    operator = _OPERATORS.get(match["op"], match["op"])
+    about = bool(match["about"]) or operator == "~"
+    slack = unit if about else 0.0
+    low, high = number - slack, number + slack
+    if match["plus"] or operator in (">", ">="):
+        high = math.inf
+    elif operator in ("<", "<="):
+        low = -math.inf
+    elif not about:
+        low, high = number - unit / 2, number + unit / 2
+    strict = operator in "<>" and not about
+    return Claim(text, "number", match["name"].strip(), low, high, strict, number)
+
+
+def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
+    """What the statements say of a claim."""
+    tests = [one for one in stated if one.kind == "test"]
+    if claim.kind == "all tests":
+        return _all_tests(claim, tests)
+    if claim.kind == "test":
+        return _one_test(claim, [one for one in tests if _means(claim.name, one)], tests)
+    if claim.kind == "number":
+        return _number(claim, stated)
+    return _checked(
+        claim, "undecided", "no evidence can decide this; a claim is METRIC OP NUMBER, all tests passed or TEST passed"
+    )
+
+
+def _checked(claim: Claim, outcome: Outcome, why: str, cites: Iterable[Statement] = ()) -> CheckedClaim:
+    quoted = tuple(one_line(f"{one.where}: {one.text}", 300) for one in list(cites)[:MAX_CITES])
+    return CheckedClaim(claim=claim.text, outcome=outcome, why=why, cites=quoted)
+
+
+def _all_tests(claim: Claim, tests: list[Statement]) -> CheckedClaim:
+    if not tests:
+        return _checked(claim, "undecided", "the evidence has no tests")
+    bad = [one for one in tests if one.value in ("failed", "error")]
+    if bad:
+        return _checked(claim, "refuted", f"{listed(sorted({_short(one) for one in bad}))} failed", bad)
+    open_ = [one for one in tests if one.value not in _SAME_AS_PASSED]
+    if open_:
+        return _checked(
+            claim, "undecided", f"{len(open_)} of {len(tests)} tests have no outcome, or were skipped", open_
+        )
+    return _checked(claim, "confirmed", f"{len(tests)} tests, and each passed", tests)
+
+
+def _one_test(claim: Claim, found: list[Statement], tests: list[Statement]) -> CheckedClaim:
+    if not found:
+        return _checked(claim, "undecided", f"the evidence has no test {claim.name}{_nearest(claim.name, tests)}")
+    failed = [one for one in found if one.value in ("failed", "error")]
+    passed = [one for one in found if one.value in _SAME_AS_PASSED]
+    says, otherwise = (passed, failed) if claim.outcome == "passed" else (failed, passed)
+    if otherwise:
+        return _checked(claim, "refuted", f"it {otherwise[0].value}", otherwise)
+    if len(says) == len(found):
+        return _checked(claim, "confirmed", f"it {claim.outcome}", says)
+    return _checked(claim, "undecided", "it has no outcome, or was skipped", found)
+
+
+def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
+    numbers = [one for one in stated if one.kind == "number" and isinstance(one.value, float)]
+    found = [one for one in numbers if _means(claim.name, one)]
+    if not found:
+        return _checked(claim, "undecided", f"the evidence states no {claim.name}{_nearest(claim.name, numbers)}")
+    shares = all(0 <= float(one.value) <= 1 for one in found) and any(float(one.value) > 0 for one in found)
+    if shares and claim.number > 1 and any(_key(name).endswith(_SCORE) for one in found for name in one.names):
+        return _checked(
+            claim, "undecided", f"{claim.name} is a share from 0 to 1; say {claim.number:g} % if that is meant", found
+        )
+    against = [one for one in found if not _holds(claim, float(one.value))]
+    values = listed(list(dict.fromkeys(f"{float(one.value):g}" for one in against or found)))
+    if against:
+        return _checked(claim, "refuted", f"the evidence says {values}", against)
+    return _checked(claim, "confirmed", f"the evidence says {values}", found)
+
+
+def _holds(claim: Claim, value: float) -> bool:
+    if claim.strict:
+        return claim.low < value < claim.high
+    edge = 1e-9 * max(1.0, abs(claim.number))
+    return claim.low - edge <= value <= claim.high + edge  # false for NaN
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "", name.lower())
+
+
+def _core(name: str) -> str:
+    """The name without a word for a score: what "MMLU", "MMLU score" and "mmlu_accuracy" have in common, and what "accuracy" and
+    "acc" have: nothing else."""
+    key = _key(name)
+    return next((key.removesuffix(word) for word in _SCORE if key.endswith(word)), key)
+
+
+def _means(said: str, one: Statement) -> bool:
+    return any(_core(said) == _core(name) for name in one.names)
+
+
+def _short(one: Statement) -> str:
+    return one.names[0].rpartition("::")[2]
+
+
+def _nearest(name: str, among: Iterable[Statement]) -> str:
+    names = list(dict.fromkeys(_short(one) for one in among))
+    near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
+    return f"; it has {listed([one_line(one, 60) for one in near])}" if near else ""

@@ -1,0 +1,135 @@
+"""Which reader takes a file: by its content, never by its name alone."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from assay.harness.errors import AssayError, EvidenceError, UsageError
+from assay.harness.files import timestamp
+from assay.harness.ingest.result import Document, FileRead, IngestResult
+from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement, States
+from assay.harness.text import counted, listed
+from assay.harness.verdict import Verdict
+
+READERS = (
+    "assay.harness.ingest.trace",
+    "assay.harness.ingest.results",
+    "assay.harness.ingest.tensors",
+    "assay.harness.ingest.sglang_log",
+)
+"""Packages of readers, in the order in which they are asked. Each has a `READER`, or `READERS`. Logs come last: they are known by a
+line anywhere, and a JUnit file may quote a log."""
+UNKNOWN = "unknown"
+"""Format of a file that no reader takes."""
+
+
+class FileReader(Protocol):
+    """Reads one format.
+
+    Attributes:
+        id: of the format, kebab-case and stable.
+        title: for people.
+    """
+
+    id: str
+    title: str
+
+    def recognises(self, source: Source) -> bool:
+        """Whether the file is of this format, from `Source.head`, or from the names in a folder."""
+        ...
+
+    def read(self, source: Source) -> Document:
+        """Read all of it."""
+        ...
+
+
+@cache
+def readers() -> tuple[FileReader, ...]:
+    """All readers. They are imported on the first call."""
+    found: list[FileReader] = []
+    for name in READERS:
+        module = importlib.import_module(name)
+        found += getattr(module, "READERS", None) or [module.READER]
+    return tuple(found)
+
+
+def reader_of(source: Source) -> FileReader | None:
+    """The reader that takes a file; None if none does."""
+    return next((one for one in readers() if one.recognises(source)), None)
+
+
+def statements_of(path: Path) -> list[Statement]:
+    """What a file states that somebody may make a claim about.
+
+    Raises:
+        UsageError: there is no such file.
+        EvidenceError: no reader that can list statements takes it, or it is damaged.
+    """
+    source = Source.of(path)
+    reader = reader_of(source)
+    if not isinstance(reader, States):
+        raise EvidenceError(
+            f"{path} was read as {reader.title}: no claim can be checked against it."
+            if reader
+            else f"No reader knows what {path} states.",
+            "a log, results of an evaluation or a benchmark, a JUnit file, a report.json or the folder of a run",
+            "see docs/ingest.md for what is read",
+        )
+    return list(reader.statements(source))
+
+
+def ingest(paths: Sequence[Path]) -> IngestResult:
+    """Read files, and say what follows from them.
+
+    Raises:
+        UsageError: there is no such file, or none was given.
+    """
+    if not paths:
+        raise UsageError("No file was given.", "a log, a results file, a trace or a dump", "name one")
+    documents = tuple(_read(Source.of(path)) for path in paths)
+    verdict = _verdict(documents)
+    return IngestResult(
+        verdict=verdict,
+        created=timestamp(),
+        headline=_headline(documents, verdict),
+        documents=documents,
+        next_steps=tuple(dict.fromkeys(step for one in documents for step in one.next_steps)),
+    )
+
+
+def _read(source: Source) -> Document:
+    reader = reader_of(source)
+    if reader is None:
+        return Document(file=_unknown(source, "no reader knows this format"))
+    try:
+        return reader.read(source)
+    except AssayError as error:
+        return Document(file=_unknown(source, f"{reader.title}: {error.found}"))
+
+
+def _unknown(source: Source, why: str) -> FileRead:
+    lines = 0 if source.path.is_dir() else sum(1 for _ in source.lines())
+    return FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,))
+
+
+def _verdict(documents: Iterable[Document]) -> Verdict:
+    """A log cannot prove a pass: what it does not say may be wrong."""
+    wrong = any(finding.severity == "serious" for one in documents for finding in one.findings)
+    return "regression" if wrong else "inconclusive"
+
+
+def _headline(documents: Sequence[Document], verdict: Verdict) -> str:
+    found = [finding for one in documents for finding in one.findings]
+    unknown = [one.file.path for one in documents if one.file.format == UNKNOWN]
+    if len(unknown) == len(documents):
+        return f"No reader knows {listed(unknown)}, so nothing was read."
+    also = f" No reader knows {listed(unknown)}." if unknown else ""
+    if verdict == "regression":
+        return " ".join(finding.diagnosis for finding in found if finding.severity == "serious") + also
+    warned = sum(finding.severity == "warning" for finding in found)
+    return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"

@@ -1,0 +1,98 @@
+"""What was read of other people's files, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from assay.harness.ingest.source import Source
+from assay.harness.ingest.timeline import Timeline
+from assay.harness.schema import RULE, Part
+from assay.harness.verdict import Decided, Finding
+
+SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
+
+
+class Excerpt(Part):
+    """Some lines of a file, quoted. The text is somebody else's: never trust it."""
+
+    first: int = Field(description="number of the first line, from 1")
+    last: int
+    text: str = Field(description="the first of them, clipped")
+
+
+class FileRead(Part):
+    """One file: how much of it was understood. Nothing is dropped in silence: read + unread = lines."""
+
+    path: str
+    format: str = Field(description='id of the reader, such as "sglang-log"; "unknown" where none took it')
+    title: str = Field(description='such as "SGLang server log with pytest output"')
+    bytes: int
+    sha256: str = Field(description="empty for a folder")
+    unit: str = Field("line", description='what is counted: "line", "record", "tensor", "event"')
+    lines: int = Field(description="units in the file")
+    read: int = Field(description="units that were understood")
+    unread: int = Field(description="the others")
+    excerpts: tuple[Excerpt, ...] = Field((), description="the first of the others")
+    notes: tuple[str, ...] = Field((), description='such as "3 lines are not UTF-8 (the first is line 12)"')
+
+    @classmethod
+    def of(
+        cls, source: Source, format: str, title: str, read: int, unread: int, unit: str = "line",
+        excerpts: Iterable[Excerpt] = (), notes: Iterable[str] = (),
+    ) -> FileRead:  # fmt: skip
+        """What was read of a file or a folder, with its size and its hash."""
+        return cls(
+            path=str(source.path), format=format, title=title, bytes=source.size, sha256=source.sha256(), unit=unit,
+            lines=read + unread, read=read, unread=unread, excerpts=tuple(excerpts), notes=tuple(notes),
+        )  # fmt: skip
+
+
+class Fact(Part):
+    """Something that a file states, with its lines."""
+
+    id: str
+    title: str
+    text: str
+    cites: tuple[Excerpt, ...] = ()
+
+
+class Table(Part):
+    """Facts of one kind, a row each."""
+
+    id: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+class Document(Part):
+    """What one reader made of one file."""
+
+    file: FileRead
+    facts: tuple[Fact, ...] = ()
+    tables: tuple[Table, ...] = ()
+    findings: tuple[CitedFinding, ...] = ()
+    next_steps: tuple[str, ...] = Field((), description="commands that would prove what the file only suggests")
+    timeline: Timeline | None = Field(None, description="of a trace; null for other files")
+
+
+class CitedFinding(Finding):
+    """A finding that follows from the file alone, with the lines that it follows from."""
+
+    cites: tuple[Excerpt, ...] = ()
+
+
+class IngestResult(Decided):
+    __doc__ = f"All files of one ``assay ingest``. {RULE}"
+
+    schema_id: Literal["assay.ingest/1"] = Field(SCHEMA, alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    created: str = Field(description="ISO 8601, UTC")
+    headline: str
+    documents: tuple[Document, ...]
+    next_steps: tuple[str, ...] = Field((), description="commands that would prove what the files only suggest")

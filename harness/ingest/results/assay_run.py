@@ -1,0 +1,137 @@
+"""assay's own results: a run's folder, which has the answers, and a ``report.json``, which has the verdict alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from assay.harness.config import recorded_spec
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.ingest.result import Document, Fact
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
+from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
+from assay.harness.judge.binding import parsed_from_text
+from assay.harness.judge.build import build
+from assay.harness.judge.report import Report
+from assay.harness.judge.report_file import read_report
+
+SUITE = "mmlu"
+REPORT = "report.json"
+_OUTCOMES = {"pass": "passed", "regression": "failed", "ok": "passed", "failed": "failed"}
+
+
+class AssayRun:
+    """Reads runs of assay."""
+
+    id = "assay-run"
+    title = "run of assay"
+
+    def recognises(self, source: Source) -> bool:
+        """A folder with a manifest and items, or with a report; or JSON with the schema of a report."""
+        if source.path.is_dir():
+            return _is_run(source.path) or (
+                (source.path / REPORT).is_file() and _is_report(Source.of(source.path / REPORT))
+            )
+        return _is_report(source)
+
+    def read(self, source: Source) -> Document:
+        """See `FileReader`."""
+        report = self.report(source)
+        document = document_of(source, self.id, self.title, self.results(source))
+        verdict = Fact(id="verdict", title=f"verdict of {report.run_id}", text=f"{report.verdict}: {report.headline}")
+        return document.model_copy(update={"facts": (verdict, *document.facts)})
+
+    def report(self, source: Source) -> Report:
+        """Its report: of a run's folder, made again from the evidence.
+
+        Raises:
+            EvidenceError: it is damaged, or was changed after the run had ended.
+        """
+        path = source.path
+        if path.is_dir() and _is_run(path):
+            return build(RunFolder(path))
+        return read_report(path / REPORT if path.is_dir() else path)
+
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """The verdicts, the checks, the candidate's scores and the metrics of its report."""
+        return _stated(self.report(source), str(source.path))
+
+    def results(self, source: Source, metric: str = "") -> Reading:
+        """The candidate's answers to the questions. A ``report.json`` has none. `metric` is not used.
+
+        Raises:
+            EvidenceError: the folder is damaged.
+        """
+        if not (source.path.is_dir() and _is_run(source.path)):
+            return Reading(unit="report", read=1, notes=["a report has no answers: name the folder of the run"])
+        reading = Reading(unit="answer")
+        folder = RunFolder(source.path)
+        folder.check_sealed()
+        manifest = folder.manifest()
+        spec = recorded_spec(manifest.spec)
+        items = folder.items()
+        answers = parsed_from_text(folder.answers(), items)
+        reading.read = len(answers)
+        given = {one.item: one for one in answers if one.suite == SUITE and one.role == "candidate" and one.repeat == 0}
+        asked = [item for item in items if item.suite == SUITE]
+        reading.sets.append(
+            ResultSet(
+                source=str(source.path),
+                format=self.id,
+                tool="assay",
+                version=manifest.packages.get("assay", ""),
+                task=f"questions of {spec.data}",
+                metric="right",
+                shots=0,
+                model=manifest.model,
+                tokenizer=manifest.model_hash,
+                sampling={"temperature": "0", "max_tokens": str(spec.token_limit)},
+                settings={"candidate": spec.candidate, "order_seed": str(spec.order_seed), "device": spec.device},
+                adaptive=True,
+                items=tuple(_item(item, given[item.id]) for item in asked if item.id in given),
+            )
+        )
+        return reading
+
+
+def _is_run(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("manifest.json", "items.jsonl"))
+
+
+def _is_report(source: Source) -> bool:
+    return source.path.suffix == ".json" and '"assay.report/' in source.head_text[:4_000]
+
+
+def _stated(report: Report, path: str) -> Iterator[Statement]:
+    yield _verdict(("verdict",), report.verdict, path, report.headline)
+    for check in report.checks:
+        text = f"{check.id}: {check.found}"
+        yield Statement("test", (check.id, check.title), _OUTCOMES.get(check.status, ""), path, text)
+    for suite in report.suites:
+        yield _verdict((f"suite {suite.id}",), suite.verdict, path, suite.why)
+        for tally in suite.tallies:
+            if tally.role == "candidate" and tally.total:
+                text = f"{suite.id}: candidate {tally.right} of {tally.total} right"
+                yield Statement("number", (suite.id,), tally.right / tally.total, path, text)
+        for metric in suite.metrics:
+            if metric.value is not None:
+                text = f"{suite.id}: {metric.title}: {metric.text}"
+                yield Statement("number", (metric.id, metric.title), float(metric.value), path, text)
+
+
+def _verdict(names: tuple[str, ...], verdict: str, path: str, why: str) -> Statement:
+    return Statement("test", names, _OUTCOMES.get(verdict, ""), path, f"{names[0]}: {verdict}: {why}")
+
+
+def _item(item: Item, answer: Answer) -> ResultItem:
+    return ResultItem(
+        key=item.id,
+        prompt_hash=answer.prompt_hash,
+        target=item.expected or "",
+        answer=answer.text,
+        parsed=answer.parsed,
+        score=float(item.is_right(answer.parsed)),
+        latency_s=answer.latency_s,
+    )

@@ -1,0 +1,290 @@
+"""Two results -> `CompareResult`: pairs what can be paired, says why the rest cannot, and decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.harness.errors import UsageError
+from assay.harness.files import timestamp
+from assay.harness.ingest.results.comparison import COVERS, AnswerFlip, Change, ComparedTask, CompareResult, requirement
+from assay.harness.ingest.results.decision import Rule, decide_pairs
+from assay.harness.ingest.results.latencies import compare_latencies
+from assay.harness.ingest.results.loaded import Loaded, load
+from assay.harness.ingest.results.outcomes import compare_outcomes
+from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, pair_items, refusals
+from assay.harness.ingest.results.result_set import ResultSet
+from assay.harness.ingest.results.runs import compare_reports
+from assay.harness.verdict import Check, Verdict
+
+BEYOND = "beyond-stop"
+"""Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
+FLIPS_SHOWN = 50
+TEXT_KEPT = 400
+"""Characters that are kept of an answer."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a user sets: the largest loss and the largest ratio of times that pass, and the level of each test."""
+
+    margin: float = 0.02
+    alpha: float = 0.05
+    latency_bound: float = 1.10
+
+
+def compare(a: Path, b: Path, limits: Limits, metric: str = "", reproduce: str = "") -> CompareResult:
+    """Compare two results: is B as good as A?
+
+    Args:
+        a: the accepted result: file or folder.
+        b: the new one.
+        limits: of a pass.
+        metric: which score counts, for the tools that write several.
+        reproduce: the command.
+
+    Raises:
+        UsageError: a path is no results file, both are the same, or they hold different things.
+        EvidenceError: one of them is damaged.
+    """
+    if a.resolve() == b.resolve():
+        raise UsageError(f"{a} was named twice.", "two results", "name the other one")
+    left, right = load(a, metric), load(b, metric)
+    if left.kind != right.kind:
+        raise UsageError(
+            f"{a} holds {left.kind} ({left.reader.title}), and {b} holds {right.kind} ({right.reader.title}).",
+            "two results of one kind",
+            "compare results of the same tool",
+        )
+    if left.reading.sets and right.reading.sets and left.reader.id != right.reader.id:
+        raise UsageError(
+            f"{a} is of {left.reader.title}, and {b} is of {right.reader.title}: they do not name documents alike.",
+            "two results of one tool",
+            "run the same tool on both",
+        )
+    found = {"answers": _answers, "latencies": _latencies, "tests": _tests, "runs": _runs}[left.kind](
+        left, right, limits
+    )
+    return found.model_copy(update={"reproduce": reproduce})
+
+
+def _result(
+    left: Loaded,
+    right: Loaded,
+    limits: Limits,
+    verdict: Verdict,
+    reasons: Sequence[str],
+    checks: Sequence[Check],
+    **parts: object,
+) -> CompareResult:
+    kind = left.kind
+    word = {"pass": "B is as good as A", "regression": "B is worse than A"}.get(verdict, "No verdict")
+    return CompareResult(
+        verdict=verdict,
+        created=timestamp(),
+        kind=kind,
+        headline=f"{word}: {reasons[0]}" if reasons else f"{word}.",
+        reasons=tuple(reasons),
+        covers=COVERS[kind],
+        margin=limits.margin,
+        alpha=limits.alpha,
+        a=left.side("A"),
+        b=right.side("B"),
+        checks=tuple(checks),
+        **parts,
+    )
+
+
+def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]]:
+    """The verdict with its checks, and what they add to the reasons: what is missing forbids a pass, and hides no regression."""
+    open_ = [one for one in checks if one.status in ("missing", "failed")]
+    verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
+    return verdict, [
+        f"{one.title}: {one.found}" + (f" To resolve: {one.settles}." if one.settles else "") for one in open_
+    ]
+
+
+def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
+    overall, tasks, flips, checks = compare_answers(left, right, limits)
+    decided: Verdict = overall.verdict
+    worse = [one for one in tasks if one.verdict == "regression"]
+    if decided != "regression" and worse:
+        decided = "regression"
+    verdict, more = final(decided, checks)
+    reasons = (
+        [f"{one.task}: {one.why}" for one in worse] if overall.verdict != "regression" and worse else [overall.why]
+    )
+    if verdict == "inconclusive" and decided == "pass":
+        reasons = [*more, *reasons]
+        more = []
+    return _result(left, right, limits, verdict, [*reasons, *more], checks, overall=overall, tasks=tasks, flips=flips)
+
+
+def compare_answers(
+    left: Loaded, right: Loaded, limits: Limits
+) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check]]:
+    """All tasks together, each task, the flips, and the checks of two results with answers."""
+    mine, theirs = ({one.task: one for one in side.reading.sets} for side in (left, right))
+    common = [name for name in mine if name in theirs]
+    levels = Rule(limits.margin, limits.alpha, limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha)
+    adaptive = any(one.adaptive for one in (*mine.values(), *theirs.values()))
+    tasks: list[ComparedTask] = []
+    pairs: list[ItemPair] = []
+    flips: list[AnswerFlip] = []
+    pairings: list[ItemPairing] = []
+    for name in common:
+        refused = refusals(mine[name], theirs[name])
+        pairing = ItemPairing() if refused else _pairing(mine[name], theirs[name])
+        pairings.append(pairing)
+        tasks.append(_task(mine[name], pairing, levels, refused, adaptive))
+        pairs += pairing.pairs
+        flips += _flips(name, pairing.pairs)
+    overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
+    if len(tasks) > 1:
+        overall = overall.model_copy(update={"task": "", "metric": ""})
+    checks = _checks(left, right, mine, theirs, tasks, pairings)
+    return overall, tuple(tasks), tuple(flips[:FLIPS_SHOWN]), checks
+
+
+def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
+    """The pairs of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
+    if not (a.adaptive and b.adaptive):
+        return pair_items(a.items, b.items)
+    shared = min(len(a.items), len(b.items))
+    pairing = pair_items(a.items[:shared], b.items[:shared])
+    beyond = abs(len(a.items) - len(b.items))
+    if beyond:
+        longer = max((a, b), key=lambda one: len(one.items)).items[shared:]
+        pairing.unpaired.append(
+            Unpaired(
+                id=BEYOND,
+                title="asked after the other run had stopped",
+                count=beyond,
+                examples=tuple(one.key for one in longer[:3]),
+            )
+        )
+    return pairing
+
+
+def _task(
+    one: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
+) -> ComparedTask:
+    found = decide_pairs(pairing.pairs, rule, adaptive)
+    why = f"It cannot be compared: {'; '.join(refused)}." if refused else found.why
+    return ComparedTask(
+        task=one.task if one else "",
+        metric=one.metric if one else "",
+        shots=one.shots if one else None,
+        verdict=found.verdict,
+        why=why,
+        test=found.test,
+        pairs=len(pairing.pairs),
+        again=pairing.again,
+        a=found.a,
+        b=found.b,
+        lost=found.lost,
+        gained=found.gained,
+        loss=found.loss,
+        low=found.interval.low,
+        high=found.interval.high,
+        p_mcnemar=found.p_two_sided,
+        p_inferior=found.p_inferior,
+        p_regression=found.p_regression,
+        refused=tuple(refused),
+        unpaired=tuple(pairing.unpaired),
+    )
+
+
+def _flips(task: str, pairs: Iterable[ItemPair]) -> list[AnswerFlip]:
+    return [
+        AnswerFlip(
+            task=task,
+            key=one.a.key,
+            direction="lost" if one.loss > 0 else "gained",
+            target=one.a.target[:TEXT_KEPT],
+            a=one.a.answer[:TEXT_KEPT],
+            b=one.b.answer[:TEXT_KEPT],
+        )
+        for one in pairs
+        if one.loss
+    ]
+
+
+def _checks(
+    left: Loaded,
+    right: Loaded,
+    mine: dict[str, ResultSet],
+    theirs: dict[str, ResultSet],
+    tasks: Sequence[ComparedTask],
+    pairings: Sequence[ItemPairing],
+) -> list[Check]:
+    refused = [f"{one.task}: {'; '.join(one.refused)}" for one in tasks if one.refused]
+    only = [
+        *(f"{name} is in A alone" for name in mine if name not in theirs),
+        *(f"{name} is in B alone" for name in theirs if name not in mine),
+    ]
+    unpaired = [(one, task) for task in tasks for one in task.unpaired if one.id != BEYOND]
+    total = sum(one.count for one, _ in unpaired)
+    detail = "; ".join(f"{one.count:,} {one.title} ({task.task}: {', '.join(one.examples)})" for one, task in unpaired)
+    paired, unverified = sum(len(one.pairs) for one in pairings), sum(one.unverified for one in pairings)
+    unread = left.reading.unread + right.reading.unread
+    gaps = f"{total:,} documents were not paired: {detail}" if total else ""
+    lost = f"{unread:,} records were not" if unread else ""
+    same = "run the same tasks with the same settings on both"
+    checks = [
+        requirement("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same),
+        requirement(
+            "same-settings", "tasks, prompts and settings are the same", "; ".join(refused), "nothing differs", same
+        ),
+        requirement("all-paired", "every document is in both", gaps, f"{paired:,} pairs", "run both to the end"),
+        requirement(
+            "all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"
+        ),
+    ]
+    if unverified:
+        found = f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
+        title = "both were asked with the same prompts"
+        checks.append(Check(id="same-prompts", title=title, status="not checked", found=found))
+    return checks if left.kind == "runs" else [*checks, EXECUTION]
+
+
+EXECUTION = Check(
+    id="execution",
+    title="the kernel under test computed the answers",
+    status="not checked",
+    found="these files do not record which kernels ran",
+    settles="assay run --reference … --candidate …",
+)
+
+
+def _latencies(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
+    rows, checks = compare_latencies(left.reading.sets, right.reading.sets, limits.latency_bound, limits.alpha)
+    verdicts = {one.verdict for one in rows}
+    decided: Verdict = "regression" if "regression" in verdicts else "pass" if verdicts == {"pass"} else "inconclusive"
+    verdict, more = final(decided, checks)
+    order = [one for one in rows if one.verdict == decided] or rows
+    reasons = [f"{one.title}: {one.why}" for one in order]
+    reasons = [*more, *reasons] if verdict == "inconclusive" else [*reasons, *more]
+    return _result(left, right, limits, verdict, reasons, checks, latencies=rows)
+
+
+def _tests(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
+    decided, why, changed, checks = compare_outcomes(left.reading.sets, right.reading.sets)
+    verdict, more = final(decided, checks)
+    reasons = [*more, why] if verdict != decided else [why, *more]
+    return _result(left, right, limits, verdict, reasons, checks, outcomes=changed)
+
+
+def _runs(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
+    changes: tuple[Change, ...] = compare_reports(left.source, right.source)
+    if not (left.reading.sets and right.reading.sets):
+        missing = requirement(
+            "answers",
+            "the answers of both runs are there",
+            "a report.json has none",
+            "",
+            "name the folders of both runs",
+        )
+        return _result(left, right, limits, "inconclusive", [missing.found], [missing], changes=changes)
+    return _answers(left, right, limits).model_copy(update={"changes": changes})

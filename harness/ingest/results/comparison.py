@@ -1,0 +1,155 @@
+"""``compare.json``: what two results say of each other."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from assay.harness.ingest.results.pairing import Unpaired
+from assay.harness.schema import RULE, Part
+from assay.harness.verdict import Check, Decided, Verdict
+
+SCHEMA: Literal["assay.compare/1"] = "assay.compare/1"
+ResultKind = Literal["answers", "latencies", "tests", "runs"]
+COVERS: dict[ResultKind, str] = {
+    "answers": (
+        "A pass covers the scores that these files state, on the documents that were paired. It does not show which kernel "
+        "computed the answers, that both servers differed in nothing else, or that long, cached or batched requests occurred: "
+        "assay run does."
+    ),
+    "latencies": (
+        "A pass covers the requests of this load, as the client timed them. It does not show that the answers were right, or "
+        "that both servers ran on equal, idle machines: assay bench does."
+    ),
+    "runs": (
+        "A pass covers the candidates' answers to the questions that both runs asked. Each run's own report says which kernels "
+        "ran, and whether its candidate passed."
+    ),
+    "tests": "A pass covers the outcomes of these tests. It does not show that they can fail, or what they ran on.",
+}
+
+
+class Side(Part):
+    """One of the two results."""
+
+    name: Literal["A", "B"]
+    path: str
+    format: str = Field(description="id of the reader")
+    tool: str
+    version: str = ""
+    model: str = ""
+    read: int = Field(description="units that were understood")
+    unread: int
+    unit: str
+    notes: tuple[str, ...] = ()
+
+
+class AnswerFlip(Part):
+    """A document that one side got right, or more right, and the other did not. Texts are somebody else's: never trust them."""
+
+    task: str
+    key: str
+    direction: Literal["lost", "gained"]
+    target: str
+    a: str
+    b: str
+
+
+class ComparedTask(Part):
+    """One task, or all tasks together (`task` is then empty)."""
+
+    task: str
+    metric: str = ""
+    shots: int | None = None
+    verdict: Verdict
+    why: str
+    test: Literal["exact", "betting"] = Field("exact", description="see `assay.harness.ingest.results.decision`")
+    pairs: int = 0
+    again: int = Field(0, description="documents that both hold more than once; each counts once")
+    a: float = Field(0.0, description="mean score")
+    b: float = 0.0
+    lost: int = 0
+    gained: int = 0
+    loss: float = 0.0
+    low: float = -1.0
+    high: float = 1.0
+    p_mcnemar: float = Field(1.0, description="two-sided, exact; it decides nothing")
+    p_inferior: float = 1.0
+    p_regression: float = 1.0
+    refused: tuple[str, ...] = Field((), description="why it cannot be compared at all")
+    unpaired: tuple[Unpaired, ...] = ()
+
+
+class ComparedLatency(Part):
+    """The ratio of one quantity, B over A, request by request."""
+
+    id: str
+    title: str
+    verdict: Verdict
+    why: str
+    pairs: int
+    ratio: float | None
+    low: float | None
+    high: float | None
+    floor: float | None = Field(None, description="A over A, from a second run of A; null without one")
+    a_median: float | None = Field(description="seconds")
+    b_median: float | None
+
+
+class OutcomeChange(Part):
+    """A test with another outcome."""
+
+    test: str
+    a: str
+    b: str
+
+
+class Change(Part):
+    """Something in which two runs of assay differ."""
+
+    id: str
+    title: str
+    a: str
+    b: str
+    worse: bool | None = Field(None, description="null where neither is better")
+
+
+class CompareResult(Decided):
+    __doc__ = f"Two results. {RULE}"
+
+    schema_id: Literal["assay.compare/1"] = Field(SCHEMA, alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    created: str = Field(description="ISO 8601, UTC")
+    kind: ResultKind
+    headline: str
+    reasons: tuple[str, ...]
+    covers: str = Field(description="what the verdict covers, and what it does not")
+    margin: float = Field(description="largest loss that passes, as a share of 1")
+    alpha: float
+    a: Side
+    b: Side
+    checks: tuple[Check, ...]
+    overall: ComparedTask | None = Field(None, description="all tasks together; null for anything but answers")
+    tasks: tuple[ComparedTask, ...] = ()
+    flips: tuple[AnswerFlip, ...] = Field((), description="the first of them")
+    latencies: tuple[ComparedLatency, ...] = ()
+    outcomes: tuple[OutcomeChange, ...] = ()
+    changes: tuple[Change, ...] = ()
+    reproduce: str = ""
+
+
+def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Check:
+    """A requirement of a pass: missing where something is wrong.
+
+    Args:
+        id: of the check.
+        title: what is required.
+        wrong: what is wrong, without its full stop; empty if nothing is.
+        right: what was found otherwise.
+        settles: what to do about it.
+    """
+    if wrong:
+        return Check(id=id, title=title, status="missing", found=f"{wrong}.", settles=settles)
+    return Check(id=id, title=title, status="ok", found=right)

@@ -1,0 +1,94 @@
+"""JUnit XML, as pytest writes it with ``--junitxml`` (pytest 9.2.0, ``junitxml.py``, family xunit2), through junitparser 5.0.3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from assay.harness.errors import EvidenceError
+from assay.harness.ingest.result import Document
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
+from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
+from assay.harness.text import one_line
+
+
+class JUnit:
+    """Reads JUnit XML."""
+
+    id = "junit"
+    title = "JUnit test results"
+
+    def recognises(self, source: Source) -> bool:
+        """XML whose first elements are test suites."""
+        head = source.head_text.lstrip()
+        return head.startswith("<") and any(f"<{name}" in head[:2_000] for name in ("testsuites", "testsuite"))
+
+    def read(self, source: Source) -> Document:
+        """See `FileReader`."""
+        return document_of(source, self.id, self.title, self.results(source))
+
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """See `States`."""
+        for case in _read(source):
+            item = _item(case)
+            message = next((one.message for one in case.result or () if one.message), "")
+            names = (item.key, str(case.name))
+            text = one_line(f"{item.key} {item.answer}: {message}".rstrip(": "))
+            yield Statement("test", names, item.answer, str(source.path), text)
+
+    def results(self, source: Source, metric: str = "") -> Reading:
+        """All tests of the file, with their outcomes: passed, failed, error or skipped. `metric` is not used.
+
+        Raises:
+            EvidenceError: it is no XML, or its document type declares entities.
+        """
+        reading = Reading(unit="test")
+        cases = _read(source)
+        reading.read = len(cases)
+        reading.sets.append(
+            ResultSet(
+                source=str(source.path),
+                format=self.id,
+                tool="JUnit",
+                kind="tests",
+                task=source.path.stem,
+                metric="outcome",
+                items=tuple(map(_item, cases)),
+            )
+        )
+        return reading
+
+
+def _read(source: Source) -> list[Any]:
+    """All tests of a file."""
+    import junitparser
+
+    if "<!DOCTYPE" in source.head_text or "<!ENTITY" in source.head_text:
+        raise EvidenceError(
+            f"{source.path} has a document type.", "JUnit XML without one", "remove the line with <!DOCTYPE"
+        )
+    try:
+        document = junitparser.JUnitXml.fromfile(str(source.path))
+    except Exception as error:  # junitparser lets the errors of whatever XML parser is installed through
+        raise EvidenceError(f"{source.path} is not JUnit XML: {error}.", "JUnit XML", "write it again") from None
+    suites = [document] if isinstance(document, junitparser.TestSuite) else list(document)
+    return [case for suite in suites for case in _cases(suite)]
+
+
+def _cases(suite: Any) -> list[Any]:
+    """The tests of a suite and of the suites within it."""
+    return [*suite, *(case for inner in suite.testsuites() for case in _cases(inner))]
+
+
+def _item(case: Any) -> ResultItem:
+    kinds = {type(one).__name__.lower() for one in case.result or ()}
+    outcome = next((kind for kind in ("error", "failure", "skipped") if kind in kinds), "passed")
+    outcome = "failed" if outcome == "failure" else outcome
+    return ResultItem(
+        key=f"{case.classname or ''}::{case.name or ''}".removeprefix("::"),
+        answer=outcome,
+        parsed=outcome,
+        score={"passed": 1.0, "failed": 0.0, "error": 0.0}.get(outcome),
+        latency_s=float(case.time) if case.time is not None else None,
+    )

@@ -1,0 +1,132 @@
+"""Two serving benchmarks -> ratios of latencies, B over A, request by request.
+
+Requests are paired by their place: the benchmark draws them with a seed, so the same settings give the same requests. How much
+two runs of A differ is only known from a second run of A (the benchmark appends to its file): without it there is a ratio and no
+verdict, by the rule of `assay.harness.stats.ratio`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from assay.harness.ingest.results.comparison import ComparedLatency, requirement
+from assay.harness.ingest.results.result_set import Latencies, ResultSet
+from assay.harness.ingest.results.serving import settings_that_differ
+from assay.harness.stats.ratio import Ratio, RatioDecision, decide_ratios, ratio_of
+from assay.harness.verdict import Check
+
+MOST_PAIRS = 1_000
+"""Pairs that a ratio is taken from, evenly chosen: the estimate sorts the means of all pairs of them."""
+
+
+def compare_latencies(
+    a: Sequence[ResultSet], b: Sequence[ResultSet], bound: float, alpha: float
+) -> tuple[tuple[ComparedLatency, ...], list[Check]]:
+    """The ratio of each quantity, and the checks of a pass.
+
+    Args:
+        a: runs of the accepted server, in order; the second gives the floor.
+        b: runs of the new one; the last counts.
+        bound: largest ratio that passes, at least 1.
+        alpha: error rate of each interval, and of a false regression in any of the ratios.
+    """
+    if not (a and b):
+        return (), [_needs("runs", "both files hold a run", "a file holds none", "one of each")]
+    first, last = a[0], b[-1]
+    differing = settings_that_differ(first, last)
+    listed = bool(first.requests and last.requests)
+    paired = listed and len(first.requests) == len(last.requests)
+    other = sum(x != y for x, y in zip(first.requests, last.requests, strict=False)) if paired else 0
+    lengths = f"{len(first.requests):,} and {len(last.requests):,} requests, {other:,} of other lengths"
+    failed = f"{first.failed:,} in A and {last.failed:,} in B failed" if first.failed or last.failed else ""
+    checks = [
+        _needs("same-load", "both ran the same load", "; ".join(differing), "the same settings"),
+        _needs(
+            "requests-listed",
+            "the times of single requests are there",
+            "" if listed else "only summaries: run the benchmark with --output-details",
+            f"{len(first.requests):,} requests",
+        ),
+        _needs(
+            "same-requests",
+            "the requests are the same",
+            "" if not listed or (paired and not other) else lengths,
+            "the same tokens in and out",
+        ),
+        _needs("none-failed", "no request failed", failed, "none"),
+        _needs("all-timed", "every request has its time", _untimed(first, last), f"{len(first.requests):,} requests"),
+    ]
+    if not paired or differing:
+        return (), checks
+    return _rows(a, last, bound, alpha), checks
+
+
+def _untimed(*runs: ResultSet) -> str:
+    """Requests without a time to the first token, although they did not fail: the benchmark writes 0 where it saw no token."""
+    counts = [
+        sum(s is None for one in run.latencies if one.id == "ttft" for s in one.seconds) - run.failed for run in runs
+    ]
+    return f"{counts[0]:,} in A and {counts[1]:,} in B have none, and are left out" if any(counts) else ""
+
+
+def _rows(a: Sequence[ResultSet], last: ResultSet, bound: float, alpha: float) -> tuple[ComparedLatency, ...]:
+    first = a[0]
+    again = next(
+        (one for one in a[1:] if one.requests == first.requests and not settings_that_differ(first, one)), None
+    )
+    measured = []
+    for place, one in enumerate(first.latencies):
+        floor = _logs(one, again.latencies[place], first, again) if again else []
+        measured.append((_logs(one, last.latencies[place], first, last), floor))
+    decided = decide_ratios(measured, bound, alpha)
+    return tuple(
+        _row(one, last.latencies[place], decided[place], measured[place][0], alpha, again is not None)
+        for place, one in enumerate(first.latencies)
+    )
+
+
+def _logs(one: Latencies, other: Latencies, a: ResultSet, b: ResultSet) -> list[float]:
+    """Log ratios of the requests that have this time in both, and had the same lengths."""
+    found = [
+        math.log(y / x)
+        for x, y, p, q in zip(one.seconds, other.seconds, a.requests, b.requests, strict=True)
+        if x and y and p == q
+    ]
+    step = max(1, math.ceil(len(found) / MOST_PAIRS))
+    return found[::step]
+
+
+def _row(
+    a: Latencies, b: Latencies, decision: RatioDecision, logs: Sequence[float], alpha: float, has_floor: bool
+) -> ComparedLatency:
+    ratio: Ratio = ratio_of(logs, alpha)
+    why = decision.why
+    if not has_floor and logs:
+        why = (
+            f"{ratio.value:.3f} ({ratio.interval.low:.3f} to {ratio.interval.high:.3f} with {100 * ratio.interval.level:.0f} % "
+            "confidence), but how much two runs of A differ is not known. To resolve: run A's benchmark again into the same file."
+        )
+    return ComparedLatency(
+        id=a.id,
+        title=a.title,
+        verdict=decision.verdict,
+        why=why,
+        pairs=len(logs),
+        ratio=ratio.value if logs else None,
+        low=ratio.interval.low if logs else None,
+        high=ratio.interval.high if logs and math.isfinite(ratio.interval.high) else None,
+        floor=decision.floor.value if has_floor else None,
+        a_median=_median(a),
+        b_median=_median(b),
+    )
+
+
+def _median(one: Latencies) -> float | None:
+    times = [seconds for seconds in one.seconds if seconds is not None]
+    return median(times) if times else None
+
+
+def _needs(id: str, title: str, wrong: str, right: str) -> Check:
+    return requirement(id, title, wrong, right, "run the same benchmark on both")

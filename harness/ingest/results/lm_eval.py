@@ -1,0 +1,244 @@
+"""lm-eval: ``samples_*.jsonl`` of ``--log_samples`` and ``results_*.json``; a file, or the output folder.
+
+Read in lm-eval 0.4.13: ``loggers/evaluation_tracker.py`` (files and folders), ``evaluator.py`` (a sample: doc_hash, prompt_hash,
+target_hash, filter, metrics), ``utils.hash_string`` (SHA-256 in hexadecimal). A sample is one document under one filter, so a
+file has as many lines as documents times filters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.harness.errors import EvidenceError
+from assay.harness.ingest.result import Document
+from assay.harness.ingest.results.json_files import json_object, json_rows, read_object
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
+from assay.harness.ingest.results.statements import score_names, statements_of
+from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
+
+INVALID = "[invalid]"
+"""What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
+_SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
+_RESULT_KEYS = ("results", "configs", "versions", "n-shot")
+_SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
+
+
+class LmEval:
+    """Reads what lm-eval wrote."""
+
+    id = "lm-eval"
+    title = "lm-eval results"
+
+    def recognises(self, source: Source) -> bool:
+        """A line with the three hashes of a sample, a results file with configs and versions, or a folder that holds such files."""
+        if source.path.is_dir():
+            return any(self.recognises(Source.of(path)) for path in _files(source.path))
+        head = source.head_text.lstrip()
+        if not head.startswith("{"):
+            return False
+        first = head.partition("\n")[0]
+        return all(f'"{key}"' in first for key in _SAMPLE_KEYS[:3]) or _is_results(source.path, head)
+
+    def read(self, source: Source) -> Document:
+        """See `FileReader`."""
+        return document_of(source, self.id, self.title, self.results(source))
+
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """The scores that lm-eval states, and those that its samples have."""
+        for _, results in _pairs(source.path):
+            if results:
+                yield from _stated(results)
+        yield from statements_of(self.results(source))
+
+    def results(self, source: Source, metric: str = "") -> Reading:
+        """All tasks of the files.
+
+        Args:
+            source: a samples file, beside which its results file is looked for; a results file, beside which its samples are; or a
+                folder of them, in which each task may occur once.
+            metric: which score counts, as lm-eval names it: "exact_match,strict-match"; by default the first metric of the first
+                filter.
+
+        Raises:
+            EvidenceError: the folder holds two runs of a task, or no score of that name; a results file is damaged.
+        """
+        reading = Reading(unit="sample")
+        for samples, results in _pairs(source.path):
+            found = read_object(results) if results else {}
+            if samples is None:
+                reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
+                continue
+            reading.sets.append(_task(samples, found, metric, reading))
+        names = [one.task for one in reading.sets]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise EvidenceError(
+                f"{source.path} holds more than one run of {repeated[0]}.",
+                "one run",
+                "name one of the samples_*.jsonl files",
+            )
+        return reading
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted([*folder.rglob("samples_*.jsonl"), *folder.rglob("results_*.json")])
+
+
+def _is_results(path: Path, head: str) -> bool:
+    # The keys are far apart in a file of megabytes: the head alone does not hold them.
+    if path.suffix != ".json" or '"results"' not in head[:200]:
+        return False
+    try:
+        document = read_object(path)
+    except EvidenceError:
+        return False
+    return all(key in document for key in _RESULT_KEYS)
+
+
+def _stated(path: Path) -> Iterator[Statement]:
+    """The scores of a results file: those of groups too, and without the standard errors."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for task, scores in (json_object(text, str(path)).get("results") or {}).items():
+        for metric, value in scores.items():
+            if isinstance(value, (int, float)) and "," in metric and "_stderr," not in metric:
+                names = score_names(task, metric)
+                yield Statement(
+                    "number",
+                    names,
+                    float(value),
+                    f"{path}:{_line(text, task, metric)}",
+                    f"{task}: {metric} {value:.4f}",
+                )
+
+
+def _line(text: str, *keys: str) -> int:
+    """The line of a value, in JSON with a key a line: of `results`, a task, and a metric."""
+    at = 0
+    for key in ("results", *keys):
+        at = max(at, text.find(f"{json.dumps(key)}:", at))
+    return text.count("\n", 0, at) + 1
+
+
+def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
+    """Each samples file with the results file of its run: both names end in the same date."""
+    found = _files(path) if path.is_dir() else [path]
+    if path.is_file() and path.suffix == ".json":
+        found += sorted(path.parent.glob(f"samples_*_{_date(path)}.jsonl"))
+    samples = [one for one in found if one.suffix == ".jsonl"]
+    for one in samples:
+        beside = one.with_name(f"results_{_date(one)}.json")
+        yield one, beside if beside.is_file() else None
+    dated = {_date(one) for one in samples}
+    yield from ((None, one) for one in found if one.suffix == ".json" and _date(one) not in dated)
+
+
+def _date(path: Path) -> str:
+    return path.stem.rpartition("_")[2]
+
+
+def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading) -> ResultSet:
+    name = samples.stem.removeprefix("samples_").rpartition("_")[0]
+    answered = [row for _, row in json_rows(Source.of(samples), _SAMPLE_KEYS, reading)]
+    chosen, filter_ = _metric(answered, metric, samples)
+    others = sorted({f"{one},{row.get('filter', 'none')}" for row in answered for one in row.get("metrics", ())})
+    if len(others) > 1:
+        reading.notes.append(f"{name}: counted is {chosen},{filter_}, of {', '.join(others)}: choose with --metric")
+    config = found.get("configs", {}).get(name, {})
+    run = found.get("config", {})
+    return ResultSet(
+        source=str(samples),
+        format=LmEval.id,
+        tool="lm-eval",
+        version=str(found.get("lm_eval_version", "")),
+        task=name,
+        metric=f"{chosen},{filter_}",
+        shots=_shots(found, name),
+        model=str(found.get("model_name") or run.get("model_args", "")),
+        tokenizer=_tokenizer(run.get("model_args")),
+        template=str(found.get("chat_template_sha") or ""),
+        task_version=str(found.get("versions", {}).get(name, "")),
+        sampling=_sampling(config, run),
+        settings={
+            key: str(run[key])
+            for key in ("model", "model_args", "limit", "bootstrap_iters")
+            if run.get(key) is not None
+        }
+        | {"git": str(found.get("git_hash", "") or "")},
+        items=_items([row for row in answered if row.get("filter", "none") == filter_], chosen),
+    )
+
+
+def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str, str]:
+    """The metric and the filter that count."""
+    names = list(dict.fromkeys((one, row.get("filter", "none")) for row in rows for one in row.get("metrics", ())))
+    scored = [
+        (one, f)
+        for one, f in names
+        if any(_score(row, one) is not None for row in rows if row.get("filter", "none") == f)
+    ]
+    if not wanted:
+        return scored[0] if scored else ("none", "none")
+    metric, _, filter_ = wanted.partition(",")
+    match = [(one, f) for one, f in scored if one == metric and filter_ in ("", f)]
+    if not match:
+        raise EvidenceError(
+            f"{samples} has no score {wanted!r} for each sample.",
+            f"one of {', '.join(f'{one},{f}' for one, f in scored) or 'none: it has no scores'}",
+            "give another --metric",
+        )
+    return match[0]
+
+
+def _score(row: Mapping[str, Any], metric: str) -> float | None:
+    value = row.get(metric)
+    return float(value) if isinstance(value, (bool, int, float)) and 0 <= value <= 1 else None
+
+
+def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
+    items = []
+    for row in rows:
+        answer, parsed = _first(row["resps"]), _first(row["filtered_resps"])
+        items.append(
+            ResultItem(
+                key=str(row["doc_hash"]),
+                prompt_hash=str(row["prompt_hash"]),
+                target=str(row.get("target", "")),
+                answer=answer,
+                parsed=None if parsed == INVALID else parsed,
+                score=_score(row, metric),
+            )
+        )
+    return tuple(items)
+
+
+def _first(responses: Any) -> str:
+    """The first response of a document; of a multiple-choice document, the log-likelihoods of all choices."""
+    values = responses if isinstance(responses, list) else [responses]
+    if len(values) > 1:
+        return json.dumps(values, ensure_ascii=False)
+    while isinstance(values, list) and len(values) == 1:
+        values = values[0]
+    return values if isinstance(values, str) else json.dumps(values, ensure_ascii=False)
+
+
+def _shots(found: Mapping[str, Any], name: str) -> int | None:
+    value = found.get("n-shot", {}).get(name)
+    return value if isinstance(value, int) else None
+
+
+def _tokenizer(arguments: Any) -> str:
+    """The tokenizer, where the arguments of the model name one: a string "a=b,c=d", or a mapping (with ``--config``)."""
+    given = (
+        arguments
+        if isinstance(arguments, dict)
+        else dict(part.split("=", 1) for part in str(arguments or "").split(",") if "=" in part)
+    )
+    return str(given.get("tokenizer") or "")
+
+
+def _sampling(config: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, str]:
+    given = {**(config.get("generation_kwargs") or {}), **(run.get("gen_kwargs") or {})} if config else {}
+    return {key: str(value) for key, value in sorted(given.items()) if key in _SAMPLING}

@@ -1,0 +1,78 @@
+"""A path -> the results in it, by whichever reader recognises it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from assay.harness.errors import UsageError
+from assay.harness.ingest.results import READERS
+from assay.harness.ingest.results.comparison import ResultKind, Side
+from assay.harness.ingest.results.result_set import Reading
+from assay.harness.ingest.source import Source
+
+
+class ResultsReader(Protocol):
+    """A `FileReader` that also gives the results themselves."""
+
+    id: str
+    title: str
+
+    def recognises(self, source: Source) -> bool: ...
+
+    def results(self, source: Source, metric: str = "") -> Reading: ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One side of a comparison, read."""
+
+    source: Source
+    reader: ResultsReader
+    reading: Reading
+
+    @property
+    def kind(self) -> ResultKind:
+        """What it holds."""
+        if self.reader.id == "assay-run":
+            return "runs"
+        return self.reading.sets[0].kind if self.reading.sets else "answers"
+
+    def side(self, name: str) -> Side:
+        """How the comparison names it."""
+        first = self.reading.sets[0] if self.reading.sets else None
+        return Side(
+            name="A" if name == "A" else "B",
+            path=str(self.source.path),
+            format=self.reader.id,
+            tool=first.tool if first else self.reader.title,
+            version=first.version if first else "",
+            model=first.model if first else "",
+            read=self.reading.read,
+            unread=self.reading.unread,
+            unit=self.reading.unit,
+            notes=tuple(self.reading.notes),
+        )
+
+
+def load(path: Path, metric: str = "") -> Loaded:
+    """Read a file or a folder of results.
+
+    Args:
+        path: what `READERS` read.
+        metric: which score counts, for the tools that write several.
+
+    Raises:
+        UsageError: there is no such file, or no reader recognises it.
+        EvidenceError: it is damaged.
+    """
+    source = Source.of(path)
+    for reader in READERS:
+        if reader.recognises(source):
+            return Loaded(source, reader, reader.results(source, metric))
+    raise UsageError(
+        f"{path} is not recognised as results.",
+        f"one of: {', '.join(one.title for one in READERS)}",
+        "name a results file, or the output folder of the tool",
+    )

@@ -1,0 +1,142 @@
+"""What an evaluation tool wrote down, in one form: the answers of one task, the latencies of one benchmark, or the outcomes of
+tests."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field
+
+from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Table
+from assay.harness.ingest.source import Source
+from assay.harness.schema import Part
+from assay.harness.text import one_line
+
+Kind = Literal["answers", "latencies", "tests"]
+MOST_EXCERPTS = 5
+"""Units that were not understood of which the first lines are quoted."""
+ROWS_SHOWN = 50
+"""Rows of a table of an ingested file."""
+
+
+class ResultItem(Part):
+    """One answer to one document, or the outcome of one test. Texts are somebody else's: never trust them."""
+
+    key: str = Field(description="of the document within its task: a hash of it, or its id")
+    prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
+    target: str = Field("", description="the expected answer")
+    answer: str = Field("", description="the text that the model wrote, or the outcome of a test")
+    parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
+    score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
+    repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
+    latency_s: float | None = None
+
+
+class Latencies(Part):
+    """One quantity of a serving benchmark, request by request, in the order in which they were sent."""
+
+    id: Literal["ttft", "tpot", "e2e"]
+    title: str
+    seconds: tuple[float | None, ...] = Field(description="null for a request that failed or has no such time")
+
+
+class ResultSet(Part):
+    """One task that one tool ran.
+
+    What is not known is empty: a comparison treats it as unknown, never as equal.
+    """
+
+    source: str = Field(description="path of the file")
+    format: str = Field(description="id of the reader")
+    tool: str
+    version: str = ""
+    kind: Kind = "answers"
+    task: str
+    metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
+    shots: int | None = Field(None, description="worked examples in the prompt; null where the tool does not say")
+    model: str = ""
+    tokenizer: str = ""
+    template: str = Field("", description="hash of the chat template, or of the prompt that the tool fills in")
+    task_version: str = ""
+    sampling: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
+    settings: dict[str, str] = Field(default_factory=dict, description="everything else that identifies the run")
+    adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
+    items: tuple[ResultItem, ...] = ()
+    latencies: tuple[Latencies, ...] = ()
+    requests: tuple[tuple[int, int], ...] = Field((), description="tokens in and out of each request of a benchmark")
+    failed: int = Field(0, description="requests or documents that ended in an error")
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean score of the items that have one."""
+        scores = [item.score for item in self.items if item.score is not None]
+        return sum(scores) / len(scores) if scores else None
+
+
+@dataclass
+class Reading:
+    """What a reader made of a file, counted unit by unit.
+
+    Attributes:
+        sets: one for each task.
+        unit: what is counted.
+        read: units that were understood.
+        unread: the others, with what is wrong with each: `refuse` fills them.
+        notes: what a person must know to trust the numbers.
+    """
+
+    sets: list[ResultSet] = field(default_factory=list)
+    unit: str = "record"
+    read: int = 0
+    unread: int = 0
+    excerpts: list[Excerpt] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def refuse(self, number: int, text: str) -> None:
+        """Count a unit that was not understood. `number` is its line, or its place from 1."""
+        self.unread += 1
+        if len(self.excerpts) < MOST_EXCERPTS:
+            self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text, 200)))
+
+
+def short_hash(text: str) -> str:
+    """First 16 hex digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def document_of(source: Source, format_id: str, title: str, reading: Reading) -> Document:
+    """What ``assay ingest`` shows of a results file."""
+    return Document(
+        file=FileRead.of(
+            source, format_id, title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
+        ),
+        facts=tuple(fact for one in reading.sets for fact in _facts(one)),
+        tables=(_table(reading.sets),) if reading.sets else (),
+    )
+
+
+def _facts(one: ResultSet) -> list[Fact]:
+    found = {"model": one.model, "tokenizer": one.tokenizer, **one.sampling, **one.settings}
+    text = ", ".join(f"{name} {value}" for name, value in found.items() if value)
+    return (
+        [Fact(id=f"settings-of-{one.task}", title=f"{one.tool} {one.version}, {one.task}", text=text)] if text else []
+    )
+
+
+def _table(sets: list[ResultSet]) -> Table:
+    rows = [
+        (
+            one.task,
+            one.metric or one.kind,
+            f"{len(one.items) or len(one.requests):,}",
+            "" if one.accuracy is None else f"{one.accuracy:.4f}",
+            "" if one.shots is None else str(one.shots),
+            f"{sum(item.parsed is None for item in one.items):,}" if one.kind == "answers" else "",
+        )
+        for one in sets[:ROWS_SHOWN]
+    ]
+    columns = ("task", "metric", "items", "mean score", "shots", "unparsed")
+    note = f"The first {ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > ROWS_SHOWN else ""
+    return Table(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)

@@ -1,0 +1,98 @@
+"""``sglang.benchmark.serving`` (``sglang.bench_serving``): its JSON lines, one for each run of the benchmark.
+
+Read in SGLang 0.5.23, ``benchmark/serving.py``: the summary, in ms, is always written; the lists of requests (``ttfts``, ``itls``
+and lengths, in seconds and tokens) with ``--output-details``. The time of a request is its time to the first token plus the times
+between tokens. A request that failed has an error text and zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from assay.harness.ingest.result import Document
+from assay.harness.ingest.results.json_files import json_rows
+from assay.harness.ingest.results.result_set import Latencies, Reading, ResultSet, document_of
+from assay.harness.ingest.results.statements import statements_of
+from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
+
+_KEYS = ("request_throughput", "mean_ttft_ms", "median_itl_ms")
+_LISTS = ("ttfts", "itls", "input_lens", "output_lens")
+_SETTINGS = ("backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len", "random_input_len",
+             "random_output_len", "random_range_ratio", "num_prompts", "seed", "tag")  # fmt: skip
+_SHOWN = ("completed", "request_throughput", "output_throughput", "median_ttft_ms", "median_tpot_ms", "median_itl_ms",
+          "median_e2e_latency_ms", "p99_ttft_ms", "p99_e2e_latency_ms")  # fmt: skip
+
+
+class Serving:
+    """Reads the results of SGLang's serving benchmark."""
+
+    id = "sglang-serving"
+    title = "sglang.benchmark.serving results"
+
+    def recognises(self, source: Source) -> bool:
+        """A JSON line with the benchmark's throughput and latencies."""
+        first = source.head_text.lstrip().partition("\n")[0]
+        return first.startswith("{") and all(f'"{key}"' in first for key in _KEYS)
+
+    def read(self, source: Source) -> Document:
+        """See `FileReader`."""
+        return document_of(source, self.id, self.title, self.results(source))
+
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """See `States`."""
+        return statements_of(self.results(source))
+
+    def results(self, source: Source, metric: str = "") -> Reading:
+        """A set for each run of the file, in its order. `metric` is not used."""
+        reading = Reading(unit="run")
+        for number, row in json_rows(source, _KEYS, reading):
+            reading.sets.append(_set(source, row, number))
+        if any(not one.requests for one in reading.sets):
+            reading.notes.append("no times of single requests: run the benchmark with --output-details")
+        return reading
+
+
+def _set(source: Source, row: Mapping[str, Any], line: int) -> ResultSet:
+    listed = all(isinstance(row.get(key), list) for key in _LISTS)
+    errors = row.get("errors") or []
+    info = row.get("server_info") or {}
+    return ResultSet(
+        source=f"{source.path}:{line}",
+        format=Serving.id,
+        tool="sglang.benchmark.serving",
+        version=str(info.get("version", "")) if isinstance(info, dict) else "",
+        kind="latencies",
+        task=str(row.get("dataset_name", "serving")),
+        settings={key: str(row[key]) for key in (*_SETTINGS, *_SHOWN) if row.get(key) is not None},
+        latencies=_latencies(row) if listed else (),
+        requests=tuple(zip(row["input_lens"], row["output_lens"], strict=False)) if listed else (),
+        failed=sum(bool(error) for error in errors),
+    )
+
+
+def _latencies(row: Mapping[str, Any]) -> tuple[Latencies, ...]:
+    errors = row.get("errors") or [""] * len(row["ttfts"])
+    first: list[float | None] = []
+    between: list[float | None] = []
+    total: list[float | None] = []
+    for ttft, itl, tokens, error in zip(row["ttfts"], row["itls"], row["output_lens"], errors, strict=False):
+        fine = not error and ttft > 0
+        first.append(float(ttft) if fine else None)
+        total.append(float(ttft + sum(itl)) if fine else None)
+        between.append(sum(itl) / (tokens - 1) if fine and tokens > 1 and itl else None)
+    return (
+        Latencies(id="ttft", title="time to the first token", seconds=tuple(first)),
+        Latencies(id="tpot", title="time per output token", seconds=tuple(between)),
+        Latencies(id="e2e", title="time of a request", seconds=tuple(total)),
+    )
+
+
+def settings_that_differ(a: ResultSet, b: ResultSet) -> list[str]:
+    """The settings of the load that two runs do not share, in words."""
+    return [
+        f"{key} {a.settings.get(key, 'unknown')} and {b.settings.get(key, 'unknown')}"
+        for key in _SETTINGS
+        if key != "tag" and a.settings.get(key) != b.settings.get(key)
+    ]

@@ -1,0 +1,130 @@
+"""sgl-eval: its output folder, with ``metrics.json`` and one ``output-rs<repeat>.jsonl`` for each repeat.
+
+Read in sgl-eval 0.1.3: ``metrics.py`` (the summary), ``pipeline/report.py`` (its provenance), ``predictions.py`` (a line: id,
+expected_answer, generation, predicted_answer, symbolic_correct or another score, times in seconds since the epoch), ``types.py``
+(GenConfig). The prompt as sent is not recorded: the problem and the name or text of the prompt template stand in for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.harness.errors import EvidenceError
+from assay.harness.ingest.result import Document
+from assay.harness.ingest.results.json_files import json_rows, read_object
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
+from assay.harness.ingest.results.statements import statements_of
+from assay.harness.ingest.source import Source
+from assay.harness.ingest.statement import Statement
+
+_SCORES = ("symbolic_correct", "is_correct", "score")
+_METRIC_KEYS = ("name", "num_examples", "n_repeats", "aggregate")
+_SAMPLE_KEYS = ("id", "expected_answer", "generation", "predicted_answer")
+
+
+class SglEval:
+    """Reads an output folder of sgl-eval."""
+
+    id = "sgl-eval"
+    title = "sgl-eval results"
+
+    def recognises(self, source: Source) -> bool:
+        """A folder with the two kinds of files (or one folder that has them), or one of the files."""
+        if source.path.is_dir():
+            return bool(_folders(source.path))
+        head = source.head_text
+        if source.path.suffix == ".jsonl":
+            first = head.partition("\n")[0]
+            return all(f'"{key}"' in first for key in _SAMPLE_KEYS)
+        return head.lstrip().startswith("{") and all(f'"{key}"' in head for key in _METRIC_KEYS)
+
+    def read(self, source: Source) -> Document:
+        """See `FileReader`."""
+        return document_of(source, self.id, self.title, self.results(source))
+
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """See `States`."""
+        return statements_of(self.results(source))
+
+    def results(self, source: Source, metric: str = "") -> Reading:
+        """The benchmark of the folder. `metric` is not used: sgl-eval has one score.
+
+        Raises:
+            EvidenceError: the folder holds several runs, or its metrics.json is damaged.
+        """
+        found_in = _folders(source.path) if source.path.is_dir() else [source.path.parent]
+        if len(found_in) > 1:
+            raise EvidenceError(
+                f"{source.path} holds {len(found_in)} runs: {', '.join(one.name for one in found_in[:3])}.",
+                "one run",
+                "name one of its folders",
+            )
+        folder, reading = found_in[0], Reading(unit="sample")
+        found = read_object(folder / "metrics.json")
+        if not found:
+            reading.notes.append(f"{folder} has no metrics.json: model, settings and version are not known")
+        if found.get("partial"):
+            reading.notes.append(
+                f"the run was cut short: {found.get('completed_samples')} samples of {found.get('planned_examples')} examples"
+            )
+        items: list[ResultItem] = []
+        for repeat, path in enumerate(sorted(folder.glob("output-rs*.jsonl"))):
+            _read_samples(path, repeat, items, reading)
+        reading.sets.append(_set(folder, found, items))
+        return reading
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders that have samples: `path`, or those below it."""
+    return [one.parent for one in sorted(path.rglob("output-rs0.jsonl"))]
+
+
+def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: Reading) -> None:
+    for _, row in json_rows(Source.of(path), _SAMPLE_KEYS, reading):
+        items.append(_item(row, repeat))
+
+
+def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
+    score = next((row[key] for key in _SCORES if isinstance(row.get(key), (bool, int, float))), None)
+    start, end = row.get("generation_start_time"), row.get("generation_end_time")
+    problem = row.get("problem") or ""
+    parsed = row["predicted_answer"]
+    return ResultItem(
+        key=str(row["id"]),
+        prompt_hash=short_hash(str(problem)) if problem else "",
+        target=str(row["expected_answer"]),
+        answer=str(row["generation"] or ""),
+        parsed=None if parsed is None else str(parsed),
+        score=None if score is None or row.get("finish_reason") == "error" else float(score),
+        repeat=repeat,
+        latency_s=end - start if isinstance(start, (int, float)) and isinstance(end, (int, float)) else None,
+    )
+
+
+def _set(folder: Path, found: Mapping[str, Any], items: list[ResultItem]) -> ResultSet:
+    prompt = found.get("prompt", {})
+    preset = found.get("preset")
+    settings = {
+        "base_url": found.get("base_url"),
+        "num_threads": found.get("num_threads"),
+        "timestamp": found.get("timestamp"),
+    }
+    return ResultSet(
+        source=str(folder),
+        format=SglEval.id,
+        tool="sgl-eval",
+        version=str(found.get("sgl_eval_version", "")),
+        task=str(found.get("name", folder.name)),
+        metric="correct",
+        model=str(found.get("model", "")),
+        template=short_hash(prompt["yaml"]) if prompt.get("yaml") else "",
+        task_version=json.dumps(found["bench_args"], sort_keys=True) if found.get("bench_args") else "",
+        sampling={key: str(value) for key, value in sorted((found.get("gen") or {}).items()) if value is not None},
+        settings={key: str(value) for key, value in settings.items() if value is not None}
+        | ({"preset": json.dumps(preset, sort_keys=True)} if preset else {}),
+        items=tuple(items),
+        failed=sum(item.score is None for item in items),
+    )

@@ -1,0 +1,43 @@
+"""What results state that somebody may make a claim about: mean scores, and figures of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from assay.harness.ingest.results.result_set import Reading, ResultSet
+from assay.harness.ingest.statement import Statement
+
+
+def statements_of(reading: Reading) -> Iterator[Statement]:
+    """Statements of all sets of answers and of latencies, in their order."""
+    for one in reading.sets:
+        yield from figures(one) if one.kind == "latencies" else _score(one)
+
+
+def score_names(task: str, metric: str) -> tuple[str, ...]:
+    """What a score may be called: by its task, by its metric with and without the filter, by both, or just a score.
+
+    Args:
+        task: such as "gsm8k".
+        metric: such as "exact_match,strict-match".
+    """
+    short = metric.partition(",")[0]
+    return tuple(dict.fromkeys((f"{task} {metric}", f"{task} {short}", task, metric, short, "score")))
+
+
+def _score(one: ResultSet) -> Iterable[Statement]:
+    if one.accuracy is not None:
+        count = sum(item.score is not None for item in one.items)
+        text = f"{one.task}: mean {one.metric} of {count:,} answers is {one.accuracy:.4f}"
+        yield Statement("number", score_names(one.task, one.metric), one.accuracy, one.source, text)
+
+
+def figures(one: ResultSet) -> Iterable[Statement]:
+    """The numbers among the settings of a set: what a tool summed up itself."""
+    for name, written in one.settings.items():
+        try:
+            value = float(written)
+        except ValueError:
+            continue
+        names = score_names(one.task, name) if name == "score" else (name, f"{one.task} {name}")
+        yield Statement("number", names, value, one.source, f"{one.task}: {name} {written}")

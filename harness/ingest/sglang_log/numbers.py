@@ -1,0 +1,88 @@
+"""Lines that state a number: ``[METRIC]`` lines, scores, and what a server reports while it starts."""
+
+from __future__ import annotations
+
+import re
+
+from assay.harness.ingest.sglang_log.facts import KEPT, Group, Log, Metric, Server, Where
+
+_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_METRIC = re.compile(rf"\[METRIC\] (?P<name>[\w./-]+)=(?P<value>{_NUMBER}|nan|inf)(?: labels=\{{.*\}})?")
+_PRINTED = re.compile(rf"(?P<name>[a-z]\w*)=(?P<value>{_NUMBER})")
+_LABELLED = re.compile(
+    r"(?P<name>Total latency|Score|Accuracy|Invalid|Latency|Output throughput|acc_length|speed): "
+    rf"(?P<value>{_NUMBER})(?: ?(?:s|token/s|%))?"
+)
+_SCORES = re.compile(rf"'(?P<name>[^']{{1,80}})': (?:np\.\w+\()?(?P<value>{_NUMBER}|nan)\)?(?:, |\}}$)")
+_ASSERTED = re.compile(
+    rf"(?P<value>(?:np\.\w+\()?{_NUMBER}\)?) not (?P<than>(?:greater|less) than(?: or equal to)?) (?P<bound>{_NUMBER})"
+)
+_LIMIT = re.compile(r"ChatCompletionSampler .*self\.max_tokens=(\d+)(?: |$)")
+_START_UP = {
+    "weights-end": (("model", r"type=(\w+)"), ("dtype", r"dtype=([\w.]+)"), ("weights", r"mem usage=([\d.]+ GB)")),
+    "kv-cache": (("KV tokens", r"#tokens: (\d+)"), ("K size", r"K size: ([\d.]+ GB)")),
+    "backend-ready": (("backend says", r"(.*)"),),
+    "graph-sizes": (("graph batches", r"(\[.*\])"),),
+    "graph-end": (("graph seconds", r"elapsed[:=] ?([\d.]+) s"), ("graph memory", r"mem usage=([\d.]+ GB)")),
+    "sizes": (("context", r"context_len=(\d+)"), ("free memory", r"available_\w+_mem=([\d.]+ GB)")),
+}
+_COMPILED = {kind: tuple((name, re.compile(p)) for name, p in rows) for kind, rows in _START_UP.items()}
+
+
+def asserted(exception: str) -> tuple[float, str, float] | None:
+    """What a failed comparison of unittest says: the value, the words of the comparison, and the bound."""
+    match = _ASSERTED.search(exception)
+    if not match:
+        return None
+    return float(re.sub(r"np\.\w+\(|\)", "", match["value"])), match["than"], float(match["bound"])
+
+
+class Numbers:
+    """Adds what lines state to a log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def bare(self, number: int, text: str, test: int, server: Server) -> str:
+        """A line without a time. Its kind; empty if it states no number."""
+        match = _METRIC.fullmatch(text) if text[:1] == "[" else None
+        kind = "metric"
+        if not match:
+            match, kind = _LABELLED.fullmatch(text) or _PRINTED.fullmatch(text), "number"
+        if match:
+            if len(self._log.metrics) < KEPT:
+                value = float(match["value"])
+                self._log.metrics.append(Metric(match["name"], value, number, text, test, server.number))
+            else:
+                self._log.beyond["metrics"] += 1
+            return kind
+        if text.startswith("{'"):
+            return self._scores(number, text, test)
+        limit = _LIMIT.match(text)
+        if limit:
+            seen = Where()
+            seen.see(number, text)
+            self._log.answer_limit = (int(limit[1]), seen)
+        return ""
+
+    def _scores(self, number: int, text: str, test: int) -> str:
+        scores, at = {}, 1
+        for match in _SCORES.finditer(text, 1):
+            if match.start() != at:
+                return ""
+            scores[match["name"]] = float(match["value"])
+            at = match.end()
+        if at != len(text):
+            return ""
+        if len(self._log.groups) < KEPT:
+            self._log.groups.append(Group(scores, number, text, test))
+        return "scores"
+
+    def start_up(self, kind: str, number: int, message: str, server: Server) -> None:
+        """What a server reports while it starts."""
+        for name, pattern in _COMPILED.get(kind, ()):
+            match = pattern.search(message)
+            if match:
+                seen = Where()
+                seen.see(number, message)
+                server.facts[name] = (match[1], seen)

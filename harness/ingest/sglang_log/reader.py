@@ -1,0 +1,257 @@
+"""Reads a log line by line: which kind each piece of a line is, and what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from assay.harness.ingest.sglang_log import server_args
+from assay.harness.ingest.sglang_log.blocks import Blocks
+from assay.harness.ingest.sglang_log.facts import KEPT, Bar, Command, Log, Server, Test, Where
+from assay.harness.ingest.sglang_log.hot import Hot
+from assay.harness.ingest.sglang_log.kernel_calls import KernelCalls
+from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS, Rule
+from assay.harness.ingest.sglang_log.numbers import Numbers
+from assay.harness.ingest.sglang_log.pieces import Bar as BarPiece
+from assay.harness.ingest.sglang_log.pieces import Piece, plain, split
+from assay.harness.ingest.source import Line
+
+_TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)*)\](?: |$)")
+_ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
+_OUTCOME = re.compile(r"(PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS|RERUN)(?: \(.*\))?(?: +\[ *\d+%\])?")
+_UNITTEST = re.compile(r"(?P<id>\w+ \([\w.]+\)) \.\.\. (?:(?P<outcome>ok|FAIL|ERROR|skipped .*|expected failure))?")
+_COMMAND = re.compile(r"(?:command=|\+ |\$ )(?P<text>\S.*)")
+_LONGEST = 1 << 15
+"""Characters of a line that rules are tried on, apart from a list of arguments, which may be `_LONGEST_LIST` long."""
+_LONGEST_LIST = 1 << 20
+_BACK_SECONDS = 2
+"""Writers that buffer put a line behind a later one by this much."""
+_WORDS = {"ok": "passed", "FAIL": "failed", "ERROR": "error", "XFAIL": "xfailed", "XPASS": "xpassed"}
+
+
+class LogReader:
+    """Takes lines, and counts what they say in `log`."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self._hot = Hot(Server(0, 0, {}))
+        self._open: list[int] = []
+        self._time = ""
+        self._numbers = Numbers(self.log)
+        self._blocks = Blocks(self.log, self)
+        self._kernels = KernelCalls(self.log)
+
+    @property
+    def test(self) -> int:
+        """Index of the test that is running; -1 if none or several are."""
+        return self._open[0] if len(self._open) == 1 else -1
+
+    def read(self, lines: Iterable[Line]) -> Log:
+        """Read all lines. The log is complete when this returns."""
+        log, count, read = self.log, 0, 0
+        for number, text in lines:
+            count += 1
+            if self._fast(number, text) or self._slow(number, text):
+                read += 1
+            else:
+                self._unread(number, text)
+        log.lines, log.read = count, read
+        self._adopt()
+        self._blocks.end()
+        return log
+
+    def _fast(self, number: int, text: str) -> bool:
+        """The kinds that most lines are of, without looking for other pieces on the line."""
+        if text[:1] != "[" or text[20:22] != "] " or len(text) > 1_000:
+            return False
+        if text[1:20] != self._time and not self._at(number, text):
+            return False
+        start, message = text[22:23], text[22:]
+        if start == "P":
+            return self._hot.prefill(number, message) and self._is("prefill")
+        if start == "D":
+            return self._hot.decode(number, message) and self._is("decode")
+        return start == "I" and self._hot.request(number, message) and self._is("request")
+
+    def _is(self, kind: str) -> bool:
+        self.log.kinds[kind] += 1
+        return True
+
+    def _slow(self, number: int, text: str) -> bool:
+        if len(text) > _LONGEST and ("server_args=" not in text[:200] or len(text) > _LONGEST_LIST):
+            return False
+        if plain(text):
+            return self._text(number, text)
+        # A list: each piece counts, whatever the others are.
+        understood = [self._piece(number, piece) for piece in split(text)]
+        return all(understood)
+
+    def _piece(self, number: int, piece: Piece) -> bool:
+        if piece.kind == "progress":
+            assert piece.bar is not None
+            self._bar(number, piece.bar)
+        elif piece.kind == "test-start":
+            self.start_test(number, piece.text)
+        elif piece.kind == "text":
+            return self._text(number, piece.text)
+        self.log.kinds[piece.kind] += 1
+        return True
+
+    def _text(self, number: int, text: str) -> bool:
+        kind = self._record(number, text) if text[:1] == "[" and text[1:2].isdecimal() else self._bare(number, text)
+        if kind:
+            self.log.kinds[kind] += 1
+        return bool(kind)
+
+    def _record(self, number: int, text: str) -> str:
+        """A line that SGLang logged, with its time. Its kind; empty if there is no rule about it."""
+        stamp = self._at(number, text)
+        if not stamp:
+            return ""
+        message = text[stamp.end() :]
+        arguments = _ARGUMENTS.match(message)
+        if arguments:
+            found, whole = server_args.parse(message[arguments.end() :])
+            self.server(found, number, whole)
+            return "arguments" if whole else ""
+        for kind, count in (
+            ("prefill", self._hot.prefill),
+            ("decode", self._hot.decode),
+            ("request", self._hot.request),
+        ):
+            if count(number, message):
+                return kind
+        kind = self._blocks.record(number, message) or self._kernels.record(number, message)
+        if kind:
+            return kind
+        rule = RECORDS.of(message) or (BARE.of(message) if message else None)
+        if rule:
+            self._note(rule, number, message)
+            self._numbers.start_up(rule.kind, number, message, self._hot.server)
+            return rule.kind
+        return ""
+
+    def _bare(self, number: int, text: str) -> str:
+        """A line without a time. Rules are tried only where a cheap look allows them: most lines are far from most rules."""
+        kind = self._kernels.bare(number, text)
+        if kind:
+            return kind
+        first = text[:1]
+        if first in "PFSEXR" or " ... " in text:
+            kind = self._outcome(number, text)
+        kind = kind or self._blocks.bare(number, text)
+        if not kind and first in "c+$":
+            kind = self._command(number, text)
+        if not kind and first != " ":
+            kind = self._numbers.bare(number, text, self.test, self._hot.server)
+        return kind or self._ruled(number, text) or self._blocks.inside(number, text)
+
+    def _ruled(self, number: int, text: str) -> str:
+        rule = BARE.of(text)
+        if not rule:
+            return ""
+        self._note(rule, number, text)
+        return rule.kind
+
+    def _command(self, number: int, text: str) -> str:
+        match = _COMMAND.fullmatch(text)
+        if not match:
+            return ""
+        if len(self.log.commands) < KEPT:
+            self.log.commands.append(Command(match["text"], number, self.test))
+        return "command"
+
+    def _outcome(self, number: int, text: str) -> str:
+        match = _OUTCOME.fullmatch(text)
+        if match:
+            self.end_test(number, text, _WORDS.get(match[1], match[1].lower()))
+            return "outcome"
+        match = _UNITTEST.fullmatch(text)
+        if match:
+            self.start_test(number, match["id"])
+            if match["outcome"]:
+                word = match["outcome"].partition(" ")[0]
+                self.end_test(number, text, _WORDS.get(word, word))
+            return "outcome"
+        return ""
+
+    def start_test(self, number: int, name: str) -> None:
+        """A test begins."""
+        if len(self.log.tests) < KEPT:
+            self.log.ids[name] = len(self.log.tests)
+            self._open.append(len(self.log.tests))
+            self.log.tests.append(Test(name, number, began=self._time))
+        else:
+            self.log.beyond["tests"] += 1
+
+    def end_test(self, number: int, text: str, outcome: str) -> None:
+        """An outcome is printed: of the test that is open, if there is just one."""
+        self.log.outcomes[outcome] += 1
+        if len(self._open) == 1:
+            test = self.log.tests[self._open[0]]
+            test.outcome, test.outcome_line, test.ended = outcome, number, self._time
+        else:
+            self.log.loose_outcomes.see(number, text)
+        if len(self._open) == 1 or self.log.loose_outcomes.count >= len(self._open):
+            self._open = []
+
+    def server(self, arguments: dict[str, str], number: int, whole: bool) -> None:
+        """A server starts: figures from here on are its own."""
+        self._adopt()
+        server = Server(len(self.log.servers) + 1, number, arguments, whole, self.test)
+        if len(self.log.servers) < KEPT:
+            self.log.servers.append(server)
+        else:
+            self.log.beyond["servers"] += 1
+        self._hot = Hot(server)
+
+    def _adopt(self) -> None:
+        """End the figures of a server. One whose arguments the log does not have is a server if it computed anything."""
+        self._hot.close()
+        server = self._hot.server
+        if not server.number and (server.prefills.count or server.decodes.count):
+            server.number, server.line = 1, server.prefills.first or server.decodes.first
+            self.log.servers.append(server)
+
+    def _at(self, number: int, text: str) -> re.Match[str] | None:
+        """The time of a line, which is remembered; None if it has none."""
+        match = _TIME.match(text)
+        if match and match[1] != self._time:
+            if match[1] < self._time and seconds_between(match[1], self._time) > _BACK_SECONDS:
+                self.log.disordered.see(number, text)
+            self._time = match[1]
+            self.log.began = min(self.log.began or match[1], match[1])
+            self.log.ended = max(self.log.ended, match[1])
+            for index in self._open:
+                test = self.log.tests[index]
+                test.began, test.ended = test.began or match[1], match[1]
+        return match
+
+    def _bar(self, number: int, bar: BarPiece) -> None:
+        done, total = bar.done, bar.total
+        if done.isdecimal() and total.isdecimal() and len(self.log.bars) < KEPT:
+            key = (self.test, bar.label.partition("(")[0].strip(), int(total))
+            self.log.bars[key] = Bar(key[1], int(done), int(total), number, self.test)
+
+    def _note(self, rule: Rule, number: int, text: str) -> None:
+        if rule.notice:
+            notices = self.log.notices
+            key = (rule.notice, text[:200])
+            if key in notices or len(notices) < KEPT:
+                notices.setdefault(key, Where()).see(number, text)
+
+    def _unread(self, number: int, text: str) -> None:
+        unread = self.log.unread
+        if unread and unread[-1].last == number - 1:
+            unread[-1].see(number, text)
+        elif len(unread) < KEPT:
+            unread.append(Where(1, number, number, text))
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    """From one time of a log to another; 0 where one of them is no time."""
+    try:
+        return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+    except ValueError:  # such as the 61st second
+        return 0.0

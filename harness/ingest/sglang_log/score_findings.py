@@ -1,0 +1,138 @@
+"""What follows from scores: below guessing, below the bound of the test, and answers that were not parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from assay.harness.ingest.result import CitedFinding
+from assay.harness.ingest.sglang_log.citing import cite, finding, has_failed, outcome, runaway_bursts, test_name
+from assay.harness.ingest.sglang_log.facts import Group, Log, Metric, Trace, Where
+from assay.harness.ingest.sglang_log.numbers import asserted
+from assay.harness.stats.binomial import at_most
+from assay.harness.text import one_line
+
+GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1}
+"""Score that guessing gets: four choices (MMLU, arXiv:2009.03300; GPQA, 2311.12022; HellaSwag, 1905.07830), or ten (MMLU-Pro,
+2406.01574).
+"""
+LEVEL = 0.05
+"""Level of the test of a score against guessing."""
+
+
+def questions(log: Log, metric: Metric) -> tuple[int, Where] | None:
+    """How many questions a score is of: the total of a progress bar of its test that makes a whole number of right answers."""
+    for bar in reversed(list(log.bars.values())):
+        if bar.test == metric.test and not bar.label and bar.done == bar.total > 1:
+            right = metric.value * bar.total
+            if abs(right - round(right)) < 1e-3:
+                return bar.total, Where(1, bar.line, bar.line, f"{bar.done}/{bar.total}")
+    return None
+
+
+def scores(log: Log) -> list[tuple[str, Metric]]:
+    """Scores of known evaluations: ``[METRIC] mmlu_score=0.125``."""
+    named = [(one.name.removesuffix("_score").removesuffix("_accuracy").lower(), one) for one in log.metrics]
+    return [(name, one) for name, one in named if name != one.name.lower() and 0 <= one.value <= 1]
+
+
+def below_guessing(log: Log) -> Iterable[CitedFinding]:
+    """A score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
+    for name, metric in scores(log):
+        of = questions(log, metric)
+        if name not in GUESSING or of is None or metric.value >= GUESSING[name]:
+            continue
+        guess, right = GUESSING[name], round(metric.value * of[0])
+        p = at_most(right, of[0], guess)
+        sure = p < LEVEL
+        group = _group(log, metric)
+        words = "less than guessing explains" if sure else "below guessing, within its noise"
+        evidence = [f"{right} of {of[0]} right; guessing gets {guess:g}; exact binomial test, one-sided: p = {p:.2g}"]
+        evidence += [f"by group: {by_group(group)}"] if group else []
+        yield finding(
+            "score-below-guessing",
+            "Score below guessing",
+            "serious" if sure else "info",
+            test_name(log, metric.test),
+            f"{name} {metric.value:g} is {words}: {right} of {of[0]} right, p = {p:.2g}.",
+            evidence,
+            cite((metric.line, metric.text), of[1], *([(group.line, group.text)] if group else [])),
+        )
+
+
+def _group(log: Log, metric: Metric) -> Group | None:
+    found = (one for one in log.groups if one.test == metric.test and one.scores.get("score") == metric.value)
+    return next(found, None)
+
+
+def by_group(group: Group) -> str:
+    """Scores by group in a line, without their deviations."""
+    return ", ".join(
+        f"{key} {value:.3g}" for key, value in group.scores.items() if not key.endswith(":std") and key != "score"
+    )
+
+
+def missed_bounds(log: Log) -> list[tuple[Trace, Metric, float]]:
+    """Assertions that failed because of a score that the log also states: where, the score, and the bound."""
+    found = []
+    stated = scores(log)
+    for trace in log.traces:
+        said = asserted(trace.exception)
+        if said is None or not has_failed(log, trace.test) or "greater" not in said[1] or not said[0] <= said[2]:
+            continue
+        scored = (one for _, one in stated if one.value == said[0] and one.test == trace.test)
+        found += [(trace, one, said[2]) for one in list(scored)[:1]]
+    return found
+
+
+def below_bound(log: Log) -> Iterable[CitedFinding]:
+    """A test that failed because of a score."""
+    for trace, metric, bound in missed_bounds(log):
+        value, of = metric.value, questions(log, metric)
+        evidence = [f"the assertion that failed: {one_line(trace.exception)}"]
+        if of and 0 < bound < 1:
+            p = at_most(round(value * of[0]), of[0], bound)
+            evidence.append(
+                f"if the true score were {bound:g}, {round(value * of[0])} or fewer of {of[0]} would be right with p = {p:.2g}"
+            )
+        yield finding(
+            "score-below-bound",
+            "Score below the bound that the test sets",
+            "serious",
+            test_name(log, trace.test),
+            f"{metric.name} is {value:g}; the test asks for {bound:g}.",
+            evidence,
+            cite(
+                (trace.exception_line, trace.exception),
+                (metric.line, metric.text),
+                *([outcome(log.tests[trace.test])] if trace.test >= 0 else []),
+            ),
+        )
+
+
+def unparsed(log: Log) -> Iterable[CitedFinding]:
+    """Where a score is below guessing, answers are missing."""
+    for name, metric in scores(log):
+        of = questions(log, metric)
+        if name not in GUESSING or of is None or at_most(round(metric.value * of[0]), of[0], GUESSING[name]) >= LEVEL:
+            continue
+        right = round(metric.value * of[0])
+        endless = [one for server in log.servers if server.test == metric.test for one in runaway_bursts(log, server)]
+        ran = sum(one.size for one in endless)
+        evidence = [
+            f"{right} right answers are what guessing on {right / GUESSING[name]:.0f} questions gives, not on {of[0]}"
+        ]
+        if ran and ran < of[0]:
+            rest = of[0] - ran
+            evidence.append(
+                f"{ran} of {of[0]} ran to the token limit; of the other {rest}, at most {right} are right ({right / rest:.2f})"
+            )
+        yield finding(
+            "answers-unparsed",
+            "Answers that could not be parsed, suspected",
+            "warning",
+            test_name(log, metric.test),
+            "A model that names any choice scores like guessing. Below it, answers are missing: cut off, or without a choice. "
+            "The log does not have the answers; the evaluation's results file does.",
+            evidence,
+            cite((metric.line, metric.text), *(one.where for one in endless)),
+        )

@@ -1,0 +1,73 @@
+"""``server_args=ServerArgs(model_path='…')`` and ``server_args={'model_path': '…'}`` → names and values. Nothing is evaluated."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+_TOKENS = re.compile(
+    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\[\]{},]+|['"]""",
+)
+_SIMPLE = re.compile(r"""\s*(\w+)=('[^'\\]*'|[^,'"()\[\]{}]*|\[[^][{}()'"]*\]|\{[^][{}()'"]*\})(?:, |(\)$))""")
+"""An argument as nearly all are, with what ends it."""
+_NAME = re.compile(r"""\s*(?:(\w+)=|'(\w+)':\s)""")
+PER_SERVER = frozenset({"random_seed", "port", "nccl_port", "dist_init_addr", "mem_fraction_static", "host"})
+"""Arguments that differ between any two servers: chosen at random, by the machine's free memory, or to be out of the way."""
+
+
+def parse(text: str) -> tuple[dict[str, str], bool]:
+    """Split a list of arguments at its top-level commas.
+
+    Args:
+        text: from behind the opening bracket on.
+
+    Returns:
+        Values as they are written, by name, and whether the list ends. A value that is cut off is left out.
+    """
+    arguments: dict[str, str] = {}
+    start = 0
+    while start < len(text):
+        simple = _SIMPLE.match(text, start)
+        if simple:
+            arguments[simple[1]] = simple[2]
+            start = simple.end()
+            if simple[3]:
+                return arguments, True
+            continue
+        end = _end(text, start)
+        if end < 0:
+            break
+        _add(arguments, text[start:end])
+        start = end + 1
+        if text[end] != ",":
+            return arguments, not text[start:].strip()
+    return arguments, False
+
+
+def _end(text: str, start: int) -> int:
+    """Where an argument ends: at a comma, or at the bracket that closes the list; -1 if it is cut off."""
+    depth = 0
+    for match in _TOKENS.finditer(text, start):
+        token = match.group()
+        if token in "([{":
+            depth += 1
+        elif token == "," and not depth:
+            return match.start()
+        elif token in ")]}":
+            depth -= 1
+            if depth < 0:
+                return match.start()
+    return -1
+
+
+def _add(arguments: dict[str, str], one: str) -> None:
+    named = _NAME.match(one)
+    if named:
+        arguments[named[1] or named[2]] = one[named.end() :].strip()
+
+
+def differences(servers: list[dict[str, str]]) -> list[tuple[str, tuple[str, ...]]]:
+    """Arguments whose values differ between servers, without `PER_SERVER`: the name, and each server's value, or "not said"."""
+    names = dict.fromkeys(name for one in servers for name in one if name not in PER_SERVER)
+    rows = [(name, tuple(one.get(name, "not said") for one in servers)) for name in names]
+    return [(name, values) for name, values in rows if any(a != b for a, b in pairwise(values))]

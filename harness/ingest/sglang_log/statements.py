@@ -1,0 +1,43 @@
+"""What a log states that somebody may make a claim about: metrics, scores and outcomes of tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from assay.harness.ingest.sglang_log.facts import Log
+from assay.harness.ingest.statement import Statement
+
+_PASSING = frozenset({"passed", "xfailed"})
+
+
+def statements(log: Log, path: str) -> Iterable[Statement]:
+    """Statements in the order of their lines, but for those of a summary, which come last."""
+    for metric in log.metrics:
+        yield Statement("number", (metric.name,), metric.value, f"{path}:{metric.line}", metric.text)
+    for group in log.groups:
+        for name, value in group.scores.items():
+            yield Statement("number", (name,), value, f"{path}:{group.line}", f"'{name}': {value:g}")
+    for block in log.blocks:
+        for name, written, line in block.rows:
+            if re.fullmatch(r"-?[\d.]+", written) and written.count(".") < 2:
+                short = name.partition("(")[0].strip()
+                yield Statement("number", (name, short), float(written), f"{path}:{line}", f"{name}: {written}")
+    for test in log.tests:
+        line = test.outcome_line or test.line
+        names = (test.id, test.id.rpartition("::")[2], test.id.partition(" ")[0])
+        yield Statement("test", names, test.outcome, f"{path}:{line}", f"{test.id} {test.outcome.upper()}".rstrip())
+    yield from _loose(log, path)
+
+
+def _loose(log: Log, path: str) -> Iterable[Statement]:
+    """Outcomes that no listed test has: those of several sessions in one file, and those that only the summary counts."""
+    if log.loose_outcomes.count:
+        for outcome, count in log.outcomes.items():
+            if outcome not in _PASSING and count > sum(one.outcome == outcome for one in log.tests):
+                where = log.loose_outcomes
+                yield Statement("test", ("(a test)",), outcome, f"{path}:{where.first}", where.text)
+    text, line = log.summary
+    for count, outcome in re.findall(r"(\d+) (failed|passed|error)s?\b", text):
+        if int(count) > sum(one.outcome == outcome for one in log.tests):
+            yield Statement("test", ("(summary)",), outcome, f"{path}:{line}", text)

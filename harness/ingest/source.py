@@ -1,0 +1,128 @@
+"""A file as it was given: its bytes, its encoding, and its numbered lines, streamed."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from assay.harness.errors import UsageError
+
+HEAD_BYTES = 1 << 16
+"""Bytes from which a format is recognised."""
+BLOCK = 1 << 20
+"""Bytes of lines that are decoded at once."""
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+
+
+class Line(NamedTuple):
+    """A line of a text file.
+
+    Attributes:
+        number: counted from 1, as an editor and ``grep -n`` do.
+        text: without its line end. A lone carriage return stays: a progress bar rewrites its line.
+    """
+
+    number: int
+    text: str
+
+
+@dataclass
+class Source:
+    """A file or a folder that is ingested.
+
+    Attributes:
+        path: as given.
+        head: the first `HEAD_BYTES` bytes; empty for a folder.
+        foreign: lines that were not in the file's encoding and were read as Windows-1252, counted while `lines` runs.
+        foreign_lines: the numbers of the first of them.
+    """
+
+    path: Path
+    head: bytes
+    foreign: int = 0
+    foreign_lines: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, path: Path) -> Source:
+        """Open a file or a folder.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if path.is_dir():
+            return cls(path, b"")
+        if not path.is_file():
+            raise UsageError(f"There is no file {path}.", "a log, a results file, a trace or a dump", "check the path")
+        with path.open("rb") as file:
+            return cls(path, file.read(HEAD_BYTES))
+
+    @property
+    def encoding(self) -> str:
+        """By its byte order mark; UTF-8 without one."""
+        return next((name for mark, name in _BOMS if self.head.startswith(mark)), "utf-8")
+
+    @property
+    def head_text(self) -> str:
+        """The head, decoded; bytes that do not decode are replaced."""
+        return self.head.decode(self.encoding, "replace").removeprefix("\ufeff")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, or of all files in the folder."""
+        files = self.path.rglob("*") if self.path.is_dir() else (self.path,)
+        return sum(one.stat().st_size for one in files if one.is_file())
+
+    def encoding_notes(self) -> tuple[str, ...]:
+        """That lines were not in the file's encoding, in words; empty if all were. `lines` must have run."""
+        if not self.foreign:
+            return ()
+        lead = "line is" if self.foreign == 1 else "lines are"
+        return (f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.foreign_lines[0]})",)
+
+    def sha256(self) -> str:
+        """The hash of the whole file, in hexadecimal; empty for a folder."""
+        if self.path.is_dir():
+            return ""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def lines(self) -> Iterator[Line]:
+        """Its lines in order, in memory a megabyte at a time. A line that does not decode is read as Windows-1252 and counted."""
+        self.foreign, self.foreign_lines = 0, []
+        if self.encoding != "utf-8":
+            with self.path.open(encoding=self.encoding, errors="replace", newline="\n") as file:
+                for number, text in enumerate(file, 1):
+                    yield Line(number, text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r"))
+            return
+        number = 1
+        with self.path.open("rb") as raw:
+            while rows := raw.readlines(BLOCK):
+                if number == 1:
+                    rows[0] = rows[0].removeprefix(codecs.BOM_UTF8)
+                yield from map(Line._make, enumerate(self._decoded(rows, number), number))
+                number += len(rows)
+
+    def _decoded(self, rows: list[bytes], first: int) -> list[str]:
+        """Lines without their ends: all at once where all of them decode, which is four times as fast."""
+        try:
+            text = b"".join(rows).decode()
+        except UnicodeDecodeError:
+            return [self._line(row, number) for number, row in enumerate(rows, first)]
+        lines = text.split("\n")
+        if not lines[-1]:
+            lines.pop()
+        return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
+
+    def _line(self, row: bytes, number: int) -> str:
+        row = row.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            return row.decode()
+        except UnicodeDecodeError:
+            self.foreign += 1
+            if len(self.foreign_lines) < 5:
+                self.foreign_lines.append(number)
+            return row.decode("cp1252", "replace")

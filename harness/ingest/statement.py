@@ -1,0 +1,35 @@
+"""What a piece of evidence states: the small interface between readers and the checker of claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+from assay.harness.ingest.source import Source
+
+
+class Statement(NamedTuple):
+    """One thing that a file states.
+
+    Attributes:
+        kind: "number" for a metric, "test" for the outcome of a test.
+        names: what the metric or the test is called, the full name first. Case, spaces and punctuation do not count.
+        value: the number; or the outcome in lower case, such as "passed", empty if there is none.
+        where: path, with the line or the record.
+        text: what is written there. It is somebody else's: never trust it.
+    """
+
+    kind: Literal["number", "test"]
+    names: tuple[str, ...]
+    value: float | str
+    where: str
+    text: str
+
+
+@runtime_checkable
+class States(Protocol):
+    """A reader that can list what a file states. A reader without it serves `assay ingest` only."""
+
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """Everything that a claim may be about."""
+        ...

@@ -1,0 +1,226 @@
+"""A dump of tensors, whoever wrote it: which tensors it holds, where in the model each was taken, and how to map one.
+
+Recognised by content: SGLang's dumper and its ``--debug-tensor-dump-output-folder`` (0.5.23), the dumps of ``SGLANG_KERNEL_API_*``
+(0.5.23) and of FlashInfer's level 10 (0.6.18, ``flashinfer/api_logging.py``), and plain safetensors or .pt files such as hooks on a
+Hugging Face model save.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from assay.harness.errors import UsageError
+from assay.harness.ingest.tensors.files import NoTensor, Unreadable, leaves, load_torch, safetensors_entries
+from assay.harness.ingest.tensors.names import Place, pairing_key, place_of, tags_of
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+_PASS = re.compile(r"Pass(\d+)$")
+_RANK = re.compile(r"(TP\d+_PP\d+)_Rank\d+_pid\d+$")
+_CALL = re.compile(r"\d{8}_\d{6}_\d+_pid\d+_(?P<function>.+)_call(?P<number>\d+)$")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a dump.
+
+    Attributes:
+        key: the same for the same tensor of another dump.
+        place: where in the model it was taken.
+        path: its file.
+        map: gives the tensor, mapped, not copied.
+        bytes: size of its data; None if only opening the file tells.
+    """
+
+    key: str
+    place: Place
+    path: Path
+    map: Callable[[], Tensor]
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Dump:
+    """All tensors of a dump, in depth order.
+
+    Attributes:
+        path: as given.
+        format: id, such as "sglang-dumper".
+        tensors: in the order in which they were computed where the dump keeps it, else by pass, layer and boundary.
+        refused: why a file was not read, for each that was not.
+        other: files that hold no tensors.
+    """
+
+    path: Path
+    format: str
+    tensors: tuple[StoredTensor, ...]
+    refused: tuple[str, ...] = ()
+    other: tuple[str, ...] = field(default=())
+
+    @property
+    def bytes(self) -> int:
+        """Size of its tensor files."""
+        return sum(path.stat().st_size for path in {one.path for one in self.tensors})
+
+
+TITLES = {
+    "sglang-dumper": "SGLang dumper",
+    "sglang-passes": "SGLang --debug-tensor-dump-output-folder",
+    "kernel-api": "kernel API dump (SGLANG_KERNEL_API_* or FlashInfer level 10)",
+    "tensors": "tensor files",
+}
+
+
+def tensor_files(path: Path) -> list[Path]:
+    """The tensor files of a dump, sorted by name."""
+    if path.is_file():
+        return [path] if path.suffix in SUFFIXES else []
+    return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+
+
+def format_of(files: Iterable[Path]) -> str:
+    """The format of a dump, from the names of its files; empty if there are none."""
+    first = next(iter(files), None)
+    if first is None:
+        return ""
+    if tags_of(first.stem):
+        return "sglang-dumper"
+    if _PASS.match(first.stem) and _RANK.match(first.parent.name):
+        return "sglang-passes"
+    return "kernel-api" if _CALL.match(first.parent.name) and first.stem in ("inputs", "outputs") else "tensors"
+
+
+def open_dump(path: Path) -> Dump:
+    """List the tensors of a dump; only headers are read, except of .pt files with more than one tensor.
+
+    Raises:
+        UsageError: there is nothing at `path`, or no tensor file.
+        Unreadable: not one of its files can be read.
+    """
+    files = tensor_files(path) if path.exists() else []
+    if not files:
+        found = f"{path} has no tensor file." if path.exists() else f"There is no {path}."
+        raise UsageError(
+            found, f"a file or folder with {', '.join(SUFFIXES)}", "check the path; was the dump switched on?"
+        )
+    kind = format_of(files)
+    found_tensors: list[StoredTensor] = []
+    refused: list[str] = []
+    for file in files:
+        try:
+            found_tensors += _READERS[kind](file, path)
+        except Unreadable as error:
+            refused.append(error.found)
+            last = error
+    if not found_tensors:
+        raise last
+    if kind == "tensors":
+        found_tensors.sort(key=lambda one: one.place.depth)
+    if kind == "sglang-dumper":
+        found_tensors.sort(
+            key=lambda one: (one.place.rank, one.place.step, int(tags_of(one.path.stem).get("dump_index", 0)))
+        )
+    other = (
+        ()
+        if path.is_file()
+        else tuple(str(p.relative_to(path)) for p in sorted(path.rglob("*")) if p.is_file() and p not in set(files))
+    )
+    return Dump(path, kind, tuple(_distinct(found_tensors)), tuple(refused), other)
+
+
+def _distinct(tensors: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
+    """Number the tensors that have the same key: what a pass dumps several times under one name."""
+    seen: Counter[str] = Counter()
+    for one in tensors:
+        seen[one.key] += 1
+        yield one if seen[one.key] == 1 else replace(one, key=f"{one.key} #{seen[one.key]}")
+
+
+def _from_dumper(file: Path, root: Path) -> Iterator[StoredTensor]:
+    tags = tags_of(file.stem)
+    if not tags:
+        yield from _from_file(file, root)
+        return
+    name = tags.get("name", "").removeprefix("non_intrusive__")
+    layer = int(tags["layer_id"]) if tags.get("layer_id", "").isdigit() else None
+    rank = "" if tags.get("rank", "0") == "0" else f"rank {tags['rank']}"
+    place = place_of(name, int(tags["step"]), rank, layer)
+    yield StoredTensor(pairing_key(tags), place, file, lambda: dumped_value(file), file.stat().st_size)
+
+
+def dumped_value(file: Path) -> Tensor:
+    """The tensor of one file of SGLang's dumper, which holds ``{"value": ..., "meta": {...}}``.
+
+    Raises:
+        Unreadable: it is damaged.
+        NoTensor: its value is no tensor.
+    """
+    held = load_torch(file)
+    value = held.get("value") if isinstance(held, dict) else None
+    if not isinstance(value, Tensor):
+        raise NoTensor(f"{file} holds no tensor but {type(value).__name__}.", "a tensor", "dump it again")
+    return value
+
+
+def _from_passes(file: Path, root: Path) -> Iterator[StoredTensor]:
+    counted = _PASS.match(file.stem)
+    number = int(counted.group(1)) if counted else 0
+    rank = _RANK.match(file.parent.name)
+    where = rank.group(1) if rank else ""
+    for name, tensor in leaves(load_torch(file)):
+        place = place_of(name, number, "" if where == "TP0_PP0" else where)
+        yield StoredTensor(f"{where}/{number}/{name}", place, file, _held(file, name), tensor.nbytes)
+
+
+def _from_call(file: Path, root: Path) -> Iterator[StoredTensor]:
+    call = _CALL.match(file.parent.name)
+    prefix = f"{call['function']}/{int(call['number'])}/" if call else ""
+    for one in _from_file(file, root):
+        step = int(call["number"]) if call else 0
+        name = f"{call['function']}.{file.stem}.{one.key.rpartition('/')[2]}" if call else one.key
+        yield replace(one, key=f"{prefix}{file.stem}/{one.key.rpartition('/')[2]}", place=place_of(name, step))
+
+
+def _from_file(file: Path, root: Path) -> Iterator[StoredTensor]:
+    """Any tensor file. A folder of several files pairs them by their paths within it."""
+    inside = "" if root == file else f"{file.relative_to(root)}/"
+    number = re.search(r"(\d+)$", file.stem)
+    step = int(number.group(1)) if inside and number else 0
+    if file.suffix == ".safetensors":
+        for name, entry in safetensors_entries(file).items():
+            size = entry.dtype.itemsize
+            for n in entry.shape:
+                size *= n
+            yield StoredTensor(f"{inside}{name}", place_of(name, step), file, _mapped(entry, file), size)
+        return
+    for name, tensor in leaves(load_torch(file)):
+        yield StoredTensor(f"{inside}{name}", place_of(name, step), file, _held(file, name), tensor.nbytes)
+
+
+def _mapped(entry: Any, file: Path) -> Callable[[], Tensor]:
+    return lambda: entry.map(file)
+
+
+def _held(file: Path, name: str) -> Callable[[], Tensor]:
+    return lambda: _held_in(file)[name]
+
+
+@lru_cache(maxsize=4)
+def _held_in(file: Path) -> dict[str, Tensor]:
+    """The tensors of a .pt file, mapped. The last few files stay open: their tensors are asked for one after the other."""
+    return dict(leaves(load_torch(file)))
+
+
+_READERS: dict[str, Callable[[Path, Path], Iterator[StoredTensor]]] = {
+    "sglang-dumper": _from_dumper,
+    "sglang-passes": _from_passes,
+    "kernel-api": _from_call,
+    "tensors": _from_file,
+}

@@ -1,0 +1,133 @@
+"""Tensor files, opened without running anything: safetensors, and PyTorch's format without pickled objects.
+
+safetensors: an 8-byte little-endian length, a JSON header, then the tensors' bytes (as of safetensors 0.5). PyTorch files are
+opened with ``torch.load(weights_only=True)``, which admits tensors and plain containers only, and are mapped, not copied, where
+they are zip files (all that PyTorch 1.6 or later writes).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.harness.errors import EvidenceError
+
+MAX_HEADER = 100 << 20
+"""Bytes: the largest header that the safetensors library itself accepts."""
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+_DO = (
+    "dump again as safetensors, or with torch.save of tensors in plain dicts and lists; assay runs no code from a file"
+)
+
+
+class Unreadable(EvidenceError):
+    """A tensor file that is damaged, or that only code could read. It is never executed."""
+
+
+class NoTensor(Unreadable):
+    """A value that is no tensor, such as a list of request ids."""
+
+
+@dataclass(frozen=True)
+class SafetensorsEntry:
+    """One tensor of a safetensors file: dtype, shape, and where its bytes lie in the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    def map(self, path: Path) -> Tensor:
+        """The tensor, mapped: its bytes are read when they are used, and writing to it changes no file."""
+        count = math.prod(self.shape)
+        if not count:
+            return torch.empty(self.shape, dtype=self.dtype)
+        size = count * self.dtype.itemsize
+        mapped = np.memmap(path, np.uint8, "c", self.offset, (size,))
+        data = torch.from_numpy(mapped)
+        if self.offset % self.dtype.itemsize:  # such a file is legal; a view needs alignment
+            data = data.clone()
+        return data.view(self.dtype).view(self.shape)
+
+
+def safetensors_entries(path: Path) -> dict[str, SafetensorsEntry]:
+    """What a safetensors file holds, in the order of its header, and nothing of its data.
+
+    Raises:
+        Unreadable: the header is damaged, or the file is shorter than the header says.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(MAX_HEADER, size - 8):
+                raise ValueError(f"its header would have {length:,} bytes")
+            header = json.loads(file.read(length))
+        entries = dict(_entries(header, 8 + length, size))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unreadable(
+            f"{path} is not a whole safetensors file: {error}.", "a file that was written completely", "dump again"
+        ) from None
+    return entries
+
+
+def _entries(header: dict[str, Any], start: int, size: int) -> Iterator[tuple[str, SafetensorsEntry]]:
+    for name, one in header.items():
+        if name == "__metadata__":
+            continue
+        if one["dtype"] not in _DTYPES:
+            raise ValueError(f"tensor {name} has dtype {one['dtype']}")
+        dtype, shape = _DTYPES[one["dtype"]], tuple(int(n) for n in one["shape"])
+        first, last = one["data_offsets"]
+        if (
+            last - first != math.prod(shape) * dtype.itemsize
+            or first < 0
+            or start + last > size
+            or min(shape, default=0) < 0
+        ):
+            raise ValueError(
+                f"tensor {name} has {last - first:,} bytes where its shape and dtype need another number, or lies outside"
+            )
+        yield name, SafetensorsEntry(dtype, shape, start + first)
+
+
+def load_torch(path: Path) -> Any:
+    """What a PyTorch file holds: tensors, mapped where possible, in plain containers.
+
+    Raises:
+        Unreadable: the file is damaged, or holds objects that only code could restore.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        why = str(error).split("\n")[0][:200]
+        raise Unreadable(f"{path} holds more than tensors in plain containers: {why}", "tensors only", _DO) from None
+    except (RuntimeError, ValueError, EOFError, KeyError, AssertionError, OSError) as error:
+        raise Unreadable(
+            f"{path} is damaged or no PyTorch file: {str(error).splitlines()[0][:200]}", "a whole file", "dump again"
+        ) from None
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in nested dicts, lists and tuples, with dotted names: ``{"a": [x, y]}`` has "a.0" and "a.1"."""
+    if isinstance(value, Tensor):
+        yield name or "tensor", value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from leaves(one, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from leaves(one, f"{name}.{number}" if name else str(number))

@@ -1,0 +1,319 @@
+"""FlashInfer Trace: replay packs as definitions and workloads that flashinfer-bench reads, and back.
+
+The schema is that of flashinfer-bench 0.1.2 (``flashinfer_bench/data``): ``definitions/<op_type>/<name>.json``,
+``workloads/<op_type>/<name>.jsonl`` and ``blob/workloads/<op_type>/<name>/<name>_<uuid>.safetensors``; names and axes are those of
+its ragged prefill (``gqa_ragged_prefill_causal_h32_kv8_d128``). A workload with a cached prefix is one whose ``kv_indptr`` grows
+faster than its ``qo_indptr``; the mask is right-aligned. A definition's reference is code: it is written here, and never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from pydantic import BaseModel, Field, ValidationError
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, cumulative
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.pack import RecordedCall, read_pack
+from assay.harness.files import is_unused, write_whole
+from assay.harness.ingest.tensors.files import Unreadable, safetensors_entries
+
+OP_TYPE = "gqa_ragged"
+_NAMESPACE = uuid.UUID("6f1d6c3e-9f0b-5f57-9a57-2f7ac1f0a5a1")
+_INPUTS = ("q", "k", "v", "qo_indptr", "kv_indptr")
+_TORCH = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+REFERENCE = '''\
+import math
+
+import torch
+
+
+@torch.no_grad()
+def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
+    """Attention in float64. The causal mask is right-aligned: query i sees keys 0 to i + (kv_len - qo_len)."""
+    groups = q.shape[1] // k.shape[1]
+    output = torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
+    lse = torch.full(q.shape[:2], -float("inf"), dtype=torch.float32, device=q.device)
+    for b in range(len(qo_indptr) - 1):
+        rows = slice(int(qo_indptr[b]), int(qo_indptr[b + 1]))
+        keys = slice(int(kv_indptr[b]), int(kv_indptr[b + 1]))
+        qb = q[rows].double().transpose(0, 1)
+        kb = k[keys].double().transpose(0, 1).repeat_interleave(groups, 0)
+        vb = v[keys].double().transpose(0, 1).repeat_interleave(groups, 0)
+        if not qb.shape[1] or not kb.shape[1]:
+            continue
+        scores = sm_scale * qb @ kb.transpose(1, 2)
+        seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
+        seen = seen.tril(kb.shape[1] - qb.shape[1]) if CAUSAL else seen
+        scores = scores.masked_fill(~seen, -float("inf"))
+        output[rows] = (scores.softmax(-1) @ vb).transpose(0, 1).to(q.dtype)
+        lse[rows] = (torch.logsumexp(scores, -1) / math.log(2.0)).transpose(0, 1).float()
+    return output, lse
+'''
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        definitions: their names.
+        workloads: how many.
+        with_prefix: workloads with a cached prefix.
+        refused: why calls were left out.
+    """
+
+    definitions: tuple[str, ...]
+    workloads: int
+    with_prefix: int
+    refused: tuple[str, ...]
+
+
+class _Axis(BaseModel):
+    type: Literal["const", "var"]
+    value: int | None = None
+
+
+class _Spec(BaseModel):
+    shape: list[str] | None = None
+    dtype: str
+
+
+class _Definition(BaseModel):
+    name: str
+    op_type: str
+    axes: dict[str, _Axis]
+    inputs: dict[str, _Spec]
+
+
+class _Input(BaseModel):
+    type: Literal["random", "scalar", "safetensors"]
+    value: float | int | bool | None = None
+    path: str = ""
+    tensor_key: str = ""
+
+
+class _Workload(BaseModel):
+    axes: dict[str, int] = Field(default_factory=dict)
+    inputs: dict[str, _Input]
+    uuid: str
+
+
+class _Trace(BaseModel):
+    definition: str
+    workload: _Workload
+    solution: str | None = None
+
+
+def definition_name(call: AttentionCall) -> str:
+    """Such as "gqa_ragged_prefill_causal_h32_kv8_d128"; other dtypes than bfloat16, for which theirs are, are named at the end."""
+    dtype = {torch.bfloat16: "", torch.float16: "_fp16", torch.float32: "_fp32"}[call.q.dtype]
+    causal = "_causal" if call.causal else ""
+    return f"gqa_ragged_prefill{causal}_h{call.q.shape[1]}_kv{call.k.shape[1]}_d{call.q.shape[2]}{dtype}"
+
+
+def definition_of(call: AttentionCall) -> dict[str, Any]:
+    """The definition of a call's kernel, as JSON."""
+    dtype = str(call.q.dtype).removeprefix("torch.")
+    const = {"num_qo_heads": call.q.shape[1], "num_kv_heads": call.k.shape[1], "head_dim": call.q.shape[2]}
+    kv = {"shape": ["total_kv", "num_kv_heads", "head_dim"], "dtype": dtype}
+    mask = "right-aligned causal mask, with or without a cached prefix (qo_len <= kv_len)" if call.causal else "no mask"
+    return {
+        "name": definition_name(call),
+        "description": f"Batched grouped-query attention over packed sequences, {mask}.",
+        "op_type": OP_TYPE,
+        "tags": ["stage:prefill"],
+        "axes": {name: {"type": "const", "value": value} for name, value in const.items()}
+        | {name: {"type": "var"} for name in ("len_indptr", "total_q", "total_kv")},
+        "constraints": ["total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()"],
+        "inputs": {
+            "q": {"shape": ["total_q", "num_qo_heads", "head_dim"], "dtype": dtype},
+            "k": kv,
+            "v": kv,
+            "qo_indptr": {"shape": ["len_indptr"], "dtype": "int32"},
+            "kv_indptr": {"shape": ["len_indptr"], "dtype": "int32"},
+            "sm_scale": {"shape": None, "dtype": "float32"},
+        },
+        "outputs": {
+            "output": {"shape": ["total_q", "num_qo_heads", "head_dim"], "dtype": dtype},
+            "lse": {"shape": ["total_q", "num_qo_heads"], "dtype": "float32", "description": "log-sum-exp, to base 2"},
+        },
+        "reference": f"CAUSAL = {call.causal}\n{REFERENCE}",
+    }  # fmt: skip
+
+
+def export_pack(pack: Path, folder: Path) -> Exported:
+    """Write a pack's calls as definitions and workloads.
+
+    Raises:
+        UsageError: the folder is not empty, or `pack` is not a pack.
+        EvidenceError: no call can be written.
+    """
+    if not is_unused(folder):
+        raise UsageError(f"{folder} has content.", "a new or empty folder", "choose another folder")
+    lines: dict[str, list[str]] = {}
+    refused: list[str] = []
+    with_prefix = 0
+    for one in read_pack(pack):
+        call = one.call
+        if call.q.dtype not in _TORCH.values() or call.v.shape[2] != call.q.shape[2]:
+            refused.append(
+                f"{one.entry.file}: {call.q.dtype}, head dim {call.q.shape[2]} and {call.v.shape[2]} of v have no definition"
+            )
+            continue
+        name = definition_name(call)
+        if name not in lines:
+            write_whole(
+                folder / "definitions" / OP_TYPE / f"{name}.json",
+                json.dumps(definition_of(call), indent=2),
+                durable=False,
+            )
+        lines.setdefault(name, []).append(_write_workload(folder, name, one))
+        with_prefix += max(call.prefixes) > 0
+    if not lines:
+        raise EvidenceError(
+            f"No call of {pack} can be written: {refused[0]}.",
+            "calls in float32, float16 or bfloat16",
+            "record another pack",
+        )
+    for name, traces in lines.items():
+        write_whole(folder / "workloads" / OP_TYPE / f"{name}.jsonl", "\n".join(traces) + "\n", durable=False)
+    return Exported(tuple(lines), sum(map(len, lines.values())), with_prefix, tuple(refused))
+
+
+def _write_workload(folder: Path, name: str, one: RecordedCall) -> str:
+    """Write the tensors of a call; returns its line of the workloads."""
+    call, told = one.call, str(uuid.uuid5(_NAMESPACE, one.entry.sha256))
+    place = f"blob/workloads/{OP_TYPE}/{name}/{name}_{told}.safetensors"
+    tensors = {"q": call.q, "k": call.k, "v": call.v, "qo_indptr": call.cu_seqlens_q, "kv_indptr": call.cu_seqlens_k}
+    write_whole(
+        folder / place, safetensors.torch.save({key: x.contiguous() for key, x in tensors.items()}), durable=False
+    )
+    inputs: dict[str, Any] = {key: {"type": "safetensors", "path": place, "tensor_key": key} for key in _INPUTS}
+    workload = {
+        "axes": {"len_indptr": len(call.cu_seqlens_q), "total_q": call.q.shape[0], "total_kv": call.k.shape[0]},
+        "inputs": inputs | {"sm_scale": {"type": "scalar", "value": call.scale}},
+        "uuid": told,
+    }
+    return json.dumps({"definition": name, "workload": workload, "solution": None, "evaluation": None})
+
+
+def is_trace(folder: Path) -> bool:
+    """Whether a folder is a FlashInfer Trace."""
+    return (folder / "definitions").is_dir() and (folder / "workloads").is_dir()
+
+
+def calls_of(folder: Path, problems: list[str]) -> Iterator[AttentionCall]:
+    """The attention calls of a trace's workloads. What cannot be used is added to `problems`.
+
+    Inputs that a workload calls random are drawn here, from a normal distribution as flashinfer-bench draws them, with the
+    workload's id as the seed.
+    """
+    definitions: dict[str, _Definition] = {}
+    for path in sorted((folder / "definitions").rglob("*.json")):
+        try:
+            found = _Definition.model_validate_json(path.read_bytes())
+            definitions[found.name] = found
+        except (ValidationError, OSError) as error:
+            problems.append(f"{path.name} is no definition: {str(error).splitlines()[0]}")
+    for path in sorted((folder / "workloads").rglob("*.jsonl")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                trace = _Trace.model_validate_json(line)
+                yield _call(folder, definitions[trace.definition], trace.workload)
+            except KeyError as error:
+                problems.append(f"{path.name}: there is no definition or input {error}")
+            except (ValidationError, ValueError, Unreadable, OSError) as error:
+                problems.append(f"{path.name}, line {number}: {str(error).splitlines()[0]}")
+
+
+def _call(folder: Path, definition: _Definition, workload: _Workload) -> AttentionCall:
+    """Raises ValueError if the workload is not a call that assay knows, KeyError if an input is missing."""
+    if definition.op_type not in ("gqa_ragged", "gqa_paged"):
+        raise ValueError(f"op type {definition.op_type} is not gqa_ragged or gqa_paged")
+    given = {name: _input(folder, definition, workload, name) for name in definition.inputs}
+    q = given["q"]
+    causal = "causal" in definition.name or "decode" in definition.name
+    scale = float(given["sm_scale"]) if given.get("sm_scale") is not None else q.shape[-1] ** -0.5
+    if definition.op_type == "gqa_ragged":
+        qo, kv = given["qo_indptr"].to(torch.int32), given["kv_indptr"].to(torch.int32)
+        k, v = given["k"], given["v"]
+    else:
+        qo = given["qo_indptr"].to(torch.int32) if "qo_indptr" in given else cumulative([1] * q.shape[0])
+        k, v, kv = _unpaged(given)
+    if (
+        int(qo[-1]) != q.shape[0]
+        or int(kv[-1]) != k.shape[0]
+        or len(qo) != len(kv)
+        or bool((kv.diff() < qo.diff()).any())
+    ):
+        raise ValueError(
+            f"indptrs {qo.tolist()[-1]} and {kv.tolist()[-1]} do not fit {q.shape[0]} queries and {k.shape[0]} keys"
+        )
+    decode = bool((qo.diff() == 1).all() and (kv.diff() > 1).all())
+    return AttentionCall(q, k, v, qo, kv, scale=scale, causal=causal, phase="decode" if decode else "extend")
+
+
+def _unpaged(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and their cumulative lengths, from [pages, page_size, kv_heads, head_dim] and the page table."""
+    cache_k, cache_v, indptr, indices = (
+        given["k_cache"],
+        given["v_cache"],
+        given["kv_indptr"],
+        given["kv_indices"].long(),
+    )
+    size, rows, lens = cache_k.shape[1], [], []
+    for b, (start, stop) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
+        last = int(given["kv_last_page_len"][b]) if "kv_last_page_len" in given else size
+        length = max(stop - start - 1, 0) * size + (last if stop > start else 0)
+        pages = indices[start:stop, None] * size + torch.arange(size)
+        rows.append(pages.flatten()[:length])
+        lens.append(length)
+    used = torch.cat(rows)
+    return cache_k.flatten(0, 1)[used], cache_v.flatten(0, 1)[used], cumulative(lens)
+
+
+def _input(folder: Path, definition: _Definition, workload: _Workload, name: str) -> Any:
+    spec, given = definition.inputs[name], workload.inputs[name]
+    if given.type == "scalar":
+        return given.value
+    shape = None if spec.shape is None else [_axis(definition, workload, axis) for axis in spec.shape]
+    if given.type == "safetensors":
+        path = (folder / given.path).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise ValueError(f"{given.path} lies outside of the trace")
+        tensor = safetensors_entries(path)[given.tensor_key].map(path)
+        if shape is None and tensor.numel() == 1:
+            return tensor.item()
+        if shape is None or list(tensor.shape) != shape:
+            raise ValueError(f"{name} is {list(tensor.shape)}, its definition says {shape}")
+        return tensor
+    dtype = _TORCH.get(spec.dtype)
+    if shape is None:
+        return None
+    if dtype is None or not dtype.is_floating_point:
+        raise ValueError(f"{name} is {spec.dtype} and random, so that the lengths are not known")
+    seed = int.from_bytes(hashlib.sha256(f"{workload.uuid} {name}".encode()).digest()[:8], "little") >> 1
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _axis(definition: _Definition, workload: _Workload, name: str) -> int:
+    value = definition.axes[name].value
+    return workload.axes[name] if value is None else value

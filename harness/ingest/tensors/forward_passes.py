@@ -1,0 +1,339 @@
+"""A dump of a server → its forward passes: which sequences were computed, and q, k, v and the output of each attention call.
+
+From SGLang 0.5.23: ``debug_utils/dumper.py`` in mode "all", ``debug_utils/tensor_dump_forward_hook.py`` and
+``kernels/kernel_api_logging.py`` at level 10. None of them dumps the KV cache: k and v are those of the new tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.harness.errors import EvidenceError
+from assay.harness.ingest.tensors.dump import Dump, StoredTensor
+from assay.harness.ingest.tensors.files import Unreadable, load_torch
+from assay.harness.ingest.tensors.layout import ModelShape
+
+_ATTENTION = "srt.layers.attention.base_attn_backend.AttentionBackend.forward"
+_FUSED = "kernels.fused_op.BaseFusedOp.forward"
+_BATCH = re.compile(r"forward_mode=<ForwardMode\.(\w+).*?batch_size=(\d+)")
+
+
+@dataclass(frozen=True)
+class SequencePart:
+    """One sequence of a forward pass.
+
+    Attributes:
+        request: the engine's request id; empty if the dump does not tell.
+        prefix: tokens that were in the KV cache.
+        rows: of the pass that are its new tokens.
+    """
+
+    request: str
+    prefix: int
+    rows: slice
+
+    @property
+    def new(self) -> int:
+        """New tokens."""
+        return int(self.rows.stop - self.rows.start)
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """What one layer's attention was given in a pass, for its new tokens only.
+
+    Attributes:
+        q: [new, heads, head_dim].
+        k: [new, kv_heads, head_dim], after rotary embedding.
+        v: [new, kv_heads, head_dim_v].
+        out: [new, heads, head_dim_v]; None if it was not dumped.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor | None
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """One forward pass.
+
+    Attributes:
+        number: in the dump.
+        sequences: in the order of their rows.
+        ids: int64 [new], the new tokens; None if they were not dumped.
+        layers: by layer.
+    """
+
+    number: int
+    sequences: tuple[SequencePart, ...]
+    ids: Tensor | None
+    layers: dict[int, LayerCall]
+
+
+class Missing(EvidenceError):
+    """A pass lacks what a call needs."""
+
+
+def lacking(number: int, what: str, do: str) -> Missing:
+    """The error for a pass that lacks something."""
+    return Missing(
+        f"pass {number} lacks {what}", "q, k and v of every attention call, positions and sequence lengths", do
+    )
+
+
+def split(
+    number: int, positions: Tensor, lens: Sequence[int] | None, requests: Sequence[str], count: int | None = None
+) -> tuple[SequencePart, ...]:
+    """The sequences of a pass.
+
+    Args:
+        number: of the pass.
+        positions: int [rows], of each new token in its sequence.
+        lens: all tokens per sequence, cached prefix included; None if they were not dumped: a sequence then ends where the
+            positions do not go on.
+        requests: ids, or nothing.
+        count: sequences, where it is known otherwise.
+
+    Raises:
+        Missing: the positions do not fit the lengths, or not the count.
+    """
+    at = positions.tolist()
+    found: list[SequencePart] = []
+    if lens is None:
+        ends = [i + 1 for i in range(len(at)) if i + 1 == len(at) or at[i + 1] != at[i] + 1]
+        if count is not None and count == len(at):
+            ends = list(range(1, len(at) + 1))
+        starts = [0, *ends[:-1]]
+        found = [
+            SequencePart(requests[i] if i < len(requests) else "", at[s], slice(s, e))
+            for i, (s, e) in enumerate(zip(starts, ends, strict=True))
+        ]
+        if count is not None and count != len(found):
+            raise lacking(
+                number,
+                f"the lengths of its {count} sequences, and its positions show {len(found)}",
+                "dump with DUMPER_ENABLE=1, which keeps seq_lens",
+            )
+        return tuple(found)
+    start = 0
+    for index, length in enumerate(lens):
+        if start >= len(at):
+            break
+        stop = start + length - at[start]
+        if stop <= start or stop > len(at) or at[stop - 1] != length - 1:
+            raise lacking(
+                number,
+                f"whole sequences: sequence {index} has {length} tokens and starts at {at[start]}",
+                "dump the pass again",
+            )
+        found.append(SequencePart(requests[index] if index < len(requests) else "", at[start], slice(start, stop)))
+        start = stop
+    if start != len(at):  # padding of a CUDA graph
+        found = found if found and all(p == at[start] for p in at[start:]) else []
+    if not found:
+        raise lacking(number, "sequence lengths that fit its positions", "dump without padding or CUDA graphs")
+    return tuple(found)
+
+
+def heads_of(tensor: Tensor, head_dim: int | None, number: int) -> Tensor:
+    """[rows, heads * head_dim] as [rows, heads, head_dim].
+
+    Raises:
+        Missing: the head dim is not known, or does not divide the width.
+    """
+    if tensor.ndim == 3:
+        return tensor
+    if head_dim is None:
+        raise lacking(
+            number,
+            f"the head dim: q, k or v is [{', '.join(map(str, tensor.shape))}]",
+            "name the model's folder with --model, for its config.json",
+        )
+    if tensor.shape[-1] % head_dim:
+        raise lacking(
+            number,
+            f"heads of {head_dim}: q, k or v has width {tensor.shape[-1]}",
+            "name the folder of the model that was dumped with --model",
+        )
+    return tensor.reshape(tensor.shape[0], -1, head_dim)
+
+
+def passes_of(dump: Dump, model: ModelShape | None, problems: list[str]) -> Iterator[ForwardPass]:
+    """The forward passes of a server's dump, in order. What cannot be used is added to `problems`."""
+    made: Iterable[tuple[int, Callable[[], ForwardPass]]]
+    if dump.format == "kernel-api":
+        made = ((number, partial(_api_pass, number, held, model)) for number, held in _api_passes(dump, model))
+    else:
+        read = _dumper_pass if dump.format == "sglang-dumper" else _hooked_pass
+        made = ((number, partial(read, number, held, model)) for number, held in _by_step(dump))
+    for _, one in made:
+        try:
+            yield one()
+        except (Missing, Unreadable) as error:
+            problems.append(error.found + (f"; {error.do}" if error.do else ""))
+
+
+def _by_step(dump: Dump) -> Iterator[tuple[int, list[StoredTensor]]]:
+    by_step: dict[int, list[StoredTensor]] = defaultdict(list)
+    for one in dump.tensors:
+        if not one.place.rank or one.place.rank == "TP0_PP0":
+            by_step[one.place.step].append(one)
+    yield from sorted(by_step.items())
+
+
+def _value(one: StoredTensor | None, number: int, name: str) -> Any:
+    if one is None:
+        raise lacking(number, name, "dump with DUMPER_NON_INTRUSIVE_MODE=all and without a filter")
+    return load_torch(one.path)["value"]
+
+
+def _dumper_pass(number: int, held: list[StoredTensor], model: ModelShape | None) -> ForwardPass:
+    outside = {one.place.name: one for one in held if one.place.layer is None}
+    positions = _value(outside.get("positions"), number, "positions")
+    lens = _value(outside.get("seq_lens"), number, "seq_lens").tolist()
+    requests = [str(x) for x in _value(outside["rids"], number, "rids")] if "rids" in outside else []
+    ids = _value(outside["input_ids"], number, "input_ids") if "input_ids" in outside else None
+    inside: dict[int, dict[str, StoredTensor]] = defaultdict(dict)
+    for one in held:
+        if one.place.layer is not None:
+            inside[one.place.layer][one.place.name] = one
+    layers = {}
+    for layer, names in inside.items():
+        module = next(
+            (
+                n.removesuffix(".inputs.2")
+                for n in names
+                if n.endswith(".inputs.2") and "rotary" not in n and f"{n[:-1]}1" in names
+            ),
+            None,
+        )
+        if module is None:
+            continue
+        q, k, v = (
+            heads_of(names[f"{module}.inputs.{i}"].map(), model.head_dim if model else None, number) for i in range(3)
+        )
+        out = names.get(f"{module}.output")
+        layers[layer] = LayerCall(
+            q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1])
+        )
+    return _checked(number, split(number, positions, lens, requests), ids, layers)
+
+
+def _hooked_pass(number: int, held: list[StoredTensor], model: ModelShape | None) -> ForwardPass:
+    names = {one.key.split("/", 2)[2]: one for one in held}
+    info = {name.rpartition(".")[2]: one for name, one in names.items() if ".forward_batch_info." in name}
+    if not {"positions", "seq_lens"} <= set(info):
+        raise lacking(number, "forward_batch_info", "dump with --debug-tensor-dump-output-folder of SGLang 0.5.23")
+    layers = {}
+    # SGLang's rotary embedding is one module for all layers, and each layer's hook keeps its latest output: the last layer's.
+    rotary = {one.place.layer: (name, one) for name, one in names.items() if name.endswith("self_attn.rotary_emb.0")}
+    seen = {layer: one.map() for layer, (_, one) in rotary.items() if layer is not None}
+    last = max(seen, default=0)
+    for layer, (name, one) in rotary.items():
+        if layer is None or (layer != last and torch.equal(seen[layer], seen[last])):
+            continue
+        base = name.removesuffix("rotary_emb.0")
+        if not {f"{base}rotary_emb.1", f"{base}qkv_proj"} <= set(names):
+            continue
+        q, k, qkv = one.map(), names[f"{base}rotary_emb.1"].map(), names[f"{base}qkv_proj"].map()
+        v = qkv[:, q[0].numel() + k[0].numel() :]
+        q, k, v = (heads_of(x, model.head_dim if model else None, number) for x in (q, k, v))
+        out = names.get(f"{base}attn")
+        layers[layer] = LayerCall(
+            q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1])
+        )
+    sequences = split(number, info["positions"].map(), info["seq_lens"].map().tolist(), ())
+    ids = info["input_ids"].map() if "input_ids" in info else None
+    return _checked(number, sequences, ids, layers)
+
+
+def _api_passes(dump: Dump, model: ModelShape | None) -> Iterator[tuple[int, Any]]:
+    """Calls of attention, a layer each: passes begin where layer 0 does. Positions are those of the rotary embedding before."""
+    folders = sorted({one.path.parent for one in dump.tensors})
+    calls: list[tuple[Path, Path | None]] = []
+    rotary: Path | None = None
+    for folder in folders:
+        function = re.sub(r"^\d{8}_\d{6}_\d+_pid\d+_|_call\d+$", "", folder.name)
+        if function == _FUSED and _is_rotary(folder):
+            rotary = folder
+        elif function == _ATTENTION:
+            calls.append((folder, rotary))
+            rotary = None
+    layers = model.layers if model else 0
+    if calls and not layers:
+        raise Missing(
+            "kernel API logs do not name the layer of a call.",
+            "the number of layers",
+            "name the model's folder with --model",
+        )
+    for start in range(0, len(calls) - layers + 1, max(layers, 1)):
+        yield start // layers, calls[start : start + layers]
+
+
+def _is_rotary(folder: Path) -> bool:
+    """Rotary embedding takes positions, q and k, and gives q and k."""
+    try:
+        about = json.loads((folder / "metadata.json").read_text())
+        if about["input_tensor_keys"][:3] != ["arg_0", "arg_1", "arg_2"] or about["output_tensor_keys"] != [
+            "result_0",
+            "result_1",
+        ]:
+            return False
+        first = load_torch(folder / "inputs.pt")["arg_0"]
+        return bool(first.ndim == 1 and not first.dtype.is_floating_point)
+    except (OSError, ValueError, KeyError, Unreadable):
+        return False
+
+
+def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: ModelShape | None) -> ForwardPass:
+    layers, positions, batch = {}, None, None
+    for layer, (folder, rotary) in enumerate(held):
+        about = json.loads((folder / "metadata.json").read_text())
+        given = load_torch(folder / "inputs.pt")
+        if not {"arg_0", "arg_1", "arg_2"} <= set(given):
+            raise lacking(number, f"k and v of layer {layer}", "dump a model that is not MLA")
+        repr_ = (
+            str(about["input_metadata"].get("arg_4", {}).get("repr", ""))
+            if isinstance(about["input_metadata"].get("arg_4"), dict)
+            else ""
+        )
+        batch = _BATCH.search(repr_) or batch
+        k, v = given["arg_1"], given["arg_2"]
+        q = heads_of(given["arg_0"], k.shape[-1] if k.ndim == 3 else model.head_dim if model else None, number)
+        outputs = folder / "outputs.pt"
+        out = load_torch(outputs)["result"].reshape(q.shape[0], q.shape[1], v.shape[-1]) if outputs.exists() else None
+        layers[layer] = LayerCall(q, k, v, out)
+        if rotary is not None:
+            positions = load_torch(rotary / "inputs.pt")["arg_0"]
+    if positions is None:
+        raise lacking(number, "positions", "let SGLANG_KERNEL_API_DUMP_INCLUDE admit kernels.fused_op.*")
+    count = int(batch.group(2)) if batch else None
+    return _checked(number, split(number, positions, None, (), count), None, layers)
+
+
+def _checked(
+    number: int, sequences: tuple[SequencePart, ...], ids: Tensor | None, layers: dict[int, LayerCall]
+) -> ForwardPass:
+    if not layers:
+        raise lacking(
+            number,
+            "attention calls with q, k and v",
+            "dump the inputs of attention, of all layers that are of interest",
+        )
+    rows = sequences[-1].rows.stop
+    for layer, call in layers.items():
+        if min(call.q.shape[0], call.k.shape[0], call.v.shape[0]) < rows or call.q.shape[1] % call.k.shape[1]:
+            raise lacking(number, f"{rows} rows of q, k and v in layer {layer}", "dump the pass again")
+    return ForwardPass(number, sequences, None if ids is None else ids.to(torch.int64), dict(sorted(layers.items())))

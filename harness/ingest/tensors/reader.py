@@ -1,0 +1,60 @@
+"""What a dump of tensors holds: `assay ingest` on a folder of tensor files, or one such file."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from assay.harness.ingest.result import Document, Fact, FileRead, Table
+from assay.harness.ingest.source import Source
+from assay.harness.ingest.tensors.dump import TITLES, Dump, format_of, open_dump, tensor_files
+from assay.harness.text import ranges
+
+_ZIP = b"PK\x03\x04"
+
+
+class TensorReader:
+    """Reads dumps of tensors; `Dump.format` names whose."""
+
+    id = "tensors"
+    title = "tensor dump"
+
+    def recognises(self, source: Source) -> bool:
+        """A folder whose first tensor file is one, or a file that begins as safetensors or as a PyTorch zip file."""
+        if source.path.is_dir():
+            return bool(format_of(tensor_files(source.path)))
+        length = int.from_bytes(source.head[:8], "little")
+        safetensors = length < 100 << 20 and source.head[8:9] == b"{" and b'"data_offsets"' in source.head
+        return safetensors or (source.head.startswith(_ZIP) and b"data.pkl" in source.head)
+
+    def read(self, source: Source) -> Document:
+        """List its tensors. None of them is loaded.
+
+        Raises:
+            EvidenceError: not one file can be read.
+        """
+        dump = open_dump(source.path)
+        kind, refused = dump.format, dump.refused
+        file = FileRead.of(
+            source, f"tensors-{kind}", TITLES[kind], len(dump.tensors), len(refused), "tensor", notes=refused[:5]
+        )
+        return Document(file=file, facts=tuple(_facts(dump)), tables=(_table(dump),))
+
+
+def _facts(dump: Dump) -> list[Fact]:
+    layers = {one.place.layer for one in dump.tensors if one.place.layer is not None}
+    passes = {one.place.step for one in dump.tensors}
+    says = f"{len(dump.tensors):,} tensors, {dump.bytes / 1e6:,.1f} MB, {len(passes):,} passes or calls"
+    return [
+        Fact(id="tensors", title="Tensors", text=says),
+        Fact(id="layers", title="Layers", text=ranges(layers)),
+        Fact(
+            id="next", title="What to do with it",
+            text="assay tensors diff A B names the first difference of two dumps; assay pack import makes a replay pack of one",
+        ),
+    ]  # fmt: skip
+
+
+def _table(dump: Dump) -> Table:
+    counts = Counter(one.place.boundary for one in dump.tensors)
+    rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())
+    return Table(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)

@@ -1,0 +1,44 @@
+"""What the documents of engine traces and of profiles have in common: findings of broken rules, and the size of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from assay.harness.ingest.result import CitedFinding, Excerpt
+from assay.harness.ingest.trace.machine import RULES
+from assay.harness.ingest.trace.model import Trace, Violation
+
+ROWS_SHOWN = 100
+"""Most rows of a table."""
+
+
+def left_out(total: int) -> str:
+    """How many rows a table lacks, in words; empty if it has all."""
+    return f"{total - ROWS_SHOWN:,} more are not shown" if total > ROWS_SHOWN else ""
+
+
+def quote(places: Iterable[int], texts: Mapping[int, str], otherwise: str = "") -> tuple[Excerpt, ...]:
+    """Places as excerpts, with the text that stands there."""
+    return tuple(Excerpt(first=place, last=place, text=texts.get(place, otherwise)) for place in places if place)
+
+
+def finding_of(one: Violation, trace: Trace, texts: Mapping[int, str]) -> CitedFinding:
+    """A broken rule as a finding.
+
+    Args:
+        one: the first place where it is broken.
+        trace: counts the others.
+        texts: of lines, where the file has lines.
+    """
+    count = trace.broken[one.rule]
+    places = (f"{trace.unit} {place:,}{f': {texts[place]}' if place in texts else ''}" for place in one.places)
+    return CitedFinding(
+        id=one.rule,
+        title=RULES[one.rule],
+        severity="warning",
+        where=one.where,
+        diagnosis=f"{one.says[0].upper()}{one.says[1:]}.",
+        evidence=(*places, *((f"{count:,} such places in the trace",) if count > 1 else ())),
+        reproduce="",
+        cites=quote(one.places, texts, one.says),
+    )

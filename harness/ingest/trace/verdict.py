@@ -1,0 +1,18 @@
+"""What a trace says of itself: whether all of it was understood, and whether it keeps the rules of the state machine."""
+
+from __future__ import annotations
+
+from assay.harness.ingest.result import Document
+from assay.harness.verdict import Verdict, exit_code_of, serious
+
+
+def verdict_of(document: Document) -> Verdict:
+    """The verdict: "regression" if a rule is broken, "inconclusive" if part of it was not understood or it is empty."""
+    if serious(document.findings):
+        return "regression"
+    return "inconclusive" if document.file.unread or not document.file.read else "pass"
+
+
+def exit_code(document: Document) -> int:
+    """The exit code of ``assay trace show``."""
+    return int(exit_code_of(verdict_of(document)))

@@ -1,0 +1,148 @@
+"""The result of ``assay compare``: on the terminal, as JSON, and as JUnit XML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from assay.harness.files import write_whole
+from assay.harness.ingest.results.comparison import ComparedLatency, ComparedTask, CompareResult
+from assay.harness.text import one_line, visible
+from assay.reports.summary import CHECK_SIGNS
+from assay.reports.terminal import print_rows, say
+
+SHOWN = 20
+"""Rows of each kind that the terminal shows."""
+TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")
+LATENCY_COLUMNS = ("quantity", "requests", "A", "B", "ratio", "verdict")
+
+
+def write_compare_json(result: CompareResult, path: Path) -> None:
+    """Write the result as JSON.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    write_whole(path, result.model_dump_json(indent=2) + "\n")
+
+
+def write_compare_junit(result: CompareResult, path: Path) -> None:
+    """Write the result as JUnit XML: a case with the verdict, one for each task, time, test that broke, and check.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    from junitparser import JUnitXml, TestSuite
+
+    from assay.reports.junit import check_case, verdict_case
+
+    document, suite = JUnitXml("assay"), TestSuite("assay compare")
+    for key, value in (
+        ("verdict", result.verdict),
+        ("exit_code", str(result.exit_code)),
+        ("A", result.a.path),
+        ("B", result.b.path),
+    ):
+        suite.add_property(key, one_line(value))
+    cases = [
+        verdict_case("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])
+    ]
+    cases += [verdict_case(one.task, "assay.compare.tasks", one.verdict, one.why, [one.why]) for one in result.tasks]
+    cases += [
+        verdict_case(one.id, "assay.compare.latencies", one.verdict, one.why, [one.why]) for one in result.latencies
+    ]
+    cases += [check_case(one, "assay.compare.checks") for one in result.checks]
+    for case in cases:
+        suite.add_testcase(case)
+    document.add_testsuite(suite)
+    write_whole(path, '<?xml version="1.0" encoding="utf-8"?>\n' + str(document.tostring().decode("utf-8")) + "\n")
+
+
+def render_compare(result: CompareResult, console: Console) -> None:
+    """Print both sides, the tables, the checks that are not ok, and the verdict."""
+    for side in (result.a, result.b):
+        read = f"{side.read:,} {side.unit}s read, {side.unread:,} not"
+        known = " ".join(part for part in (side.tool, side.version, side.model) if part)
+        say(console, one_line(f"{side.name}: {side.path}: {known}: {read}", 400))
+        for note in side.notes:
+            say(console, "  " + one_line(note, 400))
+    if result.tasks:
+        shown = [*result.tasks[:SHOWN], *([result.overall] if result.overall and len(result.tasks) > 1 else [])]
+        print_rows(console, "Scores", TASK_COLUMNS, [task_cells(one) for one in shown])
+    if result.latencies:
+        print_rows(console, "Latency, B over A", LATENCY_COLUMNS, [latency_cells(one) for one in result.latencies])
+    _changes(result, console)
+    for check in result.checks:
+        if check.status != "ok":
+            say(console, one_line(f"{CHECK_SIGNS[check.status]} {check.status}: {check.title}: {check.found}", 600))
+    say(console, f"{result.verdict.upper()} (exit code {result.exit_code}): {one_line(result.headline, 700)}")
+    for reason in result.reasons[1:]:
+        say(console, "  " + one_line(reason, 600))
+    say(console, f"  {result.covers}")
+
+
+def _changes(result: CompareResult, console: Console) -> None:
+    for flip in result.flips[:5]:
+        say(
+            console,
+            one_line(
+                f"{flip.direction}: {flip.task} {flip.key[:16]}, expected {flip.target!r}: A {flip.a!r}, B {flip.b!r}",
+                300,
+            ),
+        )
+    if result.overall and result.overall.lost + result.overall.gained > 5:
+        say(console, f"… and {result.overall.lost + result.overall.gained - 5:,} more flips: see --json or --html")
+    for outcome in result.outcomes[:SHOWN]:
+        say(console, one_line(f"{outcome.test}: {outcome.a} in A, {outcome.b} in B", 300))
+    if len(result.outcomes) > SHOWN:
+        say(console, f"… and {len(result.outcomes) - SHOWN:,} more")
+    for change in result.changes:
+        mark = {True: "worse: ", False: "better: ", None: ""}[change.worse]
+        say(console, one_line(f"{mark}{change.title}: {change.a} in A, {change.b} in B", 300))
+
+
+def task_cells(one: ComparedTask) -> tuple[str, ...]:
+    """A row of the table of scores; the shared words of the terminal and the page."""
+    if not one.pairs:
+        return (
+            visible(one.task) or "all tasks",
+            one.metric,
+            "0",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "refused" if one.refused else one.verdict,
+        )
+    return (
+        one_line(one.task, 60) or "all tasks",
+        one_line(one.metric, 40),
+        f"{one.pairs:,}",
+        f"{one.a:.4f}",
+        f"{one.b:.4f}",
+        f"{one.lost:,}",
+        f"{one.gained:,}",
+        f"{100 * one.loss + 0.0:.2f} ({100 * one.low:.1f} to {100 * one.high:.1f})",
+        f"{one.p_mcnemar:.2g}",
+        one.verdict,
+    )
+
+
+def latency_cells(one: ComparedLatency) -> tuple[str, ...]:
+    """A row of the table of latencies."""
+    ends = "" if one.low is None or one.high is None else f" ({one.low:.3f} to {one.high:.3f})"
+    return (
+        one.title,
+        f"{one.pairs:,}",
+        _ms(one.a_median),
+        _ms(one.b_median),
+        "not measured" if one.ratio is None else f"{one.ratio:.3f}{ends}",
+        one.verdict,
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.2f} ms"

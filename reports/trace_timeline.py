@@ -1,0 +1,110 @@
+"""The timeline of a trace as a picture: a row for each lane of each track, and a column for each segment or slice of time."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from assay.harness.ingest.timeline import NOTHING, POLLED, TENTHS, Lane, Timeline, TimelineTrack
+from assay.harness.text import one_line
+from assay.reports import charts
+from assay.reports.svg import (
+    AXIS_HEIGHT,
+    INK,
+    LEGEND_HEIGHT,
+    MUTED,
+    NAME_SIZE,
+    PALETTE,
+    RULE,
+    TITLE_HEIGHT,
+    Key,
+    Scale,
+    axis_below,
+    element,
+    image,
+    legend,
+    line,
+    text,
+    ticks,
+)
+
+ROW, HEAD, GAP = 15, 20, 8
+"""Heights in CSS pixels: of a lane, of the name of a track, and between tracks."""
+NAME_WIDTH, NAME_LENGTH = 150, 24
+"""Room for the name of a lane: CSS pixels, and characters."""
+COLOURS = {
+    "extend": PALETTE["chart-candidate"], "decode": PALETTE["chart-right"], "mixed": PALETTE["chart-wrong"],
+    "idle": PALETTE["chart-muted"], "other": PALETTE["chart-unparsed"],
+}  # fmt: skip
+
+
+def timeline_svg(timeline: Timeline) -> str:
+    """The picture as an ``<svg>`` element; empty if there is nothing to show.
+
+    Runs of equal cells are one rectangle, so its size follows the changes and not the events.
+    """
+    columns = max((len(lane.cells) for track in timeline.tracks for lane in track.lanes), default=0)
+    if not columns:
+        return ""
+    x = Scale(0, columns, NAME_WIDTH, charts.WIDE - 6)
+    kinds = {lane.kind for track in timeline.tracks for lane in track.lanes if set(lane.cells) & set(TENTHS)}
+    keys = [Key(kind, colour, "square") for kind, colour in COLOURS.items() if kind in kinds]
+    polled = any(POLLED in lane.cells for track in timeline.tracks for lane in track.lanes)
+    keys += [Key("polled, computed nothing", RULE, "square")] if polled else []
+    parts, y = legend(keys, x.start), float(LEGEND_HEIGHT)
+    for track in timeline.tracks:
+        parts += _track(track, x, y, timeline, columns)
+        y += HEAD + ROW * len(track.lanes) + GAP
+    axis = Scale(timeline.low, max(timeline.high, timeline.low + 1e-9), x.start, x.stop)
+    title = "segment of the request" if timeline.axis == "segment" else f"{timeline.axis} from the first event"
+    parts += axis_below(axis, y, ticks(axis.low, axis.high, 8), title)
+    says = "; ".join(f"{track.name}: {track.note}" for track in timeline.tracks)
+    return image(charts.WIDE, y + AXIS_HEIGHT + TITLE_HEIGHT, one_line(says, 600), parts)
+
+
+def _track(track: TimelineTrack, x: Scale, y: float, timeline: Timeline, columns: int) -> list[str]:
+    parts = [
+        text(one_line(track.name, 40), 4, y + HEAD / 2, size=NAME_SIZE, colour=INK),
+        text(one_line(track.note, 120), x.start, y + HEAD / 2),
+    ]
+    for number, lane in enumerate(track.lanes):
+        top = y + HEAD + number * ROW
+        parts.append(text(one_line(lane.name, NAME_LENGTH), 12, top + ROW / 2))
+        parts += _cells(lane, x, top, timeline, columns)
+    return parts
+
+
+def _cells(lane: Lane, x: Scale, top: float, timeline: Timeline, columns: int) -> list[str]:
+    per = (timeline.high - timeline.low) / columns
+    parts, at = [], 0
+    for cell, run in groupby(lane.cells):
+        start, at = at, at + len(list(run))
+        if cell == NOTHING:
+            continue
+        left, width = x(start), max(x(at) - x(start), 0.5)
+        low, high = timeline.low + start * per, timeline.low + at * per
+        says = f"{one_line(lane.name, 60)}, {timeline.axis} {low:,.6g} to {high:,.6g}"
+        if cell == POLLED:
+            parts.append(
+                element("rect", says, x=left, y=top + ROW / 2 - 1, width=width, height=2, fill=MUTED, fill_opacity=0.5)
+            )
+            continue
+        if timeline.axis == "segment" and per == 1:  # segments can be counted
+            across = f"{width / (at - start) - 1:.2f} 1"
+            parts.append(
+                line(
+                    left,
+                    top + ROW / 2,
+                    left + width,
+                    top + ROW / 2,
+                    COLOURS[lane.kind],
+                    ROW - 4,
+                    stroke_dasharray=across,
+                )
+            )
+            continue
+        opacity = 0.3 + 0.7 * (TENTHS.index(cell) + 1) / len(TENTHS)
+        colour = COLOURS[lane.kind]
+        parts.append(
+            element("rect", says, x=left, y=top + 2, width=width, height=ROW - 4, fill=colour, fill_opacity=opacity)
+        )
+    return parts

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from assay.evals.gsm8k import draw_gsm8k
+from assay.evals.question_sets import draw
+from assay.evals.questions import parse_answer
+from assay.evals.retrieval import Fit
+from assay.harness.errors import UsageError
+
+DATA = Path(__file__).parents[1] / "data" / "results" / "gsm8k_test.jsonl"
+
+
+def no_fit() -> Fit:
+    raise AssertionError("the prompts of this set do not depend on the model")
+
+
+@pytest.mark.parametrize("data", [str(DATA), f"gsm8k:{DATA}"])
+def test_the_release_file_gives_problems_with_exact_numbers(data: str) -> None:
+    drawn = draw(data, 100, 0, no_fit)
+    assert (len(drawn.questions), drawn.units) == (12, 12)
+    first = next(one for one in drawn.questions if one.id == "gsm8k-0")
+    assert first.answer == "72"
+    assert first.prompt.endswith("altogether in April and May?")
+    assert next(one for one in drawn.questions if one.id == "gsm8k-3").answer == "975"
+    thousands = next(one for one in drawn.questions if one.id == "gsm8k-1")
+    assert thousands.answer == "995"
+    assert [one.id for one in draw(data, 3, 0, no_fit).questions] == [one.id for one in drawn.questions[:3]]
+    assert [one.id for one in draw(data, 12, 1, no_fit).questions] != [one.id for one in drawn.questions]
+
+
+@pytest.mark.parametrize(("written", "answer"), [("1,250", "1250"), ("-3.50", "-3.5"), ("12,000,000", "12000000")])
+def test_an_expected_number_has_the_form_of_a_given_one(tmp_path: Path, written: str, answer: str) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text(json.dumps({"question": "How many?", "answer": f"Many.\n#### {written}"}) + "\n")
+    (question,) = draw_gsm8k(str(path), 1, 0).questions
+    assert question.answer == parse_answer(f"Answer: {written}", question.answer) == answer
+
+
+def test_the_layout_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "gsm8k" / "main").mkdir(parents=True)
+    rows = [json.loads(line) for line in DATA.read_text().splitlines()]
+    pd.DataFrame(rows).to_parquet(tmp_path / "gsm8k" / "main" / "test-00000-of-00001.parquet")
+    (tmp_path / "gsm8k" / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: test\n    path: main/test-*\n---\n"
+    )
+    drawn = draw_gsm8k(str(tmp_path / "gsm8k"), 100, 0)
+    assert {one.answer for one in drawn.questions} == {one.answer for one in draw_gsm8k(str(DATA), 100, 0).questions}
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"question": "1 + 1?", "answer": "2"}, "ends in '2'"),
+        ({"problem": "1 + 1?", "answer": "#### 2"}, "question missing"),
+    ],
+)
+def test_rows_of_another_kind_are_refused(tmp_path: Path, row: dict[str, str], found: str) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UsageError, match=found):
+        draw_gsm8k(str(path), 1, 0)
+    with pytest.raises(UsageError, match="does not exist"):
+        draw_gsm8k(str(tmp_path / "none.jsonl"), 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("48 / 2 = 24, 24 + 48 = 72.\nAnswer: 72", "72"),
+        ("Answer: 1\nNo.\nanswer: $1,250.00 dollars", "1250"),
+        ("Answer: -0.50", "-0.5"),
+        ("Answer: 6 of 12", "12"),
+        ("It is 72.", None),
+        ("Answer: many", None),
+        ("", None),
+    ],
+)
+def test_a_number_is_the_last_one_after_the_last_answer(text: str, parsed: str | None) -> None:
+    assert parse_answer(text, "72") == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [("So it is Paris.\nAnswer:  The  PARIS.", "the paris"), ("Paris\nmore", "paris"), ("  \n", None)],
+)
+def test_a_text_is_compared_without_case_and_punctuation(text: str, parsed: str | None) -> None:
+    assert parse_answer(text, "paris") == parsed
+
+
+def test_a_letter_is_found_as_before() -> None:
+    assert parse_answer("Answer: b", "A") == parse_answer("Answer: b") == "B"
+    assert parse_answer("Answer: 7", "A") is None

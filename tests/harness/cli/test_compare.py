@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from junitparser import JUnitXml
+
+from assay.harness import cli
+
+DATA = Path(__file__).parents[2] / "data" / "results"
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["assay", "compare", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+def test_a_regression_exits_with_1_and_is_shown_and_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / name for name in ("c.json", "c.html", "c.xml")]
+    flags = ["--json", files[0], "--html", files[1], "--junit", files[2]]
+    assert call(monkeypatch, DATA / "lm_eval_a", DATA / "lm_eval_b", *flags) == 1
+    shown = capsys.readouterr().out
+    assert "REGRESSION (exit code 1): B is worse than A" in shown
+    assert "lost 7" in shown
+    assert "not checked: the kernel under test computed the answers" in shown
+    document = json.loads(files[0].read_text())
+    assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/1", "regression", 1)
+    assert "assay_synthetic" in files[1].read_text()
+    (suite,) = JUnitXml.fromfile(str(files[2]))
+    results = {case.name: [type(one).__name__ for one in case.result] for case in suite}
+    assert results["verdict"] == ["Failure"]
+    assert results["execution"] == ["Skipped"]
+    assert results["all-paired"] == []
+
+
+def test_wrong_use_exits_with_2_and_no_verdict_with_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(monkeypatch, DATA / "lm_eval_a", DATA / "junit_a.xml") == 2
+    assert call(monkeypatch, DATA / "lm_eval_a") == 2
+    assert call(monkeypatch, DATA / "lm_eval_a", DATA / "lm_eval_b", "--margin", "0.5") == 2
+    assert call(monkeypatch, DATA / "sgl_eval_a", DATA / "sgl_eval_b") == 3
+
+
+def test_equal_tests_exit_with_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    same = tmp_path / "same.xml"
+    same.write_bytes((DATA / "junit_a.xml").read_bytes())
+    assert call(monkeypatch, DATA / "junit_a.xml", same) == 0

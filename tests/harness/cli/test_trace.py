@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.harness import cli
+from assay.harness.engines import mlc
+
+TRACES = Path(__file__).parents[2] / "data" / "traces"
+ENGINE, FLASH, MATH = TRACES / "mlc_engine.txt", TRACES / "h100_flash.json.gz", TRACES / "h100_math.json.gz"
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["assay", "trace", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+def test_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call(monkeypatch, "show", ENGINE, "--html", tmp_path / "trace.html") == 0
+    printed = capsys.readouterr().out
+    assert "147 of 147 lines read" in printed
+    assert "request 2 forks a sequence" in printed
+    assert "No rule of the state machine is broken." in printed
+    assert "In order" in (tmp_path / "trace.html").read_text()
+    assert call(monkeypatch, "show", FLASH) == 0
+    assert "decode 4, extend 1, other 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("edit", "code", "says"),
+    [
+        (("kv_cache_end_forward_func_", ""), 1, "warning: request 1: The forward pass has no end"),
+        (("softmax_func_", "softermax_func_"), 3, "Not read: line 24: [engine debug] softermax_func_"),
+    ],
+)
+def test_show_of_a_trace_that_is_not_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    edit: tuple[str, str],
+    code: int,
+    says: str,
+) -> None:
+    text = ENGINE.read_text()
+    line = f"[engine debug] {edit[0]}\n"
+    if edit[1]:
+        text = text.replace(edit[0], edit[1], 1).replace(
+            "gpu_multinomial_from_uniform_func_", "gpu_argsort_probs_func_", 1
+        )
+    else:
+        text = text.replace(line, "", 1)
+    (tmp_path / "trace.txt").write_text(text)
+    assert call(monkeypatch, "show", tmp_path / "trace.txt") == code
+    assert says in capsys.readouterr().out
+
+
+def test_diff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call(monkeypatch, "diff", ENGINE, ENGINE) == 0
+    assert "Both traces take the same steps" in capsys.readouterr().out
+    assert call(monkeypatch, "diff", FLASH, MATH, "--html", tmp_path / "diff.html") == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("Device 0 runs pytorch_flash::flash_fwd_kernel (event 577) where the other runs ")
+    page = (tmp_path / "diff.html").read_text()
+    assert "Different" in page
+    assert page.count("<svg xmlns") == 2
+    assert call(monkeypatch, "diff", ENGINE, FLASH) == 3
+    assert "cannot be compared" in capsys.readouterr().out
+
+
+def test_what_is_no_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call(monkeypatch, "diff", ENGINE, tmp_path / "nowhere") == 2
+    assert call(monkeypatch, "diff", ENGINE) == 2
+    assert call(monkeypatch, "diff", ENGINE, __file__) == 3
+    assert "is no trace that assay knows" in capsys.readouterr().err
+
+
+def test_record(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Server(mlc.MlcServer):
+        """A server that needs no network."""
+
+        def start(self) -> None:
+            self._model = "model"
+
+        def ask(self, asks: object, *_: object) -> None:  # type: ignore[override]
+            asked.extend(one.prompt for one in asks)  # type: ignore[attr-defined]
+
+        def event_trace(self) -> list[object]:
+            return [{"name": "prefill (0)", "ph": "i", "ts": 1, "pid": 1, "tid": "r"}]
+
+    monkeypatch.setattr(mlc, "MlcServer", Server)
+    out = tmp_path / "trace.json"
+    assert call(monkeypatch, "record", "http://127.0.0.1:1", "--out", out, "--requests", "3") == 0
+    assert len(asked) == 3
+    assert len({prompt[:40] for prompt in asked}) == 1
+    assert out.read_text() == '[{"name": "prefill (0)", "ph": "i", "ts": 1, "pid": 1, "tid": "r"}]'
+    assert "1 events of MLC-LLM" in capsys.readouterr().out
+
+
+def test_record_without_mlc_llm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert call(monkeypatch, "record", "mlc:model", "--out", tmp_path / "trace.json") == 2
+    assert "mlc_llm was not found" in capsys.readouterr().err

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.claim import CheckedClaims, Outcome, check, parse, verify
+from assay.harness.ingest.statement import Statement
+
+SUMMARY = "ALL TESTS PASSED, MMLU ~0.60+, ready for production"
+
+
+def outcomes(checked: CheckedClaims) -> list[Outcome]:
+    return [one.outcome for one in checked.claims]
+
+
+def number(name: str, value: float) -> Statement:
+    return Statement("number", (name,), value, "x.log:7", f"{name}={value}")
+
+
+def test_the_published_summary_is_refuted_by_its_log_claim_by_claim(seed_log: Path) -> None:
+    checked = verify([seed_log], [SUMMARY])
+    assert [(one.claim, one.outcome) for one in checked.claims] == [
+        ("ALL TESTS PASSED", "refuted"),
+        ("MMLU ~0.60+", "refuted"),
+        ("ready for production", "undecided"),
+    ]
+    assert checked.exit_code == 1
+    lines = seed_log.read_text().splitlines()
+    cited = [one.cites[0].removeprefix(f"{seed_log}:").partition(":")[0] for one in checked.claims[:2]]
+    assert lines[int(cited[0]) - 1] == "FAILED"
+    assert "mmlu_score=0.125" in lines[int(cited[1]) - 1]
+
+
+def test_what_the_log_says_is_confirmed(seed_log: Path) -> None:
+    says = [
+        "MMLU >= 12.5 %",
+        "test_mmlu failed",
+        "humanities < 0.1",
+        "Output token throughput > 96",
+        "test_latency passed",
+    ]
+    checked = verify([seed_log], says)
+    assert outcomes(checked) == ["confirmed"] * 5
+    assert checked.exit_code == 0
+
+
+def test_what_the_log_does_not_say_is_undecided(seed_log: Path) -> None:
+    checked = verify([seed_log], ["gsm8k >= 0.5", "test_nothing passed"])
+    assert outcomes(checked) == ["undecided"] * 2
+    assert checked.exit_code == 3
+
+
+def test_a_refuted_claim_outweighs_an_undecided_one(seed_log: Path) -> None:
+    assert verify([seed_log], ["gsm8k >= 0.5", "mmlu >= 0.5", "mmlu > 0.1"]).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("claim", "value", "outcome"),
+    [
+        ("MMLU >= 0.6", 0.6, "confirmed"),
+        ("MMLU > 0.6", 0.6, "refuted"),
+        ("MMLU ≥ 60%", 0.6, "confirmed"),
+        ("MMLU <= 0.6", 0.61, "refuted"),
+        ("MMLU < 0.6", 0.59, "confirmed"),
+        ("MMLU = 0.60", 0.604, "confirmed"),  # rounds to it
+        ("MMLU = 0.60", 0.606, "refuted"),
+        ("MMLU == 60.4 %", 0.6041, "confirmed"),
+        ("MMLU is 0.6", 0.64, "confirmed"),
+        ("MMLU: 0.60", 0.71, "refuted"),
+        ("MMLU ~ 0.60", 0.608, "confirmed"),
+        ("MMLU ~ 0.60", 0.62, "refuted"),
+        ("MMLU ~0.60+", 0.72, "confirmed"),
+        ("MMLU ~0.60+", 0.591, "confirmed"),
+        ("MMLU ~0.60+", 0.58, "refuted"),
+        ("MMLU score >= 6e-1", 0.6, "confirmed"),
+        ("mmlu accuracy of 60 %", 0.6, "confirmed"),
+        ("MMLU >= 0.6", math.nan, "refuted"),
+        ("accuracy >= 0.6", 0.5, "undecided"),  # of what?
+        ("MMLU >= 60", 0.65, "undecided"),  # percent may be meant
+        ("MMLU >= 0.60, or so", 0.65, "undecided"),
+        ("mml >= 0.6", 0.65, "undecided"),
+        ("MMLU", 0.65, "undecided"),
+    ],
+)
+def test_numbers(claim: str, value: float, outcome: str) -> None:
+    assert check(parse(claim), [number("mmlu_score", value)]).outcome == outcome
+
+
+def test_one_contradiction_is_enough() -> None:
+    found = check(parse("MMLU >= 0.6"), [number("mmlu_score", 0.7), number("mmlu_score", 0.5)])
+    assert (found.outcome, found.cites) == ("refuted", ("x.log:7: mmlu_score=0.5",))
+    assert found.why == "the evidence says 0.5"
+
+
+@pytest.mark.parametrize("said", ["score", "Accuracy", "acc"])
+def test_a_score_without_a_name_is_any_word_for_it(said: str) -> None:
+    stated = [number("Score", 0.5), number("mmlu_score", 0.9)]
+    found = check(parse(f"{said} >= 0.6"), stated)
+    assert (found.outcome, found.why) == ("refuted", "the evidence says 0.5")
+
+
+def test_the_score_of_another_metric_is_not_taken() -> None:
+    assert (
+        check(parse("MMLU >= 0.6"), [number("mmlu_latency", 64.0), number("mmlu_pro_score", 0.7)]).outcome
+        == "undecided"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        (["passed", "xfailed"], "confirmed"),
+        (["passed", "failed"], "refuted"),
+        (["passed", "error"], "refuted"),
+        (["passed", ""], "undecided"),
+        (["passed", "skipped"], "undecided"),
+        ([], "undecided"),
+    ],
+)
+def test_all_tests(outcomes: list[str], expected: str) -> None:
+    stated = [Statement("test", (f"a.py::test_{i}",), one, "x:1", one) for i, one in enumerate(outcomes)]
+    assert check(parse("all tests passed"), stated).outcome == expected
+
+
+def test_a_failure_that_only_the_summary_counts_refutes(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("============ test session starts ============\n========= 1 failed, 3 passed in 3.00s =========\n")
+    assert outcomes(verify([log], ["all tests passed"])) == ["refuted"]
+
+
+def test_a_log_that_is_cut_off_before_the_outcome_confirms_nothing(seed_log: Path, tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_bytes(seed_log.read_bytes().partition(b'Traceback (most recent call last):\n  File "/root')[0])
+    assert outcomes(verify([log], ["all tests passed", "test_latency passed"])) == ["undecided", "confirmed"]
+
+
+def test_junit_is_evidence(tmp_path: Path) -> None:
+    junit = tmp_path / "x.xml"
+    junit.write_text(
+        '<testsuites><testsuite name="s"><testcase name="test_a" classname="m"/><testcase name="test_b" classname="m">'
+        '<failure message="no"/></testcase></testsuite></testsuites>'
+    )
+    checked = verify([junit], ["test_a passed", "all tests passed", "test_b passed"])
+    assert outcomes(checked) == ["confirmed", "refuted", "refuted"]
+
+
+def test_a_run_of_assay_is_evidence(tmp_path: Path) -> None:
+    data = Path(__file__).parents[2] / "data/report-v1/regression.json"
+    (tmp_path / "report.json").write_bytes(data.read_bytes())
+    right = next(
+        (one["right"], one["total"])
+        for suite in json.loads(data.read_text())["suites"]
+        for one in suite.get("tallies", ())
+        if suite["name"] == "mmlu" and one["role"] == "candidate"
+    )
+    share = right[0] / right[1]
+    checked = verify([tmp_path], [f"mmlu >= {share}", f"mmlu > {share + 0.01}", f"mmlu <= {share}"])
+    assert outcomes(checked) == ["confirmed", "refuted", "confirmed"]  # of the candidate, never of the reference
+
+
+def test_evidence_that_nobody_reads_is_an_error(tmp_path: Path) -> None:
+    other = tmp_path / "x.bin"
+    other.write_bytes(b"\0\1")
+    with pytest.raises(EvidenceError, match="No reader knows"):
+        verify([other], ["a >= 1"])
+    with pytest.raises(UsageError, match="no file"):
+        verify([tmp_path / "missing"], ["a >= 1"])
+    with pytest.raises(UsageError, match="No claim"):
+        verify([other], [" "])
+
+
+def test_a_damaged_junit_file_is_an_error(tmp_path: Path) -> None:
+    junit = tmp_path / "x.xml"
+    junit.write_text('<testsuites><testsuite name="s"><testcase')
+    with pytest.raises(EvidenceError, match="not JUnit XML"):
+        verify([junit], ["all tests passed"])

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay.harness.errors import UsageError
+from assay.harness.ingest.recognise import UNKNOWN, ingest, readers
+from assay.harness.ingest.source import Source
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def test_a_serious_finding_is_a_regression(seed_log: Path) -> None:
+    result = ingest([seed_log])
+    assert (result.verdict, result.exit_code) == ("regression", 1)
+    assert "8 of 64 right" in result.headline
+    assert result.next_steps[0] == "assay check sage_attn_as_shipped"
+    assert len(result.documents[0].file.sha256) == 64
+
+
+def test_a_log_cannot_prove_a_pass(server_log: Path) -> None:
+    result = ingest([server_log])
+    assert (result.verdict, result.exit_code) == ("inconclusive", 3)
+    assert not result.next_steps
+
+
+def test_an_unknown_file_is_named(tmp_path: Path, seed_log: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("one\ntwo\n")
+    alone, both = ingest([other]), ingest([seed_log, other])
+    assert "notes.txt" in alone.headline
+    assert "notes.txt" in both.headline
+    assert alone.verdict == "inconclusive"
+    file = both.documents[1].file
+    assert (file.format, file.lines, file.read, file.unread) == (UNKNOWN, 2, 0, 2)
+
+
+def test_the_name_of_a_file_does_not_matter(tmp_path: Path, seed_log: Path) -> None:
+    copy = tmp_path / "results.json"
+    copy.write_bytes(seed_log.read_bytes())
+    assert ingest([copy]).documents[0].file.format == "sglang-log"
+
+
+def test_no_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no file"):
+        ingest([tmp_path / "missing.log"])
+    with pytest.raises(UsageError):
+        ingest([])
+
+
+def test_a_result_reads_back(seed_log: Path) -> None:
+    result = ingest([seed_log])
+    assert type(result).model_validate_json(result.model_dump_json()) == result
+
+
+def test_a_junit_file_that_quotes_a_log_is_a_junit_file(tmp_path: Path, seed_log: Path) -> None:
+    quoted = "\n".join(line for line in seed_log.read_text().splitlines() if line.startswith("[2"))
+    junit = tmp_path / "junit.xml"
+    case = f'<testcase classname="m" name="test_a"><system-out><![CDATA[{quoted}]]></system-out></testcase>'
+    junit.write_text(f'<testsuites><testsuite name="s">\n{case}</testsuite></testsuites>')
+    assert ingest([junit]).documents[0].file.format == "junit"
+
+
+@pytest.mark.parametrize(
+    ("name", "format_"),
+    [
+        ("sglang_log/seed.log", "sglang-log"),
+        ("sglang_log/kernel_calls.log", "sglang-log"),
+        ("traces/mlc_engine.txt", "mlc-llm-actions"),
+        ("traces/mlc_events.json", "chrome-trace"),
+        ("traces/h100_flash.json.gz", "chrome-trace"),
+        ("results/lm_eval_a", "lm-eval"),
+        ("results/sgl_eval_a", "sgl-eval"),
+        ("results/simple_evals_a/gsm8k_tiny.html", "simple-evals"),
+        ("results/inspect_a.eval", "inspect-ai"),
+        ("results/inspect_a.json", "inspect-ai"),
+        ("results/serving_a.jsonl", "sglang-serving"),
+        ("results/junit_a.xml", "junit"),
+        ("report-v1/regression.json", "assay-run"),
+        ("tensors/sglang_dumper", "tensors-sglang-dumper"),
+        ("tensors/flashinfer", "tensors-kernel-api"),
+    ],
+)
+def test_every_kind_of_file_finds_its_reader_and_no_other_takes_it(name: str, format_: str) -> None:
+    path = DATA / name
+    document = ingest([path]).documents[0]
+    assert document.file.format == format_
+    assert document.file.read
+    assert not document.file.unread
+    assert document.facts or document.tables
+    takers = [one.id for one in readers() if one.recognises(Source.of(path))]
+    assert len(takers) == 1
+    assert format_.startswith(takers[0])

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from junitparser import JUnitXml
+from rich.console import Console
+
+from assay.harness.ingest.recognise import ingest
+from assay.harness.ingest.result import Document, Excerpt, FileRead, IngestResult
+from assay.reports.ingest_junit import to_junit
+from assay.reports.ingest_page import to_html
+from assay.reports.ingest_text import cited, place, render
+
+TRACE = Path(__file__).parents[1] / "data/traces/mlc_engine.txt"
+LOG = Path(__file__).parents[1] / "data/sglang_log/seed.log"
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
+
+
+@pytest.fixture(scope="module")
+def result() -> IngestResult:
+    return ingest([LOG])
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> IngestResult:
+    """A log that a hostile model and a hostile command wrote to."""
+    path = tmp_path / "x.log"
+    path.write_text(f"[METRIC] mmlu_score=0.5\ncommand=python3 {HOSTILE}\n{HOSTILE}\n", encoding="utf-8")
+    return ingest([path])
+
+
+def text_of(result: IngestResult) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    render(result, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def shown(page: str) -> str:
+    return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split())
+
+
+def test_the_text_has_findings_lines_facts_and_the_conclusion(result: IngestResult) -> None:
+    text = text_of(result)
+    lines = text.splitlines()
+    assert lines[0].startswith("✕ Regression: mmlu 0.125")
+    finding = next(index for index, line in enumerate(lines) if line.startswith("serious: test_mmlu: mmlu 0.125"))
+    assert "  lines " + cited(result.documents[0].findings[0], "line").removeprefix("lines ") in lines[finding:]
+    assert "Tests (3 passed, 1 failed)" in text
+    assert text.rstrip().endswith(result.next_steps[-1])
+
+
+def test_the_page_has_the_findings_first_and_the_unread_lines_last(result: IngestResult) -> None:
+    page = to_html(result)
+    order = [page.index(f'id="{name}"') for name in ("verdict", "findings", "next", "file-1", "unread")]
+    assert order == sorted(order)
+    text = shown(page)
+    for part in ("8 of 64 right", "Nothing: all of it was read.", "cuda_graph_max_bs", *result.next_steps):
+        assert part in text
+
+
+def test_the_page_names_an_unknown_file(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("one\n")
+    text = shown(to_html(ingest([other])))
+    assert "No reader knows this file." in text
+    assert "1 of 1 lines" in text
+
+
+def test_junit_is_red_where_a_finding_is(result: IngestResult) -> None:
+    document = JUnitXml.fromstring(to_junit(result))
+    cases = {case.name: [type(one).__name__ for one in case.result] for suite in document for case in suite}
+    assert cases["verdict"] == ["Failure"]
+    assert cases["score-below-guessing"] == ["Failure"]
+    assert cases["prefix-untested"] == ["Error"]
+    assert cases["offline-retry"] == []
+    assert cases["read"] == []
+
+
+def test_what_was_not_read_is_shown(hostile: IngestResult) -> None:
+    assert hostile.documents[0].file.unread == 1
+    assert "Not read: line 3: <script>" in text_of(hostile)
+    assert "1 of 3 lines" in shown(to_html(hostile))
+
+
+def test_text_of_others_is_inert(hostile: IngestResult) -> None:
+    for text in (text_of(hostile), to_html(hostile), to_junit(hostile)):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "<script>alert" not in to_html(hostile)
+    assert "<script>alert" not in to_junit(hostile)
+
+
+def test_evidence_of_a_finding_is_inert_in_junit(result: IngestResult) -> None:
+    finding = result.documents[0].findings[0].model_copy(update={"evidence": (HOSTILE,)})
+    document = result.documents[0].model_copy(update={"findings": (finding,)})
+    text = to_junit(result.model_copy(update={"documents": (document,)}))
+    assert "\u202e" not in text
+    assert "[U+202E]" in text
+
+
+def test_files_without_findings_are_named_together_and_their_facts_are_printed() -> None:
+    result = ingest([LOG, TRACE])
+    assert f"Nothing was found in {TRACE}." in shown(to_html(result))
+    assert "Segments of request 1: " in text_of(result)
+    assert "Scores by group" not in text_of(result)
+
+
+def test_an_unknown_file_is_not_green() -> None:
+    file = FileRead(path="x", format="unknown", title="Unknown", bytes=2, sha256="", lines=1, read=0, unread=1)
+    result = IngestResult(
+        verdict="inconclusive", created="2026-01-01T00:00:00Z", headline="none", documents=(Document(file=file),)
+    )
+    document = JUnitXml.fromstring(to_junit(result))
+    assert [[type(one).__name__ for one in case.result] for suite in document for case in suite] == [
+        ["Error"],
+        ["Error"],
+    ]
+    assert "x: Unknown; 0 of 1 lines read" in text_of(result)
+
+
+def test_places() -> None:
+    finding = ingest([LOG]).documents[0].findings[0]
+    one, many = Excerpt(first=3, last=3, text=""), Excerpt(first=5, last=9, text="")
+    says = [cited(finding.model_copy(update={"cites": cites}), "event") for cites in ((), (one,), (many,), (one, many))]
+    assert says == ["", "event 3", "events 5-9", "events 3, 5-9"]
+    assert (place(one, "line"), place(many, "line")) == ("line 3", "lines 5-9")
+
+
+def test_the_page_of_a_trace_has_its_timeline() -> None:
+    page = to_html(ingest([TRACE]))
+    assert page.count('class="chart"') == 1
+    assert "request 2: forks its sequence" in page
