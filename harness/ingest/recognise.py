@@ -17,13 +17,14 @@ from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
 READERS = (
-    "assay.harness.ingest.trace",
     "assay.harness.ingest.results",
     "assay.harness.ingest.tensors",
     "assay.harness.ingest.sglang_log",
+    "assay.harness.ingest.trace",
 )
-"""Packages of readers, in the order in which they are asked. Each has a `READER`, or `READERS`. Logs come last: they are known by a
-line anywhere, and a JUnit file may quote a log."""
+"""Packages of readers, in the order in which they are asked. Each has a `READER`, or `READERS`. Results come before logs, which are
+known by any line: a JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log.
+"""
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""
 

@@ -62,6 +62,14 @@ def test_a_junit_file_that_quotes_a_log_is_a_junit_file(tmp_path: Path, seed_log
     assert ingest([junit]).documents[0].file.format == "junit"
 
 
+def test_a_log_that_an_engine_printed_its_trace_into_is_a_log(tmp_path: Path, seed_log: Path) -> None:
+    mixed = tmp_path / "mixed.log"
+    mixed.write_text((DATA / "traces/mlc_engine.txt").read_text() + seed_log.read_text())
+    document = ingest([mixed]).documents[0]
+    assert document.file.format == "sglang-log"
+    assert "score-below-guessing" in {one.id for one in document.findings}
+
+
 @pytest.mark.parametrize(
     ("name", "format_"),
     [
