@@ -70,6 +70,7 @@ class _Deferred(TyperCommand):
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         assert self.name is not None
+        console.quiet, console.stderr, detail.verbose = False, False, False
         return load_command(self.name).make_context(*args, **kwargs)
 
 
@@ -119,7 +120,7 @@ app = typer.Typer(
     name="assay",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Compare a candidate attention backend with a reference inside the same serving engine.\n\n"
     "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report says why).",
@@ -128,13 +129,24 @@ console = _Pipe()
 errors = _Pipe(stderr=True)
 
 
+class _Detail:
+    """How much a command prints besides its result; ``--quiet`` silences `console`."""
+
+    verbose = False
+
+
+detail = _Detail()
+
+
 def say(text: str) -> None:
     """Print text as it is: no markup, no highlighting, no wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def report_error(error: Exception) -> None:
-    """Print the message of an error, without a traceback."""
+    """Print the message of an error, with its traceback only if the user asked for it."""
+    if detail.verbose:
+        errors.print_exception()
     errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -161,7 +173,11 @@ def load_command(name: str) -> Any:
 
         require(EXTRAS[name], f"assay {name}")
     importlib.import_module(f"assay.harness.cli.{COMMANDS[name][0]}")
-    return typer.main.get_group(app).commands[name]
+    command = typer.main.get_group(app).commands[name]
+    from assay.harness.cli.output import add_output_flags
+
+    add_output_flags(command)
+    return command
 
 
 @app.callback(invoke_without_command=True)
