@@ -31,6 +31,9 @@ ReadOut = Annotated[
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and say whether the candidate may be merged."),
     "report": ("run", "Rebuild a run's report from its evidence, and rewrite its files."),
+    "runs": ("runs", "List the runs of a folder: verdict, treatment, date, worst own error, and the history of each suite."),
+    "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
+    "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
     "backends": ("run", "List the attention backends and kernels."),
     "diff": (
         "diff",
@@ -49,7 +52,7 @@ COMMANDS = {
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
     "ingest": ("ingest", "Read other people's logs, results, traces and dumps, and say what follows from them."),
-    "compare": ("compare", "Compare two results that are already there: of an evaluation tool, a benchmark, tests, or runs."),
+    "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
     "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
     "verify-claim": ("verify_claim", "Check what somebody says of a run against the evidence: its log, results or report."),

@@ -73,13 +73,20 @@ def _output(
     quiet: Annotated[
         bool,
         typer.Option(
-            "-q", "--quiet", help="Print only the verdict, where there is one, and errors.", callback=_quiet, is_eager=True
+            "-q",
+            "--quiet",
+            help="Print only the verdict, where there is one, and errors.",
+            callback=_quiet,
+            is_eager=True,
         ),
     ] = False,
     verbose: Annotated[
         bool,
         typer.Option(
-            "-v", "--verbose", help="Print the traceback of an error, and progress every second.", callback=_verbose,
+            "-v",
+            "--verbose",
+            help="Print the traceback of an error, and progress every second.",
+            callback=_verbose,
             is_eager=True,
         ),
     ] = False,
