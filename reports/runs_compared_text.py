@@ -15,7 +15,7 @@ from assay.reports.summary import VERDICTS
 from assay.reports.terminal import STYLES, say
 
 FLIPS_SHOWN = 5
-LAYERS_SHOWN = 12
+ROWS_SHOWN = 12
 """Rows of a group that the terminal shows; the page shows all."""
 _TITLE_WIDTH = 30
 
@@ -34,9 +34,9 @@ def render_runs_compared(result: RunsComparison, console: Console) -> None:
         rows = [row for row in result.changed if row.group == group]
         say(console, "")
         say(console, Text(group[0].upper() + group[1:], style="bold"))
-        _rows([one.name for one in result.runs], rows[:LAYERS_SHOWN], console)
-        if len(rows) > LAYERS_SHOWN:
-            say(console, f"  … and {len(rows) - LAYERS_SHOWN:,} more rows: see --json or --html")
+        _rows([one.name for one in result.runs], rows[:ROWS_SHOWN], console)
+        if len(rows) > ROWS_SHOWN:
+            say(console, f"  … and {len(rows) - ROWS_SHOWN:,} more rows: see --json or --html")
     if equal := len(result.rows) - len(result.changed):
         say(console, f"\n{equal:,} further rows are equal or within noise: see --json or --html")
     for one, pair in zip(result.runs[1:], result.pairs, strict=True):

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, as_given, console, say
+from assay.harness.cli.app import app, as_given, console
 from assay.harness.cli.flags import Config, spec_flags
+from assay.harness.cli.output import Json, conclude, outcome, print_json, progress
 from assay.harness.config import BENCH_FLAGS, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
+from assay.harness.text import one_line
 
 bench_app = typer.Typer(invoke_without_command=True, add_completion=False)
 app.add_typer(bench_app, name="bench")
@@ -33,6 +35,7 @@ def bench(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the timings.")] = None,
     config: Config = None,
+    json: Json = False,
 ) -> None:
     """Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels."""
     if context.invoked_subcommand:
@@ -48,18 +51,20 @@ def bench(
     require("serve", "assay bench")
 
     from assay.harness.collect.run_folder import default_folder
-    from assay.harness.progress import ProgressDisplay
     from assay.harness.run import bench_servers
     from assay.reports.bench_page import write_bench
     from assay.reports.latency_terminal import render_latency
 
     spec = make_spec(flags, config)
     folder = out or Path(f"{default_folder(spec)}-bench")
-    with ProgressDisplay(console) as display:
+    with progress() as display:
         result = bench_servers(spec, folder, seed=seed, cuda_graphs=cuda_graphs, display=display)
     page = write_bench(result, folder)
     render_latency(result, console)
-    say(f"Report: {page}")
+    if json:
+        print_json(result.model_dump_json(indent=2))
+    line = f"{result.verdict.upper()} (exit code {result.exit_code}): {one_line(result.headline, 400)} Report: {page}"
+    conclude(line)
     raise typer.Exit(result.exit_code)
 
 
@@ -80,6 +85,7 @@ def kernel(
     seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
     out: Annotated[Path | None, typer.Option(help="A file for the result as JSON.")] = None,
     config: Config = None,
+    json: Json = False,
 ) -> None:
     """Time a kernel and another one on recorded calls, and show its own error on the same calls."""
     policy = make_spec(flags, config)
@@ -96,4 +102,6 @@ def kernel(
     if out:
         write_timing(result, out)
     render_timing(result, console)
-    raise typer.Exit(result.exit_code)
+    if json:
+        print_json(result.model_dump_json(indent=2))
+    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {candidate} against {reference}"))

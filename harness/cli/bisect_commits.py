@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from assay.harness.cli.app import console, errors, report_error, say
 from assay.harness.cli.bisect import bisect_app
+from assay.harness.cli.output import Json, print_json
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
+
+if TYPE_CHECKING:
+    from assay.harness.bisect.commits.state import BisectState
 
 GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
 """Exit codes of ``git bisect run``, by outcome."""
@@ -87,6 +91,7 @@ def commits(
     out: Annotated[
         Path | None, typer.Option(help="The bisection's folder; by default one named after its settings.")
     ] = None,
+    json: Json = False,
 ) -> None:
     """Find the commit that made a kernel worse. The same command resumes a bisection that was stopped.
 
@@ -96,10 +101,10 @@ def commits(
     from assay.harness.bisect.commits.bisection import bisect_commits, bisection_spec, default_folder, latest_folder
     from assay.harness.bisect.commits.state import BisectFolder
     from assay.reports.commit_bisection_page import write_bisection
-    from assay.reports.commit_bisection_terminal import ProgressView, render
+    from assay.reports.commit_bisection_terminal import ProgressView
 
     if status and (out or not kernel):
-        render((BisectFolder(out) if out else latest_folder()).read(), console)
+        _show((BisectFolder(out) if out else latest_folder()).read(), json)
         return
     spec = bisection_spec(repo, {
         "good": good, "bad": bad, "kernel": kernel, "build": build, "sources": source, "first_parent": first_parent,
@@ -109,14 +114,22 @@ def commits(
     })  # fmt: skip
     folder = BisectFolder(out) if out else default_folder(spec)
     if status:
-        render(folder.read(), console)
+        _show(folder.read(), json)
         return
     with _stoppable(), ProgressView(console, folder.path) as view:
         state = bisect_commits(spec, folder, view)
     assert state.result is not None
-    render(state, console)
+    _show(state, json)
     say(f"Report: {write_bisection(state, folder)}")
     raise typer.Exit(state.result.exit_code)
+
+
+def _show(state: BisectState, json: bool) -> None:
+    from assay.reports.commit_bisection_terminal import render
+
+    render(state, console)
+    if json:
+        print_json(state.model_dump_json(indent=2))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.harness.cli.app import app, as_given, console, say
-from assay.harness.cli.output import Json, conclude, print_json
+from assay.harness.cli.output import Json, conclude, outcome, print_json
 from assay.harness.errors import UsageError
 from assay.harness.text import one_line
 
@@ -74,9 +74,7 @@ def _compare_two(
 
         write_compare(result, html)
         say(f"Report: {html}")
-    if console.quiet:
-        conclude(f"{result.verdict.upper()} (exit code {result.exit_code}): {one_line(result.headline, 400)}")
-    return result.exit_code
+    return outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}")
 
 
 def _compare_runs(runs: list[Path], limits: Limits, json: bool, html: Path | None, junit: Path | None) -> int:

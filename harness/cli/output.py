@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from assay.harness.cli.app import console, detail, say
+from assay.harness.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +42,13 @@ def print_json(document: str) -> None:
     sys.stdout.write(document.rstrip("\n") + "\n")
 
 
+def outcome(exit_code: int, sentence: str) -> int:
+    """The exit code of a command whose report is printed; ``--quiet`` leaves this sentence of it."""
+    if console.quiet:
+        conclude(f"{one_line(sentence, 400)} (exit code {exit_code})")
+    return int(exit_code)
+
+
 def conclude(line: str) -> None:
     """Print the last line of a command: its verdict, which ``--quiet`` leaves."""
     if not console.quiet:
@@ -51,10 +59,13 @@ def conclude(line: str) -> None:
 
 def progress(on: Console = console) -> ProgressDisplay:
     """A display of the command's progress; ``--quiet`` silences it."""
+    from rich.console import Console
+
     from assay.harness.progress import ProgressDisplay
 
-    on.quiet = console.quiet
-    return ProgressDisplay(on, _VERBOSE_LINES_S if detail.verbose else _LINES_S)
+    return ProgressDisplay(
+        Console(quiet=True) if console.quiet else on, _VERBOSE_LINES_S if detail.verbose else _LINES_S
+    )
 
 
 def _quiet(given: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,21 +78,39 @@ def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")], json
 
 
 @app.command()
-def backends() -> None:
+def backends(json: Json = False) -> None:
     """List the attention backends and kernels."""
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
     from assay.harness.engines import catalog
 
-    say("Kernels (entry-point group assay.kernels):")
+    listed: list[dict[str, object]] = []
     for name, path in sorted(kernels.published().items()):
         try:
             declared = kernels.declaration(kernels.load(name))
         except KernelRefused as error:
-            say(f"  {name}  {error}")
+            listed.append({"name": name, "path": path, "problem": str(error)})
         else:
-            say(f"  {name}  {'+'.join(declared.phases)}  {path}  {declared.about}")
+            listed.append(
+                {
+                    "name": name,
+                    "path": path,
+                    "phases": declared.phases,
+                    "about": declared.about,
+                    "noise": declared.noise,
+                }
+            )
+    own: tuple[str, ...] = ()
+    problem = ""
     try:
-        say("SGLang's own: " + ", ".join(catalog.sglang_backends()))
+        own = catalog.sglang_backends()
     except UsageError as error:
-        say(f"SGLang's own: {error}")
+        problem = str(error)
+    if json:
+        print_json(dumps({"kernels": listed, "sglang": own, "problem": problem}, indent=2))
+        return
+    say("Kernels (entry-point group assay.kernels):")
+    for one in listed:
+        told = one.get("problem") or f"{'+'.join(one['phases'])}  {one['path']}  {one['about']}"  # type: ignore[arg-type]
+        say(f"  {one['name']}  {told}")
+    say(f"SGLang's own: {problem or ', '.join(own)}")

@@ -13,7 +13,7 @@ from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Verdict
 
 SCHEMA: Literal["assay.compare-runs/1"] = "assay.compare-runs/1"
-Group = Literal["verdict", "questions", "own error", "latency", "environment"]
+Group = Literal["verdict", "questions", "own error", "latency", "measured", "environment"]
 
 
 class RunColumn(Part):

@@ -120,8 +120,9 @@ def _comparison(
 
 
 def _renamed(headline: str, name: str) -> str:
-    """A pair calls its second run B; here it may be C."""
-    return re.sub(r"\bB(?= is |'s )", name, headline)
+    """A pair calls its second run B; here it may be C. What does not name it at all gets its name in front."""
+    renamed = re.sub(r"\bB(?= is |'s )", name, headline)
+    return renamed if renamed.startswith(f"{name} ") else f"{name}: {renamed}"
 
 
 def _rows(of_runs: Iterable[Sequence[_Fact]]) -> list[RunRow]:
@@ -129,7 +130,7 @@ def _rows(of_runs: Iterable[Sequence[_Fact]]) -> list[RunRow]:
     tables = [{one.id: one for one in facts} for facts in of_runs]
     merged = {id_: fact for table in reversed(tables) for id_, fact in table.items()}
     order = list(dict.fromkeys(id_ for table in tables for id_ in table))
-    groups: tuple[Group, ...] = ("verdict", "questions", "own error", "latency", "environment")
+    groups: tuple[Group, ...] = ("verdict", "questions", "own error", "latency", "measured", "environment")
     return [
         _row(merged[id_], [table.get(id_) for table in tables])
         for group in groups
@@ -184,7 +185,7 @@ def _verdicts(report: Report) -> Iterator[_Fact]:
         yield _Fact("verdict", f"verdict-{suite.id}", title, suite.verdict, rank - WORST_FIRST.index(suite.verdict))
     for suite in report.suites:
         for metric in suite.metrics:
-            yield _Fact("verdict", f"{suite.id}-{metric.id}", f"{suite.id}: {metric.title}", metric.text)
+            yield _Fact("measured", f"{suite.id}-{metric.id}", f"{suite.id}: {metric.title}", metric.text)
 
 
 def _questions(pair: CompareResult | None, is_first: bool) -> Iterator[_Fact]:
