@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Collection, Sequence
@@ -68,6 +69,12 @@ def ranges(numbers: Collection[int]) -> str:
 def listed(words: Sequence[str]) -> str:
     """Words in a sentence: "a", "a and b", "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """ "did you mean 'sage_attn'?" for "sage_atn"; empty if nothing known is like it."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def percent(share: float) -> str:

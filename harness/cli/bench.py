@@ -21,7 +21,7 @@ app.add_typer(bench_app, name="bench")
 
 
 @bench_app.callback()
-@spec_flags(BENCH_FLAGS, "latency_")
+@spec_flags(BENCH_FLAGS, "latency_", hidden=("servers",))  # it needs both at the same time
 def bench(
     flags: dict[str, Any],
     context: typer.Context,
@@ -40,7 +40,7 @@ def bench(
     """Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels."""
     if context.invoked_subcommand:
         sources = {name: context.get_parameter_source(name) for name in context.params}
-        given = [_short(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+        given = [_spelled(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
         if given:
             raise UsageError(
                 f"Before {context.invoked_subcommand}, {', '.join(given)} would apply to a bench of two servers.",
@@ -68,8 +68,8 @@ def bench(
     raise typer.Exit(result.exit_code)
 
 
-def _short(name: str) -> str:
-    return flag(name.removeprefix("latency_"))
+def _spelled(name: str) -> str:
+    return flag(name.removeprefix("short_latency_"))
 
 
 @bench_app.command()
@@ -82,7 +82,8 @@ def kernel(
         str | None,
         typer.Option(help="The kernel to compare with; by default PyTorch's scaled_dot_product_attention."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
+    latency_seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
+    seconds: Annotated[float | None, typer.Option(help="As --latency-seconds.", min=0.1, hidden=True)] = None,
     out: Annotated[Path | None, typer.Option(help="A file for the result as JSON.")] = None,
     config: Config = None,
     json: Json = False,
@@ -98,7 +99,9 @@ def kernel(
     reference, bound = reference or TORCH_SDPA, policy.latency_bound
     loaded = [kernels.find("--candidate", candidate), kernels.find("--reference", reference)]
     names = (candidate, reference)
-    result = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds, as_given(), names)
+    result = time_kernels(
+        loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds or latency_seconds, as_given(), names
+    )
     if out:
         write_timing(result, out)
     render_timing(result, console)

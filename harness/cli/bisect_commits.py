@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 
 from assay.harness.cli.app import console, errors, report_error, say
 from assay.harness.cli.bisect import bisect_app
+from assay.harness.cli.flags import existing
 from assay.harness.cli.output import Json, print_json
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
 """Exit codes of ``git bisect run``, by outcome."""
 
+_REPOSITORY = existing("a folder of a git repository")
 Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]
 Build = Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")]
 Pack = Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")]
@@ -44,7 +46,9 @@ Raises = Annotated[
 
 @bisect_app.command()
 def commits(
-    repo: Annotated[Path, typer.Option(help="A folder of the repository. Its checkout is never touched.")] = Path("."),
+    repo: Annotated[
+        Path, typer.Option(help="A folder of the repository. Its checkout is never touched.", callback=_REPOSITORY)
+    ] = Path("."),
     good: Annotated[str, typer.Option(help="A revision whose kernel is good.", show_default=False)] = "",
     bad: Annotated[str, typer.Option(help="A later revision whose kernel is bad.", show_default=False)] = "",
     kernel: Kernel = "",
@@ -165,7 +169,7 @@ class _ForGit(TyperCommand):
 @bisect_app.command(cls=_ForGit)
 def probe(
     kernel: Kernel,
-    repo: Annotated[Path, typer.Option(help="The checkout to probe.")] = Path("."),
+    repo: Annotated[Path, typer.Option(help="The checkout to probe.", callback=_REPOSITORY)] = Path("."),
     build: Build = "",
     pack: Pack = None,
     condition: ConditionOption = None,

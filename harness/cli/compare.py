@@ -9,11 +9,22 @@ import typer
 
 from assay.harness.cli.app import app, as_given, console, say
 from assay.harness.cli.output import Json, conclude, outcome, print_json
+from assay.harness.config import WIDEST_MARGIN, points_meant
 from assay.harness.errors import UsageError
 from assay.harness.text import one_line
 
 if TYPE_CHECKING:
     from assay.harness.ingest.results.compare import Limits
+
+
+def _fraction(margin: float) -> float:
+    if not 0 < margin <= WIDEST_MARGIN:
+        raise UsageError(
+            f"--margin is {margin:g}.",
+            f"more than 0 and at most {WIDEST_MARGIN:g}, as a fraction",
+            points_meant("--margin", margin) or "give another value, or leave it out",
+        )
+    return margin
 
 
 @app.command()
@@ -25,7 +36,10 @@ def compare(
         ),
     ],
     margin: Annotated[
-        float, typer.Option(help="Largest loss of the mean score that still passes, as a fraction.", min=1e-6, max=0.1)
+        float,
+        typer.Option(
+            help="Largest loss of the mean score that still passes, as a fraction; at most 0.1.", callback=_fraction
+        ),
     ] = 0.02,
     alpha: Annotated[float, typer.Option(help="Error rate of each interval and test.", min=1e-6, max=0.2)] = 0.05,
     latency_bound: Annotated[

@@ -10,7 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.flags import Config, Out, spec_flags
+from assay.harness.cli.flags import Config, Out, RunFolderArgument, existing, spec_flags
 from assay.harness.cli.output import Json, print_json
 from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode
@@ -23,6 +23,12 @@ app.add_typer(baseline_app, name="baseline")
 
 _BASELINES = typer.Option("--baselines", help="Folder of the accepted baselines; by default the one in assay.toml.")
 
+_EXISTING_BASELINES = typer.Option(
+    "--baselines",
+    help="Folder of the accepted baselines; by default the one in assay.toml.",
+    callback=existing("a folder of accepted baselines"),
+)
+
 
 @app.command()
 @spec_flags(FLAGS)
@@ -32,6 +38,7 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Js
     from assay.reports.github import workflow_commands
     from assay.reports.markdown import to_markdown
 
+    existing("a folder of accepted baselines")(Path(flags["baselines"]) if "baselines" in flags else None)
     made = run_and_report(make_spec(flags, config), out, baselines=True, json=json)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # GitHub reads these lines from standard output: nothing may wrap or colour them.
@@ -44,7 +51,7 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Js
 
 @baseline_app.command()
 def accept(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: RunFolderArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Accept without confirmation.")] = False,
     widen: Annotated[
         str, typer.Option(metavar="REASON", help="Accept numbers worse than the accepted ones, for this reason.")
@@ -71,7 +78,7 @@ def accept(
 
 @baseline_app.command(name="list")
 def list_(
-    baselines: Annotated[Path | None, _BASELINES] = None,
+    baselines: Annotated[Path | None, _EXISTING_BASELINES] = None,
     config: Config = None,
     json: Json = False,
 ) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.flags import Config, Out, spec_flags
+from assay.harness.cli.flags import Config, Out, RunFolderArgument, spec_flags
 from assay.harness.cli.output import Json, conclude, print_json, progress
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
 from assay.harness.errors import UsageError
@@ -67,7 +67,7 @@ def last_line(made: Report, folder: Path) -> str:
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")], json: Json = False) -> None:
+def report(folder: RunFolderArgument, json: Json = False) -> None:
     """Rebuild a run's report from its evidence, and rewrite its files."""
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.build import build
