@@ -127,7 +127,15 @@ class _State(ProgressColumn):
     def render(self, task: Task) -> Text:
         counted = [] if task.total is None else [f"{task.completed:,.0f}/{task.total:,.0f}"]
         note = str(task.fields.get("note", ""))
-        return Text(" ".join([*counted, duration(task.elapsed or 0.0), *([f" {note}"] if note else [])]))
+        return Text(
+            " ".join(
+                [
+                    *counted,
+                    duration((task.finished_time if task.finished else task.elapsed) or 0.0),
+                    *([f" {note}"] if note else []),
+                ]
+            )
+        )
 
 
 def eta(seconds: float, done: int, left: int, may_stop: bool = False) -> str:
@@ -141,7 +149,7 @@ def eta(seconds: float, done: int, left: int, may_stop: bool = False) -> str:
     """
     if done < _FEWEST_FOR_ETA or seconds <= 0:
         return ""
-    return f"{'at most ' if may_stop else ''}about {duration(seconds / done * left)} left"
+    return f"{'at most' if may_stop else 'about'} {duration(seconds / done * left)} left"
 
 
 def duration(seconds: float) -> str:

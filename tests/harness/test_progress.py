@@ -53,7 +53,7 @@ def test_what_is_left_is_estimated_from_the_rate(monkeypatch: pytest.MonkeyPatch
         display.count("candidate: questions", done, 100, may_stop=True)
     lines = out.getvalue().splitlines()
     assert lines[-2].endswith("reference: questions: 14 of 100, about 7 min 10 s left")
-    assert lines[-1].endswith("candidate: questions: 14 of 100, at most about 7 min 10 s left")
+    assert lines[-1].endswith("candidate: questions: 14 of 100, at most 7 min 10 s left")
     now[0] += 1.0
     display.count("reference: questions", 100, 100)
     assert out.getvalue().splitlines()[-1].endswith("reference: questions: 100 of 100")
