@@ -249,6 +249,8 @@ POLICY = (
     "reference_from",
 )
 """Fields that are bounds of a verdict: the keys of ``[policy]``."""
+FRACTIONS = ("margin", "greedy_margin", "alpha")
+"""Fields that people also state in points or percent."""
 FLAGS = tuple(name for name in RunSpec.model_fields if name not in ("bounds", "policy_from"))
 """Fields that are flags."""
 GATE_FLAGS = ("baselines", "growth", "reference_from")
@@ -360,9 +362,17 @@ def _usage_error(error: ValidationError) -> UsageError:
     about = f" ({field.description})" if field and field.description else ""
     given = flag(name)
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").replace("Input ", "it ", 1)
+    do = points_meant(given, first["input"]) if name in FRACTIONS else ""
     return UsageError(
-        f"{given} is {first['input']!r}.", f"{message}{about}", f"give {given} another value, or leave it out"
+        f"{given} is {first['input']!r}.", f"{message}{about}", do or f"give {given} another value, or leave it out"
     )
+
+
+def points_meant(given: str, value: object) -> str:
+    """What to do about points where a fraction is wanted: "5 points = 0.05: give --margin 0.05"; empty for any other value."""
+    if not isinstance(value, int | float) or not 1 <= value <= 100:
+        return ""
+    return f"{value:g} points = {value / 100:g}: give {given} {value / 100:g}"
 
 
 def flag(name: str) -> str:

@@ -158,7 +158,7 @@ class OpenRun:
         started = ExitStack()
         if not self.folder.progress().failure:
             with recorded(self.folder), ExitStack() as starting:
-                starting.enter_context(running(engines, self.plan.spec.device))
+                starting.enter_context(running(engines, self.plan.spec.device, display))
                 started = starting.pop_all()
         with started:
             yield {} if self.folder.progress().failure else {engine.role: engine for engine in engines}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Collection, Sequence
@@ -73,6 +74,12 @@ def listed(words: Sequence[str]) -> str:
 def counted(count: int, what: str) -> str:
     """A number of things: "1 line", "1,200 lines"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """ "did you mean 'sage_attn'?" for "sage_atn"; empty if nothing known is like it."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def percent(share: float) -> str:

@@ -1,30 +1,28 @@
-"""The result of ``assay compare``: on the terminal, as JSON, and as JUnit XML."""
+"""The result of ``assay compare``: on the terminal and as JUnit XML."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from assay.harness.files import write_whole
 from assay.harness.ingest.results.comparison import ComparedLatency, ComparedTask, CompareResult
+from assay.harness.ingest.results.runs_comparison import RunsComparison
 from assay.harness.text import one_line, visible
+from assay.harness.verdict import Decided
 from assay.reports.summary import CHECK_SIGNS
 from assay.reports.terminal import print_rows, say
+
+if TYPE_CHECKING:
+    from junitparser import TestCase
 
 SHOWN = 20
 """Rows of each kind that the terminal shows."""
 TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")
 LATENCY_COLUMNS = ("quantity", "requests", "A", "B", "ratio", "verdict")
-
-
-def write_compare_json(result: CompareResult, path: Path) -> None:
-    """Write the result as JSON.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    write_whole(path, result.model_dump_json(indent=2) + "\n")
 
 
 def write_compare_junit(result: CompareResult, path: Path) -> None:
@@ -33,18 +31,8 @@ def write_compare_junit(result: CompareResult, path: Path) -> None:
     Raises:
         EvidenceError: the disk is full or not writable.
     """
-    from junitparser import JUnitXml, TestSuite
-
     from assay.reports.junit import check_case, verdict_case
 
-    document, suite = JUnitXml("assay"), TestSuite("assay compare")
-    for key, value in (
-        ("verdict", result.verdict),
-        ("exit_code", str(result.exit_code)),
-        ("A", result.a.path),
-        ("B", result.b.path),
-    ):
-        suite.add_property(key, one_line(value))
     cases = [
         verdict_case("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])
     ]
@@ -53,6 +41,31 @@ def write_compare_junit(result: CompareResult, path: Path) -> None:
         verdict_case(one.id, "assay.compare.latencies", one.verdict, one.why, [one.why]) for one in result.latencies
     ]
     cases += [check_case(one, "assay.compare.checks") for one in result.checks]
+    _write_junit(result, {"A": result.a.path, "B": result.b.path}, cases, path)
+
+
+def write_runs_junit(result: RunsComparison, path: Path) -> None:
+    """Write a comparison of runs as JUnit XML: a case for each run beside A, and its checks.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    from assay.reports.junit import check_case, verdict_case
+
+    cases = []
+    for one, pair in zip(result.runs[1:], result.pairs, strict=True):
+        reasons = [one.sentence, *pair.reasons[1:], result.covers]
+        cases.append(verdict_case(one.name, "assay.compare", pair.verdict, one.sentence, reasons))
+        cases += [check_case(check, f"assay.compare.{one.name}.checks") for check in pair.checks]
+    _write_junit(result, {one.name: one.run.folder for one in result.runs}, cases, path)
+
+
+def _write_junit(result: Decided, named: Mapping[str, str], cases: Sequence[TestCase], path: Path) -> None:
+    from junitparser import JUnitXml, TestSuite
+
+    document, suite = JUnitXml("assay"), TestSuite("assay compare")
+    for key, value in {"verdict": result.verdict, "exit_code": str(result.exit_code), **named}.items():
+        suite.add_property(key, one_line(value))
     for case in cases:
         suite.add_testcase(case)
     document.add_testsuite(suite)

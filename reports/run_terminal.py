@@ -23,12 +23,8 @@ from assay.reports.summary import (
     suite_line,
     unmet,
 )
-from assay.reports.terminal import observed, picture_lines
+from assay.reports.terminal import STYLES, observed, picture_lines
 
-_STYLES = {
-    "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
-    "missing": "yellow", "warning": "yellow", "error": "magenta", "not checked": "dim", "info": "dim",
-}  # fmt: skip
 _PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
 _COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
     ("Suite", "left"), ("Verdict", "left"), ("Reference", "right"), ("Candidate", "right"), ("Differences", "left"),
@@ -46,7 +42,7 @@ def render(report: Report, console: Console) -> None:
     page = _Page(console)
     mark = VERDICTS[report.verdict]
     page.line()
-    style = _STYLES[report.verdict]
+    style = STYLES[report.verdict]
     badge = Text(f" {mark.sign} {mark.word.upper()} ", style=f"bold white on {style}")
     page.line(badge, f"  exit code {report.exit_code}")
     page.line(Text(one_line(report.headline, 400), style="bold"))
@@ -66,14 +62,14 @@ def render(report: Report, console: Console) -> None:
     if checks:
         page.heading("Checks that are not ok")
     for check in checks:
-        status = Text(f"{CHECK_SIGNS[check.status]} {check.status}", style=_STYLES[check.status])
+        status = Text(f"{CHECK_SIGNS[check.status]} {check.status}", style=STYLES[check.status])
         page.line(status, f": {one_line(check.title)}: {one_line(check.found, 400)}", indent=2)
         if check.settles:
             page.line(f"to resolve: {one_line(check.settles, 400)}", indent=6)
     if report.findings:
         page.heading("Findings")
     for finding in report.findings:
-        page.line(Text(finding.severity, style=_STYLES[finding.severity]), f": {one_line(finding.where)}", indent=2)
+        page.line(Text(finding.severity, style=STYLES[finding.severity]), f": {one_line(finding.where)}", indent=2)
         page.line(one_line(finding.diagnosis, 600), indent=6)
         if finding.observed:
             page.line(f"observed: {observed(finding)}", indent=6)
@@ -149,7 +145,7 @@ def _suites(page: _Page, lines: list[SuiteLine]) -> None:
                 page.line(f"bound of {row.suite} set by {row.policy}", indent=2)
         return
     for row in lines:
-        verdict = Text(row.verdict, style=_STYLES[row.verdict])
+        verdict = Text(row.verdict, style=STYLES[row.verdict])
         accuracy = f"; reference {row.reference}, candidate {row.candidate}" if row.reference != NOTHING else ""
         limits = f"; {row.differences}; measured {row.measured}; bound {row.bound}"
         limits += f", set by {row.policy}" if row.policy else ""
@@ -179,7 +175,7 @@ def _table(page: _Page, lines: list[SuiteLine]) -> Padding:
         [
             page.fit(cell)
             for cell in (
-                row.suite, Text(row.verdict, style=_STYLES[row.verdict]), row.reference, row.candidate, row.differences,
+                row.suite, Text(row.verdict, style=STYLES[row.verdict]), row.reference, row.candidate, row.differences,
                 row.measured, row.bound,
             )
         ]

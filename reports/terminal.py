@@ -13,6 +13,11 @@ from assay.harness.text import one_line
 from assay.harness.verdict import Finding
 from assay.reports.operator_picture import text as picture_text
 
+STYLES = {
+    "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
+    "missing": "yellow", "warning": "yellow", "error": "magenta", "not checked": "dim", "info": "dim",
+}  # fmt: skip
+"""Colours of verdicts, of the status of checks, and of the severity of findings."""
 PLAIN_WIDTH = 100
 """Columns that a picture may take in plain text, such as the message of an assertion."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from assay.harness.attention.published import native_backend
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
+from assay.harness.text import did_you_mean
 
 if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
@@ -198,9 +200,17 @@ def find(flag: str, name: str) -> Kernel:
         elif isinstance(error.__cause__, SystemExit):
             do = "remove the call that ends the process when the module is imported"
         elif is_path(name):
-            do = "check the name of the function"
+            do = did_you_mean(name, _functions_beside(name)) or "check the name of the function"
+        else:
+            do = did_you_mean(name, sorted(published())) or do
         found = f"{flag}: {error}." if flag else f"{str(error)[0].upper()}{str(error)[1:]}."
         raise UsageError(found, expected, do) from None
+
+
+def _functions_beside(name: str) -> list[str]:
+    """Everything that can be called in the module of a ``module:function`` that was imported, named alike."""
+    module = name.partition(":")[0]
+    return [f"{module}:{key}" for key, value in vars(sys.modules.get(module, object)).items() if callable(value)]
 
 
 def missing_package(error: ImportError) -> UsageError:

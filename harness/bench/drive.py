@@ -52,7 +52,7 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
     """
     engines = make_engines(plan, folder)
     display.say("Starting both servers.")
-    with running(list(engines.values()), plan.run.spec.device):
+    with running(list(engines.values()), plan.run.spec.device, display):
         for engine in engines.values():
             display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
         measure_servers(plan, engines, folder, display)

@@ -27,7 +27,7 @@ from assay.harness.bisect.layer_task import (
 )
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import given_flags
-from assay.harness.collect.servers import core_of, make_engine
+from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
@@ -139,7 +139,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
         eager=True,
         environment={SHADOW: spec.candidate},
     )
-    with server:
+    with running([server], spec.device, display):
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")
         result = search_layers(
             ProbeServer(server, evidence, items, spec.token_limit, spec.concurrency), spec, by, display

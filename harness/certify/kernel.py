@@ -10,12 +10,13 @@ import torch
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.honest import truth
-from assay.harness.attention.kernels import Declaration, declaration, declares, find
+from assay.harness.attention.kernels import Declaration, declaration, declares, find, published
 from assay.harness.attention.sdpa import TORCH_SDPA, torch_sdpa
 from assay.harness.attention.seeded import SeededFault
 from assay.harness.attention.source import source_hashes
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
+from assay.harness.text import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,10 +93,11 @@ def certified_kernel(name: str | None) -> CertifiedKernel:
     backend = Backend.parse(name)
     if not backend.is_kernel:
         found = f"--candidate is the URL {name}." if backend.is_url else f"--candidate: no kernel is named {name!r}."
+        near = did_you_mean(name, sorted(published()))
         raise UsageError(
             found,
             "a kernel, as a published name or module:function: faults are seeded in outputs that assay computes itself",
-            "name a kernel, see assay backends; or omit --candidate for PyTorch's attention, which only rounds",
+            f"{near or 'name a kernel, see assay backends'}; or omit --candidate for PyTorch's attention, which only rounds",
         )
     kernel = find("--candidate", name)
     parts = sorted(source_hashes(name).items())

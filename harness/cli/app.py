@@ -31,6 +31,9 @@ ReadOut = Annotated[
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and say whether the candidate may be merged."),
     "report": ("run", "Rebuild a run's report from its evidence, and rewrite its files."),
+    "runs": ("runs", "List the runs of a folder: verdict, treatment, date, worst own error, and the history of each suite."),
+    "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
+    "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
     "backends": ("run", "List the attention backends and kernels."),
     "diff": (
         "diff",
@@ -49,7 +52,7 @@ COMMANDS = {
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
     "ingest": ("ingest", "Read other people's logs, results, traces and dumps, and say what follows from them."),
-    "compare": ("compare", "Compare two results that are already there: of an evaluation tool, a benchmark, tests, or runs."),
+    "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
     "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
     "verify-claim": ("verify_claim", "Check what somebody says of a run against the evidence: its log, results or report."),
@@ -70,6 +73,7 @@ class _Deferred(TyperCommand):
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         assert self.name is not None
+        console.quiet, console.stderr, detail.verbose = False, False, False
         return load_command(self.name).make_context(*args, **kwargs)
 
 
@@ -119,7 +123,7 @@ app = typer.Typer(
     name="assay",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Compare a candidate attention backend with a reference inside the same serving engine.\n\n"
     "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report says why).",
@@ -128,13 +132,24 @@ console = _Pipe()
 errors = _Pipe(stderr=True)
 
 
+class _Detail:
+    """How much a command prints besides its result; ``--quiet`` silences `console`."""
+
+    verbose = False
+
+
+detail = _Detail()
+
+
 def say(text: str) -> None:
     """Print text as it is: no markup, no highlighting, no wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def report_error(error: Exception) -> None:
-    """Print the message of an error, without a traceback."""
+    """Print the message of an error, with its traceback only if the user asked for it."""
+    if detail.verbose:
+        errors.print_exception()
     errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -161,7 +176,11 @@ def load_command(name: str) -> Any:
 
         require(EXTRAS[name], f"assay {name}")
     importlib.import_module(f"assay.harness.cli.{COMMANDS[name][0]}")
-    return typer.main.get_group(app).commands[name]
+    command = typer.main.get_group(app).commands[name]
+    from assay.harness.cli.output import add_output_flags
+
+    add_output_flags(command)
+    return command
 
 
 @app.callback(invoke_without_command=True)

@@ -8,18 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, as_given, console, say
+from assay.harness.cli.app import app, as_given, console
 from assay.harness.cli.flags import Config, spec_flags
+from assay.harness.cli.output import Json, conclude, outcome, print_json, progress
 from assay.harness.config import BENCH_FLAGS, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
+from assay.harness.text import one_line
 
 bench_app = typer.Typer(invoke_without_command=True, add_completion=False)
 app.add_typer(bench_app, name="bench")
 
 
 @bench_app.callback()
-@spec_flags(BENCH_FLAGS, "latency_")
+@spec_flags(BENCH_FLAGS, "latency_", hidden=("servers",))  # it needs both at the same time
 def bench(
     flags: dict[str, Any],
     context: typer.Context,
@@ -33,11 +35,12 @@ def bench(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the timings.")] = None,
     config: Config = None,
+    json: Json = False,
 ) -> None:
     """Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels."""
     if context.invoked_subcommand:
         sources = {name: context.get_parameter_source(name) for name in context.params}
-        given = [_short(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+        given = [_spelled(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
         if given:
             raise UsageError(
                 f"Before {context.invoked_subcommand}, {', '.join(given)} would apply to a bench of two servers.",
@@ -48,23 +51,25 @@ def bench(
     require("serve", "assay bench")
 
     from assay.harness.collect.run_folder import default_folder
-    from assay.harness.progress import ProgressDisplay
     from assay.harness.run import bench_servers
     from assay.reports.bench_page import write_bench
     from assay.reports.latency_terminal import render_latency
 
     spec = make_spec(flags, config)
     folder = out or Path(f"{default_folder(spec)}-bench")
-    with ProgressDisplay(console) as display:
+    with progress() as display:
         result = bench_servers(spec, folder, seed=seed, cuda_graphs=cuda_graphs, display=display)
     page = write_bench(result, folder)
     render_latency(result, console)
-    say(f"Report: {page}")
+    if json:
+        print_json(result.model_dump_json(indent=2))
+    line = f"{result.verdict.upper()} (exit code {result.exit_code}): {one_line(result.headline, 400)} Report: {page}"
+    conclude(line)
     raise typer.Exit(result.exit_code)
 
 
-def _short(name: str) -> str:
-    return flag(name.removeprefix("latency_"))
+def _spelled(name: str) -> str:
+    return flag(name.removeprefix("short_latency_"))
 
 
 @bench_app.command()
@@ -77,9 +82,11 @@ def kernel(
         str | None,
         typer.Option(help="The kernel to compare with; by default PyTorch's scaled_dot_product_attention."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
+    latency_seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
+    seconds: Annotated[float | None, typer.Option(help="As --latency-seconds.", min=0.1, hidden=True)] = None,
     out: Annotated[Path | None, typer.Option(help="A file for the result as JSON.")] = None,
     config: Config = None,
+    json: Json = False,
 ) -> None:
     """Time a kernel and another one on recorded calls, and show its own error on the same calls."""
     policy = make_spec(flags, config)
@@ -92,8 +99,12 @@ def kernel(
     reference, bound = reference or TORCH_SDPA, policy.latency_bound
     loaded = [kernels.find("--candidate", candidate), kernels.find("--reference", reference)]
     names = (candidate, reference)
-    result = time_kernels(loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds, as_given(), names)
+    result = time_kernels(
+        loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds or latency_seconds, as_given(), names
+    )
     if out:
         write_timing(result, out)
     render_timing(result, console)
-    raise typer.Exit(result.exit_code)
+    if json:
+        print_json(result.model_dump_json(indent=2))
+    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {candidate} against {reference}"))

@@ -9,6 +9,7 @@ import typer
 
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, instrumented_spec, spec_flags
+from assay.harness.cli.output import Json, outcome, print_json, progress
 from assay.harness.config import BISECT_FLAGS
 from assay.harness.extras import require
 
@@ -30,6 +31,7 @@ def layers(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the server's log and bisect.json.")] = None,
     config: Config = None,
+    json: Json = False,
 ) -> None:
     """Find the layers that must run the reference for the output to be correct again, in one running server.
 
@@ -41,14 +43,15 @@ def layers(
     from assay.harness.bisect.layer_probes import bisect_layers
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import default_folder
-    from assay.harness.progress import ProgressDisplay
     from assay.reports.layer_bisection_terminal import render_layers
 
     spec = instrumented_spec(flags | {"questions": questions, "suites": "mmlu,layers"}, config)
     plan = prepare(spec)
     folder = out or default_folder(spec)
-    with ProgressDisplay(console) as display:
+    with progress() as display:
         result = bisect_layers(plan, by, folder, display)
     render_layers(result, console)
     say(f"Details: {folder / 'bisect.json'}")
-    raise typer.Exit(result.exit_code)
+    if json:
+        print_json(result.model_dump_json(indent=2))
+    raise typer.Exit(outcome(result.exit_code, f"Layers that must run the reference: {result.outcome}"))

@@ -7,18 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from assay.harness.cli.app import console, errors, report_error, say
 from assay.harness.cli.bisect import bisect_app
+from assay.harness.cli.flags import existing
+from assay.harness.cli.output import Json, print_json
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
+
+if TYPE_CHECKING:
+    from assay.harness.bisect.commits.state import BisectState
 
 GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
 """Exit codes of ``git bisect run``, by outcome."""
 
+_REPOSITORY = existing("a folder of a git repository")
 Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]
 Build = Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")]
 Pack = Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")]
@@ -40,7 +46,9 @@ Raises = Annotated[
 
 @bisect_app.command()
 def commits(
-    repo: Annotated[Path, typer.Option(help="A folder of the repository. Its checkout is never touched.")] = Path("."),
+    repo: Annotated[
+        Path, typer.Option(help="A folder of the repository. Its checkout is never touched.", callback=_REPOSITORY)
+    ] = Path("."),
     good: Annotated[str, typer.Option(help="A revision whose kernel is good.", show_default=False)] = "",
     bad: Annotated[str, typer.Option(help="A later revision whose kernel is bad.", show_default=False)] = "",
     kernel: Kernel = "",
@@ -87,6 +95,7 @@ def commits(
     out: Annotated[
         Path | None, typer.Option(help="The bisection's folder; by default one named after its settings.")
     ] = None,
+    json: Json = False,
 ) -> None:
     """Find the commit that made a kernel worse. The same command resumes a bisection that was stopped.
 
@@ -96,10 +105,10 @@ def commits(
     from assay.harness.bisect.commits.bisection import bisect_commits, bisection_spec, default_folder, latest_folder
     from assay.harness.bisect.commits.state import BisectFolder
     from assay.reports.commit_bisection_page import write_bisection
-    from assay.reports.commit_bisection_terminal import ProgressView, render
+    from assay.reports.commit_bisection_terminal import ProgressView
 
     if status and (out or not kernel):
-        render((BisectFolder(out) if out else latest_folder()).read(), console)
+        _show((BisectFolder(out) if out else latest_folder()).read(), json)
         return
     spec = bisection_spec(repo, {
         "good": good, "bad": bad, "kernel": kernel, "build": build, "sources": source, "first_parent": first_parent,
@@ -109,14 +118,22 @@ def commits(
     })  # fmt: skip
     folder = BisectFolder(out) if out else default_folder(spec)
     if status:
-        render(folder.read(), console)
+        _show(folder.read(), json)
         return
     with _stoppable(), ProgressView(console, folder.path) as view:
         state = bisect_commits(spec, folder, view)
     assert state.result is not None
-    render(state, console)
+    _show(state, json)
     say(f"Report: {write_bisection(state, folder)}")
     raise typer.Exit(state.result.exit_code)
+
+
+def _show(state: BisectState, json: bool) -> None:
+    from assay.reports.commit_bisection_terminal import render
+
+    render(state, console)
+    if json:
+        print_json(state.model_dump_json(indent=2))
 
 
 @contextmanager
@@ -152,7 +169,7 @@ class _ForGit(TyperCommand):
 @bisect_app.command(cls=_ForGit)
 def probe(
     kernel: Kernel,
-    repo: Annotated[Path, typer.Option(help="The checkout to probe.")] = Path("."),
+    repo: Annotated[Path, typer.Option(help="The checkout to probe.", callback=_REPOSITORY)] = Path("."),
     build: Build = "",
     pack: Pack = None,
     condition: ConditionOption = None,

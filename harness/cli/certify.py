@@ -9,6 +9,7 @@ import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console, errors, say
+from assay.harness.cli.output import Json, outcome, print_json, progress
 from assay.harness.errors import UsageError
 
 MATRIX = "certificate.md"
@@ -49,6 +50,7 @@ def certify(
             show_default=False,
         ),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Seed a catalogue of faults, and certify which of them are caught, named and pinned.
 
@@ -64,10 +66,9 @@ def certify(
     from assay.harness.certify.kernel import certified_kernel
     from assay.harness.certify.session import certify as run
     from assay.harness.files import write_whole
-    from assay.harness.progress import ProgressDisplay
-    from assay.reports.certificate_text import markdown, render
+    from assay.reports.certificate_text import headline, markdown, render
 
-    display, device, kernel = ProgressDisplay(errors), device or default_device(), certified_kernel(candidate)
+    display, device, kernel = progress(errors), device or default_device(), certified_kernel(candidate)
     if level == "op":
         from assay.harness.certify.op_level import OpLevel, checked, read
         from assay.harness.certify.op_tasks import op_envelope, op_tasks
@@ -75,17 +76,20 @@ def certify(
         matrix = OpLevel(device, seed, kernel)
         known = [task.id for task in op_tasks(matrix)]
         tasks = op_tasks(matrix, fault or (), read if read_out else checked)
-        certificate = run(tasks, op_envelope(matrix, read_out), out, display, time_limit or 120, known)
+        with display:
+            certificate = run(tasks, op_envelope(matrix, read_out), out, display, time_limit or 120, known)
     else:
         from assay.harness.certify import server_level as servers
         from assay.harness.extras import require
 
         require("serve", "assay certify --level server")
         spec = servers.certified_spec(device, model, kernel)
-        with servers.ServerLevel(spec, out / "run", display, kernel) as pair:
+        with display, servers.ServerLevel(spec, out / "run", display, kernel) as pair:
             tasks, known = servers.server_tasks(pair, fault or ()), [task.id for task in servers.server_tasks(pair)]
             certificate = run(tasks, servers.server_envelope(pair), out, display, time_limit or 1200, known)
     write_whole(out / MATRIX, markdown(certificate))
     render(certificate, console)
     say(f"Written: {out / MATRIX}, {out / 'certificate.json'}")
-    raise typer.Exit(certificate.exit_code)
+    if json:
+        print_json(certificate.model_dump_json(indent=2))
+    raise typer.Exit(outcome(certificate.exit_code, headline(certificate)))

@@ -9,6 +9,7 @@ import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import ReadOut, app, as_given, console, errors, say
+from assay.harness.cli.output import Json, outcome, print_json
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
 
@@ -36,6 +37,7 @@ def check(
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
     read_out: ReadOut = 60.0,
     html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
+    json: Json = False,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
     if html:
@@ -61,15 +63,20 @@ def check(
 
     def announce(found: CheckResult) -> None:
         text = f"{headline(found)}. Reading what it computes, for at most {read_out:g} s."
-        errors.print(text, markup=False, highlight=False, soft_wrap=True)
+        if not console.quiet:
+            errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
     result = run(
         name, phases=phases, noise=noise, cases=chosen, again=as_given(), read_out=read_out, before_reading=announce
     )
     render(result, console)
+    if json:
+        from assay.harness.offline.check_document import document_of
+
+        print_json(document_of(result, headline(result)).model_dump_json(indent=2))
     if html:
         from assay.reports.check_page import write_check
 
         write_check(result, html)
         say(f"Report: {html}")
-    raise typer.Exit(result.exit_code)
+    raise typer.Exit(outcome(result.exit_code, headline(result)))

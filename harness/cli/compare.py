@@ -1,21 +1,45 @@
-"""``assay compare``: two results of an evaluation tool, a benchmark, a test run, or of assay."""
+"""``assay compare``: two results of an evaluation tool, a benchmark or a test run; or runs of assay, two or more."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from assay.harness.cli.app import app, as_given, console, say
+from assay.harness.cli.output import Json, conclude, outcome, print_json
+from assay.harness.config import WIDEST_MARGIN, points_meant
+from assay.harness.errors import UsageError
+from assay.harness.text import one_line
+
+if TYPE_CHECKING:
+    from assay.harness.ingest.results.compare import Limits
+
+
+def _fraction(margin: float) -> float:
+    if not 0 < margin <= WIDEST_MARGIN:
+        raise UsageError(
+            f"--margin is {margin:g}.",
+            f"more than 0 and at most {WIDEST_MARGIN:g}, as a fraction",
+            points_meant("--margin", margin) or "give another value, or leave it out",
+        )
+    return margin
 
 
 @app.command()
 def compare(
-    a: Annotated[Path, typer.Argument(help="The accepted result: a file, or the output folder of a tool.")],
-    b: Annotated[Path, typer.Argument(help="The new one, of the same tool.")],
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The accepted result, then the new one of the same tool: files or folders. Of runs, two or more."
+        ),
+    ],
     margin: Annotated[
-        float, typer.Option(help="Largest loss of the mean score that still passes, as a fraction.", min=1e-6, max=0.1)
+        float,
+        typer.Option(
+            help="Largest loss of the mean score that still passes, as a fraction; at most 0.1.", callback=_fraction
+        ),
     ] = 0.02,
     alpha: Annotated[float, typer.Option(help="Error rate of each interval and test.", min=1e-6, max=0.2)] = 0.05,
     latency_bound: Annotated[
@@ -24,19 +48,39 @@ def compare(
     metric: Annotated[
         str, typer.Option(help="Score that counts, where a tool writes several: exact_match,strict-match for lm-eval.")
     ] = "",
-    json: Annotated[Path | None, typer.Option(help="A file for the result as JSON.")] = None,
+    json: Json = False,
     html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
     junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
 ) -> None:
-    """Compare two results that are already there: of an evaluation tool, a benchmark, tests, or runs."""
+    """Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."""
     from assay.harness.ingest.results.compare import Limits
-    from assay.harness.ingest.results.compare import compare as run
-    from assay.reports.compare_text import render_compare, write_compare_json, write_compare_junit
+    from assay.harness.ingest.results.side_by_side import are_runs
 
-    result = run(a, b, Limits(margin, alpha, latency_bound), metric, reproduce=as_given())
-    render_compare(result, console)
+    if len(results) < 2:
+        raise UsageError(f"Only {results[0]} was named.", "two results, or two or more runs", "name the other one too")
+    limits = Limits(margin, alpha, latency_bound)
+    if are_runs(results):
+        raise typer.Exit(_compare_runs(results, limits, json, html, junit))
+    if len(results) > 2:
+        raise UsageError(
+            f"{len(results)} results were named, and not all of them are runs of assay.",
+            "two results; only of runs more than two",
+            "compare them in pairs",
+        )
+    raise typer.Exit(_compare_two(results[0], results[1], limits, metric, json, html, junit))
+
+
+def _compare_two(
+    a: Path, b: Path, limits: Limits, metric: str, json: bool, html: Path | None, junit: Path | None
+) -> int:
+    from assay.harness.ingest.results.compare import compare as run
+    from assay.reports.compare_text import render_compare, write_compare_junit
+
+    result = run(a, b, limits, metric, reproduce=as_given())
     if json:
-        write_compare_json(result, json)
+        print_json(result.model_dump_json(indent=2))
+    else:
+        render_compare(result, console)
     if junit:
         write_compare_junit(result, junit)
     if html:
@@ -44,4 +88,26 @@ def compare(
 
         write_compare(result, html)
         say(f"Report: {html}")
-    raise typer.Exit(result.exit_code)
+    return outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}")
+
+
+def _compare_runs(runs: list[Path], limits: Limits, json: bool, html: Path | None, junit: Path | None) -> int:
+    from assay.harness.ingest.results.side_by_side import compare_runs
+    from assay.reports.runs_compared_text import render_runs_compared
+
+    result = compare_runs(runs, limits, as_given())
+    if json:
+        print_json(result.model_dump_json(indent=2))
+    else:
+        render_runs_compared(result, console)
+    if junit:
+        from assay.reports.compare_text import write_runs_junit
+
+        write_runs_junit(result, junit)
+    if html:
+        from assay.reports.runs_compared_page import write_runs_compared
+
+        write_runs_compared(result, html)
+    page = f" Report: {html}" if html else ""
+    conclude(f"{result.verdict.upper()} (exit code {result.exit_code}): {one_line(result.headline, 400)}{page}")
+    return result.exit_code

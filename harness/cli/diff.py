@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import ReadOut, app, console, say
+from assay.harness.cli.app import ReadOut, app, console, errors, say
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
+from assay.harness.cli.output import Json, outcome, print_json, progress
 from assay.harness.config import SERVER_FLAGS
 from assay.harness.errors import UsageError
 
@@ -25,6 +26,7 @@ def diff(
     suites: Annotated[str, typer.Option(help="layers, or layers,logits.")] = "layers,logits",
     out: Out = None,
     config: Config = None,
+    json: Json = False,
 ) -> None:
     """Run the candidate in the shadow of the reference: show its own error by layer, head and condition, and name the bug."""
     from assay.harness.cli.run import run_and_report
@@ -32,7 +34,7 @@ def diff(
     spec = instrumented_spec(flags | {"suites": suites}, config)
     if not {"layers"} <= set(spec.suites) <= {"layers", "logits"}:
         raise UsageError(f"--suites is {suites}.", "layers, or layers,logits", "use assay run for the other suites")
-    made = run_and_report(spec, out)
+    made = run_and_report(spec, out, json=json)
     raise typer.Exit(made.exit_code)
 
 
@@ -42,16 +44,18 @@ def record(
     flags: dict[str, Any],
     pack: Annotated[Path, typer.Argument(help="A new folder for the replay pack.")],
     config: Config = None,
+    json: Json = False,
 ) -> None:
     """Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."""
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.record_pack import record_pack
-    from assay.harness.progress import ProgressDisplay
     from assay.reports.replay_terminal import render_pack
 
     spec = instrumented_spec(flags | {"suites": "layers"}, config)
-    with ProgressDisplay(console) as display:
+    with progress() as display:
         manifest = record_pack(prepare(spec), pack, display)
+    if json:
+        print_json(manifest.model_dump_json(indent=2))
     render_pack(manifest, pack, console)
 
 
@@ -60,6 +64,7 @@ def replay(
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay record` or `assay diff`.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
     read_out: ReadOut = 60.0,
+    json: Json = False,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
     from assay.harness.offline import replay as replaying
@@ -70,6 +75,16 @@ def replay(
     def show_first(found: Sequence[Finding]) -> None:
         say(f"First: {found[0].where}: {found[0].diagnosis}")
 
-    result = replaying.replay(pack, candidate, on_first=show_first, read_out=read_out)
+    with progress(errors) as display:
+        result = replaying.replay(
+            pack,
+            candidate,
+            on_first=show_first,
+            read_out=read_out,
+            progress=lambda done, total: display.count(f"{candidate}: runs on recorded calls", done, total),
+        )
     render_replay(result, console)
-    raise typer.Exit(result.exit_code)
+    if json:
+        print_json(result.model_dump_json(indent=2))
+    found = result.findings[0].diagnosis if result.findings else "every own error is within its bound"
+    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {candidate}: {found}"))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from pydantic_core import PydanticUndefined
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
-from assay.harness.config import RunSpec, flag, make_spec
+from assay.harness.config import PROFILES, RunSpec, flag, make_spec
 from assay.harness.errors import UsageError
 
 _PANELS = {
@@ -29,26 +30,57 @@ Config = Annotated[
 Out = Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run there is resumed.")]
 
 
-def spec_flags(names: Sequence[str], short: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+def existing(expected: str) -> Callable[[Path | None], Path | None]:
+    """The callback of an option or argument whose path must exist.
+
+    Args:
+        expected: what is expected there, for the error.
+    """
+
+    def check(path: Path | None) -> Path | None:
+        if path is not None and not path.exists():
+            raise UsageError(f"There is no {path}.", expected, "check the path")
+        return path
+
+    return check
+
+
+RunFolderArgument = Annotated[Path, typer.Argument(help="A run's folder.", callback=existing("the folder of a run"))]
+
+
+def spec_flags(
+    names: Sequence[str], short: str = "", hidden: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command flags named and described as fields of `RunSpec`.
 
     The command receives those that were given, by field name, as its first argument; the flags come before its other options.
 
     Args:
         names: fields.
-        short: a prefix of field names that a flag may leave out: with "latency_", ``--bound`` is ``--latency-bound``.
+        short: a prefix of field names that a flag may leave out: with "latency_", ``--bound`` is ``--latency-bound``. The short
+            form works, but help shows only the long one, which all commands share.
+        hidden: fields whose flags work but are not offered, since the command refuses what they usually say.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
             values = {name: given.pop(name) for name in names}
+            for name in names:
+                alias = given.pop(_alias(name, short), None)
+                if alias is not None and values[name] is not None:
+                    raise UsageError(
+                        f"{flag(name.removeprefix(short))} and {flag(name)} were both given.",
+                        "one of them",
+                        "leave one out",
+                    )
+                values[name] = alias if values[name] is None else values[name]
             command({name: _value(value) for name, value in values.items() if value is not None}, **given)
 
         others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        parameters = [_parameter(name, short) for name in names] + [
-            other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others
-        ]
+        parameters = [_parameter(name, short, name in hidden) for name in names]
+        parameters += [_short_parameter(name, short) for name in names if _alias(name, short) != name]
+        parameters += [other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__  # inspect would read the signature of the wrapped function
@@ -75,16 +107,49 @@ def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
     return spec
 
 
-def _parameter(name: str, short: str) -> inspect.Parameter:
-    names = [name.removeprefix(short), name] if short and name.startswith(short) else [name]
+def _parameter(name: str, short: str, hidden: bool) -> inspect.Parameter:
+    panel = next((panel for panel, fields in _PANELS.items() if name in fields and not short), None)
+    return _option(name, flag(name), hidden, panel)
+
+
+def _short_parameter(name: str, short: str) -> inspect.Parameter:
+    return _option(name, flag(name.removeprefix(short)), True, None).replace(name=_alias(name, short))
+
+
+def _alias(name: str, short: str) -> str:
+    """The parameter of a flag's short form; `name` itself if it has none."""
+    return f"short_{name}" if short and name.startswith(short) else name
+
+
+def _option(name: str, spelled: str, hidden: bool, panel: str | None) -> inspect.Parameter:
     option = typer.Option(
-        *map(flag, names),
+        spelled,
         help=RunSpec.model_fields[name].description,
-        rich_help_panel=next((panel for panel, fields in _PANELS.items() if name in fields and not short), None),
-        show_default=False,
+        rich_help_panel=panel,
+        show_default=default_text(name) or False,
+        hidden=hidden,
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_type(name) | None, option]
+    )
+
+
+def default_text(name: str) -> str:
+    """The default of a field, as its flag would be given; empty where there is none, or the description says it."""
+    if name in PROFILES["cpu"]:
+        by_device = {device: profile[name] for device, profile in PROFILES.items()}
+        if len(set(by_device.values())) == 1:
+            return str(by_device["cpu"])
+        return ", ".join(f"{value} with --device {device}" for device, value in by_device.items())
+    default = RunSpec.model_fields[name].default
+    if default is None or default == "" or default == () or default is PydanticUndefined:
+        return ""
+    return (
+        ",".join(map(str, default))
+        if isinstance(default, tuple)
+        else f"{default:g}"
+        if isinstance(default, float)
+        else str(default)
     )
 
 

@@ -10,7 +10,8 @@ import typer
 from rich.table import Column, Table
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.flags import Config, Out, spec_flags
+from assay.harness.cli.flags import Config, Out, RunFolderArgument, existing, spec_flags
+from assay.harness.cli.output import Json, print_json
 from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode
 
@@ -22,19 +23,26 @@ app.add_typer(baseline_app, name="baseline")
 
 _BASELINES = typer.Option("--baselines", help="Folder of the accepted baselines; by default the one in assay.toml.")
 
+_EXISTING_BASELINES = typer.Option(
+    "--baselines",
+    help="Folder of the accepted baselines; by default the one in assay.toml.",
+    callback=existing("a folder of accepted baselines"),
+)
+
 
 @app.command()
 @spec_flags(FLAGS)
-def gate(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
+def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Json = False) -> None:
     """For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."""
     from assay.harness.cli.run import run_and_report
     from assay.reports.github import workflow_commands
     from assay.reports.markdown import to_markdown
 
-    made = run_and_report(make_spec(flags, config), out, baselines=True)
+    existing("a folder of accepted baselines")(Path(flags["baselines"]) if "baselines" in flags else None)
+    made = run_and_report(make_spec(flags, config), out, baselines=True, json=json)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # GitHub reads these lines from standard output: nothing may wrap or colour them.
-        typer.echo(workflow_commands(made), nl=False)
+        typer.echo(workflow_commands(made), nl=False, err=json)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as file:
             file.write(to_markdown(made))
@@ -43,7 +51,7 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
 
 @baseline_app.command()
 def accept(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: RunFolderArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Accept without confirmation.")] = False,
     widen: Annotated[
         str, typer.Option(metavar="REASON", help="Accept numbers worse than the accepted ones, for this reason.")
@@ -70,13 +78,19 @@ def accept(
 
 @baseline_app.command(name="list")
 def list_(
-    baselines: Annotated[Path | None, _BASELINES] = None,
+    baselines: Annotated[Path | None, _EXISTING_BASELINES] = None,
     config: Config = None,
+    json: Json = False,
 ) -> None:
     """List the accepted baselines."""
     from assay.harness.evidence.baseline import read_all
 
     root = baselines or Path(make_spec({}, config).baselines)
+    if json:
+        from json import dumps
+
+        print_json(dumps({name: one.model_dump(mode="json") for name, one in read_all(root).items()}, indent=2))
+        return
     table = Table(Column("baseline", no_wrap=True), "backend", "engine", "accepted", "accuracy", "run")
     for name, one in read_all(root).items():
         accuracy = one.numbers.get("accuracy")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
+from assay.harness.cli.output import Json, outcome, print_json
 
 
 @app.command()
@@ -16,7 +17,7 @@ def ingest(
     out: Annotated[
         Path | None, typer.Option(help="A folder for ingest.json, ingest.html and ingest.junit.xml.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of text.")] = False,
+    json: Json = False,
 ) -> None:
     """Read other people's logs, results, traces and dumps, and say what follows from them."""
     from assay.harness.files import write_whole
@@ -26,7 +27,7 @@ def ingest(
     result = read(files)
     document = result.model_dump_json(indent=2) + "\n"
     if json:
-        say(document.rstrip())
+        print_json(document)
     else:
         render(result, console)
     if out is not None:
@@ -42,6 +43,5 @@ def ingest(
             ("ingest.junit.xml", to_junit(result)),
         ):
             write_whole(out / name, text)
-        if not json:
-            say(f"\nReport: {out / 'ingest.html'}")
-    raise typer.Exit(result.exit_code)
+        say(f"\nReport: {out / 'ingest.html'}")
+    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}"))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
+from assay.harness.cli.output import Json, print_json
 
 pack_app = typer.Typer(
     no_args_is_help=True, help="Make a replay pack of somebody else's dump or trace, or write a pack for their tools."
@@ -31,6 +32,7 @@ def import_(
         typer.Option(help="The model's folder: its config.json tells heads and layers where a dump does not."),
     ] = None,
     budget_mb: Annotated[int, typer.Option(help="Size of the pack in MiB; calls are sampled.", min=1)] = 256,
+    json: Json = False,
 ) -> None:
     """Make a replay pack of a dump, and say what of it could not be used."""
     from assay.harness.ingest.tensors import to_pack
@@ -49,6 +51,8 @@ def import_(
     for line in import_lines(made):
         say(line)
     render_pack(made.manifest, out, console)
+    if json:
+        print_json(made.manifest.model_dump_json(indent=2))
 
 
 @pack_app.command()

@@ -2,82 +2,115 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.flags import Config, Out, spec_flags
+from assay.harness.cli.flags import Config, Out, RunFolderArgument, spec_flags
+from assay.harness.cli.output import Json, conclude, print_json, progress
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
 from assay.harness.errors import UsageError
+from assay.harness.text import one_line
 
 if TYPE_CHECKING:
     from assay.harness.judge.report import Report
 
+PAGE = "report.html"
+
 
 @app.command()
 @spec_flags(RUN_FLAGS)
-def run(flags: dict[str, Any], out: Out = None, config: Config = None) -> None:
+def run(flags: dict[str, Any], out: Out = None, config: Config = None, json: Json = False) -> None:
     """Ask both servers the same questions, and say whether the candidate may be merged."""
-    raise typer.Exit(run_and_report(make_spec(flags, config), out).exit_code)
+    raise typer.Exit(run_and_report(make_spec(flags, config), out, json=json).exit_code)
 
 
-def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False) -> Report:
+def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, json: bool = False) -> Report:
     """Run, write every report into the run's folder, and show the verdict.
 
     Args:
         spec: what to run.
         out: the run's folder; None for a new one.
         baselines: whether to compare the run with the accepted baselines.
+        json: whether the report is printed as JSON.
     """
     from assay.harness.collect.run_folder import default_folder
-    from assay.harness.progress import ProgressDisplay
     from assay.harness.run import run
 
     folder = out or default_folder(spec)
-    with ProgressDisplay(console) as display:
+    with progress() as display:
         made = run(spec, folder, baselines=baselines, display=display)
-    _show(made, folder)
+    _show(made, folder, json)
     return made
 
 
-def _show(made: Report, folder: Path) -> None:
+def _show(made: Report, folder: Path, json: bool) -> None:
+    from assay.reports.json_report import to_json
     from assay.reports.run_terminal import render
     from assay.reports.write import write_reports
 
     write_reports(made, folder)
     render(made, console)
-    say(f"Report: {folder / 'report.html'}")
+    if json:
+        print_json(to_json(made))
+    conclude(last_line(made, folder))
+
+
+def last_line(made: Report, folder: Path) -> str:
+    """The last line of a run: its verdict, why, and where its report is."""
+    return (
+        f"{made.verdict.upper()} (exit code {made.exit_code}): {one_line(made.headline, 400)} Report: {folder / PAGE}"
+    )
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+def report(folder: RunFolderArgument, json: Json = False) -> None:
     """Rebuild a run's report from its evidence, and rewrite its files."""
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge.build import build
 
     made = build(RunFolder(folder))
-    _show(made, folder)
+    _show(made, folder, json)
     raise typer.Exit(made.exit_code)
 
 
 @app.command()
-def backends() -> None:
+def backends(json: Json = False) -> None:
     """List the attention backends and kernels."""
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
     from assay.harness.engines import catalog
 
-    say("Kernels (entry-point group assay.kernels):")
+    listed: list[dict[str, object]] = []
     for name, path in sorted(kernels.published().items()):
         try:
             declared = kernels.declaration(kernels.load(name))
         except KernelRefused as error:
-            say(f"  {name}  {error}")
+            listed.append({"name": name, "path": path, "problem": str(error)})
         else:
-            say(f"  {name}  {'+'.join(declared.phases)}  {path}  {declared.about}")
+            listed.append(
+                {
+                    "name": name,
+                    "path": path,
+                    "phases": declared.phases,
+                    "about": declared.about,
+                    "noise": declared.noise,
+                }
+            )
+    own: tuple[str, ...] = ()
+    problem = ""
     try:
-        say("SGLang's own: " + ", ".join(catalog.sglang_backends()))
+        own = catalog.sglang_backends()
     except UsageError as error:
-        say(f"SGLang's own: {error}")
+        problem = str(error)
+    if json:
+        print_json(dumps({"kernels": listed, "sglang": own, "problem": problem}, indent=2))
+        return
+    say("Kernels (entry-point group assay.kernels):")
+    for one in listed:
+        told = one.get("problem") or f"{'+'.join(one['phases'])}  {one['path']}  {one['about']}"  # type: ignore[arg-type]
+        say(f"  {one['name']}  {told}")
+    say(f"SGLang's own: {problem or ', '.join(own)}")

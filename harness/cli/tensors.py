@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
+from assay.harness.cli.output import Json, outcome, print_json
 from assay.harness.errors import UsageError
 
 tensors_app = typer.Typer(
@@ -40,14 +41,13 @@ def diff(
     layout: Annotated[
         str, typer.Option(help="Dimensions in order: b, t, h, d for batch, token, head, head dim, such as bhtd.")
     ] = "",
-    json: Annotated[Path | None, typer.Option(help="Also write the result as JSON.")] = None,
+    json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with heat maps by layer and head.")] = None,
 ) -> None:
     """Name layer, head and token of the first and the worst difference of two dumps.
 
     Exit codes: 0 equal within bounds, 1 different, 2 usage error, 3 cannot be compared (what did not pair is listed).
     """
-    from assay.harness.files import write_whole
     from assay.harness.ingest.tensors import diff as comparing
     from assay.harness.ingest.tensors.dump import open_dump
     from assay.harness.ingest.tensors.layout import ModelShape, check_axes
@@ -59,8 +59,7 @@ def diff(
     result = comparing.diff(open_dump(a), open_dump(b), exact=exact, tolerance=tolerance, model=shape, axes=axes)
     render_tensor_diff(result, console)
     if json:
-        write_whole(json, result.model_dump_json(indent=1))
-        say(f"JSON: {json}")
+        print_json(result.model_dump_json(indent=1))
     if html:
         from assay.harness.extras import require
 
@@ -69,4 +68,4 @@ def diff(
 
         write_tensor_diff(result, html)
         say(f"Report: {html}")
-    raise typer.Exit(result.exit_code)
+    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}"))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
+from assay.harness.cli.output import Json, outcome, print_json
 from assay.harness.extras import require
 
 trace_app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -23,6 +24,7 @@ Html = Annotated[Path | None, typer.Option(help="A file for the result as an HTM
 def show(
     file: Annotated[Path, typer.Argument(help="A trace: lines of an MLC-LLM engine, or Chrome trace events.")],
     html: Html = None,
+    json: Json = False,
 ) -> None:
     """Show what a trace states, and the rules that it breaks.
 
@@ -36,12 +38,15 @@ def show(
 
     document = document_of(file)
     render_trace(document, console)
+    if json:
+        print_json(document.model_dump_json(indent=2))
     if html:
         from assay.reports.trace_page import write_trace
 
         write_trace(document, html)
         say(f"Report: {html}")
-    raise typer.Exit(exit_code(document))
+    said = document.findings[0].diagnosis if document.findings else "no rule is broken"
+    raise typer.Exit(outcome(exit_code(document), said))
 
 
 @trace_app.command()
@@ -49,6 +54,7 @@ def diff(
     a: Annotated[Path, typer.Argument(help="A trace.")],
     b: Annotated[Path, typer.Argument(help="Another one by the same writer.")],
     html: Html = None,
+    json: Json = False,
 ) -> None:
     """Compare two traces step by step, and name the first difference. Times are shown, not compared.
 
@@ -61,12 +67,14 @@ def diff(
 
     result = diff_files(a, b)
     render_diff(result, console)
+    if json:
+        print_json(result.model_dump_json(indent=2))
     if html:
         from assay.reports.trace_page import write_diff
 
         write_diff(result, html)
         say(f"Report: {html}")
-    raise typer.Exit(result.exit_code)
+    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}"))
 
 
 @trace_app.command()

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console, say
+from assay.harness.cli.app import app, console
+from assay.harness.cli.output import Json, outcome, print_json
 
 
 @app.command(name="verify-claim")
@@ -20,7 +21,7 @@ def verify_claim(
             "in one text are separated by a comma and a space."
         ),
     ],
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of text.")] = False,
+    json: Json = False,
 ) -> None:
     """Check what somebody says of a run against the evidence: its log, results or report.
 
@@ -36,7 +37,8 @@ def verify_claim(
 
     checked = verify(evidence, says)
     if json:
-        say(checked.model_dump_json(indent=2))
+        print_json(checked.model_dump_json(indent=2))
     else:
         render(checked, console)
-    raise typer.Exit(checked.exit_code)
+    said = "; ".join(f"{one.outcome}: {one.claim}" for one in checked.claims)
+    raise typer.Exit(outcome(checked.exit_code, said))

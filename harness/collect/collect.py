@@ -77,7 +77,7 @@ def _ask_round(
         for roles in groups:
             group = [make_run_engine(plan, folder, role) for role in roles]
             display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
-            with running(group, plan.spec.device):
+            with running(group, plan.spec.device, display):
                 _ask_all(group, plan, folder, answered, stop, display)
 
 

@@ -95,7 +95,7 @@ def interview(
             folder.append(answer)
             stop.keep(answer)
             done += 1
-            display.count(f"{role}: {stage.title}", done, len(stage.items))
+            display.count(f"{role}: {stage.title}", done, len(stage.items), may_stop=enough is not never)
 
         requests = [ChatRequest(item.prompt, stage.max_tokens, stage.top_logprobs) for item in items]
         engine.ask(requests, in_flight, keep, enough)

@@ -38,7 +38,7 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
         folder = RunFolder(Path(made))
         server = make_run_engine(plan, folder, "reference")
         display.say(f"Starting {server.backend}.")
-        with running([server], plan.spec.device):
+        with running([server], plan.spec.device, display):
             display.say("Asking a short workload.")
             layer_diff.shadow(server, folder.server_folder("reference"), plan)
         recorded = pack_of(folder)

@@ -25,6 +25,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import ROLES, Role
+from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import CONTROL, FAULTS
 
 
@@ -157,8 +158,8 @@ def check_together(plan: Plan, reason: str) -> None:
 
 
 @contextmanager
-def running(engines: Sequence[Engine], device: str) -> Iterator[None]:
-    """Start engines, and stop them whatever happens.
+def running(engines: Sequence[Engine], device: str, display: ProgressDisplay) -> Iterator[None]:
+    """Start engines, and stop them whatever happens. While they start, the display shows for how long, and what they log.
 
     On CUDA they start one after the other: SGLang sizes its KV cache by the memory that is free before and after it loads the
     weights, and gives up if another server takes some in between.
@@ -166,12 +167,20 @@ def running(engines: Sequence[Engine], device: str) -> Iterator[None]:
     Raises:
         EngineError: one of them did not start.
     """
-    start_together(engines, at_once=device != "cuda")
+    with display.waiting(f"starting {' and '.join(engine.role for engine in engines)}", lambda: _last_words(engines)):
+        start_together(engines, at_once=device != "cuda")
     try:
         yield
     finally:
         for engine in engines:
             engine.stop()
+
+
+def _last_words(engines: Sequence[Engine]) -> str:
+    """The last line that a server logged which is not ready yet, of the last of them."""
+    starting = [one for one in engines if isinstance(one, SGLangServer) and one.startup_s is None]
+    lines = [f"{one.role}: {line}" for one in starting if (line := one.last_log_line())]
+    return lines[-1] if lines else ""
 
 
 def manifest_of(engine: Engine) -> ServerManifest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from assay.harness.attention.published import native_backend, published
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
+from assay.harness.text import did_you_mean
 
 MIN_SGLANG = "0.5.17"
 """The oldest version of SGLang that assay is tested with."""
@@ -68,8 +68,7 @@ def checked_backend(flag: str, name: str) -> Backend:
         return backend
     if not backend.is_kernel:
         known = sorted({*sglang_backends(), *published()})
-        near = difflib.get_close_matches(name, known, n=1)
-        do = f"did you mean {near[0]!r}?" if near else "name one of these, a kernel as module:function, or a URL"
+        do = did_you_mean(name, known) or "name one of these, a kernel as module:function, or a URL"
         raise UsageError(f"{flag}: there is no attention backend {name!r}.", f"one of {', '.join(known)}", do)
     from assay.harness.attention import kernels
 

@@ -30,6 +30,7 @@ from assay.harness.attention.call import AttentionCall, KernelRefused, default_d
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.launch import STAND_INS
+from assay.harness.text import did_you_mean
 
 STALE = 57.0
 """What the pool holds where it holds nothing of the call. A query that sees one such key is visibly wrong; a key that is masked
@@ -146,7 +147,10 @@ def kernel(backend: str) -> NativeKernel:
     except Exception as error:  # as it raises beside a package of another version than its own
         raise KernelRefused(f"SGLang cannot be imported: {_said(error)}") from error
     if name not in _registry():
-        raise KernelRefused(f"{sglang} has no attention backend {name!r}; it has {', '.join(sorted(_registry()))}")
+        near = did_you_mean(name, sorted(_registry()))
+        raise KernelRefused(
+            f"{sglang} has no attention backend {name!r}{near and ', ' + near[:-1]}; it has {', '.join(sorted(_registry()))}"
+        )
     dtypes = _INTERPRETED_DTYPES if default_device() == "cpu" else _DTYPES
     declared = Declaration(package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name))
     if name in kernels.published():  # assay's plugin registers them

@@ -92,6 +92,10 @@ class ServerProcess:
         lines = "\n".join(f"  {line}" for line in telling_lines(self._last_log()))
         return f"Its log ({self.log}) ends:\n{lines}" if lines else f"Its log ({self.log}) is empty."
 
+    def last_line(self) -> str:
+        """The last line of this launch's log that is not known noise; empty if there is none."""
+        return next(iter(_lines(self._last_log())[-1:]), "")
+
     def wrote(self, text: str) -> bool:
         """Whether ``text`` (in lower case) occurs, in any case, in the last `TAIL_BYTES` of this launch's log."""
         return text in self._last_log().lower()
@@ -160,7 +164,7 @@ def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:
 
     Lines are cut to `LINE_WIDTH` characters. Empty lines and known noise are omitted.
     """
-    lines = [line[:LINE_WIDTH].rstrip() for line in log.splitlines() if line.strip() and not _NOISE.match(line)]
+    lines = _lines(log)
     heads = [number for number, line in enumerate(lines) if _TRACEBACK in line]
     if not heads or heads[-1] >= len(lines) - most:
         return lines[-most:]
@@ -170,3 +174,8 @@ def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:
     first = max(heads[-1], end + 1 - (most - len(last)))
     between = ["..."] if end + 1 + len(last) < len(lines) else []
     return [*lines[first : end + 1], *between, *last]
+
+
+def _lines(log: str) -> list[str]:
+    """The lines of a log, cut to `LINE_WIDTH` characters, without empty lines and known noise."""
+    return [line[:LINE_WIDTH].rstrip() for line in log.splitlines() if line.strip() and not _NOISE.match(line)]

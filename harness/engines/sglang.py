@@ -156,6 +156,10 @@ class SGLangServer(Engine):
             f"{self.who} {process.how_it_ended} {when}.\n{process.log_tail()}", "a running server", "read its log"
         )
 
+    def last_log_line(self) -> str:
+        """The last line that it logged since it was started; empty if there is none."""
+        return self._process.last_line() if self._process is not None else ""
+
     def _log_tail(self) -> str:
         return self._process.log_tail() if self._process is not None else ""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, KernelRefused, default_device
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.errors import AssayError, UsageError
@@ -26,6 +26,8 @@ from assay.harness.offline.check import breach
 from assay.harness.offline.observed import READ_OUT_S, Reader, recorded_outputs
 from assay.harness.verdict import Finding, serious
 
+RUNS_OF_A_CALL = 3
+"""See `diagnose_kernel`: once, and then twice more in a row."""
 _MORE_CALLS = 64
 """Recorded calls that a backend is read from, besides those that are examined."""
 
@@ -36,6 +38,7 @@ def replay(
     reproduce: str = "",
     on_first: Callable[[Sequence[Finding]], None] = lambda findings: None,
     read_out: float = READ_OUT_S,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ReplayResult:
     """Run a kernel on recorded calls and name what is wrong with it.
 
@@ -48,6 +51,7 @@ def replay(
         reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
         on_first: receives the first findings at once, if there are any; they may still change.
         read_out: most seconds that reading a wrong kernel takes, 60 by default; 0 not to read it.
+        progress: receives how many times the kernel has run, of how many times in all, after each.
 
     Raises:
         UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
@@ -62,10 +66,11 @@ def replay(
     chosen = choose(recorded)
     calls = [_on_device(one.call) for one in chosen]
     guard, examined = Guard(kernel, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
+    counted = _counted(guard, RUNS_OF_A_CALL * len(calls), progress)
     start = time.monotonic()
     with few_threads(calls):
         try:
-            found = diagnose_kernel(guard, calls, reproduce, on_first=on_first)
+            found = diagnose_kernel(counted, calls, reproduce, on_first=on_first)
         except (AssayError, KernelRefused):
             if not guard.breaches:
                 raise
@@ -79,6 +84,22 @@ def replay(
             Backend.parse(candidate), found.run, examined, observed.findings, found.seconds, found.first_finding_s, (),
         )  # fmt: skip
     return result.model_copy(update={"smallest": smallest, "test": test})
+
+
+def _counted(guard: Guard, total: int, progress: Callable[[int, int], None]) -> Kernel:
+    """The kernel, with its runs counted. A call that it refuses is not run again, so `total` may not be reached."""
+    done = 0
+
+    def run(call: AttentionCall) -> Tensor:
+        nonlocal done
+        try:
+            return guard(call)
+        finally:
+            done += 1
+            progress(done, total)
+
+    vars(run)["assay"] = guard.assay
+    return run
 
 
 def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> list[Finding]:

@@ -8,14 +8,16 @@ from pathlib import Path
 
 from assay.harness.errors import UsageError
 from assay.harness.files import timestamp
-from assay.harness.ingest.results.comparison import COVERS, AnswerFlip, Change, ComparedTask, CompareResult, requirement
+from assay.harness.ingest.results.assay_run import AssayRun
+from assay.harness.ingest.results.comparison import COVERS, AnswerFlip, ComparedTask, CompareResult, requirement
 from assay.harness.ingest.results.decision import Rule, decide_pairs
 from assay.harness.ingest.results.latencies import compare_latencies
 from assay.harness.ingest.results.loaded import Loaded, load
 from assay.harness.ingest.results.outcomes import compare_outcomes
 from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, pair_items, refusals
 from assay.harness.ingest.results.result_set import ResultSet
-from assay.harness.ingest.results.runs import compare_reports
+from assay.harness.ingest.results.runs import changes_of
+from assay.harness.judge.report import Report
 from assay.harness.verdict import Check, Verdict
 
 BEYOND = "beyond-stop"
@@ -277,7 +279,21 @@ def _tests(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
 
 
 def _runs(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
-    changes: tuple[Change, ...] = compare_reports(left.source, right.source)
+    reader = AssayRun()
+    return compare_two_runs(left, right, limits, reader.report(left.source), reader.report(right.source))
+
+
+def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: Report) -> CompareResult:
+    """Compare two runs whose reports are at hand: by the answers to the questions that both asked, with what changed beside.
+
+    Args:
+        left: the accepted run.
+        right: the new one.
+        limits: of a pass.
+        a: the report of `left`.
+        b: the report of `right`.
+    """
+    changes = changes_of(a, b)
     if not (left.reading.sets and right.reading.sets):
         missing = requirement(
             "answers",

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.harness.ingest.results.assay_run import AssayRun
 from assay.harness.ingest.results.comparison import Change
-from assay.harness.ingest.source import Source
 from assay.harness.judge.latency_result import ratio_text
 from assay.harness.judge.report import DepthRow, OwnError, Report
 from assay.harness.verdict import WORST_FIRST
 
 LEAST_FACTOR = 1.1
 """Own errors that differ by less are not listed: two runs of one kernel differ so much."""
-
-
-def compare_reports(a: Source, b: Source) -> tuple[Change, ...]:
-    """Everything in which two runs differ, the verdict first.
-
-    Raises:
-        EvidenceError: a run is damaged, or was changed after it had ended.
-    """
-    reader = AssayRun()
-    return changes_of(reader.report(a), reader.report(b))
 
 
 def changes_of(a: Report, b: Report) -> tuple[Change, ...]:
@@ -104,21 +92,24 @@ def _latency(a: Report, b: Report) -> Iterator[Change]:
 
 
 def _environment(a: Report, b: Report) -> Iterator[Change]:
-    one, other = a.environment, b.environment
-    pairs = {
-        "candidate": (a.candidate.backend, b.candidate.backend),
-        "reference": (a.reference.backend, b.reference.backend),
-        "engine": (a.candidate.engine, b.candidate.engine),
-        "model": (f"{one.model} {one.model_hash[:12]}", f"{other.model} {other.model_hash[:12]}"),
-        "hardware": (one.hardware, other.hardware),
-        "device": (one.device, other.device),
-        "python": (one.python, other.python),
-        "git": (one.git, other.git),
-    }
-    pairs |= {
-        f"package {name}": (one.packages.get(name, "none"), other.packages.get(name, "none"))
-        for name in sorted({*one.packages, *other.packages})
-    }
-    for name, (x, y) in pairs.items():
+    one, other = environment_of(a), environment_of(b)
+    for name in dict.fromkeys((*one, *other)):
+        x, y = one.get(name, "none"), other.get(name, "none")
         if x != y:
             yield Change(id=f"environment-{name.replace(' ', '-')}", title=name, a=x, b=y)
+
+
+def environment_of(report: Report) -> dict[str, str]:
+    """What was compared and where, by name; a package as "package NAME"."""
+    here = report.environment
+    named = {
+        "candidate": report.candidate.backend,
+        "reference": report.reference.backend,
+        "engine": report.candidate.engine,
+        "model": f"{here.model} {here.model_hash[:12]}",
+        "hardware": here.hardware,
+        "device": here.device,
+        "python": here.python,
+        "git": here.git,
+    }
+    return named | {f"package {name}": version for name, version in sorted(here.packages.items())}

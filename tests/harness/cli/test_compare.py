@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from junitparser import JUnitXml
 
 from assay.harness import cli
+from assay.reports.json_report import to_json
 
 DATA = Path(__file__).parents[2] / "data" / "results"
 
@@ -22,17 +24,18 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
 def test_a_regression_exits_with_1_and_is_shown_and_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [tmp_path / name for name in ("c.json", "c.html", "c.xml")]
-    flags = ["--json", files[0], "--html", files[1], "--junit", files[2]]
+    files = [tmp_path / name for name in ("c.html", "c.xml")]
+    flags = ["--html", files[0], "--junit", files[1]]
     assert call(monkeypatch, DATA / "lm_eval_a", DATA / "lm_eval_b", *flags) == 1
     shown = capsys.readouterr().out
     assert "REGRESSION (exit code 1): B is worse than A" in shown
     assert "lost 7" in shown
     assert "not checked: the kernel under test computed the answers" in shown
-    document = json.loads(files[0].read_text())
+    assert call(monkeypatch, DATA / "lm_eval_a", DATA / "lm_eval_b", "--json") == 1
+    document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/1", "regression", 1)
-    assert "assay_synthetic" in files[1].read_text()
-    (suite,) = JUnitXml.fromfile(str(files[2]))
+    assert "assay_synthetic" in files[0].read_text()
+    (suite,) = JUnitXml.fromfile(str(files[1]))
     results = {case.name: [type(one).__name__ for one in case.result] for case in suite}
     assert results["verdict"] == ["Failure"]
     assert results["execution"] == ["Skipped"]
@@ -50,3 +53,29 @@ def test_equal_tests_exit_with_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     same = tmp_path / "same.xml"
     same.write_bytes((DATA / "junit_a.xml").read_bytes())
     assert call(monkeypatch, DATA / "junit_a.xml", same) == 0
+
+
+def test_runs_are_put_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], examples: ModuleType
+) -> None:
+    paths = []
+    for name in ("passing", "regression", "error"):
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(to_json(getattr(examples, name)()))
+    flags = ["--html", tmp_path / "c.html", "--junit", tmp_path / "c.xml"]
+    assert call(monkeypatch, *paths, *flags) == 3, "reports without answers have no verdict"
+    shown = capsys.readouterr().out
+    assert "verdict: A pass; B regression (worse); C error (worse)" in shown
+    assert shown.splitlines()[-1].startswith("INCONCLUSIVE (exit code 3): B: No verdict: ")
+    page = (tmp_path / "c.html").read_text()
+    assert 'class="worse">regression' in page
+    (suite,) = JUnitXml.fromfile(str(tmp_path / "c.xml"))
+    assert {case.name for case in suite} >= {"B", "C", "answers"}
+    assert call(monkeypatch, *paths[:2], "--json") == 3
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "assay.compare-runs/1"
+    assert [one["name"] for one in document["runs"]] == ["A", "B"]
+
+
+def test_only_runs_are_compared_by_more_than_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(monkeypatch, DATA / "junit_a.xml", DATA / "junit_b.xml", DATA / "lm_eval_a") == 2

@@ -1,0 +1,118 @@
+"""What every command offers for its output: ``--json``, ``-q``, ``-v``, a progress display, and a last line with the verdict."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from assay.harness.cli.app import console, detail, say
+from assay.harness.text import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from assay.harness.progress import ProgressDisplay
+
+_LINES_S, _VERBOSE_LINES_S = 10.0, 1.0
+"""Seconds between two lines of progress where the output is no terminal."""
+
+
+def _json(given: bool) -> bool:
+    if given:
+        console.stderr = True  # everything that a person reads: standard output has the JSON alone
+    return given
+
+
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print the result as JSON on standard output, and everything else on standard error.",
+        callback=_json,
+    ),
+]
+"""An option of every command that ends in a result; its command calls `print_json`."""
+
+
+def print_json(document: str) -> None:
+    """Print a result as JSON, as it is."""
+    sys.stdout.write(document.rstrip("\n") + "\n")
+
+
+def outcome(exit_code: int, sentence: str) -> int:
+    """The exit code of a command whose report is printed; ``--quiet`` leaves this sentence of it."""
+    if console.quiet:
+        conclude(f"{one_line(sentence, 400)} (exit code {exit_code})")
+    return int(exit_code)
+
+
+def conclude(line: str) -> None:
+    """Print the last line of a command: its verdict, which ``--quiet`` leaves."""
+    if not console.quiet:
+        say(line)
+    elif not console.stderr:
+        sys.stdout.write(line + "\n")
+
+
+def progress(on: Console = console) -> ProgressDisplay:
+    """A display of the command's progress; ``--quiet`` silences it."""
+    from rich.console import Console
+
+    from assay.harness.progress import ProgressDisplay
+
+    return ProgressDisplay(
+        Console(quiet=True) if console.quiet else on, _VERBOSE_LINES_S if detail.verbose else _LINES_S
+    )
+
+
+def _quiet(given: bool) -> None:
+    console.quiet = console.quiet or given
+
+
+def _verbose(given: bool) -> None:
+    detail.verbose = detail.verbose or given
+
+
+_flags = typer.Typer(add_completion=False)
+
+
+@_flags.command()
+def _output(
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "-q",
+            "--quiet",
+            help="Print only the verdict, where there is one, and errors.",
+            callback=_quiet,
+            is_eager=True,
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "-v",
+            "--verbose",
+            help="Print the traceback of an error, and progress every second.",
+            callback=_verbose,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Holds the flags for `add_output_flags`: Typer makes them, so that they look like all others."""
+
+
+def add_output_flags(command: Any) -> None:
+    """Give a loaded command, or each command of a group, ``--quiet`` and ``--verbose``."""
+    if isinstance(command, TyperGroup):
+        for one in command.commands.values():
+            add_output_flags(one)
+        if not command.invoke_without_command:
+            return
+    for flag in typer.main.get_command(_flags).params:
+        if flag.name in ("quiet", "verbose"):
+            flag.expose_value = False
+            command.params.append(flag)

@@ -1,0 +1,86 @@
+"""Runs that have ended: ``assay runs``, ``assay show``, ``assay open``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.harness.cli.app import app, console, say
+from assay.harness.cli.output import Json, conclude, print_json
+from assay.harness.cli.run import PAGE, last_line
+from assay.harness.config import RUNS
+from assay.harness.errors import UsageError
+
+Run = Annotated[Path, typer.Argument(help="A run's folder, or its report.json.")]
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = RUNS,
+    html: Annotated[Path | None, typer.Option(help="A file for the list as an HTML page.")] = None,
+    json: Json = False,
+) -> None:
+    """List the runs of a folder: verdict, treatment, date, worst own error, and the history of each suite."""
+    from assay.harness.judge.history import list_runs
+    from assay.reports.runs_text import render_runs
+
+    listed = list_runs(folder)
+    if json:
+        print_json(listed.model_dump_json(indent=2))
+    else:
+        render_runs(listed, console)
+    if html:
+        from assay.harness.extras import require
+
+        require("reports", "assay runs --html")
+        from assay.reports.runs_page import write_runs
+
+        write_runs(listed, html)
+        say(f"Report: {html}")
+
+
+@app.command()
+def show(run: Run, json: Json = False) -> None:
+    """Show the report that a run has already. Nothing is judged again; `assay report` does that."""
+    from assay.harness.judge.history import report_of
+    from assay.reports.json_report import to_json
+    from assay.reports.run_terminal import render
+
+    made = report_of(run)
+    folder = run if run.is_dir() else run.parent
+    if json:
+        print_json(to_json(made))
+    else:
+        render(made, console)
+    conclude(last_line(made, folder))
+    raise typer.Exit(made.exit_code)
+
+
+@app.command(name="open")
+def open_(run: Run) -> None:
+    """Open a run's HTML report in a browser, or print its path where there is none."""
+    page = (run if run.is_dir() else run.parent) / PAGE
+    if not run.exists():
+        raise UsageError(f"There is no run {run}.", "the folder of a run", "assay runs lists them")
+    if not page.is_file():
+        raise UsageError(
+            f"{run} has no {PAGE}.", "a run with a report", f"make it from the evidence: assay report {run}"
+        )
+    if not _opens(page):
+        say(f"No browser was found. The report is {page.resolve()}")
+
+
+def _opens(page: Path) -> bool:
+    """Whether a browser with a window of its own opened a page: one that runs in the terminal is not started."""
+    on_linux = sys.platform.startswith("linux")
+    if on_linux and not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")):
+        return False
+    try:
+        return webbrowser.open(page.resolve().as_uri())
+    except webbrowser.Error:
+        return False

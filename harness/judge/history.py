@@ -1,0 +1,163 @@
+"""A folder of runs -> what each of them found, and the history of each treatment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.judge.report import OwnError, Report, excess
+from assay.harness.judge.report_file import read_report
+from assay.harness.schema import RULE, Part
+from assay.harness.verdict import Verdict, serious
+
+SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
+REPORT, MANIFEST = "report.json", "manifest.json"
+
+
+class Worst(Part):
+    """The own error of a run that is nearest to its bound, or farthest beyond it."""
+
+    error: OwnError = Field(description="relative L1")
+    bound: float | None = Field(description="the own error that noise explains")
+    multiple: float | None = Field(description="error / bound; null where either is not known or not finite")
+
+
+class RunLine(Part):
+    """One run, as its ``report.json`` tells."""
+
+    folder: str
+    run_id: str = ""
+    created: str = Field("", description="ISO 8601, UTC; empty where no report tells")
+    verdict: Verdict | None = Field(None, description="null where the run has no report that can be read")
+    headline: str = ""
+    cause: str = Field("", description="title of the first serious finding; empty for none")
+    reference: str = ""
+    candidate: str = ""
+    model: str = ""
+    device: str = ""
+    suites: dict[str, Verdict] = Field({}, description="verdict by id of the suite")
+    worst: Worst | None = Field(None, description="null where no own error was observed")
+    seconds: float = 0.0
+    problem: str = Field("", description="why there is no verdict here; empty if there is one")
+
+    @property
+    def treatment(self) -> tuple[str, str, str, str]:
+        """What was compared: runs of one treatment have one history."""
+        return self.candidate, self.reference, self.model, self.device
+
+
+class RunList(Part):
+    __doc__ = f"A folder of runs, newest first. {RULE}"
+
+    schema_id: Literal["assay.runs/1"] = Field(SCHEMA, alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    folder: str
+    runs: tuple[RunLine, ...]
+
+    @property
+    def histories(self) -> list[list[RunLine]]:
+        """The runs with a verdict by treatment, each oldest first; the treatment that ran last comes first."""
+        found: dict[tuple[str, str, str, str], list[RunLine]] = {}
+        for one in self.runs:
+            if one.verdict is not None:
+                found.setdefault(one.treatment, []).insert(0, one)
+        return list(found.values())
+
+
+def list_runs(folder: Path) -> RunList:
+    """The runs in a folder: every folder in it that holds a report or a manifest of a run. Reports are read, not made again.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"There is no folder {folder}.",
+            "a folder of runs, such as runs",
+            "name it, or make a run first: assay run",
+        )
+    found = [_line(path) for path in sorted(folder.iterdir()) if _is_run(path)]
+    return RunList(
+        folder=str(folder), runs=tuple(sorted(found, key=lambda one: (one.created, one.folder), reverse=True))
+    )
+
+
+def report_of(run: Path) -> Report:
+    """The report that a run has already, from its folder or its ``report.json``. Nothing is judged again.
+
+    Raises:
+        UsageError: there is no such folder, or it is not a run.
+        EvidenceError: the run has no report, or one that cannot be read.
+    """
+    if not run.exists():
+        raise UsageError(f"There is no run {run}.", "the folder of a run", "assay runs lists them")
+    path = run / REPORT if run.is_dir() else run
+    if path.is_file():
+        return read_report(path)
+    if not (run / MANIFEST).is_file():
+        raise UsageError(f"{run} is not a run: it has no {MANIFEST}.", "the folder of a run", "assay runs lists them")
+    raise EvidenceError(
+        f"{run} has no {REPORT}.", "a run that has ended", f"make it from the evidence: assay report {run}"
+    )
+
+
+def worst_own(report: Report) -> Worst | None:
+    """The own error against the truth that is nearest to its bound, or farthest beyond it; of an older report, that of the
+    layers' worst cells.
+    """
+    if report.layers is None:
+        return None
+    pairs: Iterable[tuple[OwnError, float | None]] = [(row.own, row.bound) for row in report.layers.against_truth]
+    pairs = pairs or [(row.own, row.bound) for row in report.layers.depth]
+    seen = [pair for pair in pairs if pair[0] is not None]
+    if not seen:
+        return None
+    error, bound = max(seen, key=lambda pair: excess(*pair))
+    return Worst(error=error, bound=bound, multiple=error / bound if isinstance(error, float) and bound else None)
+
+
+def line_of(report: Report, folder: str) -> RunLine:
+    """What a report tells in one line."""
+    found = serious(report.findings)
+    return RunLine(
+        folder=folder,
+        run_id=report.run_id,
+        created=report.created,
+        verdict=report.verdict,
+        headline=report.headline,
+        cause=found[0].title if found else "",
+        reference=report.reference.backend,
+        candidate=report.candidate.backend,
+        model=report.environment.model,
+        device=report.environment.device,
+        suites={suite.id: suite.verdict for suite in report.suites},
+        worst=worst_own(report),
+        seconds=report.seconds,
+    )
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is a run's: it has a run's manifest, or a report of a run; a bisection's report.json is another's."""
+    if not path.is_dir():
+        return False
+    if (path / MANIFEST).is_file() and (path / "items.jsonl").is_file():
+        return True
+    try:
+        document = json.loads((path / REPORT).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and str(document.get("schema", "")).startswith("assay.report/")
+
+
+def _line(path: Path) -> RunLine:
+    try:
+        return line_of(report_of(path), str(path))
+    except (EvidenceError, UsageError) as error:
+        do = f"; {error.do}" if error.do else ""
+        return RunLine(folder=str(path), run_id=path.name, problem=f"{error.found.rstrip('.')}{do}")

@@ -1,0 +1,149 @@
+"""What all commands offer for their output, and the words that they share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness import cli
+from assay.harness.cli.app import COMMANDS, load_command
+
+WITHOUT_RESULT = {"open", "export", "accept", "probe", "record"}
+"""Commands that end in a file, a window, or git's exit code. `record` is both of `assay record`, which has a result, and of
+`assay trace record`."""
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["assay", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+def leaves(command: Any) -> Iterator[Any]:
+    for one in getattr(command, "commands", {}).values():
+        yield from leaves(one)
+    if not getattr(command, "commands", {}) or command.invoke_without_command:
+        yield command
+
+
+def flags(command: Any) -> dict[str, Any]:
+    return {name: param for param in command.params for name in param.opts if name.startswith("-")}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_same_flags_for_its_output(name: str) -> None:
+    for command in leaves(load_command(name)):
+        offered = flags(command)
+        assert {"-q", "--quiet", "-v", "--verbose"} <= offered.keys()
+        if command.name not in WITHOUT_RESULT:
+            assert offered["--json"].is_flag, "one meaning everywhere: it prints, and takes no file"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_default(name: str) -> None:
+    for command in leaves(load_command(name)):
+        for option, param in flags(command).items():
+            if param.hidden or param.required or getattr(param, "is_flag", False) or param.multiple:
+                continue
+            told = param.show_default or "by default" in (param.help or "") or param.default in (None, "")
+            assert told, f"{command.name} {option}"
+    if name == "run":
+        shown = {option: param.show_default for option, param in flags(load_command(name)).items()}
+        assert (shown["--margin"], shown["--questions"], shown["--suites"]) == (
+            "0.02",
+            "4096",
+            "mmlu,greedy,logits,layers",
+        )
+        assert shown["--reference"] == "torch_native with --device cpu, triton with --device cuda"
+
+
+def test_a_bound_of_latency_has_one_name_and_its_old_one_still_works() -> None:
+    bench = load_command("bench")
+    offered = {name for command in leaves(bench) for name, param in flags(command).items() if not param.hidden}
+    hidden = {name for command in leaves(bench) for name, param in flags(command).items() if param.hidden}
+    assert {"--latency-bound", "--latency-shapes", "--latency-concurrency", "--latency-seconds"} <= offered
+    assert {"--bound", "--shapes", "--concurrency", "--seconds", "--servers"} <= hidden
+    assert not offered & hidden
+    for name in ("run", "gate", "compare"):
+        assert "--latency-bound" in flags(load_command(name))
+
+
+def test_the_old_name_sets_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.harness.cli import bench
+
+    seen: list[float] = []
+
+    def stop(flags: dict[str, Any], config: Path | None) -> None:
+        seen.append(flags["latency_bound"])
+        raise SystemExit(7)
+
+    monkeypatch.setattr(bench, "make_spec", stop)
+    for spelled in ("--bound", "--latency-bound"):
+        call(monkeypatch, "bench", spelled, "1.25")
+    assert seen == [1.25, 1.25]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--margin", "5"], "5 points = 0.05: give --margin 0.05"),
+        (["compare", "a", "b", "--margin", "5"], "5 points = 0.05: give --margin 0.05"),
+        (["check", "sage_atn"], "did you mean 'sage_attn'?"),
+        (["certify", "--candidate", "sage_atn"], "did you mean 'sage_attn'?"),
+        (["check", "assay.harness.attention.sage:sage_atn"], "did you mean 'assay.harness.attention.sage:sage_attn'?"),
+        (["check", "sglang:tritn"], "did you mean 'triton'"),
+        (["run", "--candidate", "sage_atn"], "did you mean 'sage_attn'?"),
+        (["report", "nowhere"], "There is no nowhere."),
+        (["baseline", "accept", "nowhere"], "There is no nowhere."),
+        (["baseline", "list", "--baselines", "nowhere"], "There is no nowhere."),
+        (["gate", "--baselines", "nowhere"], "There is no nowhere."),
+        (["bisect", "commits", "--repo", "nowhere", "--good", "a", "--bad", "b", "--kernel", "a:b"], "There is no nowhere."),
+        (["replay", "nowhere", "--candidate", "sage_attn"], "nowhere"),
+        (["bench", "kernel", "nowhere", "--candidate", "sage_attn"], "nowhere"),
+        (["runs", "nowhere"], "nowhere"),
+        (["open", "nowhere"], "nowhere"),
+    ],
+)  # fmt: skip
+def test_a_slip_is_a_usage_error_that_says_what_was_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, *arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_verbose_shows_the_traceback_of_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert call(monkeypatch, "runs", str(tmp_path / "nowhere"), "-v") == 2
+    assert "Traceback" in capsys.readouterr().err
+    assert call(monkeypatch, "runs", str(tmp_path / "nowhere")) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_shell_completes_commands_and_their_flags() -> None:
+    for words, expected in (("assay ru", "runs"), ("assay run --cand", "--candidate")):
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys; sys.argv = ['assay']; from assay.harness.cli import main; main()"],
+            env={"_ASSAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "PATH": "",
+                 "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert expected in done.stdout.split(), done.stderr
+
+
+def test_no_color_is_honoured(tmp_path: Path) -> None:
+    code = "from assay.harness.cli.app import console; console.print('[red]x[/red]')"
+    for named, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"FORCE_COLOR": "1", "TERM": "xterm", "PATH": "", "PYTHONPATH": ":".join(sys.path), **named},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert ("\x1b[31m" in done.stdout) == coloured

@@ -1,0 +1,102 @@
+"""``assay runs``, ``show`` and ``open``: what runs have found already; nothing is judged again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from assay.harness import cli
+from assay.harness.cli import runs as command
+from assay.reports.write import write_reports
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["assay", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, examples: ModuleType) -> Path:
+    """Three runs with a report, one without, and a folder that is none."""
+    for number, name in enumerate(("passing", "regression", "error")):
+        report = getattr(examples, name)().model_copy(update={"created": f"2026-11-2{number}T10:00:00+00:00"})
+        write_reports(report, tmp_path / "runs" / name)
+    killed = tmp_path / "runs" / "killed"
+    killed.mkdir()
+    for name in ("manifest.json", "items.jsonl"):
+        (killed / name).write_text("{}")
+    (tmp_path / "runs" / "notes").mkdir()
+    return tmp_path / "runs"
+
+
+def test_runs_lists_the_newest_first_and_what_has_no_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert call(monkeypatch, "runs", folder) == 0
+    out = capsys.readouterr().out
+    assert out.index("! error") < out.index("✓ pass") < out.index("✕ regression"), (
+        "by treatment, the one that ran last first"
+    )
+    assert "  verdict      ✓!\n" in out, "the history of the two runs of one treatment, oldest first"
+    assert "2026-11-21 10:00" in out
+    assert "killed has no report.json; make it from the evidence: assay report" in out
+    assert "notes" not in out
+
+
+def test_runs_as_json_is_the_only_thing_on_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    assert call(monkeypatch, "runs", folder, "--json", "--html", tmp_path / "runs.html") == 0
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert document["schema"] == "assay.runs/1"
+    assert [one["verdict"] for one in document["runs"]] == ["error", "regression", "pass", None]
+    assert "Report: " in shown.err
+    assert "<h1" in (tmp_path / "runs.html").read_text()
+
+
+def test_show_prints_the_report_and_exits_with_its_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert call(monkeypatch, "show", folder / "regression") == 1
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("REGRESSION (exit code 1): ")
+    assert last.endswith(f"Report: {folder / 'regression' / 'report.html'}")
+    assert call(monkeypatch, "show", folder / "passing", "--json", "-q") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["verdict"] == "pass"
+    assert shown.err == ""
+    assert call(monkeypatch, "show", folder / "passing", "-q") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("run", "code"), [("nowhere", 2), ("notes", 2), ("killed", 3)])
+def test_show_of_what_has_no_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, run: str, code: int
+) -> None:
+    assert call(monkeypatch, "show", folder / run) == code
+    assert "What to do: " in capsys.readouterr().err
+
+
+def test_open_starts_a_browser_or_prints_the_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(command.webbrowser, "open", lambda url: opened.append(url) or True)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    page = folder / "passing" / "report.html"
+    monkeypatch.setattr(command.sys, "platform", "linux")
+    assert call(monkeypatch, "open", folder / "passing") == 0
+    assert capsys.readouterr().out == f"No browser was found. The report is {page}\n"
+    assert not opened
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert call(monkeypatch, "open", folder / "passing") == 0
+    assert opened == [page.as_uri()]
+    assert call(monkeypatch, "open", folder / "killed") == 2

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.judge.history import list_runs, report_of, worst_own
+from assay.harness.judge.report import LayersResult, TruthRow
+from assay.reports.write import write_reports
+
+
+def layers_of(*rows: TruthRow) -> LayersResult:
+    return LayersResult(
+        reference="triton", candidate="mine", phases=("extend",), layers=2, heads=2, passes=1, sources="", grids=(), depth=(),
+        worst=(), not_observed=(), against_truth=rows,
+    )  # fmt: skip
+
+
+def test_the_worst_own_error_is_the_one_farthest_beyond_its_bound(examples: ModuleType) -> None:
+    report = examples.regression()
+    rows = (examples.truth_row(0, "extend", 0.001), examples.truth_row(1, "decode", 0.9))
+    worst = worst_own(report.model_copy(update={"layers": layers_of(*rows)}))
+    assert worst is not None
+    assert worst.error == 0.9
+    assert worst.bound is not None
+    assert worst.multiple == pytest.approx(0.9 / worst.bound)
+    assert worst_own(report.model_copy(update={"layers": None})) is None
+
+
+def test_what_is_not_finite_has_no_multiple(examples: ModuleType) -> None:
+    report = examples.regression()
+    broken = examples.truth_row(0, "extend", 0.1).model_copy(update={"own": "not finite"})
+    layers = layers_of(examples.truth_row(1, "extend", 0.9), broken)
+    worst = worst_own(report.model_copy(update={"layers": layers}))
+    assert worst is not None
+    assert (worst.error, worst.multiple) == ("not finite", None)
+
+
+def test_a_damaged_report_is_listed_with_its_problem(tmp_path: Path, examples: ModuleType) -> None:
+    write_reports(examples.passing(), tmp_path / "good")
+    write_reports(examples.passing(), tmp_path / "bad")
+    path = tmp_path / "bad" / "report.json"
+    path.write_text(path.read_text().replace('"verdict": "pass"', '"verdict": "perfect"'))
+    listed = list_runs(tmp_path)
+    assert [(Path(one.folder).name, one.verdict) for one in listed.runs] == [("good", "pass"), ("bad", None)]
+    assert "is damaged" in listed.runs[1].problem
+    assert [len(history) for history in listed.histories] == [1]
+
+
+def test_the_report_json_of_a_bisection_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "bisection").mkdir()
+    (tmp_path / "bisection" / "report.json").write_text('{"schema": "assay.bisection/1"}')
+    assert not list_runs(tmp_path).runs
+
+
+def test_a_path_that_is_no_run(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(UsageError):
+            report_of(path)
+    with pytest.raises(UsageError):
+        list_runs(tmp_path / "nowhere")
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(EvidenceError, match="assay report"):
+        report_of(tmp_path)
