@@ -68,7 +68,7 @@ def replay(
     interpret_without_gpu()
 
     def show_first(found: Sequence[Finding]) -> None:
-        say(f"First: {found[0].where}: {found[0].diagnosis}")
+        say(f"First: {found[0].sentence}")
 
     result = replaying.replay(pack, candidate, on_first=show_first, read_out=read_out)
     render_replay(result, console)

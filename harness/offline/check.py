@@ -369,8 +369,19 @@ def _bugs(run: KernelRun, case_of: Mapping[int, Case], again: str) -> list[Findi
         there = KernelRun(tuple(result for result, condition in conditions if axes.holds(only, condition)))
         named = [f for f in diagnose(there, again) if f.id != CALL_REFUSED]
         if not any(f.id == UNEXPLAINED for f in named):
-            return [f.model_copy(update={"where": f"only where {axes.words(only)}: {f.where}"}) for f in named]
+            return [_confined(finding, axes.words(only)) for finding in named]
     return findings
+
+
+def _confined(finding: Finding, words: str) -> Finding:
+    """A finding that only holds in some cases."""
+    texts = {"where": f"only where {words}: {finding.where}"}
+    if finding.does:
+        texts |= {
+            "does": f"{finding.does}, only where {words}",
+            "diagnosis": f"Only where {words}: {finding.diagnosis}",
+        }
+    return finding.model_copy(update=texts)
 
 
 def _breaches(

@@ -112,7 +112,7 @@ def test_as_shipped_is_named_top_left() -> None:
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left"]
     assert result.where == "cached prefix is not none"
-    assert "correct at prefix 0" in result.findings[0].diagnosis
+    assert "Correct without a cached prefix." in result.findings[0].diagnosis
     assert "new+prefix 1+1, 1 q head on 1 kv head, head_dim 8" in result.smallest
 
 
