@@ -20,7 +20,7 @@ from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
-from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose
+from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
 from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded
 from assay.harness.localize.kernel_runs import KernelRun, compute, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
@@ -28,7 +28,7 @@ from assay.harness.localize.threads import few_threads
 from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.readout.readout import ReadOut
 from assay.harness.text import percent
-from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
+from assay.harness.verdict import UNEXPLAINED, Finding, Verdict, exit_code_of, kernel_verdict
 
 LEAST_COVERED = 0.9
 """Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in

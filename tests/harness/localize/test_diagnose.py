@@ -17,10 +17,10 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.causes import OUTPUT_SCALED, causes
-from assay.harness.localize.diagnose import UNEXPLAINED, diagnose
+from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
 from assay.harness.text import percent, some
-from assay.harness.verdict import Finding
+from assay.harness.verdict import UNEXPLAINED, Finding
 
 Lens = list[list[tuple[int, int]]]
 MATRIX: Lens = [[(24, 0)], [(20, 1)], [(20, 77)], [(9, 64)], [(40, 30), (26, 60)], [(70, 0), (5, 3)]]

@@ -20,11 +20,12 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import ExitCode, UsageError
-from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, UNEXPLAINED
+from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
 from assay.harness.offline.check import CheckResult, named
 from assay.harness.offline.check import check as check_and_read
+from assay.harness.verdict import UNEXPLAINED
 from assay.reports.check_text import message
 
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
