@@ -11,7 +11,7 @@ from itertools import groupby
 from markupsafe import Markup
 
 from assay.harness.judge.report import ConditionRow, DivergenceRow, Flip, Metric, Report, SuiteResult
-from assay.harness.text import clip, visible
+from assay.harness.text import clip, listed, visible
 from assay.reports import charts, summary
 from assay.reports.latency_view import latency_view
 from assay.reports.layer_diff_view import layer_diff_view
@@ -130,7 +130,8 @@ def _suite_view(suite: SuiteResult, index: int) -> SuiteView:
         rows = tuple(group)
         seen = [row for row in rows if row.items]
         if len(seen) < 2:
-            alike += [f"{row.title} {row.bucket}" for row in seen]
+            unseen = [row.bucket for row in rows if not row.items]
+            alike += [f"{row.title} {row.bucket}{f', none {listed(unseen)}' if unseen else ''}" for row in seen]
             continue
         conditions.append(ConditionView(rows[0].title, rows, Markup(charts.condition_chart(rows))))
     return SuiteView(
