@@ -42,7 +42,7 @@ ROW_HEIGHT = 26
 MARGIN = 6
 NAME_LIMIT = 20
 """Most characters of a row's name."""
-MAX_NAME_WIDTH = 190
+MAX_NAME_WIDTH = 215
 
 REFERENCE, CANDIDATE = PALETTE["chart-reference"], PALETTE["chart-candidate"]
 _ANSWERS = {name: PALETTE[f"chart-{name}"] for name in ("right", "wrong", "unparsed")}

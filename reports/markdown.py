@@ -47,13 +47,17 @@ def to_markdown(report: Report) -> str:
     said = cause.sentence if cause else ""
     lines += _list([escape(reason, 300) for reason in report.reasons if reason != said], _REASONS)
     lines += _suite_table(report)
-    folded = _folded(report, [finding for finding in report.findings if finding is not cause])
-    lines += ["<details><summary>Checks, layers, and what the verdict covers</summary>", "", *folded, "</details>", ""]
-    lines += _command(report.reproduce)
     where = f"{escape(report.environment.device)}, model {code(report.environment.model)}, run {code(report.run_id)}"
-    lines.append(f"<sub>assay · exit code {report.exit_code} · {escape(report.candidate.engine)} · {where}</sub>")
-    drawn = _picture(cause, LINES - len(lines))
-    return "\n".join([*lines[:after_cause], *drawn, *lines[after_cause:]]) + "\n"
+    foot = f"<sub>assay · exit code {report.exit_code} · {escape(report.candidate.engine)} · {where}</sub>"
+    end = ["</details>", "", *_command(report.reproduce), foot]
+    lines += ["<details><summary>Checks, layers, and what the verdict covers</summary>", ""]
+    further = [finding for finding in report.findings if finding is not cause]
+    most = _FINDINGS if report.latency is None else _FINDINGS_BESIDE_LATENCY
+    # The picture of the cause says more than a further finding, which is in report.html as well.
+    by_count = [_folded(report, further, count) for count in range(most, -1, -1)]
+    pictures = [_picture(cause, LINES - len(lines) - len(end) - len(folded)) for folded in by_count]
+    chosen = next((at for at, drawn in enumerate(pictures) if drawn), 0)
+    return "\n".join([*lines[:after_cause], *pictures[chosen], *lines[after_cause:], *by_count[chosen], *end]) + "\n"
 
 
 def _cause(cause: Finding) -> list[str]:
@@ -63,10 +67,9 @@ def _cause(cause: Finding) -> list[str]:
     return [*lines, "", *([f"Reproduce: {_span(cause.reproduce)}", ""] if cause.reproduce else [])]
 
 
-def _folded(report: Report, further: Sequence[Finding]) -> list[str]:
-    """What a reader looks up."""
-    lines = [*_checks(unmet(report))]
-    lines += _findings(further, _FINDINGS if report.latency is None else _FINDINGS_BESIDE_LATENCY)
+def _folded(report: Report, further: Sequence[Finding], most: int) -> list[str]:
+    """What a reader looks up, with at most so many further findings."""
+    lines = [*_checks(unmet(report)), *_findings(further, most)]
     if report.layers:
         lines += [
             "**Layer diff**",
@@ -142,7 +145,7 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
     for finding in findings:
         parts = [f"**{escape(finding.title)}**: {escape(finding.sentence, 500)}"]
         if finding.observed:
-            parts[0] += f"; observed: {escape(finding.observed, 400)}"
+            parts[0] += f" Observed: {escape(finding.observed, 400)}"
         if finding.evidence:
             parts.append("; ".join(escape(line, 160) for line in finding.evidence[:3]))
         if finding.reproduce:

@@ -100,13 +100,11 @@ def _scientific(value: float) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """Estimated width in CSS pixels in a wide sans-serif font: nothing measures text here, so it errs upwards."""
+    """Estimated width in CSS pixels in a wide or a monospaced font: nothing measures text here, so it errs upwards."""
     return size * sum(_width(character) for character in text)
 
 
 def _width(character: str) -> float:
-    if character in "ijl.,:;'|!()[] ":
-        return 0.38
     if unicodedata.east_asian_width(character) in "WF":
         return 1.05
     return 0.9 if character in "mwMW@%<>=+~" else 0.72 if character.isupper() else 0.62
