@@ -272,7 +272,7 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
         observed = _ASSERTED.sentence(loaded, declared, result)
         raise AssertionError(
             f"{name} on {describe(call)}: own error {percent(own)}; noise explains at most "
-            f"{percent(bound)}; {bug.diagnosis}{observed and '; observed: '}{observed}"
+            f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
         )
 
 
