@@ -165,7 +165,7 @@ def _profile(rows: Sequence[DepthRow], keys_of: Mapping[str, Key], bounded: bool
     bottom = LEGEND_HEIGHT + 8 + 200
     x = Scale(rows[0].layer - 0.5, rows[-1].layer + 0.5, 56, WIDE - MARGIN)
     y = Scale(low, high, bottom, LEGEND_HEIGHT + 8, log=True)
-    parts = log_axis_beside(x, y)
+    parts = log_axis_beside(x, y, percent=True)
     bounds = [(row, row.bound) for row in rows if bounded and row.bound is not None]
     for row, limit in bounds:
         height = y(max(limit, low))

@@ -206,13 +206,14 @@ def axis_below(x: Scale, y: float, at: Sequence[float], title: str = "", rule: b
     return parts + ([text(title, (x.start + x.stop) / 2, y + AXIS_HEIGHT + 6, "middle")] if title else [])
 
 
-def log_axis_beside(x: Scale, y: Scale) -> list[str]:
-    """A logarithmic axis at the left of a plot: a rule and a label at powers of ten, at most eight of them."""
+def log_axis_beside(x: Scale, y: Scale, percent: bool = False) -> list[str]:
+    """A logarithmic axis at the left of a plot: a rule and a label, also in percent, at powers of ten, at most eight of them."""
     exponents = range(math.ceil(math.log10(y.low) - 1e-9), math.floor(math.log10(y.high) + 1e-9) + 1)
     parts = []
     for exponent in exponents[:: 1 + len(exponents) // 8]:
         at = y(10.0**exponent)
-        parts += [line(x.start, at, x.stop, at, RULE), text(f"{float(f'1e{exponent}'):g}", x.start - 8, at, "end")]
+        label = f"{float(f'1e{exponent + 2}'):g} %" if percent else f"{float(f'1e{exponent}'):g}"
+        parts += [line(x.start, at, x.stop, at, RULE), text(label, x.start - 8, at, "end")]
     return parts
 
 

@@ -165,7 +165,7 @@ def test_the_profile_is_a_static_image_with_its_marks() -> None:
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert {"own error, worst cell", "its bound", "layer"} <= set(texts)
     assert not {"inherited", "total"} & set(texts), "a cell and a whole layer cannot be compared"
-    assert {"0.01", "0.1", "1"} <= set(texts)
+    assert {"1 %", "10 %", "100 %"} <= set(texts)
     own = [e for e in root.iter(f"{SVG}path") if e.get("stroke") == "#1a62b8" and e.get("stroke-width") == "2"]
     drawn = [e.get("d", "") for e in own if "L" in e.get("d", "")]
     assert len(drawn) == 2, "the line of own errors is broken where nothing was observed"
