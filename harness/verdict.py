@@ -21,6 +21,10 @@ WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass
 """Verdicts in the order in which one of them stands for several."""
 
 
+UNEXPLAINED = "unexplained"
+"""Id of the finding that an output is wrong in a way that no hypothesis explains."""
+
+
 def exit_code_of(verdict: Verdict) -> ExitCode:
     """The exit code of a command that ends with a verdict."""
     return {"pass": ExitCode.PASS, "regression": ExitCode.REGRESSION}.get(verdict, ExitCode.NO_VERDICT)
@@ -83,6 +87,11 @@ class Finding(Part):
     severity: Severity
     where: str
     diagnosis: str
+    does: str = Field(
+        "",
+        description='what the kernel does and when, in words that follow its name, such as "applies a top-left causal mask once a '
+        'prefix is cached"; the diagnosis then says where; empty for findings that are no bug of a kernel, and in older reports',
+    )
     evidence: tuple[str, ...]
     reproduce: str
     equivalent: tuple[str, ...] = Field(
@@ -93,6 +102,12 @@ class Finding(Part):
         None,
         description="the weights of the smallest telling call: expected, read, and what differs; null if there is none",
     )
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong and where, with one full stop at its end."""
+        text = self.diagnosis if self.does else f"{self.where}: {self.diagnosis}"
+        return f"{text.rstrip('.')}."
 
     @property
     def observed(self) -> str:

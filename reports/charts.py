@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from assay.harness.judge.latency_result import LatencyRow, ratio_text
 from assay.harness.judge.report import NOT_FINITE, ConditionRow, DepthRow, Metric, OwnError, Tally
 from assay.harness.text import one_line
-from assay.reports.summary import bound, interval, number, own_error_text, share
+from assay.reports.summary import bound, error_percent, interval, number, share
 from assay.reports.svg import (
     AXIS_HEIGHT,
     FORBIDDEN,
@@ -42,13 +42,14 @@ ROW_HEIGHT = 26
 MARGIN = 6
 NAME_LIMIT = 20
 """Most characters of a row's name."""
-MAX_NAME_WIDTH = 190
+MAX_NAME_WIDTH = 215
 
 REFERENCE, CANDIDATE = PALETTE["chart-reference"], PALETTE["chart-candidate"]
 _ANSWERS = {name: PALETTE[f"chart-{name}"] for name in ("right", "wrong", "unparsed")}
-_BOUND_OF_OWN = Key("bound of own", FORBIDDEN, dash="4 3")
-_ERRORS = {
-    "own": Key("own", CANDIDATE),
+_BOUND_OF_OWN = Key("its bound", FORBIDDEN, dash="4 3")
+_CELLS = {"own": Key("own error, worst cell", CANDIDATE)}
+_LAYERS = {
+    "whole": Key("own", CANDIDATE),
     "inherited": Key("inherited", PALETTE["chart-unparsed"], dash="2 3"),
     "total": Key("total", REFERENCE, dash="7 3"),
 }
@@ -58,10 +59,11 @@ def interval_chart(metric: Metric) -> str:
     """Value and interval of a metric on one axis, with its bound; the side that the bound forbids is tinted.
 
     Returns:
-        An ``<svg>`` element; an empty string where there is neither an interval nor a bound to show, or a number is not finite.
+        An ``<svg>`` element; an empty string where there is no interval, for which the number and its bound in words are enough, or
+        where a number is not finite.
     """
     known = [x for x in (metric.value, metric.low, metric.high, metric.bound) if x is not None]
-    if metric.value is None or len(known) < 2 or not all(map(math.isfinite, known)):
+    if metric.value is None or metric.low is None or metric.high is None or not all(map(math.isfinite, known)):
         return ""
     low, high = min(known), max(known)
     slack = (high - low) * 0.12 or abs(high) * 0.1 or 1.0
@@ -71,13 +73,11 @@ def interval_chart(metric: Metric) -> str:
         edges = {"least": x.low, "most": x.high, None: None}
         parts += bound_rule(x, metric.bound, 0, ROW_HEIGHT, edges[metric.bound_is])
     middle = ROW_HEIGHT / 2
-    if metric.low is not None and metric.high is not None:
-        parts.append(_span(x, metric.low, metric.high, middle))
+    parts.append(_span(x, metric.low, metric.high, middle))
     parts.append(mark("circle", x(metric.value), middle, 5, CANDIDATE))
     at = ticks(x.low, x.high, 5)
     parts += axis_below(x, ROW_HEIGHT, at)
-    label = f"{one_line(metric.title)}: {number(metric.value)}"
-    label += f", interval {interval(metric)}" if metric.low is not None else ""
+    label = f"{one_line(metric.title)}: {number(metric.value)}, interval {interval(metric)}"
     label += f", bound {bound(metric)}" if metric.bound is not None else ""
     return image(WIDTH, ROW_HEIGHT + AXIS_HEIGHT, label, parts)
 
@@ -106,9 +106,12 @@ def tally_chart(tallies: Sequence[Tally]) -> str:
 
 
 def condition_chart(rows: Sequence[ConditionRow]) -> str:
-    """Accuracy of both roles by bucket, two dots joined by a line where they differ. Buckets without items are left out."""
+    """Accuracy of both roles by bucket, two dots joined by a line where they differ.
+
+    Buckets without items are left out. One bucket is no comparison: it is not drawn.
+    """
     seen = [row for row in rows if row.items]
-    if not seen:
+    if len(seen) < 2:
         return ""
     names = [f"{one_line(row.bucket, NAME_LIMIT)} ({row.items})" for row in seen]
     x = Scale(0, 1, _name_width(names) + 8, WIDTH - MARGIN - 12)
@@ -133,42 +136,59 @@ def condition_chart(rows: Sequence[ConditionRow]) -> str:
     return image(WIDTH, bottom + AXIS_HEIGHT, label, parts)
 
 
-def profile_chart(rows: Sequence[DepthRow]) -> str:
-    """Own, inherited and total error along depth, on a log scale, with the bound of own error.
+def cells_chart(rows: Sequence[DepthRow]) -> str:
+    """Own error of each layer's worst cell along depth, with the bound that applies to cells, on a log scale.
 
-    Layers out of bounds are marked on the line of own errors. What is not finite is a cross at the upper edge, and a line
-    is broken where nothing was observed.
+    Layers out of bounds are marked. What is not finite is a cross at the upper edge. A line is broken where nothing was observed.
+    One layer is no profile: it is not drawn.
     """
-    numbers = [
-        x for row in rows for x in (row.own, row.inherited, row.total, row.bound) if isinstance(x, float) and x > 0
-    ]
-    if not numbers:
+    return _profile(rows, _CELLS, bounded=True)
+
+
+def layers_chart(rows: Sequence[DepthRow]) -> str:
+    """Own, inherited and total error along depth, each of whole layers, so that they can be compared; as `cells_chart`.
+
+    Empty where no free-running candidate was traced: own errors alone say nothing that the worst cells do not say.
+    """
+    if all(row.total is None or row.whole is None for row in rows):
+        return ""
+    return _profile(rows, _LAYERS, bounded=False)
+
+
+def _profile(rows: Sequence[DepthRow], keys_of: Mapping[str, Key], bounded: bool) -> str:
+    drawn: dict[str, list[OwnError]] = {kind: [getattr(row, kind) for row in rows] for kind in keys_of}
+    limits: list[OwnError] = [row.bound for row in rows] if bounded else []
+    numbers = [x for values in [*drawn.values(), limits] for x in values if isinstance(x, float) and x > 0]
+    if not numbers or len(rows) < 2:
         return ""
     low, high = 10.0 ** math.floor(math.log10(min(numbers))), 10.0 ** math.ceil(math.log10(max(numbers)) + 0.01)
     bottom = LEGEND_HEIGHT + 8 + 200
     x = Scale(rows[0].layer - 0.5, rows[-1].layer + 0.5, 56, WIDE - MARGIN)
     y = Scale(low, high, bottom, LEGEND_HEIGHT + 8, log=True)
-    parts = log_axis_beside(x, y)
-    bounds = [(row, row.bound) for row in rows if row.bound is not None]
+    parts = log_axis_beside(x, y, percent=True)
+    bounds = [(row, row.bound) for row in rows if bounded and row.bound is not None]
     for row, limit in bounds:
         height = y(max(limit, low))
         parts.append(
             line(x(row.layer - 0.5), height, x(row.layer + 0.5), height, FORBIDDEN, 1.5, stroke_dasharray="4 3")
         )
     shown = {}
-    for kind, key in _ERRORS.items():
-        errors: list[OwnError] = [getattr(row, kind) for row in rows]
+    for kind, key in keys_of.items():
+        errors = drawn[kind]
         if any(error is not None for error in errors):
             shown[kind] = key
             parts += _error_line(rows, errors, x, y, key)
     parts += [
-        _outlier(row, x, y) for row in rows if row.own == NOT_FINITE or (row.out_of_bounds and row.own is not None)
+        _outlier(row, x, y)
+        for row in rows
+        if bounded and (row.own == NOT_FINITE or (row.out_of_bounds and row.own is not None))
     ]
     at = ticks(rows[0].layer, rows[-1].layer, 16, whole=True)
     parts += axis_below(x, bottom, at, "layer")
     keys = [*shown.values(), *([_BOUND_OF_OWN] if bounds else [])]
     bad = sum(row.out_of_bounds for row in rows)
-    label = f"error by layer, {rows[0].layer} to {rows[-1].layer}: {bad} of {len(rows)} own errors are out of bounds"
+    what = "own error of the worst cell" if bounded else "own, inherited and total error of whole layers"
+    label = f"{what}, layers {rows[0].layer} to {rows[-1].layer}: {bad} of {len(rows)} layers are out of bounds"
     return image(WIDE, bottom + AXIS_HEIGHT + TITLE_HEIGHT, label, [*legend(keys, x.start), *parts])
 
 
@@ -181,12 +201,12 @@ def _error_line(rows: Sequence[DepthRow], errors: Sequence[OwnError], x: Scale, 
             continue
         point = (x(row.layer), y(y.high if error == NOT_FINITE else max(float(error), y.low)))
         runs[-1].append(point)
-        dots.append(mark("circle", *point, 2.2, key.colour, f"layer {row.layer}, {key.name}: {own_error_text(error)}"))
+        dots.append(mark("circle", *point, 2.2, key.colour, f"layer {row.layer}, {key.name}: {error_percent(error)}"))
     return [*(path(run, key.colour, 2, key.dash) for run in runs if len(run) > 1), *dots]
 
 
 def _outlier(row: DepthRow, x: Scale, y: Scale) -> str:
-    title = f"layer {row.layer}, own: {own_error_text(row.own)}, bound {number(row.bound)}"
+    title = f"layer {row.layer}, own: {error_percent(row.own)}, bound {error_percent(row.bound)}"
     if row.own is None or row.own == NOT_FINITE:
         return mark("cross", x(row.layer), y.stop, 4.5, INK, title)
     return mark("diamond", x(row.layer), y(max(float(row.own), y.low)), 4.5, FORBIDDEN, title)

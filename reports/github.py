@@ -25,7 +25,7 @@ def workflow_commands(report: Report) -> str:
             _command(
                 kind,
                 f"assay {finding.id}: {finding.where}",
-                f"{finding.diagnosis.rstrip('.')}. To reproduce: {finding.reproduce}",
+                f"{finding.sentence} To reproduce: {finding.reproduce}",
             )
         )
     for check in [check for check in report.checks if check.status in ("failed", "missing")][:MAX_ANNOTATIONS]:

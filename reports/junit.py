@@ -113,7 +113,7 @@ def check_case(check: Check, classname: str) -> TestCase:
 def _why(report: Report) -> list[str]:
     lines = list(report.reasons)
     for finding in report.findings:
-        lines += ["", f"{finding.severity}: {finding.id}: {finding.where}: {finding.diagnosis}"]
+        lines += ["", f"{finding.severity}: {finding.id}: {finding.sentence}"]
         lines += [f"  observed: {finding.observed}"] if finding.observed else []
         lines += [row.plain for row in picture_lines(finding, PLAIN_WIDTH, 2)]
         lines += [f"  {line}" for line in finding.evidence]

@@ -46,7 +46,8 @@ class LayerDiffView:
     worst_heads: GridView | None
     others: tuple[GridView, ...]
     data: Markup
-    profile: Markup
+    cells_chart: Markup
+    layers_chart: Markup
     lines: tuple[str, ...]
     cells: tuple[WorstCell, ...]
     calls: tuple[WorstCall, ...]
@@ -65,7 +66,8 @@ def layer_diff_view(layers: LayersResult) -> LayerDiffView:
         worst_heads=worst_view(heads),
         others=tuple(view for view in views if view.grid.columns != "head"),
         data=grid_data(layers.grids),
-        profile=Markup(charts.profile_chart(layers.depth)),
+        cells_chart=Markup(charts.cells_chart(layers.depth)),
+        layers_chart=Markup(charts.layers_chart(layers.depth)),
         lines=tuple(layer_diff_lines(layers)),
         cells=tuple(worst_cells(layers, CELLS_SHOWN)),
         calls=layers.worst[:CALLS_SHOWN],

@@ -14,14 +14,15 @@ from assay.reports.summary import (
     envelope_lines,
     latency_lines,
     layer_diff_lines,
+    main_finding,
     suite_line,
     unmet,
 )
 from assay.reports.terminal import PLAIN_WIDTH
 
-_REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 7, 5, 3, 4, 3
+_REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 5, 7, 5, 2, 3, 3
 """Most rows of each part; a run has at most seven suites."""
-_FINDINGS_BESIDE_LATENCY = 2
+_FINDINGS_BESIDE_LATENCY = 1
 _COMMAND_CHARACTERS = 2_000
 LINES = 60
 """Most lines of a comment."""
@@ -35,16 +36,40 @@ _LINKED = re.compile(r"@(?=\w)|#(?=\d)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def to_markdown(report: Report) -> str:
-    """Verdict, suites, unmet checks, findings, and the command that repeats the run, as GitHub Markdown."""
+    """Verdict, cause and suites, and below a fold the unmet checks, further findings and what was compared, as GitHub Markdown."""
     mark = VERDICTS[report.verdict]
     candidate, reference = code(report.candidate.backend), code(report.reference.backend)
     lines = [f"### {_SIGNS[report.verdict]} {mark.word}: {candidate} against {reference}", ""]
     lines += [f"**{escape(report.headline, 400)}**", ""]
-    lines += _list([escape(reason, 300) for reason in report.reasons], _REASONS)
+    cause = main_finding(report)
+    lines += _cause(cause) if cause else []
+    after_cause = len(lines)
+    said = cause.sentence if cause else ""
+    lines += _list([escape(reason, 300) for reason in report.reasons if reason != said], _REASONS)
     lines += _suite_table(report)
-    lines += _checks(unmet(report))
-    lines += _findings(report.findings, _FINDINGS if report.latency is None else _FINDINGS_BESIDE_LATENCY)
-    after_findings = len(lines)
+    where = f"{escape(report.environment.device)}, model {code(report.environment.model)}, run {code(report.run_id)}"
+    foot = f"<sub>assay · exit code {report.exit_code} · {escape(report.candidate.engine)} · {where}</sub>"
+    end = ["</details>", "", *_command(report.reproduce), foot]
+    lines += ["<details><summary>Checks, layers, and what the verdict covers</summary>", ""]
+    further = [finding for finding in report.findings if finding is not cause]
+    most = _FINDINGS if report.latency is None else _FINDINGS_BESIDE_LATENCY
+    # The picture of the cause says more than a further finding, which is in report.html as well.
+    by_count = [_folded(report, further, count) for count in range(most, -1, -1)]
+    pictures = [_picture(cause, LINES - len(lines) - len(end) - len(folded)) for folded in by_count]
+    chosen = next((at for at, drawn in enumerate(pictures) if drawn), 0)
+    return "\n".join([*lines[:after_cause], *pictures[chosen], *lines[after_cause:], *by_count[chosen], *end]) + "\n"
+
+
+def _cause(cause: Finding) -> list[str]:
+    """What is wrong and how to reproduce it, in the first lines."""
+    observed = f" Observed: {escape(cause.observed, 400)}" if cause.observed else ""
+    lines = [f"**Cause**: {escape(cause.sentence, 500)}{observed}"]
+    return [*lines, "", *([f"Reproduce: {_span(cause.reproduce)}", ""] if cause.reproduce else [])]
+
+
+def _folded(report: Report, further: Sequence[Finding], most: int) -> list[str]:
+    """What a reader looks up, with at most so many further findings."""
+    lines = [*_checks(unmet(report)), *_findings(further, most)]
     if report.layers:
         lines += [
             "**Layer diff**",
@@ -55,11 +80,7 @@ def to_markdown(report: Report) -> str:
         lines += [f"**Envelope**: {' '.join(escape(line, 800) for line in envelope_lines(report))}", ""]
     if report.latency:
         lines += [f"**Latency**: {' '.join(escape(line, 400) for line in latency_lines(report.latency))}", ""]
-    lines += _command(report.reproduce)
-    where = f"{escape(report.environment.device)}, model {code(report.environment.model)}, run {code(report.run_id)}"
-    lines.append(f"<sub>assay · exit code {report.exit_code} · {escape(report.candidate.engine)} · {where}</sub>")
-    drawn = _picture(report.findings, LINES - len(lines))
-    return "\n".join([*lines[:after_findings], *drawn, *lines[after_findings:]]) + "\n"
+    return lines
 
 
 def escape(text: str, limit: int = 200) -> str:
@@ -122,22 +143,22 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
         return []
     rows = []
     for finding in findings:
-        parts = [f"**{escape(finding.where)}**: {escape(finding.diagnosis, 400)}"]
+        parts = [f"**{escape(finding.title)}**: {escape(finding.sentence, 500)}"]
         if finding.observed:
-            parts[0] += f"; observed: {escape(finding.observed, 400)}"
+            parts[0] += f" Observed: {escape(finding.observed, 400)}"
         if finding.evidence:
             parts.append("; ".join(escape(line, 160) for line in finding.evidence[:3]))
         if finding.reproduce:
             parts.append(_span(finding.reproduce))
         rows.append("\n  - ".join(parts))
-    return ["**Findings**", "", *"\n".join(_list(rows, most)).split("\n")]
+    return ["**Further findings**", "", *"\n".join(_list(rows, most)).split("\n")]
 
 
-def _picture(findings: Sequence[Finding], room: int) -> list[str]:
-    """The picture of the first finding, if it fits into so many lines. In characters: a comment cannot show SVG."""
-    if not findings or findings[0].picture is None:
+def _picture(cause: Finding | None, room: int) -> list[str]:
+    """The picture of the cause, if it fits into so many lines. In characters: a comment cannot show SVG."""
+    if cause is None or cause.picture is None:
         return []
-    rows = picture_text(findings[0].picture, PLAIN_WIDTH).plain.split("\n")
+    rows = picture_text(cause.picture, PLAIN_WIDTH).plain.split("\n")
     if len(rows) + 3 > room:
         return []
     fence = "`" * max(3, max(map(_longest_backticks, rows)) + 1)

@@ -98,6 +98,7 @@ _ENVIRONMENT.filters |= {
     "interval": summary.interval,
     "bound_and_policy": summary.bound_and_policy,
     "ratio_text": ratio_text,
+    "error_percent": summary.error_percent,
     "own_error_text": summary.own_error_text,
     "picture": lambda picture: Markup(operator_picture.svg(picture)),
     "caption": operator_picture.caption,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import groupby
 
 from markupsafe import Markup
 
 from assay.harness.judge.report import ConditionRow, DivergenceRow, Flip, Metric, Report, SuiteResult
-from assay.harness.text import clip, visible
+from assay.harness.text import clip, listed, visible
 from assay.reports import charts, summary
 from assay.reports.latency_view import latency_view
 from assay.reports.layer_diff_view import layer_diff_view
@@ -42,14 +43,22 @@ class ConditionView:
 
 @dataclass(frozen=True)
 class SuiteView:
-    """A suite, with everything that its template needs computed."""
+    """A suite, with everything that its template needs computed.
+
+    Attributes:
+        metric: what decided, or comes nearest to it; None if nothing was measured.
+        conditions: those that questions differ in.
+        alike: those that they share, in words.
+    """
 
     anchor: str
     suite: SuiteResult
     line: summary.SuiteLine
+    metric: Metric | None
     metrics: tuple[tuple[Metric, Markup], ...]
     tally_chart: Markup
     conditions: tuple[ConditionView, ...]
+    alike: tuple[str, ...]
     flips: tuple[Flip, ...]
     groups: tuple[str, ...]
     divergences: tuple[DivergenceView, ...]
@@ -58,6 +67,7 @@ class SuiteView:
 
 def to_html(report: Report) -> str:
     """The report as one self-contained HTML page."""
+    cause = summary.main_finding(report)
     return to_page(
         "report.html.jinja",
         report.verdict,
@@ -67,8 +77,23 @@ def to_html(report: Report) -> str:
         layer_diff=layer_diff_view(report.layers) if report.layers else None,
         latency=latency_view(report.latency) if report.latency else None,
         suites=[_suite_view(suite, i) for i, suite in enumerate(report.suites, start=1)],
+        cause=cause,
+        further=[finding for finding in report.findings if finding is not cause],
+        steps=summary.next_steps(report),
+        when=_when(report.created),
+        unmet=summary.unmet(report),
+        met=[check for check in report.checks if check.status == "ok"],
         roles=(("reference", report.reference), ("candidate", report.candidate)),
     )
+
+
+def _when(created: str) -> str:
+    """The time of the run to the minute, as in "2026-11-22 20:43 UTC"; as it is if it is no ISO 8601."""
+    try:
+        moment = datetime.fromisoformat(created)
+    except ValueError:
+        return created
+    return f"{moment:%Y-%m-%d %H:%M}{' UTC' if moment.utcoffset() == timedelta() else ''}"
 
 
 def choose_flips(flips: Sequence[Flip], most: int) -> tuple[Flip, ...]:
@@ -100,17 +125,24 @@ def split_divergence(divergence: DivergenceRow) -> DivergenceView:
 
 def _suite_view(suite: SuiteResult, index: int) -> SuiteView:
     flips = choose_flips(suite.flips, FLIPS_SHOWN)
-    conditions = []
+    conditions, alike = [], []
     for _, group in groupby(suite.conditions, key=lambda row: row.by):
         rows = tuple(group)
+        seen = [row for row in rows if row.items]
+        if len(seen) < 2:
+            unseen = [row.bucket for row in rows if not row.items]
+            alike += [f"{row.title} {row.bucket}{f', none {listed(unseen)}' if unseen else ''}" for row in seen]
+            continue
         conditions.append(ConditionView(rows[0].title, rows, Markup(charts.condition_chart(rows))))
     return SuiteView(
         anchor=f"suite-{index}",
         suite=suite,
         line=summary.suite_line(suite),
+        metric=summary.shown_metric(suite),
         metrics=tuple((metric, Markup(charts.interval_chart(metric))) for metric in suite.metrics),
         tally_chart=Markup(charts.tally_chart(suite.tallies)),
         conditions=tuple(conditions),
+        alike=tuple(alike),
         flips=flips,
         groups=tuple(dict.fromkeys(flip.group for flip in flips)),
         divergences=tuple(split_divergence(d) for d in suite.divergences[:DIVERGENCES_SHOWN]),

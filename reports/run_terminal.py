@@ -16,10 +16,10 @@ from assay.reports.summary import (
     VERDICTS,
     SuiteLine,
     envelope_lines,
+    error_percent,
     latency_lines,
     layer_diff_lines,
     layer_rows,
-    own_error_text,
     suite_line,
     unmet,
 )
@@ -69,8 +69,9 @@ def render(report: Report, console: Console) -> None:
     if report.findings:
         page.heading("Findings")
     for finding in report.findings:
-        page.line(Text(finding.severity, style=STYLES[finding.severity]), f": {one_line(finding.where)}", indent=2)
-        page.line(one_line(finding.diagnosis, 600), indent=6)
+        page.line(
+            Text(finding.severity, style=STYLES[finding.severity]), f": {one_line(finding.sentence, 600)}", indent=2
+        )
         if finding.observed:
             page.line(f"observed: {observed(finding)}", indent=6)
         for row in picture_lines(finding, console.width, indent=6):
@@ -147,7 +148,8 @@ def _suites(page: _Page, lines: list[SuiteLine]) -> None:
     for row in lines:
         verdict = Text(row.verdict, style=STYLES[row.verdict])
         accuracy = f"; reference {row.reference}, candidate {row.candidate}" if row.reference != NOTHING else ""
-        limits = f"; {row.differences}; measured {row.measured}; bound {row.bound}"
+        limits = f"; {row.differences}" if row.differences != NOTHING else ""
+        limits += f"; measured {row.measured}; bound {row.bound}"
         limits += f", set by {row.policy}" if row.policy else ""
         page.line(f"{row.suite}: ", verdict, accuracy + limits, indent=2)
 
@@ -161,7 +163,7 @@ def _layers(page: _Page, layers: LayersResult) -> None:
             continue
         parts: list[str | Text] = [f"layer {one_line(row.layer):>3}  "]
         for condition, error, beyond in row.cells:
-            words = own_error_text(error) + (", out of bounds" if beyond else "")
+            words = error_percent(error) + (", out of bounds" if beyond else "")
             parts += [f"{one_line(condition)}: ", Text(words, style="red" if beyond else ""), "; "]
         page.line(*parts[:-1], indent=2)
     if len(rows) > len(shown):

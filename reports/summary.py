@@ -12,6 +12,7 @@ from assay.harness.judge.report import (
     NOT_FINITE,
     Check,
     CheckStatus,
+    Finding,
     LayersResult,
     LogitsRow,
     Metric,
@@ -23,7 +24,7 @@ from assay.harness.judge.report import (
     excess,
     out_of_bounds,
 )
-from assay.harness.text import one_line, two_digits
+from assay.harness.text import one_line, percent, two_digits
 
 NOTHING = "–"
 
@@ -68,17 +69,23 @@ class SuiteLine:
 
 def suite_line(suite: SuiteResult) -> SuiteLine:
     """The row of `suite`, with its deciding metric."""
-    metric = suite.deciding_metric
+    metric = shown_metric(suite)
     return SuiteLine(
         suite=one_line(_title(suite)),
         verdict=suite.verdict,
         reference=_role_accuracy(suite, "reference"),
         candidate=_role_accuracy(suite, "candidate"),
         differences=_differences(suite),
-        measured=_measured(metric) if metric else NOTHING,
+        measured=_measured(metric) if metric else one_line(suite.why, 80),
         bound=bound(metric) if metric else NOTHING,
         policy=one_line(metric.policy, 120) if metric else "",
     )
+
+
+def shown_metric(suite: SuiteResult) -> Metric | None:
+    """The metric that decided; where a finding did, the first with a bound, else the first; None if the suite has none."""
+    bounded = (metric for metric in suite.metrics if metric.bound is not None)
+    return suite.deciding_metric or next(bounded, None) or next(iter(suite.metrics), None)
 
 
 def accuracy(tally: Tally) -> str:
@@ -181,22 +188,56 @@ def own_error_text(error: OwnError) -> str:
     return NOT_FINITE if error == NOT_FINITE else number(float(error))
 
 
+def error_percent(error: OwnError) -> str:
+    """A relative L1 in percent, as findings state it; "not finite" or "not observed"."""
+    if error is None:
+        return "not observed"
+    return NOT_FINITE if error == NOT_FINITE else percent(float(error))
+
+
 def multiple(error: OwnError, bound: float | None) -> str:
-    """For example "26 times its bound 0.047"."""
+    """For example "26x its bound 4.7 %"."""
     if bound is None:
         return "no bound applies"
     if error is None or error == NOT_FINITE:
-        return f"bound {number(bound)}"
-    return f"{two_digits(error / bound)} times its bound {number(bound)}"
+        return f"bound {percent(bound)}"
+    return f"{two_digits(error / bound)}x its bound {percent(bound)}"
+
+
+class Step(NamedTuple):
+    """One thing to do next, with the command that does it; empty where it is no command."""
+
+    text: str
+    command: str = ""
+
+
+def next_steps(report: Report) -> list[Step]:
+    """What to do after a run, most important first: reproduce the cause, settle what is not known, repeat the run."""
+    again = [Step("Repeat this run", report.reproduce)] if report.reproduce else []
+    if report.verdict == "pass":
+        return again
+    unmet = [check for check in report.checks if check.status in ("failed", "missing") and check.settles]
+    settle = [Step(f"{check.title[0].upper()}{check.title[1:]}: {check.settles}") for check in unmet[:3]]
+    if report.verdict != "regression":
+        return [*settle, *again]
+    cause = main_finding(report)
+    reproduce = [Step("Reproduce the cause, without a server", cause.reproduce)] if cause and cause.does else []
+    return [*reproduce, *settle, *([Step("Repair the kernel, and repeat this run", report.reproduce)] if again else [])]
+
+
+def main_finding(report: Report) -> Finding | None:
+    """The finding that a report shows first: the first serious one, else the first; None if there is none."""
+    serious = (finding for finding in report.findings if finding.severity == "serious")
+    return next(serious, None) or next(iter(report.findings), None)
 
 
 def layer_diff_lines(layers: LayersResult) -> list[str]:
     """The layer diff in a few sentences: the worst cell, the logits, what was not observed, what failed."""
     lines = [_truth_line(layers)] if layers.against_truth else []
-    what = "Largest difference from the reference" if layers.against_truth else "Worst own error"
+    what = "Worst difference from the reference" if layers.against_truth else "Worst own error"
     for cell in worst_cells(layers, 1):
         lines.append(
-            f"{what}: layer {cell.layer}, head {cell.head}, {cell.where}: relative L1 {own_error_text(cell.error)}, "
+            f"{what}: layer {cell.layer}, head {cell.head}, {cell.where}: {error_percent(cell.error)}, "
             f"{multiple(cell.error, cell.bound)}. {_sources(layers)}"
         )
     if not lines:
@@ -217,10 +258,9 @@ def _truth_line(layers: LayersResult) -> str:
     gain = max(layers.against_truth, key=lambda row: excess(row.gain, row.gain_bound))
     cells = sum(row.cells for row in layers.against_truth)
     return (
-        f"Against the truth, in {cells:,} cells: worst own error in layer {worst.layer}, {worst.phase}: relative L1 "
-        f"{own_error_text(worst.own)}, {multiple(worst.own, worst.bound)}; largest gain over all heads in layer {gain.layer}, "
-        f"{gain.phase}: "
-        f"{own_error_text(gain.gain)}, {multiple(gain.gain, gain.gain_bound)}."
+        f"Against the truth, in {cells:,} cells: worst own error in layer {worst.layer}, {worst.phase}: "
+        f"{error_percent(worst.own)}, {multiple(worst.own, worst.bound)}; largest gain over all heads in layer {gain.layer}, "
+        f"{gain.phase}: {error_percent(gain.gain)}, {multiple(gain.gain, gain.gain_bound)}."
     )
 
 

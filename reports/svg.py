@@ -100,13 +100,11 @@ def _scientific(value: float) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """Estimated width in CSS pixels in a wide sans-serif font: nothing measures text here, so it errs upwards."""
+    """Estimated width in CSS pixels in a wide or a monospaced font: nothing measures text here, so it errs upwards."""
     return size * sum(_width(character) for character in text)
 
 
 def _width(character: str) -> float:
-    if character in "ijl.,:;'|!()[] ":
-        return 0.38
     if unicodedata.east_asian_width(character) in "WF":
         return 1.05
     return 0.9 if character in "mwMW@%<>=+~" else 0.72 if character.isupper() else 0.62
@@ -208,13 +206,14 @@ def axis_below(x: Scale, y: float, at: Sequence[float], title: str = "", rule: b
     return parts + ([text(title, (x.start + x.stop) / 2, y + AXIS_HEIGHT + 6, "middle")] if title else [])
 
 
-def log_axis_beside(x: Scale, y: Scale) -> list[str]:
-    """A logarithmic axis at the left of a plot: a rule and a label at powers of ten, at most eight of them."""
+def log_axis_beside(x: Scale, y: Scale, percent: bool = False) -> list[str]:
+    """A logarithmic axis at the left of a plot: a rule and a label, also in percent, at powers of ten, at most eight of them."""
     exponents = range(math.ceil(math.log10(y.low) - 1e-9), math.floor(math.log10(y.high) + 1e-9) + 1)
     parts = []
     for exponent in exponents[:: 1 + len(exponents) // 8]:
         at = y(10.0**exponent)
-        parts += [line(x.start, at, x.stop, at, RULE), text(f"{float(f'1e{exponent}'):g}", x.start - 8, at, "end")]
+        label = f"{float(f'1e{exponent + 2}'):g} %" if percent else f"{float(f'1e{exponent}'):g}"
+        parts += [line(x.start, at, x.stop, at, RULE), text(label, x.start - 8, at, "end")]
     return parts
 
 

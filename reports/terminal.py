@@ -34,7 +34,7 @@ def finding_lines(finding: Finding) -> list[str]:
 
 def finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
     """The same with colours; a picture takes at most so many columns."""
-    lines = [Text(one_line(f"{finding.severity}: {finding.where}: {finding.diagnosis}", 600))]
+    lines = [Text(one_line(f"{finding.severity}: {finding.sentence}", 600))]
     lines += [Text(f"  observed: {observed(finding)}")] if finding.observed else []
     lines += picture_lines(finding, width, 2)
     lines += [Text(f"  - {one_line(line, 400)}") for line in finding.evidence]

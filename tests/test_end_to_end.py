@@ -280,7 +280,7 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
     assert status(made, "layers-compared") == "ok"
     (cause,) = made["findings"]
     assert cause["where"] == "extend, cached prefix > 0, all 4 layers, all 4 heads"
-    assert (cause["id"], "correct at prefix 0" in cause["diagnosis"]) == ("mask-top-left", True), cause
+    assert (cause["id"], "Correct without a cached prefix." in cause["diagnosis"]) == ("mask-top-left", True), cause
     assert made["layers"]["not_observed"] == ["decode: sage_attn_as_shipped does not compute it"]
     assert cause["diagnosis"] in out
     assert (tmp_path / "run" / "report.html").stat().st_size > 0

@@ -110,8 +110,8 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
 
     assert re.search(r"^::error title=assay%3A regression::", out, re.MULTILINE)
     title = made["findings"][0]["title"]
-    assert re.search(rf"^::error title=[^:]*::matches .{re.escape(title)}", out, re.MULTILINE)
-    assert f'matches "{title}"' in summary.read_text().replace("\\", "")
+    assert re.search(rf"^::error title=[^:]*::Computes .{re.escape(title)}", out, re.MULTILINE)
+    assert f'Computes "{title}"' in summary.read_text().replace("\\", "")
     assert len(summary.read_text().splitlines()) <= 60
 
     code, out = assay(tmp_path, "report", "second")

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from assay import __version__
 from assay.harness.errors import AssayError, ExitCode
 from assay.harness.interruption import like_ctrl_c
+from assay.harness.portable import portable
 
 if TYPE_CHECKING:
     from assay.harness.extras import Extra
@@ -162,7 +163,7 @@ def as_given() -> str:
             next(given, None)
         elif not word.startswith("--out="):
             kept.append(word)
-    return shlex.join(["assay", *kept])
+    return shlex.join(["assay", *map(portable, kept)])
 
 
 def load_command(name: str) -> Any:

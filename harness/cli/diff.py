@@ -73,7 +73,7 @@ def replay(
     interpret_without_gpu()
 
     def show_first(found: Sequence[Finding]) -> None:
-        say(f"First: {found[0].where}: {found[0].diagnosis}")
+        say(f"First: {found[0].sentence}")
 
     with progress(errors) as display:
         result = replaying.replay(

@@ -93,7 +93,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
         if findings:
             first_finding_s = time.monotonic() - begun
         for finding in findings:
-            display.say(f"After {first_finding_s:.1f} s: {finding.where}: {finding.diagnosis}.")
+            display.say(f"After {first_finding_s:.1f} s: {finding.sentence}")
 
     shadow(engine, place, plan, diagnose)
     layers = layers_seen(place)

@@ -21,6 +21,7 @@ from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.question_plan import QuestionPlan, order_hash, read_question_plan, write_question_plan
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.files import file_name
+from assay.harness.portable import portable
 
 
 def default_folder(spec: RunSpec) -> Path:
@@ -41,7 +42,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     """
     flags = given_flags(plan.spec, FLAGS if command == "gate" else RUN_FLAGS)
     manifest = Manifest(
-        **vars(origin_of(plan, shlex.join(["assay", command, *flags]), new_nonce())),
+        **vars(origin_of(plan, shlex.join(["assay", command, *map(portable, flags)]), new_nonce())),
         run_id=path.resolve().name,
         model=plan.spec.model,
         items_hash=hash_items(plan.items),

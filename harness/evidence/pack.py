@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from assay.harness.attention.call import INPUTS, AttentionCall
 from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.portable import portable
 from assay.harness.schema import Record, read_json
 
 if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
@@ -34,7 +35,7 @@ Stratum = tuple[int, str, str, str]
 
 def replay_command(pack: Path | str, candidate: str = "module:function") -> str:
     """The command that runs a kernel on a pack's calls."""
-    return shlex.join(["assay", "replay", str(pack), "--candidate", candidate])
+    return shlex.join(["assay", "replay", portable(str(pack)), "--candidate", candidate])
 
 
 class Source(Record):

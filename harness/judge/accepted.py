@@ -16,7 +16,7 @@ from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.mmlu_suite import loss_metric, rule_of
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
-from assay.harness.text import two_digits
+from assay.harness.text import percent, two_digits
 from assay.harness.verdict import Check, Verdict
 
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
@@ -88,7 +88,7 @@ def compare_accepted(
     grown = most is not None and not most <= spec.growth
     if worst is not None:
         parts.append(
-            f"Own error grew most at {worst}: {before[worst]:.2g} accepted, {now[worst]:.2g} now, "
+            f"Own error grew most at {worst}: {percent(before[worst])} accepted, {percent(now[worst])} now, "
             f"a factor {'above' if grown else 'within'} the policy's {spec.policy_line('growth')}."
         )
     if decision is None and most is None:

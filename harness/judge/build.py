@@ -30,6 +30,7 @@ from assay.harness.judge.envelope import check_envelope, envelope_result
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
 from assay.harness.judge.forced_settings import with_common_settings
 from assay.harness.judge.greedy_suite import greedy_suite
+from assay.harness.judge.headline import cause_of, scope_of, shown_by
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
 from assay.harness.judge.logits_suite import logits_suite
 from assay.harness.judge.mmlu_suite import (
@@ -116,7 +117,17 @@ def build(folder: RunFolder) -> Report:
     left_out = [suite for suite in WHOLE if suite not in spec.suites]
     envelope = envelope_result(spec, evidence.envelope, _claimed(evidence))
     covers = envelope.sentence if envelope else ""
-    judgement = decide(spec.candidate, suites, checks, progress.failure, left_out=left_out, covers=covers)
+    judgement = decide(
+        spec.candidate,
+        suites,
+        checks,
+        progress.failure,
+        left_out=left_out,
+        covers=covers,
+        scope=scope_of(manifest.model, len(evidence.questions), spec.synthetic, envelope, _claimed(evidence)),
+        cause=cause_of(_causes(evidence)),
+        shown=shown_by(suites),
+    )
     servers, counts, layers = evidence.servers, evidence.counts, evidence.layers
     return Report(
         verdict=judgement.verdict,
@@ -303,11 +314,16 @@ def _findings(
     """The cause that the layer diff names comes first, then what the answers show, then the times."""
     lost = any(suite.id == "mmlu" and suite.verdict == "regression" for suite in suites)
     return [
-        *(evidence.layers.findings if evidence.layers else ()),
-        *(evidence.matrix.findings if evidence.matrix else ()),
+        *_causes(evidence),
         *([accuracy_finding(evidence.questions, reproduce)] if lost else []),
         *(latency.result.findings if latency.result else ()),
     ]
+
+
+def _causes(evidence: _Evidence) -> list[Finding]:
+    """What the layer diff and the op-level matrix found wrong with the kernel."""
+    found = evidence.layers.findings if evidence.layers else ()
+    return [*found, *(evidence.matrix.findings if evidence.matrix else ())]
 
 
 def _server(

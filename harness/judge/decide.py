@@ -12,12 +12,14 @@ from assay.harness.evidence.manifest import Failure
 from assay.harness.schema import Part
 from assay.harness.stats.multiple import holm
 from assay.harness.text import listed
-from assay.harness.verdict import Check, Decided, Verdict
+from assay.harness.verdict import Check, Decided, Finding, Verdict
 
 WHOLE: tuple[SuiteName, ...] = ("mmlu", "greedy", "logits", "layers")
 """Suites without which a run is partial. The latency suite is asked for on its own: a time is no accuracy."""
 BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
+LATENCY = "latency"
+"""Id of the suite that compares times."""
 
 
 class SuiteVerdict(Part):
@@ -79,6 +81,9 @@ def decide(
     *,
     left_out: Sequence[str] = (),
     covers: str = "",
+    scope: str = "",
+    cause: Finding | None = None,
+    shown: str = "",
 ) -> Judgement:
     """The verdict of a run or a bench.
 
@@ -89,6 +94,9 @@ def decide(
         failure: what ended it early; None if nothing did.
         left_out: suites of a whole run that were not requested. The headline then says that the run was partial.
         covers: what a pass covers, in words that follow "covers"; empty if nothing was counted.
+        scope: the same in the headline: the model, how many questions, how many tokens.
+        cause: the finding that says what a wrong kernel does; None if there is none.
+        shown: how the regression shows, in the words that end its headline, such as "accuracy 1.000 -> 0.219".
 
     - *error*: the engine failed, even if something was measured before.
     - *regression*: a suite regressed and the servers differed in nothing but the backend. Checks that are missing do not excuse it.
@@ -102,11 +110,10 @@ def decide(
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
     regressed = [one for one in suites if one.verdict == "regression"]
     if regressed and not any(check.status == "failed" for check in unmet):
-        other = "the reference" if any(one.id != BASELINE for one in regressed) else "its accepted baseline"
         return Judgement(
             verdict="regression",
-            headline=f"{partial}Do not merge: {candidate} is worse than {other}.",
-            reasons=(*map(_sentence, regressed), *reasons),
+            headline=f"{partial}Do not merge: {candidate} {_wrong(regressed, cause)}{shown and f' ({shown})'}.",
+            reasons=(*([cause.sentence] if cause else []), *map(_sentence, regressed), *reasons),
         )
     undecided = [one for one in suites if one.verdict != "pass"]
     if unmet or undecided or not suites:
@@ -119,11 +126,20 @@ def decide(
     out = f"{listed(left_out)} {'was' if len(left_out) == 1 else 'were'} left out"
     return Judgement(
         verdict="pass",
-        headline=f"Partial run: {candidate} passes {passed}; {out}."
+        headline=f"Partial run: {candidate} passes {passed}{scope and f', {scope}'}; {out}."
         if left_out
-        else f"{candidate} is no worse than the reference, within the stated margins.",
+        else f"{candidate} is no worse than the reference, within the stated margins{scope and f', {scope}'}.",
         reasons=(*map(_sentence, suites), *([f"The verdict covers {covers}."] if covers else [])),
     )
+
+
+def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
+    """What the candidate does wrong, in words that follow its name."""
+    if cause is not None and cause.does:
+        return cause.does
+    ids = {one.id for one in regressed}
+    other = "its accepted baseline" if ids == {BASELINE} else "the reference"
+    return f"is {'slower' if ids == {LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}"
 
 
 def _sentence(suite: SuiteVerdict) -> str:

@@ -140,6 +140,7 @@ def depth_rows(
         against_truth: own errors against the truth, which count instead of those against the reference where there are any.
     """
     errors = own_errors(shadow)
+    whole = shadow.table(("layer",)).relative_l1
     rows = []
     for layer in map(int, shadow.observed("layer")):
         own: list[tuple[OwnError, float | None]] = []
@@ -153,6 +154,7 @@ def depth_rows(
             DepthRow(
                 layer=layer,
                 own=error,
+                whole=own_error(float(whole[layer])),
                 total=own_error((total or {}).get(layer, math.nan)),
                 inherited=own_error((inherited or {}).get(layer, math.nan)),
                 bound=bound,

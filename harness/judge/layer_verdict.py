@@ -77,8 +77,8 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
     if why := _missing(evidence):
         return LayersJudgement("inconclusive", why, WORST_CELL)
     cells = against.cells
-    worst = f"The worst own error is {two_digits(float(cells.excess.max()))} times what noise explains"
-    gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))} times"
+    worst = f"The worst own error is {two_digits(float(cells.excess.max()))}x what noise explains"
+    gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))}x"
     return LayersJudgement(
         "pass", f"{worst}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)}).", WORST_CELL
     )
@@ -88,10 +88,10 @@ def _judge_replay(replay: ReplayResult) -> LayersJudgement | None:
     """Regression if a recorded call is out of bounds, whatever the findings say, or if there is a serious finding."""
     outside = not replay.worst <= 1
     if wrong := serious(replay.findings):
-        why = f"{one_line(wrong[0].where)}: {one_line(wrong[0].diagnosis, 300)}."
+        why = one_line(wrong[0].sentence, 400)
         return LayersJudgement("regression", why, WORST_CALL if outside else "")
     if outside:
-        why = f"The own error of a recorded call is {two_digits(replay.worst)} times what noise explains."
+        why = f"The own error of a recorded call is {two_digits(replay.worst)}x what noise explains."
         return LayersJudgement("regression", why, WORST_CALL)
     return None
 
@@ -200,10 +200,10 @@ def _sentence(metric: str, measured: Measured, errors: ShadowErrors) -> str:
     worst = int(np.argmax(measured.excess))
     observed, bound = float(measured.observed[worst]), float(measured.bound[worst])
     what = {
-        WORST_CELL: "the own error is {}, and noise explains {}",
-        WORST_GAIN: "the output is scaled by {}, and noise explains {}",
-        WORST_APART: "the outputs differ by {} over all queries, and noise explains {}",
-    }[metric].format(percent(observed), percent(bound))
+        WORST_CELL: "the own error is {}, {}x what noise explains ({})",
+        WORST_GAIN: "the output is scaled by {}, {}x what noise explains ({})",
+        WORST_APART: "the outputs differ by {} over all queries, {}x what noise explains ({})",
+    }[metric].format(percent(observed), two_digits(float(measured.excess[worst])), percent(bound))
     return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"
 
 
@@ -237,9 +237,18 @@ def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
     """The numbers of the suite."""
     against, replay = evidence.against, evidence.replay
     found = [
-        _metric(WORST_CELL, "worst own error", against.cells, "Relative L1 against fp64 on the same inputs, by cell"),
-        _metric(WORST_GAIN, "worst gain", against.gains, "Slope of the output on the truth, minus 1, by head, layer and phase"),
-        _metric(WORST_APART, "worst difference", against.apart, "Relative L1 against the reference, by cell, over all queries"),
+        _metric(
+            WORST_CELL, "worst own error, cells of the layer diff", against.cells,
+            "Relative L1 against fp64 on the same inputs, by cell",
+        ),
+        _metric(
+            WORST_GAIN, "worst gain, heads of the layer diff", against.gains,
+            "Slope of the output on the truth, minus 1, by head, layer and phase",
+        ),
+        _metric(
+            WORST_APART, "worst difference from the reference", against.apart,
+            "Relative L1 against the reference, by cell, over all queries",
+        ),
     ]  # fmt: skip
     if replay is not None and not evidence.foreign:
         found.append(_replayed_metric(replay))
@@ -249,18 +258,16 @@ def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
 def _metric(id_: str, title: str, measured: Measured, explain: str) -> Metric:
     worst = float(measured.excess.max()) if len(measured.index) else None
     value = worst if worst is not None and np.isfinite(worst) else None
-    text = (
-        "not measured" if worst is None else f"{two_digits(worst)} times its bound" if value is not None else NOT_FINITE
-    )
+    text = "not measured" if worst is None else f"{two_digits(worst)}x its bound" if value is not None else NOT_FINITE
     return Metric(id=id_, title=title, value=value, text=text, bound=1.0, bound_is="most", explain=explain)
 
 
 def _replayed_metric(replay: ReplayResult) -> Metric:
     return Metric(
         id=WORST_CALL,
-        title="worst recorded call",
+        title="worst own error, recorded calls",
         value=replay.worst if np.isfinite(replay.worst) else None,
-        text=f"{two_digits(replay.worst)} times its bound",
+        text=f"{two_digits(replay.worst)}x its bound",
         bound=1.0,
         bound_is="most",
         explain=f"Relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls",

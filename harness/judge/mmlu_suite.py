@@ -139,13 +139,19 @@ def _metrics(
             title=f"{one.role} accuracy",
             value=one.right / asked,
             text=f"{one.right / asked:.3f}",
-            explain=f"{one.right} of {asked}",
+            explain=f"{one.right} of {asked} answers, those after the verdict included",
         )
         for one in tallies
     ]
     return (
         *accuracies,
-        loss_metric(spec, decision, _LOSS, "loss of accuracy", "Reference minus candidate"),
+        loss_metric(
+            spec,
+            decision,
+            _LOSS,
+            "loss of accuracy",
+            f"Over the first {n:,} questions: reference minus candidate",
+        ),
         Metric(
             id="flips",
             title="flips",

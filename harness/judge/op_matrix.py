@@ -30,9 +30,9 @@ def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
         metrics.append(
             Metric(
                 id=_WORST,
-                title="worst own error",
+                title="worst own error, op-level calls",
                 value=record.worst,
-                text=f"{two_digits(record.worst)} times its bound",
+                text=f"{two_digits(record.worst)}x its bound",
                 bound=1.0,
                 bound_is="most",
                 explain=f"Relative L1 against fp64, over {len(record.computed)} calls of {record.calls}",
@@ -85,12 +85,14 @@ def _outside(record: MatrixRecord) -> bool:
 
 def _why(record: MatrixRecord, missing: tuple[str, ...]) -> str:
     if wrong := serious(record.findings):
-        return f"{one_line(wrong[0].where)}: {one_line(wrong[0].diagnosis, 300)}."
+        named = one_line(f'"{wrong[0].title}"' if wrong[0].does else wrong[0].sentence, 300)
+        worst = f", at worst {two_digits(record.worst)}x what noise explains" if record.worst is not None else ""
+        return f"{len(record.failing)} of {len(record.computed)} calls are out of bounds{worst}: {named.rstrip('.')}."
     if _outside(record):
         worst = two_digits(record.worst or 0.0)
-        return f"{len(record.failing)} calls are out of bounds, at worst {worst} times what noise explains; no finding says why."
+        return f"{len(record.failing)} calls are out of bounds, at worst {worst}x what noise explains; no finding says why."
     if missing:
         return f"Not tested: {'; '.join(one_line(one, 300) for one in missing)}."
     refused = f"; {len(record.refused)} more were refused" if record.refused else ""
     worst = two_digits(record.worst or 0.0)
-    return f"The worst own error is {worst} times what noise explains, in {len(record.computed)} calls of {record.calls}{refused}."
+    return f"The worst own error is {worst}x what noise explains, in {len(record.computed)} calls of {record.calls}{refused}."

@@ -175,6 +175,11 @@ class DepthRow(Part):
 
     layer: int
     own: OwnError = Field(description="worst finest cell: the candidate on the reference's own q, k and v")
+    whole: OwnError = Field(
+        None,
+        description="own error of the layer's whole output against the reference's: with `inherited` it makes up `total`; null in "
+        "older reports",
+    )
     total: OwnError = Field(None, description="the layer's output in a free-running candidate against the reference's")
     inherited: OwnError = Field(None, description="the part of the total error that comes from the layers before")
     bound: FiniteFloat | None = Field(None, description="the own error that noise explains")

@@ -120,7 +120,7 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
     limit, _ = limit_of(cached, spec, noise)
     p = p_within(cached.kl.tolist(), limit)
     above = sum(not one <= limit for one in cached.kl.tolist())
-    found = f"{above} of {len(cached.kl)} prompts above {limit:.2g} nats, {cached.kl.mean():.2g} on average"
+    found = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
     return FaultSeen(suite="logits", seen=lost > 0 or p <= spec.alpha, found=found)
 
 

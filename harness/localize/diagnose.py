@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Sequence
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import LEAK
+from assay.harness.attention.hypotheses import LEAK, Hypothesis
 from assay.harness.conditions import POSITION
+from assay.harness.localize import wording
 from assay.harness.localize.causes import OUTPUT_SCALED, Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN, Group, not_run, scaled
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent, some
-from assay.harness.verdict import Finding, Severity
+from assay.harness.verdict import UNEXPLAINED, Finding, Severity
 
-UNEXPLAINED = "unexplained"
 NONDETERMINISM = "nondeterminism"
 STATE_KEPT = "state-kept"
 INPUT_WRITTEN = "input-written"
@@ -68,50 +68,60 @@ def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]
 
 def _bug(cause: Cause, layers: Sequence[int], heads: int, reproduce: str) -> Finding:
     evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
-    if len(cause.conditions) > 1:
-        first, second, *further = cause.conditions
+    if telling := [one for one in cause.conditions[1:] if "% " not in one.words or "!=" not in one.words]:
+        first, second, *further = cause.conditions[0], *telling  # nearly every number is no multiple of 64
         more = f" ({len(further)} more fit as well)" if further else ""
         evidence.append(f"on these calls, {first.words} is equivalent to {second.words}{more}")
     nonfinite = max(result.nonfinite_share for result in cause.failing)
     if nonfinite:
         evidence.append(f"not finite: up to {percent(nonfinite)} of a call's output")
-    oracle_error = percent(cause.oracle_error)
     best = cause.hypotheses[0] if cause.hypotheses else None
-    if best is None:
-        off = f"is off by {oracle_error}" if math.isfinite(cause.oracle_error) else "is not finite"
-        diagnosis = f"no known bug explains the error: the output {off}"
-    else:
-        match = percent(cause.hypothesis_error)
-        diagnosis = f'matches "{best.title}" to within {match}; the correct result is {oracle_error} away'
+    if best is not None:
         evidence.insert(0, f"{best.title}: {best.about}")
-        others = " or ".join(f'"{h.title}"' for h in cause.hypotheses[1:])
-        if others:
-            diagnosis += f"; on these calls it cannot be distinguished from {others}"
     return Finding(
         id=UNEXPLAINED if best is None else best.id,
         title=TITLES[UNEXPLAINED] if best is None else best.title,
         severity="serious" if best is None else best.severity,
         where=_where(cause, layers, heads),
-        diagnosis=diagnosis + _correct(cause) + (" (leak across requests)" if best and best.kind == LEAK else ""),
+        diagnosis=_diagnosis(cause, best, layers, heads),
+        does=wording.does(best, cause.conditions[0].words if cause.conditions else ""),
         evidence=tuple(evidence),
         reproduce=reproduce,
         equivalent=tuple(h.id for h in cause.hypotheses[1:]),
     )
 
 
+def _diagnosis(cause: Cause, best: Hypothesis | None, layers: Sequence[int], heads: int) -> str:
+    """What is computed, where, how far that is from the named formula and from attention, and where the kernel is correct."""
+    condition = cause.conditions[0].words if cause.conditions else ""
+    place = wording.place(cause.phases, condition, cause.only_there, _spans(cause, layers, heads))
+    away = f"{percent(cause.oracle_error)} from correct attention"
+    if best is None:
+        off = away if math.isfinite(cause.oracle_error) else "it is not finite"
+        text = f"No known bug explains the output {place}: {off}"
+    else:
+        leak = " (leak across requests)" if best.kind == LEAK else ""
+        off = away if math.isfinite(cause.oracle_error) else "and not finite where attention is"
+        text = f'Computes "{best.title}"{leak} {place}: {percent(cause.hypothesis_error)} from that formula, {off}'
+    if others := " or ".join(f'"{h.title}"' for h in cause.hypotheses[1:]):
+        text += f"; on these calls it cannot be distinguished from {others}"
+    right = f" Correct {wording.correct(cause.conditions[0].otherwise)}." if cause.conditions else ""
+    return f"{text}.{right}"
+
+
+def _spans(cause: Cause, layers: Sequence[int], heads: int) -> list[str]:
+    """Layers, heads, and query positions if they are part of what is known."""
+    parts = [some("layer", cause.layers, layers), some("head", cause.heads, range(heads))]
+    if cause.positions and not cause.hypotheses:
+        parts.append(f"query positions {', '.join(POSITION.labels[p] for p in cause.positions)}")
+    return parts
+
+
 def _where(cause: Cause, layers: Sequence[int], heads: int) -> str:
     parts = [" and ".join(cause.phases)]
     if cause.conditions and not cause.conditions[0].words.endswith(" only"):
         parts.append(("only where " if cause.only_there else "") + cause.conditions[0].words)
-    parts += [some("layer", cause.layers, layers), some("head", cause.heads, range(heads))]
-    if cause.positions and not cause.hypotheses:
-        parts.append(f"query positions {', '.join(POSITION.labels[p] for p in cause.positions)}")
-    return ", ".join(parts)
-
-
-def _correct(cause: Cause) -> str:
-    """Where the kernel is correct."""
-    return f"; correct at {cause.conditions[0].otherwise or 'all other calls'}" if cause.conditions else ""
+    return ", ".join([*parts, *_spans(cause, layers, heads)])
 
 
 def _extent(cause: Cause) -> str:
@@ -119,9 +129,10 @@ def _extent(cause: Cause) -> str:
     worst = max(cause.failing, key=lambda result: result.worst)
     own, bound = worst.worst_cell
     more = ", ..." if len(cause.prefixes) > MAX_PREFIXES else ""
+    count = f"{len(cause.failing)} of {len(cause.failing) + cause.passing}"
     return (
-        f"{len(cause.failing)} of {len(cause.failing) + cause.passing} calls of these layers are out of bounds; worst own error "
-        f"{percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}; "
+        f"{count} calls of these layers are out of bounds; the worst has an own error "
+        f"of {percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}; "
         f"failing cached prefixes: {', '.join(map(str, cause.prefixes[:MAX_PREFIXES]))}{more}"
     )
 

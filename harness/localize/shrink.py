@@ -175,7 +175,7 @@ CALL = {inputs}
 
 
 def test_the_kernel_is_correct() -> None:
-    """{_prose(f"{finding.where}: {finding.diagnosis}")}."""
+    """{_prose(finding.sentence)}"""
     assert_correct(KERNEL, CALL{excused})
 '''
 

@@ -13,11 +13,11 @@ from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import AssayError
 from assay.harness.localize.causes import OUTPUT_SCALED
 from assay.harness.localize.cells import deviation
-from assay.harness.localize.diagnose import UNEXPLAINED, describe
+from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import KernelRun, measure
 from assay.harness.localize.shrink import as_pytest, exceeds_bounds_of, shrink
-from assay.harness.verdict import Finding
+from assay.harness.verdict import UNEXPLAINED, Finding
 
 SHRINK_SECONDS = 10.0
 """Time limit for shrinking a failing call; the smallest call found by then is shown."""

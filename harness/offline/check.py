@@ -20,7 +20,7 @@ from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
-from assay.harness.localize.diagnose import CALL_REFUSED, UNEXPLAINED, describe, diagnose
+from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
 from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded
 from assay.harness.localize.kernel_runs import KernelRun, compute, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
@@ -28,7 +28,7 @@ from assay.harness.localize.threads import few_threads
 from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.readout.readout import ReadOut
 from assay.harness.text import percent
-from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
+from assay.harness.verdict import UNEXPLAINED, Finding, Verdict, exit_code_of, kernel_verdict
 
 LEAST_COVERED = 0.9
 """Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in
@@ -272,7 +272,7 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
         observed = _ASSERTED.sentence(loaded, declared, result)
         raise AssertionError(
             f"{name} on {describe(call)}: own error {percent(own)}; noise explains at most "
-            f"{percent(bound)}; {bug.diagnosis}{observed and '; observed: '}{observed}"
+            f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
         )
 
 
@@ -369,8 +369,19 @@ def _bugs(run: KernelRun, case_of: Mapping[int, Case], again: str) -> list[Findi
         there = KernelRun(tuple(result for result, condition in conditions if axes.holds(only, condition)))
         named = [f for f in diagnose(there, again) if f.id != CALL_REFUSED]
         if not any(f.id == UNEXPLAINED for f in named):
-            return [f.model_copy(update={"where": f"only where {axes.words(only)}: {f.where}"}) for f in named]
+            return [_confined(finding, axes.words(only)) for finding in named]
     return findings
+
+
+def _confined(finding: Finding, words: str) -> Finding:
+    """A finding that only holds in some cases."""
+    texts = {"where": f"only where {words}: {finding.where}"}
+    if finding.does:
+        texts |= {
+            "does": f"{finding.does}, only where {words}",
+            "diagnosis": f"Only where {words}: {finding.diagnosis}",
+        }
+    return finding.model_copy(update=texts)
 
 
 def _breaches(

@@ -9,7 +9,6 @@ import numpy as np
 
 from assay.harness.attention.catalogue import ALL
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
-from assay.harness.localize.diagnose import UNEXPLAINED
 from assay.harness.picture import Picture
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.operators import Operator
@@ -19,7 +18,7 @@ from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.symbols import legend
 from assay.harness.text import percent
-from assay.harness.verdict import Finding, serious
+from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
 OPERATOR = "operator"
 """Id of a finding whose operator was read and has no name."""

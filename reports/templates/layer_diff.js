@@ -13,6 +13,8 @@
 
   const ratio = (value, bound) => value / (bound ?? 1);
   const isNumber = (value) => typeof value === "number";
+  // As assay.harness.text.percent: an error has one form on the page.
+  const percent = (value) => `${value >= 0.1 ? Math.round(100 * value) : Number((100 * value).toPrecision(2))} %`;
   const digits = (value) => (value >= 1e6 ? value.toExponential(2) : String(Number(value.toPrecision(4))));
 
   // One scale for all maps, so that a colour means the same in each: multiples of the bound, where there is one.
@@ -139,7 +141,7 @@
           const colour = context.fillStyle;
           context.fillRect(x, y, w - gap, h - gap);
           if (!isNumber(value) && Math.min(w, h) >= 6) this.cross(context, x, y, w - gap, h - gap);
-          if (isNumber(value) && w >= 46 && h >= 18) this.number(context, colour, digits(Number(value.toPrecision(2))), x + (w - gap) / 2, y + (h - gap) / 2);
+          if (isNumber(value) && w >= 46 && h >= 18) this.number(context, colour, percent(value), x + (w - gap) / 2, y + (h - gap) / 2);
         });
       });
       this.outline(context, w, h, gap);
@@ -247,8 +249,8 @@
       const { rows, columns, values, bounds, beyond, column } = this.grid;
       const [value, bound, w, h] = [values[r][c], bounds[r], this.cellWidth, this.cellHeight];
       this.at = [r, c];
-      const says = value === null ? "not observed" : isNumber(value) ? `relative L1 ${digits(value)}` : "not finite";
-      let limits = bound === null ? "no bound" : `bound ${digits(bound)}`;
+      const says = value === null ? "not observed" : isNumber(value) ? `relative L1 ${percent(value)}` : "not finite";
+      let limits = bound === null ? "no bound" : `bound ${percent(bound)}`;
       if (isNumber(value) && bound !== null) limits += `, ${digits(Number((value / bound).toPrecision(2)))} × the bound`;
       if (beyond[r][c]) limits += ": out of bounds";
       this.tip.replaceChildren(...[`layer ${rows[r]}, ${{ head: "head", prefix: "cached prefix", position: "position", batch: "in the batch" }[column]} ${columns[c]}`, says, ...(value === null ? [] : [limits])].map((text, i) => {
@@ -284,11 +286,11 @@
     context.textBaseline = "top";
     for (let decade = bottom; decade <= top; decade++) {
       if (judged && decade === 0) continue;
-      context.fillText(judged ? `${digits(10 ** decade)} ×` : digits(10 ** decade), place(decade), 30);
+      context.fillText(judged ? `${digits(10 ** decade)} ×` : percent(10 ** decade), place(decade), 30);
     }
     let says = "relative L1, log scale";
     if (judged) {
-      const [a, b] = [Math.min(...bounds), Math.max(...bounds)].map((bound) => digits(Number(bound.toPrecision(2))));
+      const [a, b] = [Math.min(...bounds), Math.max(...bounds)].map(percent);
       const text = a === b ? `bound ${a}` : `bound ${a} to ${b}`;
       context.fillStyle = theme.ink;
       context.fillRect(place(0) - 1, 11, 2, 18);

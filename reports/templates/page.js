@@ -38,3 +38,19 @@ for (const figure of document.querySelectorAll(".command")) {
   });
   figure.querySelector("figcaption").append(button);
 }
+// A link leads to a folded section: unfold it, and mark the section that is being read.
+const unfold = () => {
+  const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!target) return;
+  for (let fold = target.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+};
+addEventListener("hashchange", unfold);
+unfold();
+const links = [...document.querySelectorAll(".contents a")];
+for (const link of links) link.addEventListener("click", () => setTimeout(unfold));
+const targets = links.map((link) => document.getElementById(link.hash.slice(1)));
+const markCurrent = () => {
+  const read = targets.findLastIndex((target) => target && target.getBoundingClientRect().top < 120);
+  links.forEach((link, i) => (i === read ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current")));
+};
+if (links.length) addEventListener("scroll", markCurrent, { passive: true });

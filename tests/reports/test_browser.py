@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -180,4 +182,70 @@ while (walker.nextNode()) {
   if (ratio < 4.5) low.push([ratio.toFixed(2), element.outerHTML.slice(0, 120)]);
 }
 return {checked, low};
+"""
+
+
+def _pages(chrome: Any) -> int:
+    paper = {"paperWidth": 8.27, "paperHeight": 11.69}
+    return len(
+        re.findall(rb"/Type\s*/Page[^s]", base64.b64decode(chrome.execute_cdp_cmd("Page.printToPDF", paper)["data"]))
+    )
+
+
+def test_it_prints_on_at_most_four_pages(visit: Any, any_report: Report) -> None:
+    assert 1 <= _pages(visit(any_report)) <= 4
+
+
+def test_many_layers_and_questions_print_on_at_most_four_pages(
+    visit: Any, examples: ModuleType, layer_diffs: ModuleType
+) -> None:
+    report = examples.many_flips(400).model_copy(update={"layers": layer_diffs.one_head(80, 64)})
+    assert _pages(visit(report, 1280, 800)) <= 4
+
+
+def test_answer_cause_picture_and_what_to_do_are_in_the_first_screen(visit: Any, examples: ModuleType) -> None:
+    report = examples.regression()
+    named = report.findings[0].model_copy(
+        update={"does": "masks wrongly", "diagnosis": 'Computes "causal mask top-left". ' * 4}
+    )
+    chrome = visit(report.model_copy(update={"findings": (named, *report.findings[1:])}), 1280, 800)
+    for selector in (".headline", "#cause", "section[aria-labelledby=cause] svg", "#next", ".steps li pre"):
+        box = chrome.execute_script(
+            "return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", selector
+        )
+        assert 0 <= box["top"] < box["bottom"] <= 800, (selector, box)
+
+
+def test_the_contents_stay_and_lead_into_what_is_folded(visit: Any, examples: ModuleType) -> None:
+    chrome = visit(examples.passing(), 1280, 800)
+    place = "return document.querySelector('.contents').getBoundingClientRect().top"
+    chrome.execute_script("scrollTo(0, document.body.scrollHeight)")
+    assert chrome.execute_script(place) == 0
+    fold = chrome.find_element("css selector", ".suite details")
+    assert fold.get_attribute("open") is None
+    chrome.find_element("css selector", ".contents a[href='#suite-1']").send_keys("\n")  # by the keyboard
+    says = "const done = arguments[1]; setTimeout(() => done(arguments[0].open), 300)"
+    assert chrome.execute_async_script(says, fold) is True
+
+
+@pytest.mark.parametrize("font", ["DejaVu Sans", "DejaVu Sans Mono", "DejaVu Serif"])
+def test_no_label_of_a_chart_is_clipped_in_another_font(visit: Any, any_report: Report, font: str) -> None:
+    chrome = visit(any_report)
+    clipped = chrome.execute_script(_CLIPPED, font)
+    assert clipped == []
+
+
+_CLIPPED = """
+for (const d of document.querySelectorAll('details')) d.open = true;
+const found = [];
+for (const svg of document.querySelectorAll('svg.chart')) {
+  svg.setAttribute('font-family', arguments[0]);
+  const view = svg.viewBox.baseVal;
+  for (const text of svg.querySelectorAll('text')) {
+    const box = text.getBBox();
+    const end = box.x + box.width;
+    if (box.x < view.x - 0.5 || end > view.x + view.width + 0.5) found.push([text.textContent, box.x, end, view.width]);
+  }
+}
+return found;
 """

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from assay.harness.judge.report import ErrorGrid, LayersResult, Report
+from assay.harness.text import percent
 from assay.reports.run_page import to_html
 
 pytestmark = pytest.mark.browser
@@ -94,11 +95,11 @@ def test_hovering_reads_the_numbers_of_the_report(see: Any, layer_diffs: ModuleT
             _hover(chrome, *_place(chrome, grid, row, column))
             value, bound = grid.values[row][column], grid.bounds[row]
             assert bound is not None
-            says = "not finite" if isinstance(value, str) else f"relative L1 {value:.4g}"
+            says = "not finite" if isinstance(value, str) else f"relative L1 {percent(value)}"
             beyond = isinstance(value, str) or value > bound
             title, error, held = _tip(chrome).split("\n")
             assert (title, error) == (f"layer {row}, head {column}", says)
-            assert held.startswith(f"bound {bound:.4g}")
+            assert held.startswith(f"bound {percent(bound)}")
             assert held.endswith("out of bounds") == beyond
     _hover(chrome, 2, 2)
     assert _tip(chrome) == ""
@@ -163,7 +164,7 @@ def test_small_maps_read_like_the_large_one(see: Any, layer_diffs: ModuleType) -
     where = f".heat.small[data-grid='{number}']"
     _hover(chrome, *_place(chrome, layers.grids[number], 2, 3, where))
     assert _tip(chrome, where).startswith(
-        f"layer 2, cached prefix >= 16\nrelative L1 {layers.grids[number].values[2][3]:.4g}"
+        f"layer 2, cached prefix >= 16\nrelative L1 {percent(layers.grids[number].values[2][3])}"
     )
     assert len(chrome.find_elements("css selector", ".heat.small canvas")) == sum(
         g.columns != "head" for g in layers.grids
@@ -232,9 +233,10 @@ def test_without_scripts_the_tables_replace_the_maps(
     with browser(scripts=False) as chrome:
         chrome.get(page.as_uri())
         assert not [e for e in chrome.find_elements("css selector", ".heat, .key") if e.is_displayed()]
+        chrome.find_element("xpath", "//summary[. = 'Worst cells and calls']").click()
         rows = chrome.find_elements("css selector", ".layer-diff .cells tbody tr")
         assert len(rows) == 10
-        assert re.fullmatch(r"0 2 extend, cached prefix 1\.43 0\.0468", rows[0].text)
+        assert re.fullmatch(r"0 2 extend, cached prefix 143 % 4\.7 %", rows[0].text)
         assert chrome.find_element("css selector", ".layer-diff .profile svg").is_displayed()
 
 

@@ -16,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def _all_charts(examples: ModuleType, name: str) -> list[str]:
     suite = getattr(examples, name)().suites[0]
     drawn = [charts.interval_chart(metric) for metric in suite.metrics if metric.bound is not None]
-    return [*drawn, charts.tally_chart(suite.tallies), charts.condition_chart(suite.conditions[:4])]
+    return list(filter(None, [*drawn, charts.tally_chart(suite.tallies), charts.condition_chart(suite.conditions[:4])]))
 
 
 @pytest.mark.parametrize("name", ["regression", "hostile"])
@@ -82,6 +82,10 @@ def test_there_is_no_chart_of_nothing() -> None:
         id="x-0", by="x", title="x", bucket="0", items=0, reference_right=0, candidate_right=0, candidate_unparsed=0, lost=0
     )  # fmt: skip
     assert charts.condition_chart([unseen]) == ""
+    seen = unseen.model_copy(update={"items": 3})
+    assert charts.condition_chart([unseen, seen]) == "", "one row is no comparison"
+    assert charts.condition_chart([seen, seen])
+    assert charts.interval_chart(Metric(id="m", title="m", value=3.0, text="3", bound=1.0)) == "", "a number says it"
 
 
 def test_a_metric_whose_numbers_are_all_equal_is_drawn() -> None:

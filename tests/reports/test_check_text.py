@@ -46,7 +46,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     result = check(wrong_at_128, phases=["decode"])
     for text in (message(result), printed(result)):
         for part in (
-            f"wrong on {len(result.failing)} of {DECODE} calls", f'matches "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
+            f"wrong on {len(result.failing)} of {DECODE} calls", f'Computes "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
             "fails for every value of", "1+1, 1 q head on 1 kv head, head_dim 128",
             "as a test:" if text == message(result) else "A test",
             "replace(call_of([(1, 1)]",
@@ -102,4 +102,4 @@ def test_what_is_missing_has_a_line_each() -> None:
 def test_an_output_that_is_not_finite_is_said_in_words() -> None:
     result = check(not_a_number, phases=["decode"], dtypes=["bfloat16"])
     assert headline(result).endswith("calls; an output is not finite")
-    assert "the output is not finite" in result.findings[0].diagnosis
+    assert ": it is not finite." in result.findings[0].diagnosis

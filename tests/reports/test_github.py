@@ -46,7 +46,7 @@ def test_a_diagnosis_ends_before_the_command_begins(examples: ModuleType) -> Non
     for ending in ("it is wrong", "it is wrong."):
         finding = report.findings[0].model_copy(update={"diagnosis": ending})
         text = workflow_commands(report.model_copy(update={"findings": (finding,)}))
-        assert "::it is wrong. To reproduce: " in text
+        assert f"::{finding.where}: it is wrong. To reproduce: " in text
 
 
 def test_findings_and_checks_are_titled_by_their_ids(examples: ModuleType) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from assay.harness.judge.report import DepthRow, LayersResult, Report, excess, out_of_bounds
-from assay.reports.charts import WIDE, profile_chart
+from assay.harness.text import percent
+from assay.reports.charts import WIDE, cells_chart, layers_chart
 from assay.reports.junit import to_junit
 from assay.reports.layer_diff_view import layer_diff_view
 from assay.reports.markdown import to_markdown
@@ -46,9 +47,11 @@ def test_without_a_layer_diff_there_is_no_section(examples: ModuleType) -> None:
 
 def test_the_findings_with_their_command_come_first(report: Report) -> None:
     page = to_html(report)
-    places = [page.index(f'id="{name}"') for name in ("verdict", "findings", "layer-diff", "checks", "suite-1")]
+    places = [
+        page.index(f'id="{name}"') for name in ("verdict", "cause", "next", "why", "layer-diff", "suite-1", "checks")
+    ]
     assert places == sorted(places)
-    assert report.findings[0].reproduce in page[places[1] : places[2]]
+    assert report.findings[0].reproduce in page[places[1] : places[3]]
 
 
 def test_the_embedded_numbers_are_those_of_the_report(report: Report) -> None:
@@ -73,10 +76,8 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
     text = _shown(section)
     assert section.count('<figure class="heat') == section.count('hidden>\n  <div class="bar">')
     for cell in worst_cells(report.layers, 10):
-        assert f"{cell.layer} {cell.head} {cell.where} {cell.error:.3g} {cell.bound:.3g}" in text
-    assert (
-        "Worst own error: layer 0, head 2, extend, cached prefix: relative L1 1.43, 31 times its bound 0.0468." in text
-    )
+        assert f"{cell.layer} {cell.head} {cell.where} {percent(cell.error)} {percent(cell.bound)}" in text
+    assert "Worst own error: layer 0, head 2, extend, cached prefix: 143 %, 31x its bound 4.7 %." in text
     assert "Out of bounds: all 4 layers." in text
     assert "decode: sage_attn_as_shipped does not compute it" in text
     assert "assay replay runs/20261120-121002/inside/server/pack --candidate module:function" in text
@@ -109,12 +110,9 @@ def test_what_was_compared_with_the_truth_has_a_row_each(report: Report, example
     rows = (examples.truth_row(0, "extend", 0.05), examples.truth_row(1, "extend", 0.25))
     section = _section(report.model_copy(update={"layers": report.layers.model_copy(update={"against_truth": rows})}))
     text = _shown(section)
-    assert (
-        "worst own error in layer 1, extend: relative L1 0.25, 2.5 times its bound 0.1; largest gain over all heads"
-        in text
-    )
-    assert "0 extend 1,200 0.05 0.1 0.0004 0.001 0.0001 0.0002 1 extend 1,200 0.25 0.1" in text
-    assert '<b class="beyond">0.25</b>' in section
+    assert "worst own error in layer 1, extend: 25 %, 2.5x its bound 10 %; largest gain over all heads" in text
+    assert "0 extend 1,200 5 % 10 % 0.04 % 0.1 % 0.01 % 0.02 % 1 extend 1,200 25 % 10 %" in text
+    assert '<b class="beyond">25 %</b>' in section
     assert "Difference from the reference by layer and head" in text
     assert "Own error by layer and head" in _shown(_section(report))
     assert "Against the truth" not in _shown(_section(report))
@@ -124,7 +122,7 @@ def test_a_candidate_within_bounds_reads_so(layer_diffs: ModuleType) -> None:
     sound: LayersResult = layer_diffs.sound()
     [line] = [line for line in layer_diff_lines(sound) if line.startswith("Worst own error")]
     assert line.endswith("None of 4 layers is out of bounds.")
-    assert "times its bound" in line
+    assert "x its bound" in line
 
 
 @pytest.mark.parametrize("render", [to_markdown, to_junit])
@@ -161,24 +159,42 @@ def _row(layer: int, own: Any, total: Any = None, bound: float | None = 0.05) ->
 
 def test_the_profile_is_a_static_image_with_its_marks() -> None:
     rows = [_row(0, 0.01, 0.02), _row(1, 0.6, 0.3), _row(2, None, 0.3), _row(3, "not finite", 0.4), _row(4, 0.0, 0.4)]
-    root = ET.fromstring(profile_chart(rows))
-    assert root.get("aria-label") == "error by layer, 0 to 4: 2 of 5 own errors are out of bounds"
+    root = ET.fromstring(cells_chart(rows))
+    assert root.get("aria-label") == "own error of the worst cell, layers 0 to 4: 2 of 5 layers are out of bounds"
     assert float(root.get("width", "inf")) == pytest.approx(WIDE)
     texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert {"own", "total", "bound of own", "layer"} <= set(texts)
-    assert "inherited" not in texts
-    assert {"0.01", "0.1", "1"} <= set(texts)
+    assert {"own error, worst cell", "its bound", "layer"} <= set(texts)
+    assert not {"inherited", "total"} & set(texts), "a cell and a whole layer cannot be compared"
+    assert {"1 %", "10 %", "100 %"} <= set(texts)
     own = [e for e in root.iter(f"{SVG}path") if e.get("stroke") == "#1a62b8" and e.get("stroke-width") == "2"]
     drawn = [e.get("d", "") for e in own if "L" in e.get("d", "")]
     assert len(drawn) == 2, "the line of own errors is broken where nothing was observed"
 
 
+def test_parts_of_whole_layers_are_drawn_together() -> None:
+    def row(layer: int, whole: Any, total: Any) -> DepthRow:
+        return _row(layer, 5.46, total).model_copy(update={"whole": whole, "inherited": 0.1})
+
+    root = ET.fromstring(layers_chart([row(0, 0.2, 0.3), row(1, 0.3, 0.4)]))
+    texts = {element.text for element in root.iter(f"{SVG}text")}
+    assert {"own", "inherited", "total", "layer"} <= texts
+    assert not {"its bound", "own error, worst cell"} & texts
+    titles = {element.text for element in root.iter(f"{SVG}title")}
+    assert "layer 1, own: 30 %" in titles
+    assert not any("546 %" in (title or "") for title in titles)
+    assert layers_chart([row(0, None, 0.3), row(1, None, 0.4)]) == "", "an older report has no such own errors"
+    assert layers_chart([row(0, 0.2, None), row(1, 0.3, None)]) == "", (
+        "without a trace there is nothing to compare with"
+    )
+    assert layers_chart([row(0, 0.2, 0.3)]) == "", "one layer is no profile"
+
+
 def test_there_is_no_profile_of_nothing() -> None:
-    assert profile_chart([]) == ""
-    assert profile_chart([_row(0, None, bound=None)]) == ""
-    assert profile_chart([_row(0, 0.0, bound=None)]) == ""
+    assert cells_chart([]) == ""
+    assert cells_chart([_row(0, None, bound=None)]) == ""
+    assert cells_chart([_row(0, 0.0, bound=None)]) == ""
 
 
 def test_a_profile_of_128_layers_is_small(layer_diffs: ModuleType) -> None:
     rows = [_row(layer, 0.01 * (1 + layer % 7), 0.1) for layer in range(128)]
-    assert len(profile_chart(rows)) < 120_000
+    assert len(cells_chart(rows)) < 120_000

@@ -97,17 +97,64 @@ def test_a_number_and_its_percent_sign_stay_on_one_line(examples: ModuleType) ->
     assert "Lost 12\N{NO-BREAK SPACE}% of them." in run_page.to_html(report)
 
 
-@pytest.mark.parametrize(
-    ("observed", "shown"), [("query i sees keys j <= i", "query i sees keys j <= i"), ("", "off by 9 %")]
-)
-def test_the_way_to_the_first_finding_says_what_was_read_off_the_kernel(
-    examples: ModuleType, observed: str, shown: str
-) -> None:
+def _section(page: str, id_: str) -> str:
+    (section,) = re.findall(rf'<section aria-labelledby="{id_}">.*?</section>', page, re.DOTALL)
+    return html.unescape(section)
+
+
+def test_the_cause_comes_first_with_its_picture_and_what_to_do(examples: ModuleType) -> None:
     report = examples.regression()
-    finding = report.findings[0].model_copy(update={"diagnosis": "off by 9 %", "operator": observed})
-    page = run_page.to_html(report.model_copy(update={"findings": (finding,)}))
-    (jump,) = re.findall(r'<a class="jump" href="#findings">.*?</a>', page, re.DOTALL)
-    assert shown in html.unescape(jump)
+    does = {"does": "masks wrongly", "diagnosis": "Computes something.", "operator": "query i sees keys j <= i"}
+    finding = report.findings[0].model_copy(update=does)
+    page = run_page.to_html(report.model_copy(update={"findings": (finding, *report.findings[1:])}))
+    cause = _section(page, "cause")
+    assert [part in cause for part in ("Computes something.", "query i sees keys j <= i", "<svg")] == [True] * 3
+    assert f"{finding.where}:" not in cause, "the sentence says where"
+    steps = _section(page, "next")
+    assert [command in steps for command in (finding.reproduce, report.reproduce)] == [True, True]
+    assert page.index('id="next"') < page.index('id="why"')
+
+
+def test_what_passed_is_folded_and_the_rest_is_open(examples: ModuleType) -> None:
+    for name, opened in (("passing", False), ("regression", True)):
+        page = run_page.to_html(getattr(examples, name)())
+        folds = re.findall(r'<section class="suite"[^>]*>\s*<details class="fold"( open)?>', page)
+        assert [bool(fold) for fold in folds] == [opened] * len(folds)
+        assert folds
+
+
+def test_the_contents_lead_to_every_section(any_report: Report) -> None:
+    page = run_page.to_html(any_report)
+    (contents,) = re.findall(r'<nav class="contents".*?</nav>', page, re.DOTALL)
+    led_to = re.findall(r'href="#([^"]+)"', contents)
+    assert led_to
+    assert [id_ for id_ in led_to if f'id="{id_}"' not in page] == []
+    assert set(re.findall(r'<section[^>]* aria-labelledby="([^"]+)"', page)) <= set(led_to)
+
+
+def test_the_date_is_that_of_the_run(examples: ModuleType) -> None:
+    page = run_page.to_html(examples.passing().model_copy(update={"created": "2026-11-22T20:43:19Z"}))
+    assert '<time datetime="2026-11-22T20:43:19Z">2026-11-22 20:43 UTC</time>' in page
+
+
+def test_a_condition_that_all_questions_share_is_a_line_and_no_chart(examples: ModuleType) -> None:
+    report = examples.regression()
+    suite = report.suites[0]
+    seen = next(row for row in suite.conditions if row.items)
+    alone = suite.model_copy(update={"conditions": (seen,)})
+    page = run_page.to_html(report.model_copy(update={"suites": (alone,)}))
+    assert html.escape(f"All questions have {seen.title} {seen.bucket}.", quote=False) in page
+    assert "Accuracy by condition" not in page
+
+
+def test_a_card_shows_a_number_where_a_finding_decided(examples: ModuleType) -> None:
+    report = examples.regression()
+    suites = tuple(suite.model_copy(update={"decided_by": ""}) for suite in report.suites)
+    bare = suites[0].model_copy(update={"id": "bare", "metrics": (), "tallies": (), "why": "Nothing was measured."})
+    page = run_page.to_html(report.model_copy(update={"suites": (*suites, bare)}))
+    jumps = re.findall(r'<a class="jump.*?</a>', page, re.DOTALL)
+    assert not any("–" in jump for jump in jumps)
+    assert any("Nothing was measured." in jump for jump in jumps)
 
 
 def test_synthetic_suites_carry_a_badge_and_others_do_not(examples: ModuleType) -> None:

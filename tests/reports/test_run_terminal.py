@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness.judge.report import Report
+from assay.harness.text import percent
 from assay.reports.run_terminal import MAX_LAYERS, render
 from assay.reports.summary import suite_line
 
@@ -110,9 +111,9 @@ def test_a_stream_that_cannot_encode_signs_gets_plain_ones(examples: ModuleType)
 def test_the_layer_diff_is_a_short_block(examples: ModuleType, layer_diffs: ModuleType, terminal: bool) -> None:
     report = examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})
     text = re.sub(r"\s+", " ", _uncoloured(_printed(report, terminal, width=110)))
-    assert "Layer diff - Worst own error: layer 0, head 2, extend, cached prefix: relative L1 1.43, 31 times" in text
-    shown = f"{layer_diffs.seed_case().grids[2].values[0][0]:.3g}"
-    assert f"layer 0 extend, prefix 0: {shown}; extend, prefix >= 16: 1.43, out of bounds layer 1 " in text
+    assert "Layer diff - Worst own error: layer 0, head 2, extend, cached prefix: 143 %, 31x its bound 4.7 %" in text
+    shown = percent(layer_diffs.seed_case().grids[2].values[0][0])
+    assert f"layer 0 extend, prefix 0: {shown}; extend, prefix >= 16: 143 %, out of bounds layer 1 " in text
     assert "mean KL 4.83 ± 0.241 nats (floor 2.1e-07)" in text
     assert "Layer diff" not in _printed(examples.regression(), terminal)
 

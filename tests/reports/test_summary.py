@@ -42,7 +42,7 @@ def test_number(value: float | None, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decided_by", "measured"), [("growth", "3 times"), ("loss", "1 point"), ("", "–"), (None, "1 point")]
+    ("decided_by", "measured"), [("growth", "3 times"), ("loss", "1 point"), ("", "1 point"), (None, "1 point")]
 )
 def test_a_suite_is_shown_with_the_metric_that_decided(decided_by: str | None, measured: str) -> None:
     loss = Metric(id="loss", title="loss", value=1.0, text="1 point", bound=5.0)

@@ -34,4 +34,4 @@ def test_a_sentence_that_is_the_diagnosis_is_not_repeated() -> None:
         id="operator", title="another operator", severity="serious", where="extend", diagnosis="query i sees key p + 2",
         evidence=(), reproduce="again", operator="query i sees key p + 2",
     )  # fmt: skip
-    assert finding_lines(said) == ["serious: extend: query i sees key p + 2"]
+    assert finding_lines(said) == ["serious: extend: query i sees key p + 2."]

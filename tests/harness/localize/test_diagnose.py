@@ -17,10 +17,10 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.causes import OUTPUT_SCALED, causes
-from assay.harness.localize.diagnose import UNEXPLAINED, diagnose
+from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
 from assay.harness.text import percent, some
-from assay.harness.verdict import Finding
+from assay.harness.verdict import UNEXPLAINED, Finding
 
 Lens = list[list[tuple[int, int]]]
 MATRIX: Lens = [[(24, 0)], [(20, 1)], [(20, 77)], [(9, 64)], [(40, 30), (26, 60)], [(70, 0), (5, 3)]]
@@ -48,8 +48,13 @@ def test_the_seed_case_is_named() -> None:
     [finding] = diagnose(run_and_repeat(sage_attn_as_shipped, calls(1, 64, matrix=FEW)), "assay replay pack")
     assert (finding.id, finding.severity) == ("mask-top-left", "serious")
     assert finding.where == "extend, cached prefix > 0, layer 0, all 4 heads"
-    assert finding.diagnosis.startswith(f'matches "{BY_ID["mask-top-left"].title}" to within 0.')
-    assert finding.diagnosis.endswith("% away; correct at prefix 0")
+    assert finding.does == "applies a top-left causal mask once a prefix is cached"
+    assert re.fullmatch(
+        r'Computes "causal mask top-left" in extend with a cached prefix \(layer 0, all 4 heads\): '
+        r"0\.\d+ % from that formula, \d+ % from correct attention\. Correct without a cached prefix\.",
+        finding.diagnosis,
+    )
+    assert finding.sentence == finding.diagnosis
     assert finding.reproduce == "assay replay pack"
 
 
@@ -120,7 +125,11 @@ def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
 
     [finding] = diagnose(run_and_repeat(odd, calls(2)))
     assert finding.id == UNEXPLAINED
-    assert finding.diagnosis.startswith("no known bug explains the error: the output is off by 1")
+    assert finding.does == "computes something other than attention"
+    assert re.fullmatch(
+        r"No known bug explains the output in extend \(all 2 layers, head 1 of 4\): 1\d+ % from correct attention\.",
+        finding.diagnosis,
+    )
     assert finding.where == "extend, all 2 layers, head 1 of 4"
     assert any("smallest failing call: layer 0 extend, new+prefix 20+1," in e for e in finding.evidence)
 

@@ -141,7 +141,7 @@ def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(tmp
     failing = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert failing.returncode == 1, failing.stdout
     assert "1 failed" in failing.stdout
-    assert f'matches "{TOP_LEFT}"' in failing.stdout
+    assert f'Computes "{TOP_LEFT}"' in failing.stdout
     run_test(source.replace(f"{module}:top_left", ORACLE))
 
 

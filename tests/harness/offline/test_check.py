@@ -20,11 +20,12 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import ExitCode, UsageError
-from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, UNEXPLAINED
+from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
 from assay.harness.offline.check import CheckResult, named
 from assay.harness.offline.check import check as check_and_read
+from assay.harness.verdict import UNEXPLAINED
 from assay.reports.check_text import message
 
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
@@ -112,7 +113,7 @@ def test_as_shipped_is_named_top_left() -> None:
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left"]
     assert result.where == "cached prefix is not none"
-    assert "correct at prefix 0" in result.findings[0].diagnosis
+    assert "Correct without a cached prefix." in result.findings[0].diagnosis
     assert "new+prefix 1+1, 1 q head on 1 kv head, head_dim 8" in result.smallest
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.faults import fault, rounded_oracle
-from assay.harness.localize.diagnose import STATE_KEPT, UNEXPLAINED
+from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.readout.named import OPERATOR, name_of, public_reports, said, with_operator
 from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.readout.samples import Tally
-from assay.harness.verdict import Finding, Severity
+from assay.harness.verdict import UNEXPLAINED, Finding, Severity
 
 
 def flipped(call: AttentionCall) -> Tensor:

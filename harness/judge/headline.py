@@ -1,0 +1,63 @@
+"""What the headline of a run says beside its verdict: the cause, how a regression shows, and what a pass covers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.harness.judge.decide import BASELINE
+from assay.harness.judge.envelope import EnvelopeResult
+from assay.harness.judge.report import SuiteResult
+from assay.harness.text import one_line
+from assay.harness.verdict import UNEXPLAINED, Finding, serious
+
+_OPERATOR_SHOWN = 160
+"""Most characters of an operator in a headline."""
+
+
+def cause_of(findings: Sequence[Finding]) -> Finding | None:
+    """The first serious finding, with the operator that was read in its words if the bug has no name; None if there is none.
+
+    Args:
+        findings: of the layer diff and the op-level matrix, in their order.
+    """
+    wrong = serious(findings)
+    if not wrong:
+        return None
+    cause = wrong[0]
+    if cause.id == UNEXPLAINED and cause.operator and cause.does:
+        words = f"{cause.does}: {one_line(cause.operator, _OPERATOR_SHOWN)}"
+        return cause.model_copy(update={"does": words})
+    return cause
+
+
+def shown_by(suites: Sequence[SuiteResult]) -> str:
+    """How a regression shows: accuracies if they regressed, else the deciding number of the first suite that did."""
+    for suite in (one for one in suites if one.verdict == "regression"):
+        if suite.id == "mmlu" and len(suite.tallies) == 2:
+            before, after = (one.right / one.total if one.total else 0.0 for one in suite.tallies)
+            return f"accuracy {before:.3f} -> {after:.3f}"
+        if suite.deciding_metric and suite.id != BASELINE:
+            return f"{suite.deciding_metric.title} {suite.deciding_metric.text}"
+    return ""
+
+
+def scope_of(
+    model: str, questions: int, synthetic: bool, envelope: EnvelopeResult | None, claimed: Sequence[str]
+) -> str:
+    """What a pass covers: "on the tiny model: 260 synthetic questions, up to 2,048 tokens; decode is the reference's".
+
+    Args:
+        model: its name or path.
+        questions: that both roles answered; 0 if none was asked.
+        synthetic: whether they are synthetic.
+        envelope: what the layer diff covers; None without one.
+        claimed: phases that the candidate claims.
+    """
+    reach = [f"{questions:,} {'synthetic ' if synthetic else ''}questions"] if questions else []
+    reached = envelope.reached.values() if envelope else ()
+    tokens = max((values.get("total-tokens", 0) for values in reached), default=0)
+    reach += [f"up to {tokens:,} tokens"] if tokens else []
+    name = one_line(model.rstrip("/").rpartition("/")[2] or model, 60)
+    others = [phase for phase in ("extend", "decode") if claimed and phase not in claimed]
+    delegated = f"; {' and '.join(others)} is the reference's" if others else ""
+    return f"on the {name} model{': ' if reach else ''}{', '.join(reach)}{delegated}"

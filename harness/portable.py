@@ -1,0 +1,23 @@
+"""Commands that can be repeated on another machine: paths below the working directory are written relative to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def portable(word: str, here: Path | None = None) -> str:
+    """A word of a command with the path in it relative to the working directory, where it lies below that; else as it is.
+
+    Args:
+        word: a path, or a flag with one, such as ``--out=/home/ci/repo/runs/1``.
+        here: the working directory; by default that of the process.
+    """
+    flag, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    path = Path(value)
+    if not path.is_absolute():
+        return word
+    base = here or Path.cwd()
+    for root in (base, base.resolve()):
+        if path.is_relative_to(root):
+            return f"{flag}{equals}{path.relative_to(root)}"
+    return word

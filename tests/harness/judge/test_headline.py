@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.harness.judge.decide import decide
+from assay.harness.judge.envelope import EnvelopeResult
+from assay.harness.judge.headline import cause_of, scope_of, shown_by
+from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.verdict import UNEXPLAINED, Finding
+
+DOES = "applies a top-left causal mask once a prefix is cached"
+SENTENCE = 'Computes "causal mask top-left" in extend with a cached prefix (all layers).'
+
+
+def found(**more: Any) -> Finding:
+    values = {
+        "id": "mask-top-left", "title": "causal mask top-left", "severity": "serious", "where": "extend", "diagnosis": SENTENCE,
+        "does": DOES, "evidence": (), "reproduce": "again",
+    }  # fmt: skip
+    return Finding.model_validate(values | more)
+
+
+def suite(id_: str = "mmlu", verdict: str = "regression", **more: Any) -> SuiteResult:
+    values = {"id": id_, "title": "Questions", "verdict": verdict, "why": "It lost.", "synthetic": False}
+    return SuiteResult.model_validate(values | more)
+
+
+def test_the_headline_carries_the_cause_and_what_it_costs() -> None:
+    suites = [suite(), suite("greedy"), suite("logits")]
+    judged = decide("mine", suites, [], cause=found(), shown="accuracy 1.000 -> 0.219")
+    assert judged.headline == f"Do not merge: mine {DOES} (accuracy 1.000 -> 0.219)."
+    assert judged.reasons[0] == SENTENCE
+    assert len(judged.reasons) == 4
+
+
+def test_a_cause_without_such_words_is_named() -> None:
+    judged = decide("mine", [suite()], [], cause=found(does="", title="state kept between calls"))
+    assert judged.headline == "Do not merge: mine is worse than the reference: state kept between calls."
+
+
+def test_what_is_only_slower_is_not_called_worse() -> None:
+    assert decide("mine", [suite("latency")], []).headline == "Do not merge: mine is slower than the reference."
+
+
+def test_a_bug_without_a_name_is_said_as_it_was_read() -> None:
+    odd = found(id=UNEXPLAINED, does="computes something other than attention", operator="query i sees key p + 2")
+    cause = cause_of([found(severity="info"), odd])
+    assert cause is not None
+    assert cause.does == "computes something other than attention: query i sees key p + 2"
+    assert cause_of([found(severity="info")]) is None
+
+
+def test_accuracies_show_a_regression_before_other_numbers(examples: ModuleType) -> None:
+    assert shown_by(examples.regression().suites) == "accuracy 0.977 -> 0.121"
+    kl = Metric(id="kl", title="mean KL, cached", value=16.6, text="16.6 nats", bound=0.1, bound_is="most")
+    assert shown_by([suite("logits", metrics=(kl,), decided_by="kl")]) == "mean KL, cached 16.6 nats"
+    assert shown_by([suite(verdict="pass")]) == ""
+
+
+@pytest.mark.parametrize(
+    ("questions", "claimed", "said"),
+    [
+        (260, ["extend"], "on the tiny model: 260 synthetic questions, up to 2,048 tokens; decode is the reference's"),
+        (0, ["extend", "decode"], "on the tiny model: up to 2,048 tokens"),
+    ],
+)
+def test_a_pass_says_what_it_covers(questions: int, claimed: list[str], said: str) -> None:
+    reached = {phase: {"total-tokens": 2048, "batch": 8} for phase in claimed}
+    covered = EnvelopeResult(policy="p", sentence="s", reached=reached, rows=(), not_covered=())
+    scope = scope_of("/models/tiny", questions, True, covered, claimed)
+    assert scope == said
+    passed = decide("mine", [suite(verdict="pass")], [], scope=scope)
+    assert passed.headline == f"mine is no worse than the reference, within the stated margins, {said}."
