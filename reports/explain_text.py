@@ -59,6 +59,8 @@ def render(page: Page, console: Console) -> None:
             say(console, "\n".join(f"  {line}" for line in code.rstrip("\n").split("\n")))
         say(console, "\nPublic reports:")
         say(console, "\n".join(f"  {address}" for address in page.reports) or f"  {NO_REPORT}")
+        if page.measured:
+            _paragraph(console, page.measured)
     say(console, "")
     _paragraph(console, page.do)
     say(console, f"Show it: {page.command}")
@@ -102,5 +104,5 @@ def markdown(page: Page, level: int = 2) -> str:
         for heading, code in (("Wrong", marked(page.code.wrong, page.code.right)), ("Right", page.code.right)):
             lines += [f"{heading}:", "", "```python", *code.rstrip("\n").split("\n"), "```", ""]
         found = ", ".join(f"[{short(address)}]({address})" for address in page.reports) or NO_REPORT
-        lines += [f"Public reports: {found}.", ""]
+        lines += [f"Public reports: {found}.{page.measured and ' '}{page.measured}", ""]
     return "\n".join([*lines, page.do, "", f"Show it: `{page.command}`", ""])

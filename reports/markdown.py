@@ -17,7 +17,7 @@ from assay.reports.summary import (
     suite_line,
     unmet,
 )
-from assay.reports.terminal import PLAIN_WIDTH
+from assay.reports.terminal import PLAIN_WIDTH, explaining
 
 _REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 7, 5, 3, 4, 3
 """Most rows of each part; a run has at most seven suites."""
@@ -127,6 +127,7 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
             parts[0] += f"; observed: {escape(finding.observed, 400)}"
         if finding.evidence:
             parts.append("; ".join(escape(line, 160) for line in finding.evidence[:3]))
+        parts += [f"explained by {_span(command)}" for command in explaining(finding)]
         if finding.reproduce:
             parts.append(_span(finding.reproduce))
         rows.append("\n  - ".join(parts))

@@ -23,7 +23,7 @@ from assay.reports.summary import (
     suite_line,
     unmet,
 )
-from assay.reports.terminal import observed, picture_lines
+from assay.reports.terminal import explained_by, observed, picture_lines
 
 _STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
@@ -81,6 +81,8 @@ def render(report: Report, console: Console) -> None:
             page.row(row)
         for line in finding.evidence[:MAX_EVIDENCE]:
             page.line(f"- {one_line(line, 300)}", indent=6)
+        for line in explained_by(finding):
+            page.line(line, indent=6)
         if finding.reproduce:
             page.command(finding.reproduce, indent=6)
     if report.layers:

@@ -39,8 +39,19 @@ KIND_TITLES = {
     "overflow": "Overflow",
 }
 """Kind of hypotheses -> heading, in the order of `FAMILY`."""
+_SYMBOLS = ("q", "int8")
+"""First words that keep their case."""
+_EXACT = 1e-5
+"""Relative error of a weight that is not shown: hypotheses are computed in float64."""
 OTHER_KIND = "other-findings"
 """The kind of every finding that is no hypothesis."""
+
+
+MEASURED = {
+    "mask-top-left": "SageAttention 1.0.6 has it, as kernel sage_attn_as_shipped: accuracy 0.145 where the reference has 1.000, "
+    "438 of 512 questions lost (docs/compare.md).",
+}
+"""Hypothesis -> what such a bug cost where it was measured."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Page:
         code: wrong and right code; None for a finding that is no hypothesis.
         picture: what the bug does to the weights of a small call; None for a finding that is no hypothesis.
         error: relative L1 by which it changes the output of that call; infinite if that is not finite; None likewise.
+        measured: what such a bug cost where it was measured; empty if it was not.
         reports: addresses of public reports of such a bug; empty if none is known.
         do: what to do about it.
         command: the command that shows it.
@@ -71,6 +83,7 @@ class Page:
     code: Code | None
     picture: Picture | None
     error: float | None
+    measured: str
     reports: tuple[str, ...]
     do: str
     command: str
@@ -97,7 +110,7 @@ def page(id_: str) -> Page:
     if id_ in OTHERS:
         other, variants = OTHERS[id_], tuple(one for one in OTHERS if one != id_)
         return Page(
-            id_, other.title, other.about, OTHER_KIND, other.severity, variants, None, None, None, (), other.do, other.command
+            id_, other.title, other.about, OTHER_KIND, other.severity, variants, None, None, None, "", (), other.do, other.command
         )  # fmt: skip
     known = titles()
     near = difflib.get_close_matches(id_, [*known, *known.values()], n=1)
@@ -113,17 +126,23 @@ def _of_hypothesis(of: Hypothesis) -> Page:
     return Page(
         id=of.id,
         title=of.title,
-        about=f"{of.about[0].upper()}{of.about[1:]}.",
+        about=_sentence(of.about),
         kind=of.kind,
         severity=of.severity,
         variants=tuple(one for one in ids_of(of.kind) if one != of.id),
         code=CODE[of.id],
         picture=picture(of, call),
-        error=float(error.nan_to_num(nan=torch.inf)),
+        error=float(error.nan_to_num(nan=torch.inf, posinf=torch.inf)),
+        measured=MEASURED.get(of.id, ""),
         reports=public_reports(of.id),
         do="Compare the kernel with the right code. After a fix, assay check says whether it is right under all conditions.",
         command=f"assay check {broken.__name__}:{of.id.replace('-', '_')}",
     )
+
+
+def _sentence(about: str) -> str:
+    first = about.split()[0]
+    return f"{about if first in _SYMBOLS else about[0].upper() + about[1:]}."
 
 
 def output(of: Hypothesis, call: AttentionCall) -> Tensor:
@@ -136,6 +155,6 @@ def picture(of: Hypothesis, call: AttentionCall) -> Picture:
     """What a bug does to the weights of a call, read off the hypothesis as it would be read off a kernel."""
     reading = read(partial(output, of), call, range(len(call.q)))
     if reading is not None:
-        return picture_of(reading)
+        return picture_of(reading, relative=_EXACT)
     wrong = output(of, call)
     return unread_picture(call, wrong, (~wrong.isfinite()).any(-1).numpy())

@@ -123,16 +123,15 @@ def attend(q, k, v, scale):
 _VALUES = """\
 def attend(q, k, v, scale):
     new, keys = q.shape[1], k.shape[1]
-    v = v@
-    seen = torch.ones(new, keys, dtype=torch.bool).tril(keys - new)
+@    seen = torch.ones(new, keys, dtype=torch.bool).tril(keys - new)
     scores = scale * q @@ k.transpose(1, 2)
     return scores.masked_fill(~seen, float("-inf")).softmax(-1) @@ v
 """
 _PRODUCTS = """\
 def attend(q, k, v, scale):
     new, keys = q.shape[1], k.shape[1]
-    products = (q @@ k.transpose(1, 2))@
-    seen = torch.ones(new, keys, dtype=torch.bool).tril(keys - new)
+    products = q @@ k.transpose(1, 2)
+@    seen = torch.ones(new, keys, dtype=torch.bool).tril(keys - new)
     return (scale * products).masked_fill(~seen, float("-inf")).softmax(-1) @@ v
 """
 _BATCH = """\
@@ -156,7 +155,6 @@ def _lines(*lines: str) -> str:
 
 _RIGHT_MASK, _GATHER = ".tril(keys - new)", "k, v = k[:, slots], v[:, slots]"
 _SMOOTHED = "int8(q, 128), int8(k - k.mean(1, keepdim=True), 64)"
-_IN_FLOAT32 = "  # in a format that holds it"
 _OWN = _lines("k, v = k[:, own], v[:, own]")
 _OTHER = {"previous": "max(b - 1, 0)", "next": "min(b + 1, last)"}
 
@@ -249,11 +247,13 @@ CODE: dict[str, Code] = {
     "accumulator-fp16": _code(_ACCUMULATOR, "float16", "float32"),
     "accumulator-bf16": _code(_ACCUMULATOR, "bfloat16", "float32"),
     **{
-        f"{what}-saturate-{name}": _code(template, f".clamp(-{limit}, {limit})", _IN_FLOAT32)
-        for what, template in (("values", _VALUES), ("scores", _PRODUCTS))
+        f"{what}-saturate-{name}": _code(template, _lines(f"{x} = {x}.clamp(-{limit}, {limit})"), "")
+        for what, x, template in (("values", "v", _VALUES), ("scores", "products", _PRODUCTS))
         for name, limit in (("fp8-e4m3", 448), ("fp16", 65504))
     },
-    "scores-overflow-fp16": _code(_PRODUCTS, "; products[products > 65504] = float(\"inf\")", _IN_FLOAT32),
-    "values-overflow-fp16": _code(_VALUES, ".masked_fill(v.abs() > 65504, float(\"inf\"))", _IN_FLOAT32),
+    "scores-overflow-fp16": _code(
+        _PRODUCTS, _lines('products = products.masked_fill(products > 65504, float("inf"))'), ""
+    ),
+    "values-overflow-fp16": _code(_VALUES, _lines('v = v.masked_fill(v.abs() > 65504, float("inf"))'), ""),
 }  # fmt: skip
 """Every hypothesis by id."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -69,6 +69,8 @@ class Document(Part):
 
 class CitedFinding(Finding):
     """A finding that follows from the file alone, with the lines that it follows from."""
+
+    explained: ClassVar[bool] = False  # a log is no kernel
 
     cites: tuple[Excerpt, ...] = ()
 
