@@ -125,9 +125,9 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
         parts = [f"**{escape(finding.where)}**: {escape(finding.diagnosis, 400)}"]
         if finding.observed:
             parts[0] += f"; observed: {escape(finding.observed, 400)}"
+        parts[0] += "".join(f" (explained by {_span(command)})" for command in explaining(finding))
         if finding.evidence:
             parts.append("; ".join(escape(line, 160) for line in finding.evidence[:3]))
-        parts += [f"explained by {_span(command)}" for command in explaining(finding)]
         if finding.reproduce:
             parts.append(_span(finding.reproduce))
         rows.append("\n  - ".join(parts))

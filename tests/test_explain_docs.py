@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from rich.console import Console
 
 from assay.harness import cli
 from assay.harness.explain.pages import page, titles
+from assay.reports import run_page, run_terminal
+from assay.reports.junit import to_junit
+from assay.reports.markdown import to_markdown
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,3 +70,15 @@ def test_a_page_on_a_terminal_and_as_html(
     assert call(monkeypatch, "--html", str(html)) == 2
     assert call(monkeypatch, "mask-topleft") == 2
     assert "did you mean 'mask-top-left'?" in capsys.readouterr().err
+
+
+def test_findings_name_their_page_everywhere(examples: ModuleType) -> None:
+    report = examples.regression()
+    [finding] = report.findings
+    command = f"assay explain {finding.id}"
+    assert finding.id in titles()
+    shown = io.StringIO()
+    run_terminal.render(report, Console(file=shown, width=100))
+    texts = (shown.getvalue(), to_markdown(report), run_page.to_html(report), to_junit(report))
+    for text in texts:
+        assert text.count(command) == 1

@@ -21,7 +21,7 @@ def explain(
         Path | None, typer.Option(help="A file for the page as HTML, with its picture drawn.", show_default=False)
     ] = None,
 ) -> None:
-    """Explain a finding: its picture, wrong and right code, public bugs of its kind, and the command that shows it."""
+    """Explain a finding: its picture, wrong and right code, and public bugs of its kind."""
     if html:
         require("reports", "assay explain --html")
     from assay.harness.explain.pages import page

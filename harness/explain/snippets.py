@@ -77,6 +77,8 @@ def int8(x, block, by=0):  # quantised by block, and dequantised with the scale 
     scales = [part.abs().amax((1, 2), keepdim=True) / 127 for part in parts]
     used = [scales[min(max(n + by, 0), len(parts) - 1)] for n in range(len(parts))]
     return torch.cat([(x / own).round() * its for x, own, its in zip(parts, scales, used)], 1)
+
+
 def attend(q, k, v, scale):
     q, k = @
     seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
@@ -145,8 +147,11 @@ def attend(q, k, v, starts, b, scale):  # k and v of the whole batch, q of seque
 
 def _code(template: str, wrong: str, right: str, form: Form = "sequence") -> Code:
     """A template with both contents of its hole."""
-    filled = (template.replace(HOLE * 2, "\0").replace(HOLE, put).replace("\0", HOLE) for put in (wrong, right))
-    return Code(*filled, form=form)
+
+    def filled(put: str) -> str:
+        return template.replace(HOLE * 2, "\0").replace(HOLE, put).replace("\0", HOLE)
+
+    return Code(filled(wrong), filled(right), form)
 
 
 def _lines(*lines: str) -> str:
