@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from assay.harness.explain.pages import Page
+from assay.harness.explain.snippets import FORM_WORDS
 from assay.harness.files import write_whole
 from assay.reports import explain_text
 from assay.reports.page import to_page
@@ -27,6 +28,7 @@ def to_html(page: Page) -> str:
         "inconclusive",  # the colour of the header: an explanation has no verdict
         page=page,
         effect=explain_text.effect(page),
+        shapes="" if code is None else FORM_WORDS[code.form],
         wrong="" if code is None else explain_text.marked(code.wrong, code.right),
         reports=[(explain_text.short(address), address) for address in page.reports],
         no_report=explain_text.NO_REPORT,

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from assay.harness.explain.pages import KIND_TITLES, OTHER_KIND, Page, ids_of, titles
+from assay.harness.explain.snippets import FORM_WORDS
 from assay.harness.text import percent
 from assay.reports.operator_picture import text as picture_text
 from assay.reports.terminal import PLAIN_WIDTH, say
@@ -54,6 +55,8 @@ def render(page: Page, console: Console) -> None:
             say(console, Text("  ") + row)
         say(console, f"  {effect(page)}")
     if page.code is not None:
+        say(console, "")
+        _paragraph(console, FORM_WORDS[page.code.form])
         for heading, code in (("Wrong", marked(page.code.wrong, page.code.right)), ("Right", page.code.right)):
             say(console, f"\n{heading}:")
             say(console, "\n".join(f"  {line}" for line in code.rstrip("\n").split("\n")))
@@ -101,6 +104,7 @@ def markdown(page: Page, level: int = 2) -> str:
             "",
         ]
     if page.code is not None:
+        lines += [FORM_WORDS[page.code.form], ""]
         for heading, code in (("Wrong", marked(page.code.wrong, page.code.right)), ("Right", page.code.right)):
             lines += [f"{heading}:", "", "```python", *code.rstrip("\n").split("\n"), "```", ""]
         found = ", ".join(f"[{short(address)}]({address})" for address in page.reports) or NO_REPORT

@@ -29,6 +29,12 @@ class Code:
     form: Form = "sequence"
 
 
+FORM_WORDS: dict[Form, str] = {
+    "sequence": "One sequence: q is [heads, new, dim]; k and v are [heads, cached + new, dim].",
+    "heads": "One sequence: q is [heads, new, dim]; k and v are [kv heads, cached + new, dim].",
+    "batch": "Sequence b of a batch: q is [heads, new, dim]; k and v are those of the whole batch, [heads, tokens, dim].",
+}
+"""What the functions take, in words."""
 HOLE = "@"
 """Where wrong and right code differ in a template."""
 
