@@ -55,7 +55,10 @@ BEYOND_MATRIX = frozenset({
 numbers beyond fp16. A test holds it against the matrix."""
 _COMPARE = "Compare the kernel with the right code."
 _AFTER_A_FIX = "After a fix, assay check says whether it is right under all conditions."
-_NOT_IN_MATRIX = "The matrix of assay check has no call on which this shows: record calls of a model that has them with assay record, and replay them."
+_NOT_IN_MATRIX = (
+    "The matrix of assay check has no call on which this shows: record calls of a model that has them with assay record, "
+    "and replay them."
+)
 _REPLAY = "assay replay PACK --candidate mine:forward"
 MEASURED = {
     "mask-top-left": "SageAttention 1.0.6 has it, as kernel sage_attn_as_shipped: accuracy 0.145 where the reference has 1.000, "
