@@ -6,7 +6,7 @@ An `id` is kebab-case and stable; a title is prose and may change, so nothing co
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, computed_field, model_validator
 
@@ -79,6 +79,9 @@ class Check(Part):
 
 class Finding(Part):
     """One thing that is wrong: where, why, on what evidence, and a command that reproduces it."""
+
+    explained: ClassVar[bool] = True
+    """Whether ``assay explain`` has a page for the id."""
 
     id: str = Field(
         description='stable: the name of the bug, or of the comparison that failed, such as "mask-top-left"'

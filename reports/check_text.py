@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
 from assay.harness.text import one_line, percent, two_digits
+from assay.harness.verdict import serious
 from assay.reports.terminal import finding_lines, finding_text, say
 
 MAX_REFUSALS = 3
+MAX_CAUSES = 3
+"""Most wrong kernels whose causes one line names."""
 
 
 def headline(result: CheckResult) -> str:
@@ -67,8 +72,8 @@ def not_covered(result: CheckResult) -> list[str]:
 
 
 def message(result: CheckResult) -> str:
-    """The complete result as plain text: the message of a failed assertion."""
-    lines = [headline(result), ""]
+    """The complete result as plain text: the message of a failed assertion, whose first line pytest's summary shows."""
+    lines = [cause_first(result), ""]
     for finding in result.findings:
         lines += finding_lines(finding)
     if result.failing and result.right:
@@ -87,8 +92,45 @@ def message(result: CheckResult) -> str:
     return "\n".join(lines)
 
 
+def cause(results: Sequence[CheckResult]) -> str:
+    """What is wrong, by kernel: "last partial block of 64 lost; 74 of 107 calls"; empty if no finding is serious.
+
+    Where a kernel has several results, such as one for each case, its cause is the bug that explains most failing calls.
+    """
+    found = []
+    for kernel in dict.fromkeys(result.kernel for result in results):
+        mine = [result for result in results if result.kernel == kernel]
+        explained: Counter[str] = Counter()
+        for result in mine:
+            for finding in serious(result.findings)[:1]:
+                for id_ in (finding.id, *finding.equivalent):
+                    explained[id_] += max(1, len(result.failing))
+        if not explained:
+            continue
+        id_ = explained.most_common(1)[0][0]
+        titles = {finding.id: finding.title for result in mine for finding in result.findings}
+        failing, calls = (sum(counted) for counted in zip(*map(_failing, mine), strict=True))
+        extent = f"; {failing} of {calls} calls" if failing else ""
+        found.append((kernel, f"{titles[id_] if id_ in titles else BY_ID[id_].title}{extent}"))
+    if len(found) < 2:
+        return "".join(words for _, words in found)
+    more = f"; and {len(found) - MAX_CAUSES} more kernels" if len(found) > MAX_CAUSES else ""
+    return "; ".join(f"{kernel}: {words}" for kernel, words in found[:MAX_CAUSES]) + more
+
+
+def cause_first(result: CheckResult) -> str:
+    """The headline behind the cause, for lines that are cut off at their end."""
+    why = cause([result])
+    return f"{why}: {headline(result)}" if why else headline(result)
+
+
+def _failing(result: CheckResult) -> tuple[int, int]:
+    """Calls that fail, and calls that were tried."""
+    return len(result.failing), len(result.computed) + len(result.broken)
+
+
 def sentence(results: Sequence[CheckResult]) -> str:
-    """One line for several kernels: "2 kernels, 148 calls, worst 0.31 of its bound"."""
+    """One line for several kernels, the cause first: "no mask; 61 of 74 calls; 2 kernels, 148 calls, worst 9.1 of its bound"."""
     kernels = len({result.kernel for result in results})
     calls = sum(len(result.computed) + len(result.broken) for result in results)
     worst = max((result.worst.ratio for result in results if result.worst), default=None)
@@ -96,7 +138,8 @@ def sentence(results: Sequence[CheckResult]) -> str:
     parts = [f"{kernels} kernel{'s' * (kernels != 1)}", f"{calls} call{'s' * (calls != 1)}"]
     parts += [f"worst {two_digits(worst)} of its bound"] if worst is not None else []
     parts += [f"{refused} not covered"] if refused else []
-    return ", ".join(parts)
+    why = cause(results)
+    return f"{why}; {', '.join(parts)}" if why else ", ".join(parts)
 
 
 def render(result: CheckResult, console: Console) -> None:

@@ -22,7 +22,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from assay.harness.judge.report import Check, Report, SuiteResult, Verdict
 from assay.harness.text import one_line, visible
 from assay.reports import summary
-from assay.reports.terminal import PLAIN_WIDTH, picture_lines
+from assay.reports.terminal import PLAIN_WIDTH, explained_by, picture_lines
 
 OUTPUT_LIMIT = 10_000
 
@@ -117,6 +117,7 @@ def _why(report: Report) -> list[str]:
         lines += [f"  observed: {finding.observed}"] if finding.observed else []
         lines += [row.plain for row in picture_lines(finding, PLAIN_WIDTH, 2)]
         lines += [f"  {line}" for line in finding.evidence]
+        lines += [f"  {line}" for line in explained_by(finding)]
         lines += [f"  to reproduce: {finding.reproduce}"] if finding.reproduce else []
     if report.layers:
         lines += ["", *summary.layer_diff_lines(report.layers)]

@@ -18,7 +18,7 @@ from assay.reports.summary import (
     suite_line,
     unmet,
 )
-from assay.reports.terminal import PLAIN_WIDTH
+from assay.reports.terminal import PLAIN_WIDTH, explaining
 
 _REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 5, 7, 5, 2, 3, 3
 """Most rows of each part; a run has at most seven suites."""
@@ -146,6 +146,7 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
         parts = [f"**{escape(finding.title)}**: {escape(finding.sentence, 500)}"]
         if finding.observed:
             parts[0] += f" Observed: {escape(finding.observed, 400)}"
+        parts[0] += "".join(f" (explained by {_span(command)})" for command in explaining(finding))
         if finding.evidence:
             parts.append("; ".join(escape(line, 160) for line in finding.evidence[:3]))
         if finding.reproduce:

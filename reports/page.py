@@ -21,6 +21,7 @@ from assay.harness.judge.report import Verdict
 from assay.harness.text import clip, one_line, visible
 from assay.reports import operator_picture, summary
 from assay.reports.svg import PALETTE
+from assay.reports.terminal import explaining
 
 TEMPLATES = Path(__file__).parent / "templates"
 TEXT_SHOWN = 2_000
@@ -102,5 +103,6 @@ _ENVIRONMENT.filters |= {
     "own_error_text": summary.own_error_text,
     "picture": lambda picture: Markup(operator_picture.svg(picture)),
     "caption": operator_picture.caption,
+    "explaining": explaining,
 }
 _ENVIRONMENT.globals |= {"check_signs": summary.CHECK_SIGNS, "verdicts": summary.VERDICTS}

@@ -23,7 +23,7 @@ from assay.reports.summary import (
     suite_line,
     unmet,
 )
-from assay.reports.terminal import STYLES, observed, picture_lines
+from assay.reports.terminal import STYLES, explained_by, observed, picture_lines
 
 _PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
 _COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
@@ -78,6 +78,8 @@ def render(report: Report, console: Console) -> None:
             page.row(row)
         for line in finding.evidence[:MAX_EVIDENCE]:
             page.line(f"- {one_line(line, 300)}", indent=6)
+        for line in explained_by(finding):
+            page.line(line, indent=6)
         if finding.reproduce:
             page.command(finding.reproduce, indent=6)
     if report.layers:

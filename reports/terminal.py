@@ -38,7 +38,18 @@ def finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
     lines += [Text(f"  observed: {observed(finding)}")] if finding.observed else []
     lines += picture_lines(finding, width, 2)
     lines += [Text(f"  - {one_line(line, 400)}") for line in finding.evidence]
+    lines += [Text(f"  {line}") for line in explained_by(finding)]
     return Text("\n").join(lines)
+
+
+def explained_by(finding: Finding) -> list[str]:
+    """A line with the command that explains a finding; none if there is no such page."""
+    return [f"explained by: {command}" for command in explaining(finding)]
+
+
+def explaining(finding: Finding) -> list[str]:
+    """The command that explains a finding; none if there is no such page."""
+    return [f"assay explain {one_line(finding.id, 100)}"] if finding.explained else []
 
 
 def observed(finding: Finding) -> str:

@@ -285,7 +285,7 @@ def test_a_kernel_whose_package_is_missing_is_refused_before_it_is_called(base_o
 
 
 IMPORTABLE = {
-    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.diff"),
+    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "explain.pages", "cli.diff"),
     ("reports",): (
         "judge.build",
         "offline.timing",

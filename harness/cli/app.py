@@ -44,6 +44,7 @@ COMMANDS = {
     "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
     "pack": ("pack", "Make a replay pack of somebody else's dump or trace, or write a pack for their tools."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
+    "explain": ("explain", "Explain a finding: its picture, wrong and right code, and public bugs of its kind."),
     "bench": (
         "bench",
         "Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels.",

@@ -37,17 +37,19 @@ def check(
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
     read_out: ReadOut = 60.0,
     html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
     json: Json = False,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
-    if html:
-        require("reports", "assay check --html")
+    if html or junit:
+        require("reports", "assay check --html" if html else "assay check --junit")
     interpret_without_gpu()
 
     from assay.harness.attention.kernels import declaration
     from assay.harness.attention.matrix import HEAD_DIMS
     from assay.harness.offline.check import check as run
     from assay.harness.offline.check import matrix, named
+    from assay.harness.progress import ProgressDisplay
     from assay.reports.check_text import headline, render
 
     name, loaded = named(kernel)
@@ -66,9 +68,15 @@ def check(
         if not console.quiet:
             errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    result = run(
-        name, phases=phases, noise=noise, cases=chosen, again=as_given(), read_out=read_out, before_reading=announce
-    )
+    def count(display: ProgressDisplay, done: int, total: int) -> None:
+        if errors.is_terminal or done < total:  # outside of a terminal, a check of a second needs no line
+            display.count("runs of the kernel", done, total)
+
+    with ProgressDisplay(errors) as display:
+        result = run(
+            name, phases=phases, noise=noise, cases=chosen, again=as_given(), read_out=read_out, before_reading=announce,
+            progress=lambda done, total: count(display, done, total),
+        )  # fmt: skip
     render(result, console)
     if json:
         from assay.harness.offline.check_document import document_of
@@ -79,4 +87,9 @@ def check(
 
         write_check(result, html)
         say(f"Report: {html}")
+    if junit:
+        from assay.reports.check_junit import write_junit
+
+        write_junit(result, junit)
+        say(f"JUnit: {junit}")
     raise typer.Exit(outcome(result.exit_code, headline(result)))

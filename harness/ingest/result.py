@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -82,6 +82,8 @@ class Document(Part):
 
 class CitedFinding(Finding):
     """A finding that follows from the file alone, with the lines that it follows from."""
+
+    explained: ClassVar[bool] = False  # a log is no kernel
 
     cites: tuple[Excerpt, ...] = ()
 

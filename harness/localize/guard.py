@@ -12,6 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.kernels import Declaration, output_fault
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, repeat, run_once
+from assay.harness.localize.threads import kernel_threads
 
 CONTRACT_BROKEN = "contract-broken"
 """Id of the finding that a kernel broke its contract."""
@@ -37,7 +38,8 @@ class Guard:
 
     def __call__(self, call: AttentionCall) -> Tensor:
         try:
-            out = self._kernel(call)
+            with kernel_threads():
+                out = self._kernel(call)
         except (KernelRefused, ImportError):
             raise  # the contract allows a refusal, and a missing package is not a breach of it
         # A kernel may raise anything, and the other calls still have to run. Its sys.exit(0) must not become assay's own exit code.
@@ -60,10 +62,19 @@ def _line(error: BaseException) -> str:
     return f"{Path(kernel).name}, line {[line for file, line in frames if file == kernel][-1]}"
 
 
+def runs_of(calls: int, repeats: int = MAX_REPEATED) -> int:
+    """How many times `run_guarded` runs a kernel that computes all of so many calls."""
+    return calls + 2 * len(range(0, calls, _step(calls, repeats)))
+
+
+def _step(results: int, repeats: int) -> int:
+    return -(-results // repeats) or 1
+
+
 def run_guarded(guard: Guard, calls: Sequence[AttentionCall], repeats: int = MAX_REPEATED) -> KernelRun:
     """Run each call once, then repeat up to `repeats` of those that were computed, spread over all of them."""
     run = run_once(guard, calls)
-    step = -(-len(run.results) // repeats) or 1
+    step = _step(len(run.results), repeats)
     return replace(run, results=tuple(_repeat(guard, o) if n % step == 0 else o for n, o in enumerate(run.results)))
 
 

@@ -16,6 +16,7 @@ from assay.harness.errors import AssayError
 from assay.harness.localize.bounds import CallNoise, least_bound, noise_on
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, size_of
+from assay.harness.localize.threads import kernel_threads
 
 FIT_ROUNDINGS = 3.0
 """A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
@@ -212,7 +213,8 @@ def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
         KernelRefused: the kernel refuses the call. Also whatever else it raises.
     """
     try:
-        out = kernel(call)
+        with kernel_threads():
+            out = kernel(call)
     except ImportError as error:
         raise missing_package(error) from error
     except SystemExit as error:  # as assay's own exit code, 0 would be a pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
@@ -12,6 +13,8 @@ from assay.harness.attention.call import AttentionCall
 
 SMALL_SCORES = 2**22
 """Attention scores (queries x keys x heads) of a call up to which threads cost more than they gain."""
+_of_kernels: ContextVar[int | None] = ContextVar("_of_kernels", default=None)
+"""Threads that a kernel gets inside `few_threads`; None for those that there are."""
 
 
 @contextmanager
@@ -19,17 +22,34 @@ def few_threads(calls: Sequence[AttentionCall]) -> Iterator[None]:
     """Run PyTorch on one thread where all calls are small and on a CPU.
 
     Two threads wait for each other in every operation: on two busy cores, checking a kernel on the small matrix took 15 s of CPU
-    with two, 0.8 s with one. Set ``OMP_NUM_THREADS`` to keep the threads, for a CPU kernel whose own threads might race.
+    with two, 0.8 s with one. With ``OMP_NUM_THREADS`` set, what runs in `kernel_threads` keeps its threads: a CPU kernel's own
+    threads might race.
     """
     before = torch.get_num_threads()
     small = all(
         call.q.device.type == "cpu" and call.q.shape[0] * call.q.shape[1] * call.k.shape[0] <= SMALL_SCORES
         for call in calls
     )
-    if not small or "OMP_NUM_THREADS" in os.environ:
+    if not small:
         yield
         return
+    token = _of_kernels.set(_of_kernels.get() or (before if "OMP_NUM_THREADS" in os.environ else None))
     torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _of_kernels.reset(token)
+
+
+@contextmanager
+def kernel_threads() -> Iterator[None]:
+    """Run the kernel under test on as many threads as ``OMP_NUM_THREADS`` had given it, inside `few_threads` too."""
+    before, wanted = torch.get_num_threads(), _of_kernels.get()
+    if wanted is None or wanted == before:
+        yield
+        return
+    torch.set_num_threads(wanted)
     try:
         yield
     finally:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
@@ -21,7 +23,7 @@ from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
-from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded
+from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded, runs_of
 from assay.harness.localize.kernel_runs import KernelRun, compute, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
@@ -155,6 +157,7 @@ def check(
     repeats: int = MAX_REPEATED,
     read_out: float | Reader = READ_OUT_S,
     before_reading: Callable[[CheckResult], None] = lambda result: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CheckResult:
     """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
 
@@ -175,6 +178,7 @@ def check(
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
         read_out: most seconds that reading a wrong kernel takes, 60 by default, 0 not to read it; or what reads it, and keeps that.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
+        progress: receives how many times the kernel has run on the matrix, of how many times in all, after each.
 
     Raises:
         UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
@@ -207,7 +211,8 @@ def check(
             "choose other cases or phases",
         )
 
-    guard = Guard(loaded, replace(declared, noise=declared.noise if noise is None else noise))
+    counted = _counted(loaded, runs_of(len(made), repeats), progress)
+    guard = Guard(counted, replace(declared, noise=declared.noise if noise is None else noise))
     with few_threads([call for _, call in made]):
         run = run_guarded(guard, [call for _, call in made], repeats)
         case_of = {id(call): case for case, call in made}
@@ -316,6 +321,20 @@ def matrix(
         raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
     on = device or default_device()
     return cases_of(tuple(phases), on, [known[one] for one in named], seed, size, tuple(head_dims))
+
+
+def _counted(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -> Kernel:
+    """The kernel, which says after each of its first `total` runs how many there were."""
+    runs = itertools.count(1)
+
+    def counted(call: AttentionCall) -> Tensor:
+        try:
+            return kernel(call)
+        finally:
+            if (done := next(runs)) <= total:
+                progress(done, total)
+
+    return counted
 
 
 def _known_family(noise: str) -> None:

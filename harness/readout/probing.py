@@ -13,6 +13,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, cumulative
 from assay.harness.attention.kernels import declaration, output_fault
+from assay.harness.localize.threads import kernel_threads
 
 Lens = tuple[tuple[int, int], ...]
 
@@ -277,7 +278,8 @@ class Prober:
         self.of_kind[call.layer, call.phase] += 1
         given = call if as_it_lies else call.clone()
         try:
-            out = self.kernel(given)
+            with kernel_threads():
+                out = self.kernel(given)
         except (Exception, SystemExit) as error:
             kind = REFUSED if isinstance(error, KernelRefused) else type(error).__name__
             self.raised[kind] = self.raised.get(kind, 0) + 1

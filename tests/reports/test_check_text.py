@@ -14,7 +14,7 @@ from assay.harness.attention.matrix import cases
 from assay.harness.errors import ExitCode
 from assay.harness.offline.check import CheckResult
 from assay.harness.offline.check import check as check_and_read
-from assay.reports.check_text import MAX_REFUSALS, headline, message, not_covered, render, sentence
+from assay.reports.check_text import MAX_REFUSALS, cause, headline, message, not_covered, render, sentence
 
 TOP_LEFT = fault("mask-top-left")
 DECODE = len(cases(("decode",)))
@@ -80,7 +80,8 @@ def test_what_is_not_covered_is_summarised() -> None:
 def test_one_line_for_several_kernels() -> None:
     right, wrong = check(rounded_oracle, phases=["decode"]), check(wrong_at_128, phases=["decode"])
     assert sentence([right]).startswith(f"1 kernel, {DECODE} calls, worst 0.")
-    assert sentence([right, wrong, right]).startswith(f"2 kernels, {3 * DECODE} calls, worst ")
+    both, failing = sentence([right, wrong, right]), len(wrong.failing)
+    assert both.startswith(f"causal mask top-left; {failing} of {DECODE} calls; 2 kernels, {3 * DECODE} calls, worst ")
     refuses_all = check(picky, dtypes=["float32"], phases=["decode"])
     assert sentence([refuses_all]) == f"1 kernel, 0 calls, {DECODE} not covered"
     assert headline(refuses_all) == f"No verdict on {refuses_all.kernel}: requirements of a pass were not tested"
@@ -103,3 +104,19 @@ def test_an_output_that_is_not_finite_is_said_in_words() -> None:
     result = check(not_a_number, phases=["decode"], dtypes=["bfloat16"])
     assert headline(result).endswith("calls; an output is not finite")
     assert ": it is not finite." in result.findings[0].diagnosis
+
+
+def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel() -> None:
+    lost = fault("last-block-lost-64")
+    lost.__qualname__ = "lost"
+    extend, decode = (check(lost, phases=[phase], dtypes=["float32"], read_out=0) for phase in ("extend", "decode"))
+    failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
+    assert cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
+    assert message(extend).startswith(
+        f"last partial block of 64 lost; {len(extend.failing)} of {len(extend.computed)} calls: "
+    )
+    assert cause([check(rounded_oracle, phases=["decode"], dtypes=["float32"])]) == ""
+    other = check(not_a_number, phases=["decode"], dtypes=["bfloat16"], read_out=0)
+    named = cause([decode, other]).split("; ")
+    assert named[0] == f"{decode.kernel}: last partial block of 64 lost"
+    assert named[2].startswith(f"{other.kernel}: ")

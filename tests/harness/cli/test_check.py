@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from assay.harness import cli
+from assay.harness.cli.app import errors
 
 KERNELS = """
 from assay.harness.attention.call import KernelRefused
@@ -103,3 +106,34 @@ def test_a_page_without_its_packages_is_refused_before_the_kernel_runs(
     assert call(monkeypatch, "checked_kernels:wrong", "--html", "check.html") == 2
     assert "assay check --html needs packages that are not installed: jinja2" in capsys.readouterr().err
     assert not (tmp_path / "check.html").exists()
+
+
+def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "checked_kernels:right", "--phase", "decode", "--case", "1+2200") == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(errors, "_force_terminal", True)
+    assert call(monkeypatch, "checked_kernels:right", "--phase", "decode", "--case", "1+2200") == 0
+    said = capsys.readouterr()
+    assert "runs of the kernel" in said.err
+    assert "3/3" in said.err
+    assert "runs of the kernel" not in said.out
+
+
+def test_junit_has_one_failure_for_one_cause(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    some = ("checked_kernels:wrong", "--case", "extend", "--dtype", "float32", "--read-out", "0")
+    assert call(monkeypatch, *some, "--junit", "junit.xml") == 1
+    assert "JUnit: junit.xml" in capsys.readouterr().out
+    [case] = ET.fromstring((tmp_path / "junit.xml").read_text()).iter("testcase")
+    [failure] = case
+    assert failure.tag == "failure"
+    assert re.match(
+        r"causal mask top-left; \d+ of \d+ calls: checked_kernels:wrong is wrong on ", failure.get("message", "")
+    )
+    assert "reproduce: assay check checked_kernels:wrong" in (failure.text or "")
+    assert call(monkeypatch, "checked_kernels:right", "--phase", "extend", "--junit", "right.xml") == 0
+    [case] = ET.fromstring((tmp_path / "right.xml").read_text()).iter("testcase")
+    assert [one.tag for one in case] == ["system-out"]

@@ -15,7 +15,7 @@ import torch
 
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.cli.supervised import GRACE_S, runs_kernel
+from assay.harness.cli.supervised import GRACE_S, runs_kernel, wait_passively
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.server.pack_writer import PackWriter
 
@@ -225,3 +225,23 @@ def test_only_commands_that_run_a_kernel_are_supervised() -> None:
     assert not any(
         runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"], ["certify"])
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "policy"),
+    [
+        (["check", "mine:forward"], None, "PASSIVE"),
+        (["replay", "PACK"], None, "PASSIVE"),
+        (["check", "mine:forward"], "ACTIVE", "ACTIVE"),
+        (["bench", "kernel", "PACK"], None, None),  # it times kernels
+    ],
+)
+def test_threads_wait_without_burning_cpu_where_nothing_is_timed(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], given: str | None, policy: str | None
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    wait_passively(arguments)
+    assert os.environ.get("OMP_WAIT_POLICY") == policy
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)

@@ -1,0 +1,43 @@
+"""What a hypothesis or a finding is: ``assay explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.harness.cli.app import app, console, say
+from assay.harness.errors import UsageError
+from assay.harness.extras import require
+
+
+@app.command()
+def explain(
+    id: Annotated[
+        str | None, typer.Argument(help="The id of a hypothesis or finding; without one, all are listed.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="A file for the page as HTML, with its picture drawn.", show_default=False)
+    ] = None,
+) -> None:
+    """Explain a finding: its picture, wrong and right code, and public bugs of its kind."""
+    if html:
+        require("reports", "assay explain --html")
+    from assay.harness.explain.pages import page
+    from assay.harness.localize.threads import few_threads
+    from assay.reports.explain_text import render, render_list
+
+    if id is None:
+        if html:
+            raise UsageError("--html was given without an id.", "assay explain ID --html FILE", "name one of the ids")
+        render_list(console)
+        return
+    with few_threads(()):
+        found = page(id)
+    render(found, console)
+    if html:
+        from assay.reports.explain_page import write_explanation
+
+        write_explanation(found, html)
+        say(f"Page: {html}")

@@ -1,0 +1,20 @@
+"""Kernels with one bug each, to see what assay says of it: ``assay check assay.harness.explain.broken:mask_top_left``.
+
+Every hypothesis has one, under its id with underscores.
+"""
+
+from __future__ import annotations
+
+from assay.harness.attention.call import Kernel
+from assay.harness.attention.faults import fault
+from assay.harness.attention.hypotheses import BY_ID
+
+
+def __getattr__(name: str) -> Kernel:
+    id_ = name.replace("_", "-")
+    if id_ not in BY_ID:
+        raise AttributeError(f"there is no hypothesis {id_!r}")
+    kernel = fault(id_)
+    kernel.__name__ = kernel.__qualname__ = name
+    kernel.__module__ = __name__
+    return kernel

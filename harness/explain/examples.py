@@ -1,0 +1,77 @@
+"""A small call for each hypothesis, on which its bug shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.hypotheses import BY_ID, LEAK, Hypothesis
+from assay.harness.attention.sample_calls import call_of
+
+Lens = list[tuple[int, int]]
+_NEW, _PREFIX = 7, 9
+"""New and cached tokens of a call that fits into a terminal."""
+_OF_KIND: dict[str, Lens] = {
+    LEAK: [(4, 5), (4, 5), (4, 5)],  # equal lengths, so that a neighbour has a row for each of one's own
+    "quantisation-scale": [(8, 120)],
+    "k-smoothing": [(8, 88)],
+    "accumulator": [(8, 248)],
+}
+_OF_ID: dict[str, Lens] = {"q-scale-previous-block": [(250, 4)], "q-scale-next-block": [(140, 4)]}
+
+
+def example(hypothesis: Hypothesis) -> AttentionCall:
+    """A call in float64 on which the bug of a hypothesis shows, as few tokens as that takes; the same each time."""
+    call = call_of(_lens(hypothesis), _heads(hypothesis), 32, torch.float64, "cpu")
+    if hypothesis.id == "scale-of-head-dim-v":
+        return replace(call, q=call.q[..., :16].contiguous(), k=call.k[..., :16].contiguous(), scale=16**-0.5)
+    if hypothesis.kind in ("quantisation-scale", "k-smoothing"):
+        return replace(call, q=_stepped(call.q), k=_stepped(call.k) + torch.linspace(-20, 20, 32, dtype=torch.float64))
+    if hypothesis.kind in ("saturation", "overflow"):
+        return _beyond(hypothesis.id, call)
+    return call
+
+
+def _lens(hypothesis: Hypothesis) -> Lens:
+    if hypothesis.kind in ("sliding-window", "last-block-lost"):
+        size = _number(hypothesis.id)
+        return [(8, size + 4)]
+    return _OF_ID.get(hypothesis.id) or _OF_KIND.get(hypothesis.kind, [(_NEW, _PREFIX)])
+
+
+def _number(id_: str) -> int:
+    found = re.search(r"\d+$", id_)
+    assert found is not None
+    return int(found[0])
+
+
+def _heads(hypothesis: Hypothesis) -> tuple[int, int]:
+    if hypothesis.kind == "kv-heads":
+        return 6, 3  # of two kv heads, the previous is the next
+    return (2, 2) if hypothesis.id == "scale-of-all-heads" else (1, 1)
+
+
+def _stepped(x: Tensor) -> Tensor:
+    """Rows of blocks of 64 tokens that differ in size, so that a neighbour's scale is wrong."""
+    return x * (1.0 + torch.arange(len(x)) // 64)[:, None, None]
+
+
+def _beyond(id_: str, call: AttentionCall) -> AttentionCall:
+    """The call with values, or q k products, beyond the limit of a format; a value that every query sees."""
+    limit = 448 if "e4m3" in id_ else 65504
+    if id_.startswith("values"):
+        v = call.v.clone()
+        v[2] *= 4 * limit
+        return replace(call, v=v)
+    k = call.k.clone()
+    k[2] = 2 * limit * call.q[0] / call.q[0].square().sum()  # the first query's product with it is twice the limit
+    return replace(call, k=k, scale=8 / limit)
+
+
+def is_exact(id_: str) -> bool:
+    """Whether the right code of a bug gives the oracle's output, rather than that of a kernel that quantises."""
+    return BY_ID[id_].kind != "quantisation-scale" and id_ != "k-smoothing-lost"

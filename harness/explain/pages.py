@@ -1,0 +1,173 @@
+"""The page of an id: of a hypothesis, computed from the hypothesis itself, or of another finding, written by hand."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
+from assay.harness.attention.oracle import oracle
+from assay.harness.errors import UsageError
+from assay.harness.explain import broken
+from assay.harness.explain.examples import example
+from assay.harness.explain.other_findings import OTHERS
+from assay.harness.explain.snippets import CODE, Code
+from assay.harness.picture import Picture
+from assay.harness.readout.named import public_reports
+from assay.harness.readout.picture import picture_of, unread_picture
+from assay.harness.readout.reading import read
+from assay.harness.verdict import Severity
+
+KIND_TITLES = {
+    "leak": "Leaks across requests",
+    "mask": "Masks",
+    "cached-prefix": "The cached prefix",
+    "sliding-window": "Sliding windows",
+    "softmax-scale": "Softmax scales",
+    "kv-heads": "KV heads",
+    "quantisation-scale": "Scales of a quantisation",
+    "k-smoothing": "K smoothing",
+    "last-block-lost": "The last partial block",
+    "newest-token": "The newest token",
+    "accumulator": "Accumulators",
+    "saturation": "Saturation",
+    "overflow": "Overflow",
+}
+"""Kind of hypotheses -> heading, in the order of `FAMILY`."""
+_SYMBOLS = ("q", "int8")
+"""First words that keep their case."""
+_EXACT = 1e-5
+"""Relative error of a weight that is not shown: hypotheses are computed in float64."""
+OTHER_KIND = "other-findings"
+"""The kind of every finding that is no hypothesis."""
+
+
+BEYOND_MATRIX = frozenset({
+    "sliding-window-4096", "scale-of-head-dim-v", "values-saturate-fp16", "scores-saturate-fp16", "scores-overflow-fp16",
+    "values-overflow-fp16",
+})  # fmt: skip
+"""Hypotheses that show on no call of the small op-level matrix: it has no sequence of 4,096 tokens, no other head_dim of V, and no
+numbers beyond fp16. A test holds it against the matrix."""
+_COMPARE = "Compare the kernel with the right code."
+_AFTER_A_FIX = "After a fix, assay check says whether it is right under all conditions."
+_NOT_IN_MATRIX = (
+    "The matrix of assay check has no call on which this shows: record calls of a model that has them with assay record, "
+    "and replay them."
+)
+_REPLAY = "assay replay PACK --candidate mine:forward"
+MEASURED = {
+    "mask-top-left": "SageAttention 1.0.6 has it, as kernel sage_attn_as_shipped: accuracy 0.145 where the reference has 1.000, "
+    "438 of 512 questions lost (docs/compare.md).",
+}
+"""Hypothesis -> what such a bug cost where it was measured."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What assay knows about one id.
+
+    Attributes:
+        id: of the hypothesis or finding.
+        title: its name in prose.
+        about: what goes wrong, in sentences.
+        kind: id of a group of variants, or `OTHER_KIND`.
+        severity: of its finding.
+        variants: ids of the others of its kind.
+        code: wrong and right code; None for a finding that is no hypothesis.
+        picture: what the bug does to the weights of a small call; None for a finding that is no hypothesis.
+        error: relative L1 by which it changes the output of that call; infinite if that is not finite; None likewise.
+        measured: what such a bug cost where it was measured; empty if it was not.
+        reports: addresses of public reports of such a bug; empty if none is known.
+        do: what to do about it.
+        command: the command that shows it.
+    """
+
+    id: str
+    title: str
+    about: str
+    kind: str
+    severity: Severity
+    variants: tuple[str, ...]
+    code: Code | None
+    picture: Picture | None
+    error: float | None
+    measured: str
+    reports: tuple[str, ...]
+    do: str
+    command: str
+
+
+def titles() -> dict[str, str]:
+    """Every id that has a page, with its title: hypotheses first."""
+    return {one.id: one.title for one in FAMILY} | {id_: one.title for id_, one in OTHERS.items()}
+
+
+def ids_of(kind: str) -> tuple[str, ...]:
+    """The ids of a kind, in their order."""
+    return tuple(OTHERS) if kind == OTHER_KIND else tuple(one.id for one in FAMILY if one.kind == kind)
+
+
+def page(id_: str) -> Page:
+    """The page of an id.
+
+    Raises:
+        UsageError: there is no such id; the message names the nearest one.
+    """
+    if id_ in BY_ID:
+        return _of_hypothesis(BY_ID[id_])
+    if id_ in OTHERS:
+        other, variants = OTHERS[id_], tuple(one for one in OTHERS if one != id_)
+        return Page(
+            id_, other.title, other.about, OTHER_KIND, other.severity, variants, None, None, None, "", (), other.do, other.command
+        )  # fmt: skip
+    known = titles()
+    near = difflib.get_close_matches(id_, [*known, *known.values()], n=1)
+    by_title = {title: one for one, title in known.items()}
+    hint = f"did you mean {by_title.get(near[0], near[0])!r}?" if near else "assay explain lists them"
+    raise UsageError(f"There is no hypothesis or finding {id_!r}.", "the id of one", hint)
+
+
+def _of_hypothesis(of: Hypothesis) -> Page:
+    call = example(of)
+    wrong, right = output(of, call), oracle(call)
+    error = (wrong - right).abs().sum() / right.abs().sum()
+    return Page(
+        id=of.id,
+        title=of.title,
+        about=_sentence(of.about),
+        kind=of.kind,
+        severity=of.severity,
+        variants=tuple(one for one in ids_of(of.kind) if one != of.id),
+        code=CODE[of.id],
+        picture=picture(of, call),
+        error=float(error.nan_to_num(nan=torch.inf, posinf=torch.inf)),
+        measured=MEASURED.get(of.id, ""),
+        reports=public_reports(of.id),
+        do=f"{_COMPARE} {_NOT_IN_MATRIX if of.id in BEYOND_MATRIX else _AFTER_A_FIX}",
+        command=_REPLAY if of.id in BEYOND_MATRIX else f"assay check {broken.__name__}:{of.id.replace('-', '_')}",
+    )
+
+
+def _sentence(about: str) -> str:
+    first = about.split()[0]
+    return f"{about if first in _SYMBOLS else about[0].upper() + about[1:]}."
+
+
+def output(of: Hypothesis, call: AttentionCall) -> Tensor:
+    """What a kernel with the bug answers, float64 [total_q, num_q_heads, head_dim_v]; the right output where it does not show."""
+    found = of.compute(call)
+    return oracle(call) if found is None else found
+
+
+def picture(of: Hypothesis, call: AttentionCall) -> Picture:
+    """What a bug does to the weights of a call, read off the hypothesis as it would be read off a kernel."""
+    reading = read(partial(output, of), call, range(len(call.q)))
+    if reading is not None:
+        return picture_of(reading, relative=_EXACT)
+    wrong = output(of, call)
+    return unread_picture(call, wrong, (~wrong.isfinite()).any(-1).numpy())

@@ -1,0 +1,112 @@
+"""What assay knows about a hypothesis or a finding, for a terminal, and as Markdown for the docs."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.text import Text
+
+from assay.harness.explain.pages import KIND_TITLES, OTHER_KIND, Page, ids_of, titles
+from assay.harness.explain.snippets import FORM_WORDS
+from assay.harness.text import percent
+from assay.reports.operator_picture import text as picture_text
+from assay.reports.terminal import PLAIN_WIDTH, say
+
+MARK = "  # <--"
+"""Marks the lines of wrong code that the right code has not."""
+NO_REPORT = "no public report is known"
+
+
+def effect(page: Page) -> str:
+    """By how much the bug changes its example; empty for a finding that is no hypothesis."""
+    if page.error is None:
+        return ""
+    off = f"off by {percent(page.error)}" if math.isfinite(page.error) else "not finite"
+    return f"On this call the output is {off}."
+
+
+def marked(wrong: str, right: str) -> str:
+    """Wrong code with a mark on each line that the right code does not have."""
+    lines, others = wrong.rstrip("\n").split("\n"), right.rstrip("\n").split("\n")
+    kept = {
+        at for found in difflib.SequenceMatcher(None, lines, others, autojunk=False).get_matching_blocks()
+        for at in range(found.a, found.a + found.size)
+    }  # fmt: skip
+    return "\n".join(line if at in kept else f"{line}{MARK}" for at, line in enumerate(lines))
+
+
+def short(address: str) -> str:
+    """A report as "owner/repository#number"; other addresses as they are."""
+    found = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull)/(\d+)", address)
+    return f"{found[1]}#{found[2]}" if found else address
+
+
+def render(page: Page, console: Console) -> None:
+    """Print a page."""
+    say(console, Text(f"{page.id}: {page.title} ({page.severity})", style="bold"))
+    _paragraph(console, page.about)
+    if page.picture is not None:
+        say(console, "")
+        for row in picture_text(page.picture, console.width - 2).split("\n"):
+            say(console, Text("  ") + row)
+        say(console, f"  {effect(page)}")
+    if page.code is not None:
+        say(console, "")
+        _paragraph(console, FORM_WORDS[page.code.form])
+        for heading, code in (("Wrong", marked(page.code.wrong, page.code.right)), ("Right", page.code.right)):
+            say(console, f"\n{heading}:")
+            say(console, "\n".join(f"  {line}" for line in code.rstrip("\n").split("\n")))
+        say(console, "\nPublic reports:")
+        say(console, "\n".join(f"  {address}" for address in page.reports) or f"  {NO_REPORT}")
+        if page.measured:
+            _paragraph(console, page.measured)
+    say(console, "")
+    _paragraph(console, page.do)
+    say(console, f"Show it: {page.command}")
+    if page.variants and page.kind != OTHER_KIND:
+        _paragraph(console, f"Of the same kind: {', '.join(page.variants)}")
+
+
+def _paragraph(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False)
+
+
+def render_list(console: Console) -> None:
+    """Print every id with its title, by kind."""
+    known = titles()
+    width = max(map(len, known))
+    for kind, heading in kinds():
+        say(console, f"{heading}:")
+        for id_ in ids_of(kind):
+            say(console, f"  {id_:<{width}}  {known[id_]}")
+    say(console, "assay explain ID has the picture, wrong and right code, and public reports.")
+
+
+def kinds() -> Iterable[tuple[str, str]]:
+    """Kinds of hypotheses with their headings, and the other findings."""
+    return [*KIND_TITLES.items(), (OTHER_KIND, "Findings that are no known bug")]
+
+
+def markdown(page: Page, level: int = 2) -> str:
+    """A page as a section of a Markdown document."""
+    lines = [f"{'#' * level} {page.id}", "", f"**{page.title}** ({page.severity}). {page.about}", ""]
+    if page.picture is not None:
+        lines += [
+            "```text",
+            *picture_text(page.picture, PLAIN_WIDTH).plain.rstrip("\n").split("\n"),
+            "```",
+            "",
+            effect(page),
+            "",
+        ]
+    if page.code is not None:
+        lines += [FORM_WORDS[page.code.form], ""]
+        for heading, code in (("Wrong", marked(page.code.wrong, page.code.right)), ("Right", page.code.right)):
+            lines += [f"{heading}:", "", "```python", *code.rstrip("\n").split("\n"), "```", ""]
+        found = ", ".join(f"[{short(address)}]({address})" for address in page.reports) or NO_REPORT
+        lines += [f"Public reports: {found}.{page.measured and ' '}{page.measured}", ""]
+    return "\n".join([*lines, page.do, "", f"Show it: `{page.command}`", ""])

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import ast
+import importlib
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.harness.attention.hypotheses import BY_ID, FAMILY
+from assay.harness.attention.kernels import load
+from assay.harness.attention.matrix import cases
+from assay.harness.errors import UsageError
+from assay.harness.explain import broken
+from assay.harness.explain.pages import BEYOND_MATRIX, KIND_TITLES, OTHER_KIND, ids_of, page, titles
+from assay.harness.judge import layer_verdict
+from assay.harness.localize.kernel_runs import measure
+from assay.harness.picture import WRONG
+from assay.harness.readout.named import OPERATOR
+
+ROOT = Path(__file__).parents[3]
+ROOMS = ("bisect", "judge", "localize", "offline", "readout")
+
+
+def given_ids() -> set[str]:
+    """Every id that the code gives to a finding as a constant."""
+    found: set[str] = set()
+    for path in (path for room in ROOMS for path in (ROOT / "harness" / room).rglob("*.py")):
+        module = f"assay.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}"
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "Finding":
+                [id_] = [keyword.value for keyword in call.keywords if keyword.arg == "id"]
+                found |= {ast.literal_eval(one) for one in ast.walk(id_) if isinstance(one, ast.Constant) and one.value}
+                names = {one.id for one in ast.walk(id_) if isinstance(one, ast.Name) and one.id.isupper()}
+                found |= {getattr(importlib.import_module(module), name) for name in names}
+    return found
+
+
+def test_every_finding_has_a_page() -> None:
+    ids = given_ids()
+    assert {"accuracy", "contract-broken", "unexplained", "impossible-speed", "noise-missing"} <= ids
+    ids |= {
+        layer_verdict.OUT_OF_BOUNDS,
+        layer_verdict.GAIN,
+        layer_verdict.TOO_QUIET,
+        layer_verdict.WRONG_REFERENCE,
+        OPERATOR,
+    }
+    assert not ids - set(titles())
+    for id_ in ids:
+        found = page(id_)
+        assert (found.id, found.kind) == (id_, OTHER_KIND)
+        assert found.about.endswith(".")
+        assert found.do.endswith(".")
+
+
+def test_kinds_are_those_of_the_hypotheses() -> None:
+    assert list(KIND_TITLES) == list(dict.fromkeys(one.kind for one in FAMILY))
+    assert [id_ for kind in KIND_TITLES for id_ in ids_of(kind)] == list(BY_ID)
+
+
+@pytest.mark.parametrize("id_", BY_ID)
+def test_the_picture_is_the_bug(id_: str) -> None:
+    found = page(id_)
+    assert found.picture is not None
+    cells = set("".join(found.picture.cells))
+    assert cells & set(WRONG) or set(found.picture.rows) - {"read"}, "nothing differs"
+    assert found.error is not None
+    assert found.error > 1e-4
+    assert math.isinf(found.error) == (BY_ID[id_].kind == "overflow")
+    if found.kind == "mask":
+        expected = {
+            "mask-top-left": "o",
+            "mask-one-key-too-many": "!",
+            "mask-one-key-too-few": "o",
+            "mask-missing": "!",
+        }
+        assert cells & set(WRONG) == {expected[id_]}
+
+
+def test_the_command_runs_a_kernel_whose_bug_shows_there() -> None:
+    calls = [case.make() for case in cases()]
+    calls.sort(key=lambda call: (call.q.dtype != torch.float32, call.q.shape[0] * call.k.shape[0]))
+    hidden = set()
+    for id_, hypothesis in BY_ID.items():
+        command = page(id_).command
+        if id_ in BEYOND_MATRIX:
+            assert command == "assay replay PACK --candidate mine:forward"
+            kernel = getattr(broken, id_.replace("-", "_"))
+        else:
+            kernel = load(command.removeprefix("assay check "))
+        if not any(hypothesis.compute(call) is not None and measure(call, kernel(call)).fails for call in calls):
+            hidden.add(id_)
+    assert hidden == BEYOND_MATRIX
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("mask-topleft", "mask-top-left"), ("causal mask top left", "mask-top-left"), ("unexplaned", "unexplained")],
+)
+def test_a_typo_is_recognised(typed: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"did you mean '{meant}'"):
+        page(typed)
+    with pytest.raises(UsageError, match="assay explain lists them"):
+        page("zzzzzz")

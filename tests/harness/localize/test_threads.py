@@ -1,0 +1,59 @@
+"""How many threads assay and the kernel under test run on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.faults import fault
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize import kernel_runs
+from assay.harness.localize.threads import few_threads
+from assay.harness.offline.check import check, matrix
+
+SMALL = [call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")]
+
+
+@pytest.fixture
+def two_threads() -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("set_by_user", "of_kernel"), [("2", 2), ("", 1)])
+def test_only_the_kernel_keeps_the_threads_that_the_user_sets(
+    set_by_user: str, of_kernel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if set_by_user:
+        monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
+    of_kernels: set[int] = set()
+    of_assay: set[int] = set()
+    wrong = fault("mask-top-left")
+
+    def kernel(call: AttentionCall) -> Tensor:
+        of_kernels.add(torch.get_num_threads())
+        return wrong(call)
+
+    measured = kernel_runs.truth
+    monkeypatch.setattr(kernel_runs, "truth", lambda *given: of_assay.add(torch.get_num_threads()) or measured(*given))
+    result = check(kernel, cases=matrix(["extend"], dtypes=["float32"], head_dims=[64])[:4], read_out=5.0)
+    assert result.findings[0].id == "mask-top-left"
+    assert result.read_out is not None
+    assert of_kernels == {of_kernel}
+    assert of_assay == {1}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_large_call_keeps_all_threads() -> None:
+    large = call_of([(2048, 512)], (1, 1), 8, torch.float32, "cpu")
+    with few_threads([large]):
+        assert torch.get_num_threads() == 2
+    with few_threads(SMALL), few_threads([large]):
+        assert torch.get_num_threads() == 1
