@@ -12,6 +12,7 @@ from assay.reports.summary import (
     CHECK_SIGNS,
     VERDICTS,
     envelope_lines,
+    failure_lines,
     latency_lines,
     layer_diff_lines,
     suite_line,
@@ -23,6 +24,7 @@ _REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 4, 7, 5, 3, 4, 
 """Most rows of each part; a run has at most seven suites."""
 _FINDINGS_BESIDE_LATENCY = 2
 _COMMAND_CHARACTERS = 2_000
+_LOG_LINES, _LOG_CHARACTERS = 16, 300
 LINES = 60
 """Most lines of a comment."""
 _SIGNS = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
@@ -41,6 +43,7 @@ def to_markdown(report: Report) -> str:
     lines = [f"### {_SIGNS[report.verdict]} {mark.word}: {candidate} against {reference}", ""]
     lines += [f"**{escape(report.headline, 400)}**", ""]
     lines += _list([escape(reason, 300) for reason in report.reasons], _REASONS)
+    lines += _failure(report)
     lines += _suite_table(report)
     lines += _checks(unmet(report))
     lines += _findings(report.findings, _FINDINGS if report.latency is None else _FINDINGS_BESIDE_LATENCY)
@@ -131,6 +134,16 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
             parts.append(_span(finding.reproduce))
         rows.append("\n  - ".join(parts))
     return ["**Findings**", "", *"\n".join(_list(rows, most)).split("\n")]
+
+
+def _failure(report: Report) -> list[str]:
+    """The log of what failed, folded."""
+    rows = failure_lines(report, _LOG_LINES)
+    if not rows:
+        return []
+    fence = "`" * max(3, max(map(_longest_backticks, rows)) + 1)
+    shown = [row[:_LOG_CHARACTERS] for row in rows]
+    return ["<details><summary>Its log</summary>", "", f"{fence}text", *shown, fence, "", "</details>", ""]
 
 
 def _picture(findings: Sequence[Finding], room: int) -> list[str]:

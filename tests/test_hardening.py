@@ -69,8 +69,8 @@ def test_a_server_that_fails_ends_the_run_with_an_error_and_nothing_is_left(tria
     assert code == 3, said
     made = report(trial)
     assert made["verdict"] == "error"
-    assert FAILURES[failure] in made["reasons"][0]
-    assert f"the {role} server" in made["reasons"][0]
+    assert FAILURES[failure] in made["headline"] + made["failure"]["details"]
+    assert f"the {role} server" in made["headline"]
     assert trial.left_over() == []
     everywhere = "".join(path.read_text() for path in trial.run.glob("report.*")) + said
     assert "\x1b[31m" not in everywhere, "an escape sequence that a server sent"
@@ -98,10 +98,15 @@ def test_a_cancelled_run_has_a_report_and_stops_its_servers(trial: Any, number: 
     process = trial.start()
     await_answers(trial)
     process.send_signal(number)
-    code, _ = finish(process)
+    code, said = finish(process)
     assert code == 3
+    *_, interrupted, resume = said.splitlines()
+    assert interrupted == f"Interrupted; there is no verdict. What was measured is in {trial.run}."
+    assert resume.startswith("To resume it: assay run ")
+    assert resume.endswith(f" --out={trial.run}")
+    assert "resolve" not in said
     made = report(trial)
-    assert (made["verdict"], "interrupted" in made["reasons"][0]) == ("error", True)
+    assert (made["verdict"], "interrupted" in made["headline"]) == ("error", True)
     assert trial.left_over() == []
 
 
