@@ -52,6 +52,8 @@ COMMANDS = {
     "compare": ("compare", "Compare two results that are already there: of an evaluation tool, a benchmark, tests, or runs."),
     "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
+    "doctor": ("doctor", "Examine this environment: what a run needs, what is here, and what to do about the rest."),
+    "init": ("init", "Write an assay.toml, a test and a CI workflow for the repository in this folder."),
     "verify-claim": ("verify_claim", "Check what somebody says of a run against the evidence: its log, results or report."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""

@@ -38,7 +38,7 @@ def runs_kernel(arguments: Sequence[str]) -> bool:
     name = arguments[0] if arguments else ""
     if name == "certify":
         return any(word.partition("=")[0] == "--candidate" for word in arguments)
-    return name in ("check", "replay") or (name == "bench" and "kernel" in arguments)
+    return name in ("check", "replay", "doctor") or (name == "bench" and "kernel" in arguments)
 
 
 def supervise(command: Callable[[], None]) -> int:

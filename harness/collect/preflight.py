@@ -31,7 +31,7 @@ def check_environment(spec: RunSpec, model: Path, backends: Sequence[Backend]) -
     if all(backend.is_url for backend in backends):
         return
     if spec.device == "cuda":
-        _check_gpu()
+        check_gpu()
     else:
         _check_cpu([backend.name for backend in backends if not backend.is_url and not backend.is_kernel])
     check_memory(spec, memory.model_bytes(model), memory.available_bytes(spec.device))
@@ -47,7 +47,12 @@ def _check_cpu(names: Sequence[str]) -> None:
             )
 
 
-def _check_gpu() -> None:
+def check_gpu() -> None:
+    """Refuse ``--device=cuda`` where PyTorch sees no GPU.
+
+    Raises:
+        UsageError: it sees none; the message says whether it could.
+    """
     import torch
 
     if torch.cuda.is_available():
@@ -60,7 +65,7 @@ def _check_gpu() -> None:
     raise UsageError(
         f"--device is cuda, and there is no GPU that can be used: {found}.",
         "a GPU that nvidia-smi lists, and a CUDA build of PyTorch",
-        "use --device=cpu, or mend the driver, CUDA_VISIBLE_DEVICES or PyTorch; assay doctor says which",
+        "use --device=cpu, or mend the driver, CUDA_VISIBLE_DEVICES or PyTorch (nvidia-smi lists what the driver sees)",
     )
 
 
