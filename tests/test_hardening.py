@@ -79,6 +79,23 @@ def test_a_server_that_fails_ends_the_run_with_an_error_and_nothing_is_left(tria
     assert secret not in everywhere
 
 
+def test_a_run_says_why_its_server_failed_on_the_first_line_of_everything_it_writes(trial: Any) -> None:
+    log = Path(__file__).parent / "data" / "server_failures" / "memory_share_gpu.log"
+    code, said = finish(trial.start(STAND_IN_FAILS="reference:says", STAND_IN_SAYS=str(log), **QUICK))
+    assert code == 3
+    cause = "the reference server (torch_native) failed during start-up: ValueError: Loaded weights leave no GPU memory"
+    headline = f"No verdict: {cause}"
+    assert headline in said
+    assert "SGLang ended its own processes during start-up." in said
+    assert "was killed by SIGKILL" not in said
+    made = report(trial)
+    assert (made["failure"]["cause"], made["headline"][: len(headline)]) == ("memory-share", headline)
+    assert "--engine-arg=--mem-fraction-static=0.45" in made["reasons"][0]
+    assert not [check for check in made["checks"] if check["status"] != "ok"]
+    junit = (trial.run / "report.junit.xml").read_text()
+    assert junit.count("<error") == 1
+
+
 @pytest.mark.slow
 def test_a_run_whose_server_died_is_resumed(trial: Any) -> None:
     finish(trial.start(STAND_IN_FAILS="candidate:dies-answering", **QUICK))

@@ -222,7 +222,8 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
     else:
         checks.append(rules.check_cached_prefix_of_layers(layers.errors))
     called = {layer for role in ROLES for count in evidence.counts[role] for layer in count.calls_by_layer}
-    checks.append(rules.check_layers(spec.suites, layers.errors if layers else None, _claimed(evidence), called))
+    errors = layers.errors if layers else None
+    checks.append(rules.check_layers(spec.suites, errors, _claimed(evidence), called, has_url=_has_url(spec)))
     if (status := status_of(evidence.folder)) is not None:
         checks += check_baselines(spec, status)
     ran = [suite.id for suite in suites]
