@@ -26,17 +26,26 @@ class ExitCode(IntEnum):
 
 
 class AssayError(Exception):
-    """An error that ends a command with a message instead of a traceback."""
+    """An error that ends a command with a message instead of a traceback.
+
+    Args:
+        found: what was found, on one line.
+        expected: what was expected.
+        do: what to do.
+        details: lines that come after everything else, such as the end of a log.
+    """
 
     exit_code = ExitCode.NO_VERDICT
 
-    def __init__(self, found: str, expected: str = "", do: str = "") -> None:
-        self.found, self.expected, self.do = found, expected, do
+    def __init__(self, found: str, expected: str = "", do: str = "", *, details: str = "") -> None:
+        self.found, self.expected, self.do, self.details = found, expected, do, details
         lines = [found]
         if expected:
             lines.append(f"Expected: {expected}")
         if do:
             lines.append(f"What to do: {do}")
+        if details:
+            lines.append(details)
         super().__init__("\n".join(lines))
 
 
@@ -47,7 +56,16 @@ class UsageError(AssayError):
 
 
 class EngineError(AssayError):
-    """A server died, hung or sent an invalid answer. Exit code 3: never an accuracy loss, never a pass."""
+    """A server died, hung or sent an invalid answer. Exit code 3: never an accuracy loss, never a pass.
+
+    Args:
+        found, expected, do, details: see `AssayError`.
+        cause: id of the known cause (`assay.harness.engines.failures.CAUSES`); empty if it is not known.
+    """
+
+    def __init__(self, found: str, expected: str = "", do: str = "", *, details: str = "", cause: str = "") -> None:
+        super().__init__(found, expected, do, details=details)
+        self.cause = cause
 
 
 class EvidenceError(AssayError):

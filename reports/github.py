@@ -18,7 +18,8 @@ def workflow_commands(report: Report) -> str:
     begin with their stable ids.
     """
     level = {"pass": "notice", "regression": "error"}.get(report.verdict, "warning")
-    lines = [_command(level, f"assay: {report.verdict}", report.headline)]
+    todo = f" {report.reasons[0]}" if report.failure and report.reasons else ""
+    lines = [_command(level, f"assay: {report.verdict}", f"{report.headline.rstrip('.')}.{todo}")]
     for finding in report.findings[:MAX_ANNOTATIONS]:
         kind = "error" if finding.severity == "serious" else "warning"
         lines.append(

@@ -5,7 +5,7 @@ An unproven claim must not look green, nor like a loss of accuracy:
 - ``regression`` and a ``failed`` check are a ``<failure>``;
 - ``inconclusive``, ``error`` and a ``missing`` check are an ``<error>``: GitLab, Jenkins and the usual GitHub actions
   count both as not passed, and distinguish them;
-- ``not checked`` is ``<skipped>``.
+- ``not checked`` is ``<skipped>``, and so is a suite that did not pass in a run that ended early: one cause is one ``<error>``.
 
 The suite ``assay`` always has a case ``verdict``, so that a run without suites or checks is not green either. Cases are
 named by the stable ids of checks and suites, so that a CI system recognises them from run to run; their texts have the titles, and
@@ -42,7 +42,7 @@ def to_junit(report: Report) -> str:
         overall.add_testcase(case)
     document.add_testsuite(overall)
     for suite in report.suites:
-        document.add_testsuite(_suite(suite, f"{prefix}.{_name(suite.id)}"))
+        document.add_testsuite(_suite(suite, f"{prefix}.{_name(suite.id)}", ended_early=report.failure is not None))
     return '<?xml version="1.0" encoding="utf-8"?>\n' + str(document.tostring().decode("utf-8")) + "\n"
 
 
@@ -59,7 +59,7 @@ def _properties(report: Report) -> Iterable[tuple[str, str]]:
     yield "reproduce", report.reproduce
 
 
-def _suite(suite: SuiteResult, classname: str) -> TestSuite:
+def _suite(suite: SuiteResult, classname: str, ended_early: bool) -> TestSuite:
     result = TestSuite(one_line(suite.id))
     result.add_property("synthetic", str(suite.synthetic).lower())
     for metric in suite.metrics:
@@ -78,7 +78,10 @@ def _suite(suite: SuiteResult, classname: str) -> TestSuite:
             if row.items
         ),
     ]
-    result.add_testcase(verdict_case("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output))
+    case = verdict_case("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output)
+    if ended_early and suite.verdict != "pass":  # one cause is one error: that of the run
+        case.result = [Skipped(f"the run ended early; {one_line(suite.why, 300)}")]
+    result.add_testcase(case)
     return result
 
 
@@ -112,6 +115,8 @@ def check_case(check: Check, classname: str) -> TestCase:
 
 def _why(report: Report) -> list[str]:
     lines = list(report.reasons)
+    if report.failure and report.failure.details:
+        lines += ["", report.failure.details]
     for finding in report.findings:
         lines += ["", f"{finding.severity}: {finding.id}: {finding.sentence}"]
         lines += [f"  observed: {finding.observed}"] if finding.observed else []

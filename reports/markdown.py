@@ -12,6 +12,7 @@ from assay.reports.summary import (
     CHECK_SIGNS,
     VERDICTS,
     envelope_lines,
+    failure_lines,
     latency_lines,
     layer_diff_lines,
     main_finding,
@@ -24,6 +25,7 @@ _REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 5, 7, 5, 2, 3, 
 """Most rows of each part; a run has at most seven suites."""
 _FINDINGS_BESIDE_LATENCY = 1
 _COMMAND_CHARACTERS = 2_000
+_LOG_LINES, _LOG_CHARACTERS = 16, 300
 LINES = 60
 """Most lines of a comment."""
 _SIGNS = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
@@ -46,6 +48,7 @@ def to_markdown(report: Report) -> str:
     after_cause = len(lines)
     said = cause.sentence if cause else ""
     lines += _list([escape(reason, 300) for reason in report.reasons if reason != said], _REASONS)
+    lines += _failure(report)
     lines += _suite_table(report)
     where = f"{escape(report.environment.device)}, model {code(report.environment.model)}, run {code(report.run_id)}"
     foot = f"<sub>assay · exit code {report.exit_code} · {escape(report.candidate.engine)} · {where}</sub>"
@@ -153,6 +156,16 @@ def _findings(findings: Sequence[Finding], most: int) -> list[str]:
             parts.append(_span(finding.reproduce))
         rows.append("\n  - ".join(parts))
     return ["**Further findings**", "", *"\n".join(_list(rows, most)).split("\n")]
+
+
+def _failure(report: Report) -> list[str]:
+    """The log of what failed, folded."""
+    rows = failure_lines(report, _LOG_LINES)
+    if not rows:
+        return []
+    fence = "`" * max(3, max(map(_longest_backticks, rows)) + 1)
+    shown = [row[:_LOG_CHARACTERS] for row in rows]
+    return ["<details><summary>Its log</summary>", "", f"{fence}text", *shown, fence, "", "</details>", ""]
 
 
 def _picture(cause: Finding | None, room: int) -> list[str]:

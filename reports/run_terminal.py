@@ -12,14 +12,17 @@ from assay.harness.judge.report import LayersResult, Report, ServerSummary
 from assay.harness.text import one_line, visible
 from assay.reports.summary import (
     CHECK_SIGNS,
+    DOCTOR,
     NOTHING,
     VERDICTS,
     SuiteLine,
     envelope_lines,
     error_percent,
+    failure_lines,
     latency_lines,
     layer_diff_lines,
     layer_rows,
+    points_to_doctor,
     suite_line,
     unmet,
 )
@@ -32,6 +35,8 @@ _COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
 )  # fmt: skip
 MAX_EVIDENCE = 4
 MAX_LAYERS = 12
+MAX_LOG_LINES = 12
+"""Of the log of a server that failed; a screen has 24 lines."""
 
 
 def render(report: Report, console: Console) -> None:
@@ -48,12 +53,20 @@ def render(report: Report, console: Console) -> None:
     page.line(Text(one_line(report.headline, 400), style="bold"))
     for reason in report.reasons:
         page.line(f"- {one_line(reason, 400)}", indent=2)
+    if points_to_doctor(report):
+        page.line(f"- {DOCTOR}", indent=2)
+    if block := failure_lines(report, MAX_LOG_LINES):
+        page.line()
+    for line in block:
+        page.row(Text(f"  {one_line(line, 300) if not line.startswith(' ') else line[:300]}", style="dim"))
     if report.suites:
         page.heading("Suites")
         _suites(page, [suite_line(suite) for suite in report.suites])
-    page.heading("Attention calls counted")
-    for role, server in (("reference", report.reference), ("candidate", report.candidate)):
-        _calls(page, role, server)
+    servers = (("reference", report.reference), ("candidate", report.candidate))
+    if report.failure is None or any(server.calls for _, server in servers):
+        page.heading("Attention calls counted")
+        for role, server in servers:
+            _calls(page, role, server)
     if report.kernels:
         page.heading("Kernels that ran in one traced pass of each kind")
     for one in report.kernels:

@@ -24,7 +24,7 @@ from assay.harness.judge.report import (
     excess,
     out_of_bounds,
 )
-from assay.harness.text import one_line, percent, two_digits
+from assay.harness.text import one_line, percent, two_digits, visible
 
 NOTHING = "–"
 
@@ -329,6 +329,24 @@ def _sources(layers: LayersResult) -> str:
     if not judged:
         return "No bound applies to any layer."
     return f"None of {judged} layers is out of bounds."
+
+
+DOCTOR = "`assay doctor` checks this environment, and says what to do."
+
+
+def failure_lines(report: Report, most: int) -> list[str]:
+    """What shows a failure: the last lines of its details; empty if the run did not fail, or nothing shows it."""
+    if report.failure is None or not report.failure.details:
+        return []
+    lines = visible(report.failure.details).split("\n")
+    head, rest = lines[:2], lines[2:]
+    left_out = max(0, len(rest) - max(most - len(head), 0))
+    return [*head, *([f"  ... {left_out} lines left out"] if left_out else []), *rest[left_out:]]
+
+
+def points_to_doctor(report: Report) -> bool:
+    """Whether the environment may be what a run failed for."""
+    return report.failure is not None and report.failure.kind == "engine" and "assay doctor" not in report.failure.do
 
 
 def unmet(report: Report) -> list[Check]:

@@ -69,14 +69,31 @@ def test_a_server_that_fails_ends_the_run_with_an_error_and_nothing_is_left(tria
     assert code == 3, said
     made = report(trial)
     assert made["verdict"] == "error"
-    assert FAILURES[failure] in made["reasons"][0]
-    assert f"the {role} server" in made["reasons"][0]
+    assert FAILURES[failure] in made["headline"] + made["failure"]["details"]
+    assert f"the {role} server" in made["headline"]
     assert trial.left_over() == []
     everywhere = "".join(path.read_text() for path in trial.run.glob("report.*")) + said
     assert "\x1b[31m" not in everywhere, "an escape sequence that a server sent"
     secret = (trial.run / f"{role}.log").read_text().partition("api_key='")[2].partition("'")[0]
     assert len(secret) >= 32
     assert secret not in everywhere
+
+
+def test_a_run_says_why_its_server_failed_on_the_first_line_of_everything_it_writes(trial: Any) -> None:
+    log = Path(__file__).parent / "data" / "server_failures" / "memory_share_gpu.log"
+    code, said = finish(trial.start(STAND_IN_FAILS="reference:says", STAND_IN_SAYS=str(log), **QUICK))
+    assert code == 3
+    cause = "the reference server (torch_native) failed during start-up: ValueError: Loaded weights leave no GPU memory"
+    headline = f"No verdict: {cause}"
+    assert headline in said
+    assert "SGLang ended its own processes during start-up." in said
+    assert "was killed by SIGKILL" not in said
+    made = report(trial)
+    assert (made["failure"]["cause"], made["headline"][: len(headline)]) == ("memory-share", headline)
+    assert "--engine-arg=--mem-fraction-static=0.45" in made["reasons"][0]
+    assert not [check for check in made["checks"] if check["status"] != "ok"]
+    junit = (trial.run / "report.junit.xml").read_text()
+    assert junit.count("<error") == 1
 
 
 @pytest.mark.slow
@@ -98,10 +115,15 @@ def test_a_cancelled_run_has_a_report_and_stops_its_servers(trial: Any, number: 
     process = trial.start()
     await_answers(trial)
     process.send_signal(number)
-    code, _ = finish(process)
+    code, said = finish(process)
     assert code == 3
+    *_, interrupted, resume = said.splitlines()
+    assert interrupted == f"Interrupted; there is no verdict. What was measured is in {trial.run}."
+    assert resume.startswith("To resume it: assay run ")
+    assert resume.endswith(f" --out={trial.run}")
+    assert "resolve" not in said
     made = report(trial)
-    assert (made["verdict"], "interrupted" in made["reasons"][0]) == ("error", True)
+    assert (made["verdict"], "interrupted" in made["headline"]) == ("error", True)
     assert trial.left_over() == []
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,6 +57,8 @@ COMMANDS = {
     "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
     "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
+    "doctor": ("doctor", "Examine this environment: what a run needs, what is here, and what to do about the rest."),
+    "init": ("init", "Write an assay.toml, a test and a CI workflow for the repository in this folder."),
     "verify-claim": ("verify_claim", "Check what somebody says of a run against the evidence: its log, results or report."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
@@ -68,6 +70,11 @@ EXTRAS: dict[str, Extra] = {
 """Commands that need more than ``pip install assay``, and the extra that provides it. Where bench and bisect start servers, they
 require "serve" themselves.
 """
+
+
+INTERRUPTED = "assay: interrupted; there is no verdict."
+CTRL_C = 128 + signal.SIGINT
+"""What Typer exits with at a Ctrl-C that comes before or after the command itself."""
 
 
 class _Deferred(TyperCommand):
@@ -95,7 +102,10 @@ class _Commands(TyperGroup):
             with like_ctrl_c():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            errors.print("assay: interrupted; there is no verdict.", markup=False)
+            errors.print(INTERRUPTED, markup=False)
+            raise typer.Exit(ExitCode.NO_VERDICT) from None
+        except typer.Abort:
+            errors.print("\nassay: not confirmed, so nothing was done.", markup=False)
             raise typer.Exit(ExitCode.NO_VERDICT) from None
         except SystemExit as error:  # no command raises it: a kernel's would be taken for the command's exit code
             raise AssayError(
@@ -110,17 +120,6 @@ class _Commands(TyperGroup):
         super().format_help(ctx, formatter)
 
 
-class _Pipe(Console):
-    """A console that falls silent when its reader goes away (``assay run | head``): the command goes on and exits with its verdict.
-
-    Rich would end it with exit code 1, which means that the candidate regressed.
-    """
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-
-
 app = typer.Typer(
     name="assay",
     cls=_Commands,
@@ -130,8 +129,8 @@ app = typer.Typer(
     help="Compare a candidate attention backend with a reference inside the same serving engine.\n\n"
     "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report says why).",
 )
-console = _Pipe()
-errors = _Pipe(stderr=True)
+console = Console()
+errors = Console(stderr=True)
 
 
 class _Detail:
@@ -197,26 +196,30 @@ def _version(
 def main() -> None:
     """Entry point. Errors become a sentence and an exit code."""
     sys.path.append(str(Path.cwd()))  # kernels named module:function are found there, as in a server
+    code = _run()
     try:
-        app()
+        sys.stdout.flush()
     except AssayError as error:
         report_error(error)
-        sys.exit(error.exit_code)
+        code = ExitCode.NO_VERDICT
+    sys.exit(code)
+
+
+def _run() -> int | str | None:
+    """Run the command; what it exits with."""
+    try:
+        app()
+    except SystemExit as exit_:
+        if exit_.code != CTRL_C:
+            return exit_.code
+        errors.print(INTERRUPTED, markup=False)
+    except AssayError as error:
+        report_error(error)
+        return error.exit_code
     except OSError as error:
         errors.print(f"assay: {error.strerror or error}: {error.filename or ''}", markup=False, soft_wrap=True)
-        sys.exit(ExitCode.NO_VERDICT)
     except Exception:
         # A bug in assay is not a regression of the candidate: never exit with 1.
         errors.print_exception()
         errors.print("assay: this is a bug in assay; there is no verdict.", markup=False)
-        sys.exit(ExitCode.NO_VERDICT)
-    finally:
-        _flush()
-
-
-def _flush() -> None:
-    """Ignore a reader that went away (``assay run | head``)."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.NO_VERDICT

@@ -43,8 +43,24 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
     folder = out or default_folder(spec)
     with progress() as display:
         made = run(spec, folder, baselines=baselines, display=display)
-    _show(made, folder, json)
+    if made.failure and made.failure.kind == "interrupted":
+        _show_interrupted(made, folder, json)
+    else:
+        _show(made, folder, json)
     return made
+
+
+def _show_interrupted(made: Report, folder: Path, json: bool) -> None:
+    """Two lines: who presses Ctrl-C knows why there is no verdict."""
+    from assay.reports.json_report import to_json
+    from assay.reports.write import write_reports
+
+    write_reports(made, folder)
+    assert made.failure is not None
+    say(f"Interrupted; there is no verdict. What was measured is in {folder}.")
+    say(f"{made.failure.do[0].upper()}{made.failure.do[1:]}")
+    if json:
+        print_json(to_json(made))
 
 
 def _show(made: Report, folder: Path, json: bool) -> None:

@@ -15,19 +15,19 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from assay.harness.cli.app import errors, report_error
+from assay.harness.cli.app import CTRL_C, INTERRUPTED, errors, report_error
 from assay.harness.cli.app import main as run_command
+from assay.harness.cli.streams import keep_open
 from assay.harness.errors import AssayError, ExitCode
 
 GRACE_S = 5.0
 """Seconds that a command has to end after a signal; then it is killed, since a kernel in native code keeps Python from noticing."""
-_INTERRUPTED = 128 + signal.SIGINT
-"""What Typer exits with at Ctrl-C."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
     """Run the command, supervised if it runs a kernel."""
+    keep_open()
     if runs_kernel(sys.argv[1:]):
         wait_passively(sys.argv[1:])
         sys.exit(supervise(run_command))
@@ -39,7 +39,7 @@ def runs_kernel(arguments: Sequence[str]) -> bool:
     name = arguments[0] if arguments else ""
     if name == "certify":
         return any(word.partition("=")[0] == "--candidate" for word in arguments)
-    return name in ("check", "replay") or (name == "bench" and "kernel" in arguments)
+    return name in ("check", "replay", "doctor") or (name == "bench" and "kernel" in arguments)
 
 
 def wait_passively(arguments: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def supervise(command: Callable[[], None]) -> int:
         if os.read(ended, 1) == bytes([code % 256]):
             return code
     if signalled:
-        errors.print("assay: interrupted; there is no verdict.", markup=False)
+        errors.print(INTERRUPTED, markup=False)
     else:
         report_error(_ended_early(code))
     return ExitCode.NO_VERDICT
@@ -96,9 +96,9 @@ def _run(command: Callable[[], None], end: int) -> NoReturn:
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except KeyboardInterrupt:
-        code = _INTERRUPTED
-    if code == _INTERRUPTED:  # before assay's own handler was in place
-        errors.print("assay: interrupted; there is no verdict.", markup=False)
+        code = CTRL_C
+    if code == CTRL_C:  # before assay's own handler was in place
+        errors.print(INTERRUPTED, markup=False)
         code = ExitCode.NO_VERDICT
     os.write(end, bytes([code % 256]))
     sys.exit(code)

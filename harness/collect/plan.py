@@ -9,6 +9,7 @@ from assay.evals.greedy import greedy_prompts
 from assay.evals.question_sets import draw
 from assay.evals.questions import AnyQuestion, prompt_hash
 from assay.harness.backend import Backend
+from assay.harness.collect.preflight import check_environment
 from assay.harness.config import RunSpec
 from assay.harness.engines.catalog import checked_backend
 from assay.harness.engines.launch import check_engine_args
@@ -91,12 +92,14 @@ def prepare(spec: RunSpec) -> Plan:
     """Check backends, model and questions; start nothing.
 
     Raises:
-        UsageError: an unknown backend, an incomplete model, or questions that cannot be read.
+        UsageError: an unknown backend, an incomplete model, a device that is not there or cannot hold the model, or questions
+            that cannot be read.
     """
     reference = checked_backend("--reference", spec.reference)
     candidate = checked_backend("--candidate", spec.candidate)
     check_engine_args(spec.engine_arg)
     model = resolve_model(spec.model, spec.engine_arg)
+    check_environment(spec, model, (reference, candidate))
     plan = Plan(spec, model, (), reference, candidate)
     asked = spec.questions if "mmlu" in spec.suites else 0
     traced = COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0

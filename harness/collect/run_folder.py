@@ -64,11 +64,12 @@ def note_changed_kernels(plan: Plan, folder: RunFolder) -> None:
     changed = [role for role in ROLES if before.get(role, {}) != now.get(role, {})]
     if changed:
         parts = sorted({part for part, _ in before.get(changed[0], {}).items() ^ now.get(changed[0], {}).items()})
-        message = (
+        error = EvidenceError(
             f"The {changed[0]}'s kernel changed while the run went on ({', '.join(parts)}), so its servers may have run different "
-            "code. Run again with a new --out, and leave its files alone until the run has ended."
+            "code.",
+            do="run again with a new --out, and leave its files alone until the run has ended",
         )
-        folder.update(folder.progress().model_copy(update={"failure": Failure(kind="changed", message=message)}))
+        folder.update(folder.progress().model_copy(update={"failure": Failure.of("changed", error)}))
 
 
 def _code(plan: Plan) -> dict[Role, dict[str, str]]:
@@ -119,6 +120,14 @@ def shadowed_role(plan: Plan, folder: RunFolder) -> Role | None:
     return asked_roles(plan, folder)[0] if plan.has_layer_diff else None
 
 
+INTERRUPTED = "The run was interrupted."
+
+
+def resuming(folder: RunFolder) -> str:
+    """The command that goes on with a run."""
+    return f"{folder.manifest().command} --out={shlex.quote(str(folder.path))}"
+
+
 @contextmanager
 def recorded(folder: RunFolder) -> Iterator[None]:
     """Record how long a run took and what ended it early. Engine and disk failures end here; Ctrl-C and bugs are raised again."""
@@ -127,17 +136,14 @@ def recorded(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except EngineError as error:
-        failure = Failure(kind="engine", message=str(error))
+        failure = Failure.of("engine", error)
     except EvidenceError as error:
-        failure = Failure(kind="disk", message=str(error))
+        failure = Failure.of("disk", error)
     except KeyboardInterrupt:
-        failure = Failure(
-            kind="interrupted",
-            message="The run was interrupted. To resume it, repeat the command with --out set to this folder.",
-        )
+        failure = Failure(kind="interrupted", message=INTERRUPTED, do=f"to resume it: {resuming(folder)}")
         raise
     except Exception as error:
-        failure = Failure(kind="bug", message=f"A bug in assay: {error!r}")
+        failure = Failure(kind="bug", message=f"A bug in assay: {error!r}", do="report it, with the traceback above")
         raise
     finally:
         progress = folder.progress()

@@ -178,7 +178,7 @@ class Client:
 
     def error(self, found: str, expected: str = "", do: str = "") -> EngineError:
         """An EngineError about this server, with the last lines of its log."""
-        return EngineError("\n".join(filter(None, [f"{self.who} {found}", self._log_tail()])), expected, do)
+        return EngineError(f"{self.who} {found}", expected, do, details=self._log_tail())
 
     def get(self, path: str, timeout_s: float) -> Any:
         """The JSON document at ``path``. Raises EngineError if there is none."""

@@ -40,10 +40,17 @@ def hold_both(
     if model_bytes is None:
         return False
     if device == "cpu":
-        return 2 * (CPU_SERVER_BYTES + CPU_MODEL_COPIES * model_bytes) <= available_bytes
+        return 2 * one_server_bytes(device, model_bytes) <= available_bytes
     shares_fit = 2 * mem_fraction + CUDA_OUTSIDE_FRACTION <= 1
     # The second server takes its share of what the first one leaves.
-    return shares_fit and model_bytes + CUDA_KV_BYTES <= mem_fraction * (1 - mem_fraction) * available_bytes
+    return shares_fit and one_server_bytes(device, model_bytes) <= mem_fraction * (1 - mem_fraction) * available_bytes
+
+
+def one_server_bytes(device: Device, model_bytes: int) -> float:
+    """Bytes that a server of a model with so many bytes of weights takes at least; on CUDA, inside of its share."""
+    if device == "cpu":
+        return CPU_SERVER_BYTES + CPU_MODEL_COPIES * model_bytes
+    return model_bytes + CUDA_KV_BYTES
 
 
 def mem_fraction(engine_args: Sequence[str]) -> float:

@@ -126,9 +126,10 @@ class LaunchedMlc(MlcServer):
                 self.check()
                 if time.monotonic() - started > self._startup_timeout:
                     raise EngineError(
-                        f"The MLC-LLM server was not ready after {self._startup_timeout:g} s.\n{self._process.log_tail()}",
+                        f"The MLC-LLM server was not ready after {self._startup_timeout:g} s.",
                         "/v1/models to answer 200",
                         "read the log, or compile the model first",
+                        details=self._process.log_tail(),
                     )
                 time.sleep(POLL_INTERVAL_S)
             super().start()
@@ -145,7 +146,10 @@ class LaunchedMlc(MlcServer):
         process = self._process
         if process is not None and process.exit_status is not None:
             raise EngineError(
-                f"The MLC-LLM server {process.how_it_ended}.\n{process.log_tail()}", "a running server", "read its log"
+                f"The MLC-LLM server {process.how_it_ended}.",
+                "a running server",
+                "read its log",
+                details=process.log_tail(),
             )
 
 

@@ -89,18 +89,19 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """The most informative last lines of this launch's log, indented, under the log's path."""
-        lines = "\n".join(f"  {line}" for line in telling_lines(self._last_log()))
+        lines = "\n".join(f"  {line}" for line in telling_lines(self.recent_log()))
         return f"Its log ({self.log}) ends:\n{lines}" if lines else f"Its log ({self.log}) is empty."
 
     def last_line(self) -> str:
         """The last line of this launch's log that is not known noise; empty if there is none."""
-        return next(iter(_lines(self._last_log())[-1:]), "")
+        return next(iter(_lines(self.recent_log())[-1:]), "")
 
     def wrote(self, text: str) -> bool:
         """Whether ``text`` (in lower case) occurs, in any case, in the last `TAIL_BYTES` of this launch's log."""
-        return text in self._last_log().lower()
+        return text in self.recent_log().lower()
 
-    def _last_log(self) -> str:
+    def recent_log(self) -> str:
+        """The last `TAIL_BYTES` of what this launch wrote, with its secret left out."""
         with self.log.open("rb") as stream:
             end = stream.seek(0, os.SEEK_END)
             stream.seek(max(self.log_start, end - TAIL_BYTES))

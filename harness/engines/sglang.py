@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.harness.engines import arguments, launch
+from assay.harness.engines import arguments, failures, launch
 from assay.harness.engines.base import ChatRequest, Engine, Reply, Scorer, never
 from assay.harness.engines.client import AnyClient, Client
 from assay.harness.engines.launch import Launch
@@ -145,16 +145,15 @@ class SGLangServer(Engine):
             raise self._dead(process)
         if trouble := process.trouble(_ESSENTIAL):
             raise EngineError(
-                f"{self.who} hangs: {trouble}.\n{process.log_tail()}",
+                f"{self.who} hangs: {trouble}.",
                 "running processes",
                 "find out why, and repeat the command, which resumes",
+                details=process.log_tail(),
             )
 
     def _dead(self, process: ServerProcess) -> EngineError:
         when = "during start-up" if self.startup_s is None else "after it was ready"
-        return EngineError(
-            f"{self.who} {process.how_it_ended} {when}.\n{process.log_tail()}", "a running server", "read its log"
-        )
+        return failures.ended(self.who, process.how_it_ended, when, process.recent_log(), process.log_tail())
 
     def last_log_line(self) -> str:
         """The last line that it logged since it was started; empty if there is none."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from assay.harness.errors import AssayError, EngineError
 from assay.harness.evidence.records import Item, Role
 from assay.harness.schema import Record
 
@@ -72,10 +73,38 @@ class Manifest(Origin):
 
 
 class Failure(Record):
-    """What ended a run before it was complete."""
+    """What ended a run before it was complete.
+
+    Attributes:
+        kind: "engine", "disk", "interrupted", "changed" or "bug".
+        message: all of it.
+        found: what was found, on one line; in older runs the first line of the message.
+        do: what to do about it.
+        details: lines that show it, such as the end of a log.
+        cause: id of a known cause of a server's failure (`assay.harness.engines.failures.CAUSES`); empty if it is not known.
+    """
 
     kind: str
     message: str
+    found: str = ""
+    do: str = ""
+    details: str = ""
+    cause: str = ""
+
+    @model_validator(mode="after")
+    def _of_older_runs(self) -> Self:
+        """Split the message of a run that recorded nothing else."""
+        if not self.found:
+            first, _, rest = self.message.partition("\n")
+            object.__setattr__(self, "found", first)
+            object.__setattr__(self, "details", rest)
+        return self
+
+    @classmethod
+    def of(cls, kind: str, error: AssayError) -> Self:
+        """The failure that an error is."""
+        cause = error.cause if isinstance(error, EngineError) else ""
+        return cls(kind=kind, message=str(error), found=error.found, do=error.do, details=error.details, cause=cause)
 
 
 class Progress(Record):

@@ -17,7 +17,7 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
 from assay.harness.evidence.executed import KernelTrace, read_kernels
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix
 from assay.harness.evidence.records import ROLES, Answer, Item, Role, Suite
 from assay.harness.judge import checks as rules
@@ -42,7 +42,7 @@ from assay.harness.judge.mmlu_suite import (
 )
 from assay.harness.judge.op_matrix import check_matrix, matrix_suite
 from assay.harness.judge.own_error import LayerDiff, layer_diff
-from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
+from assay.harness.judge.report import Environment, FailureResult, Report, ServerSummary, SuiteResult
 from assay.harness.judge.sensitivity import FaultEvidence, check_sensitive, read_fault_evidence, sensitivity_result
 from assay.harness.judge.sensitivity_result import SensitivityResult
 from assay.harness.text import listed
@@ -113,7 +113,8 @@ def build(folder: RunFolder) -> Report:
     latency = disbelieve(latency, spec, [suite for suite in suites if suite.verdict == "regression"])
     suites += [latency.suite] if latency.suite else []
     suites = holm_corrected(suites, spec.alpha)
-    checks = _checks(evidence, suites, latency)
+    # What a run that ended early has not met says nothing: it would have met it later, and its advice is not what to do now.
+    checks = [one for one in _checks(evidence, suites, latency) if not progress.failure or one.status == "ok"]
     left_out = [suite for suite in WHOLE if suite not in spec.suites]
     envelope = envelope_result(spec, evidence.envelope, _claimed(evidence))
     covers = envelope.sentence if envelope else ""
@@ -162,6 +163,15 @@ def build(folder: RunFolder) -> Report:
         sensitivity=evidence.sensitivity,
         latency=latency.result,
         kernels=listed_passes(evidence.kernels),
+        failure=_failure(progress.failure),
+    )
+
+
+def _failure(failure: Failure | None) -> FailureResult | None:
+    if failure is None:
+        return None
+    return FailureResult(
+        kind=failure.kind, cause=failure.cause, found=failure.found, do=failure.do, details=failure.details
     )
 
 
@@ -223,7 +233,8 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
     else:
         checks.append(rules.check_cached_prefix_of_layers(layers.errors))
     called = {layer for role in ROLES for count in evidence.counts[role] for layer in count.calls_by_layer}
-    checks.append(rules.check_layers(spec.suites, layers.errors if layers else None, _claimed(evidence), called))
+    errors = layers.errors if layers else None
+    checks.append(rules.check_layers(spec.suites, errors, _claimed(evidence), called, has_url=_has_url(spec)))
     if (status := status_of(evidence.folder)) is not None:
         checks += check_baselines(spec, status)
     ran = [suite.id for suite in suites]

@@ -20,7 +20,12 @@ MIN_COMPILED_SHARE = 0.5
 
 
 def check_layers(
-    suites: Sequence[str], errors: ShadowErrors | None, claimed: Sequence[str], expected: Collection[int]
+    suites: Sequence[str],
+    errors: ShadowErrors | None,
+    claimed: Sequence[str],
+    expected: Collection[int],
+    *,
+    has_url: bool = False,
 ) -> Check:
     """Whether the candidate's output was compared with the truth, on the reference's inputs, in every phase that it claims, in
     every head of every layer.
@@ -30,6 +35,7 @@ def check_layers(
         errors: the candidate's errors on the reference's inputs; None without a layer diff.
         claimed: phases that the candidate claims to compute.
         expected: layers that called attention.
+        has_url: whether a role is a server that assay did not start.
     """
     id_, title = "layers-compared", "every layer's output was compared with the truth"
     if "layers" not in suites:
@@ -37,6 +43,11 @@ def check_layers(
         return Check(id=id_, title=title, status="not checked", found=found, settles="add layers to --suites")
     if errors is None:
         found, settles = "no server could be instrumented", "let assay start the reference, without a URL"
+        if not has_url:
+            found, settles = (
+                "no call was compared",
+                "repeat the run's command with --out set to its folder, which resumes",
+            )
         return Check(id=id_, title=title, status="missing", found=found, settles=settles)
     if failed := errors.failed_calls:
         found = f"the candidate did not compute {sum(one.calls for one in failed)} calls: {failed[0].text}"
@@ -297,6 +308,9 @@ def check_cached_prefix(answers: Sequence[Answer]) -> Check:
         f"{len(met)} of {len(answers)} questions had at least {CACHED_PREFIX_TOKENS} cached tokens; "
         f"{percent(MIN_CACHED_SHARE)} of them are needed"
     )
+    if not answers:
+        settles = "repeat the run's command with --out set to its folder, which resumes"
+        return _cached_prefix(False, "no question was answered", settles)
     if not known:
         found = "the server did not report how many tokens were cached"
         return _cached_prefix(False, found, "use a server that reports cached tokens (--enable-cache-report)")

@@ -104,7 +104,8 @@ def decide(
     - *inconclusive*: anything else.
     """
     if failure:
-        return Judgement(verdict="error", headline="No verdict: the run failed.", reasons=(failure.message,))
+        todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
+        return Judgement(verdict="error", headline=f"No verdict: {_inside(failure.found)}", reasons=(todo,))
     partial = "Partial run: " if left_out else ""
     unmet = [check for check in checks if check.status in ("failed", "missing")]
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
@@ -140,6 +141,11 @@ def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
     ids = {one.id for one in regressed}
     other = "its accepted baseline" if ids == {BASELINE} else "the reference"
     return f"is {'slower' if ids == {LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}"
+
+
+def _inside(sentence: str) -> str:
+    """A sentence as it continues another one."""
+    return f"the{sentence[3:]}" if sentence.startswith("The ") else sentence
 
 
 def _sentence(suite: SuiteVerdict) -> str:

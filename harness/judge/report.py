@@ -25,7 +25,8 @@ from assay.harness.verdict import Check, CheckStatus, Finding, Severity, Verdict
 
 __all__ = [  # all parts of a report, wherever they are defined
     "CallSummary", "Check", "CheckStatus", "ConditionRow", "DepthRow", "DivergenceRow", "EnvelopeResult", "EnvelopeRow",
-    "Environment", "ErrorGrid", "FaultSeen", "Finding", "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow",
+    "Environment", "ErrorGrid", "FailureResult",
+    "FaultSeen", "Finding", "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow",
     "Metric", "PassKernels", "Report", "SensitivityResult", "ServerSummary", "Severity", "SuiteResult", "Tally", "TruthRow",
     "Verdict", "WorstCall",
 ]  # fmt: skip
@@ -238,6 +239,16 @@ class LayersResult(Part):
     against_truth: tuple[TruthRow, ...] = Field((), description="by phase and layer; empty in older reports")
 
 
+class FailureResult(Part):
+    """What ended a run before it was complete."""
+
+    kind: str = Field(description='"engine", "disk", "interrupted", "changed" or "bug"')
+    cause: str = Field(description='id of a known cause of a server\'s failure, such as "memory-share"; empty for none')
+    found: str = Field(description="one line: whose failure it was, and the line of the log that names the cause")
+    do: str = Field(description="the remedy")
+    details: str = Field(description="lines that show it, such as the end of a server's log; empty for none")
+
+
 class Report(Judgement):
     __doc__ = f"A complete run. {RULE} Versions that can be read: 2 and 1."
 
@@ -266,4 +277,7 @@ class Report(Judgement):
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")
     kernels: tuple[PassKernels, ...] = Field(
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
+    )
+    failure: FailureResult | None = Field(
+        None, description="what ended the run early; null if nothing did, and in older reports"
     )

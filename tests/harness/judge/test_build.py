@@ -12,6 +12,7 @@ import pytest
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
+from assay.harness.errors import EngineError
 from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, ServerManifest
@@ -216,7 +217,21 @@ def test_a_failure_is_an_error_with_its_message(plan: Plan, tmp_path: Path, evid
     folder = evidence(plan, tmp_path / "run")
     folder.update(folder.progress().model_copy(update={"failure": Failure(kind="engine", message="it died")}))
     report = build(folder)
-    assert (report.verdict, report.exit_code, report.reasons) == ("error", 3, ("it died",))
+    assert (report.verdict, report.exit_code, report.headline) == ("error", 3, "No verdict: it died")
+
+
+def test_a_failure_says_its_cause_and_its_remedy_and_nothing_that_contradicts_it(
+    plan: Plan, tmp_path: Path, evidence: Evidence
+) -> None:
+    folder = evidence(plan, tmp_path / "run")
+    error = EngineError("The server failed: KeyError: 'x'", "", "read it.", details="log\n  line", cause="port")
+    folder.update(folder.progress().model_copy(update={"failure": Failure.of("engine", error), "servers": ()}))
+    report = build(folder)
+    assert report.headline == "No verdict: the server failed: KeyError: 'x'"
+    assert report.reasons == ("What to do: read it.",)
+    assert report.failure is not None
+    assert (report.failure.cause, report.failure.details) == ("port", "log\n  line")
+    assert {check.status for check in report.checks} == {"ok"}, "no list of what the run did not come to"
 
 
 def test_a_run_in_which_nothing_happened_is_no_pass(plan: Plan, tmp_path: Path) -> None:

@@ -75,3 +75,12 @@ def test_a_cached_prefix_was_met_in_the_layer_diff(prefix: str, status: str) -> 
 
 def test_no_cell_is_no_cached_prefix() -> None:
     assert checks.check_cached_prefix_of_layers(cells([])).status == "missing"
+
+
+def test_the_advice_does_not_contradict_what_happened() -> None:
+    here, elsewhere = (
+        checks.check_layers(("layers",), None, ("extend",), range(4), has_url=url) for url in (False, True)
+    )
+    assert ("URL" in here.settles, "URL" in elsewhere.settles) == (False, True)
+    unasked = checks.check_cached_prefix([])
+    assert (unasked.found, "--enable-cache-report" in unasked.settles) == ("no question was answered", False)

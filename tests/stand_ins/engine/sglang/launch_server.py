@@ -3,6 +3,7 @@
 Environment variables, for tests:
 
 - STAND_IN_FAILS: "ROLE:FAILURE", where FAILURE is one of `FAILURES`.
+- STAND_IN_SAYS: a file, for the failure "says".
 - STAND_IN_LOG: a file to which a line is appended for each chat request: role, request id, hash of the prompt, and "sent" once the
   answer was sent. Requests under a seeded fault or a trace are left out. Beside it, "….shared" lists the server's files in shared
   memory.
@@ -28,6 +29,7 @@ from typing import Any
 
 FAILURES = {
     "dies-starting": "exits before it listens",
+    "says": "writes the file that STAND_IN_SAYS names, and kills itself",
     "dies-loading": "exits while /health says 503",
     "dies-answering": "exits at its 20th request",
     "dies-idle": "exits a moment after its last request",
@@ -212,6 +214,10 @@ def main() -> None:
         with open(f"{log}.shared", "a") as file:
             file.write(f"{shared}\n")
     tempfile.mkstemp()
+    if state.failure == "says":
+        print(Path(os.environ["STAND_IN_SAYS"]).read_text(), file=sys.stderr, flush=True)
+        os.kill(child, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
     if state.failure == "dies-starting":
         print("out of memory, says the stand-in", file=sys.stderr, flush=True)
         time.sleep(0.5)

@@ -1,0 +1,47 @@
+"""What a run needs of this environment: ``assay doctor``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli.app import app, say
+from assay.harness.cli.flags import Config, spec_flags
+from assay.harness.config import SERVER_FLAGS, make_spec
+from assay.harness.errors import ExitCode
+
+
+@app.command()
+@spec_flags(SERVER_FLAGS)
+def doctor(
+    flags: dict[str, Any],
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    config: Config = None,
+) -> None:
+    """Examine this environment: what a run needs, what is here, and what to do about the rest."""
+    interpret_without_gpu()
+
+    from assay.harness.doctor import Examination, Examined, examine
+
+    def show(one: Examined) -> Examined:
+        if not json:
+            say(f"{_SIGNS[one.status]} {one.id:<10}  {one.found}")
+            if one.do:
+                say(f"  {'':<10}  What to do: {one.do}")
+        return one
+
+    spec = make_spec(flags, config)
+    made = Examination(device=spec.device, examined=tuple(show(one) for one in examine(spec)))
+    if json:
+        say(made.model_dump_json(indent=2, by_alias=True))
+    elif made.exit_code == ExitCode.PASS:
+        say(f"Everything that a run on {spec.device} needs is here.")
+    else:
+        missing = [one.id for one in made.examined if one.status == "missing"]
+        say(f"A run on {spec.device} would fail: {', '.join(missing)}.")
+    raise typer.Exit(made.exit_code)
+
+
+_SIGNS = {"ok": "ok     ", "missing": "MISSING", "not needed": "-      "}

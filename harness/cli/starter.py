@@ -1,0 +1,130 @@
+"""What ``assay init`` writes, and for which kernel: pure, but for reading the repository's files."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from string import Template
+
+from assay.harness.errors import UsageError
+
+_SKIPPED = {"build", "dist", "node_modules", "site-packages", "test", "tests", "venv", "env", "__pycache__"}
+_SHOWN = 8
+MOST_FILES = 5_000
+
+_TOML = Template("""\
+# What `assay run` and `assay gate` do in this folder. Flags of the same names override it; `assay run --help` lists them all.
+
+[run]
+candidate = "$kernel"
+device = "cpu" # "cuda" on a machine with a GPU
+
+[policy]
+margin = $margin # largest loss of accuracy that still passes: the default
+""")
+_TEST = Template('''\
+"""The attention kernel against assay's oracle, on calls of all kinds: prefill, cached prefixes, decode, odd lengths."""
+
+
+def test_$name(assay):
+    assay.check("$kernel")
+''')
+_WORKFLOW = Template("""\
+# Checks the kernel on every push: no GPU, no model and no server. Written by `assay init`.
+name: assay
+
+on:
+  push:
+  pull_request:
+
+permissions:
+  contents: read
+
+env:
+  ASSAY: $install
+
+jobs:
+  check:
+    runs-on: ubuntu-latest
+    timeout-minutes: 15
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.11"
+      - run: python -m pip install "$$ASSAY"
+$package      # Exit code 0: correct, 1: wrong, 2: usage error, 3: no verdict. All but 0 fail the job.
+      - run: assay check $kernel
+      - run: python -m pytest $test
+""")
+_PACKAGE = "      - run: python -m pip install -e .\n"
+
+
+def starter_files(kernel: str, margin: float, install: str, is_package: bool) -> Mapping[str, str]:
+    """The files of a repository that begins with assay, by their paths.
+
+    Args:
+        kernel: ``module:function``, or a published name.
+        margin: the default of ``[policy] margin``.
+        install: what pip installs as assay in CI.
+        is_package: whether the repository itself can be installed.
+    """
+    test = "tests/test_assay.py"
+    name = "".join(letter if letter.isalnum() else "_" for letter in kernel.rpartition(":")[2]).strip("_")
+    package = _PACKAGE if is_package else ""
+    return {
+        "assay.toml": _TOML.substitute(kernel=kernel, margin=margin),
+        test: _TEST.substitute(kernel=kernel, name=f"{name}_is_correct"),
+        ".github/workflows/assay.yml": _WORKFLOW.substitute(kernel=kernel, test=test, install=install, package=package),
+    }
+
+
+def the_kernel(root: Path) -> str:
+    """The only kernel in a repository: a function of an ``AttentionCall``, found without importing anything.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    found = sorted(_kernels(root))
+    if len(found) == 1:
+        return found[0]
+    shown = f": {', '.join(found[:_SHOWN])}{', …' if len(found) > _SHOWN else ''}" if found else ""
+    raise UsageError(
+        f"{len(found) or 'No'} kernel{'s were' if len(found) > 1 else ' was'} found in {root}{shown}.",
+        "one function whose argument is annotated as AttentionCall, or the name of one",
+        f"name it, as in assay init {found[0] if found else 'mypackage.attention:forward'}",
+    )
+
+
+def _kernels(root: Path) -> Iterator[str]:
+    for path in _sources(root):
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError, OSError):
+            continue
+        parts = path.relative_to(root).with_suffix("").parts
+        module = ".".join(part for part in parts[parts[0] == "src" :] if part != "__init__")
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and _takes_a_call(node):
+                yield f"{module}:{node.name}"
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    """Python files of a repository, without its tests and what was installed or built into it."""
+    folders, seen = [root], 0
+    while folders and seen < MOST_FILES:
+        for path in sorted(folders.pop().iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                if path.name not in _SKIPPED and not path.name.startswith(".") and not (path / "pyvenv.cfg").exists():
+                    folders.append(path)
+            elif path.suffix == ".py":
+                seen += 1
+                yield path
+
+
+def _takes_a_call(node: ast.FunctionDef) -> bool:
+    arguments = [*node.args.posonlyargs, *node.args.args]
+    if len(arguments) - len(node.args.defaults) != 1 or arguments[0].annotation is None:
+        return False
+    return ast.unparse(arguments[0].annotation).strip("'\"").rpartition(".")[2] == "AttentionCall"

@@ -1,0 +1,105 @@
+"""Whether this environment can serve a run at all, found out before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from assay.harness.backend import Backend
+from assay.harness.config import RunSpec
+from assay.harness.engines import memory
+from assay.harness.errors import UsageError
+
+GIB = memory.GIB
+CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")
+"""SGLang's own backends that it serves on the CPU, Triton with interpreted kernels. The others (0.5.23) end a server while it
+starts: they check for the architecture of a GPU, or for packages that need one.
+"""
+_PARALLEL = ("--tp-size", "--tensor-parallel-size", "--tp", "--pp-size", "--pipeline-parallel-size", "--pp")
+_SMALLER = ("--quantization", "--load-format", "--cpu-offload-gb")
+"""Flags with which a model takes less memory than its files, by an amount that is not known before."""
+
+
+def check_environment(spec: RunSpec, model: Path, backends: Sequence[Backend]) -> None:
+    """Refuse a device that is not there, and a model of which the device cannot hold even one server.
+
+    A role that is a URL runs elsewhere: if both do, nothing is checked.
+
+    Raises:
+        UsageError: it is not there, or the model does not fit.
+    """
+    if all(backend.is_url for backend in backends):
+        return
+    if spec.device == "cuda":
+        check_gpu()
+    else:
+        _check_cpu([backend.name for backend in backends if not backend.is_url and not backend.is_kernel])
+    check_memory(spec, memory.model_bytes(model), memory.available_bytes(spec.device))
+
+
+def _check_cpu(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in CPU_BACKENDS:
+            raise UsageError(
+                f"{name} does not run on --device=cpu.",
+                f"one of SGLang's backends that run on the CPU ({', '.join(CPU_BACKENDS)}), or a kernel",
+                "name one of these, or use --device=cuda on a machine with a GPU",
+            )
+
+
+def check_gpu() -> None:
+    """Refuse ``--device=cuda`` where PyTorch sees no GPU.
+
+    Raises:
+        UsageError: it sees none; the message says whether it could.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    built = torch.version.cuda
+    found = (
+        f"PyTorch {torch.__version__} is built for CUDA {built} and sees none" if built else
+        f"PyTorch {torch.__version__} is built without CUDA"
+    )  # fmt: skip
+    raise UsageError(
+        f"--device is cuda, and there is no GPU that can be used: {found}.",
+        "a GPU that nvidia-smi lists, and a CUDA build of PyTorch",
+        "use --device=cpu, or mend the driver, CUDA_VISIBLE_DEVICES or PyTorch (nvidia-smi lists what the driver sees)",
+    )
+
+
+def check_memory(spec: RunSpec, model_bytes: int | None, available_bytes: int) -> None:
+    """Refuse a model of which the device cannot hold even one server.
+
+    Args:
+        spec: device and flags of the servers.
+        model_bytes: bytes of the weights on disk; None if unknown, which nothing follows from.
+        available_bytes: free memory of the device; 0 if unknown.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    flags = [flag.partition("=")[0] for flag in spec.engine_arg]
+    if not model_bytes or not available_bytes or any(flag in _PARALLEL + _SMALLER for flag in flags):
+        return
+    share = memory.mem_fraction(spec.engine_arg)
+    needed = memory.one_server_bytes(spec.device, model_bytes)
+    usable = share * available_bytes if spec.device == "cuda" else available_bytes
+    if needed <= usable:
+        return
+    fits_alone = spec.device == "cuda" and needed <= 0.9 * available_bytes
+    part = f"{share:.0%} of " if spec.device == "cuda" else ""
+    raise UsageError(
+        f"--model {spec.model} does not fit: a server needs {needed / GIB:.1f} GiB, and {part}{available_bytes / GIB:.1f} GiB "
+        f"{'of GPU memory ' if spec.device == 'cuda' else ''}is free.",
+        "memory for the weights and a KV cache in one server at least",
+        f"--servers=in-turn --engine-arg=--mem-fraction-static={_fraction(needed / available_bytes):.2f}"
+        if fits_alone
+        else "use a smaller --model, or free memory",
+    )
+
+
+def _fraction(least: float) -> float:
+    """A memory share above `least`, on a grid of 0.05."""
+    return min(0.9, round(least + 0.05 - (least % 0.05), 2))

@@ -1,0 +1,262 @@
+"""What a run needs of this environment, one finding each: what is here, and what to do where something is missing.
+
+Nothing is started and nothing is installed; the candidate's kernel is called once. It works where only the base install is there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from assay.harness.backend import Backend
+from assay.harness.config import Device, RunSpec
+from assay.harness.errors import AssayError, ExitCode, UsageError
+from assay.harness.extras import missing_packages
+from assay.harness.schema import RULE, Part
+from assay.harness.text import one_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Status = Literal["ok", "missing", "not needed"]
+SCHEMA: Literal["assay.doctor/1"] = "assay.doctor/1"
+GIB = 1024**3
+LEAST_FREE_GIB = 1.0
+"""Free disk for a run's folder: the default run writes 0.1 GiB of evidence, and a replay pack up to 0.5."""
+MIN_PYTHON = (3, 11)
+
+
+class Examined(Part):
+    """One thing that a run needs."""
+
+    id: str = Field(description='stable, such as "sglang"')
+    status: Status
+    found: str
+    do: str = Field("", description="what to do, where it is missing")
+
+
+class Examination(Part):
+    __doc__ = f"What `assay doctor` found. {RULE}"
+
+    schema_id: Literal["assay.doctor/1"] = Field(SCHEMA, serialization_alias="schema")
+    device: Device
+    examined: tuple[Examined, ...]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """No verdict where something is missing."""
+        missing = any(one.status == "missing" for one in self.examined)
+        return ExitCode.NO_VERDICT if missing else ExitCode.PASS
+
+
+def examine(spec: RunSpec) -> Iterator[Examined]:
+    """Examine what a run of this spec needs, one thing after the other; the candidate's first call comes last.
+
+    An examination that fails is a finding, too, so that the others are still made.
+    """
+    steps: Sequence[tuple[str, Callable[[RunSpec], Examined]]] = (
+        ("python", _python), ("packages", _packages), ("sglang", _sglang), ("gpu", _gpu), ("memory", _memory),
+        ("triton", _triton), ("ninja", _ninja), ("compiler", _compiler), ("disk", _disk), ("ports", _ports),
+        ("candidate", _candidate), ("first-call", _first_call),
+    )  # fmt: skip
+    for id_, step in steps:
+        try:
+            made = step(spec)
+        except AssayError as error:
+            made = Examined(id=id_, status="missing", found=one_line(error.found.rstrip("."), 300), do=error.do)
+        except (ImportError, OSError) as error:
+            made = Examined(id=id_, status="missing", found=one_line(repr(error), 300), do=f"make this work: {id_}")
+        yield made
+        if (id_, made.status) == ("candidate", "missing"):
+            return
+
+
+def _python(spec: RunSpec) -> Examined:
+    enough = sys.version_info[:2] >= MIN_PYTHON
+    found = f"{sys.version.split()[0]}, {sys.executable}"
+    return _result("python", enough, found, f"use Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer")
+
+
+def _packages(spec: RunSpec) -> Examined:
+    missing = missing_packages("serve")
+    found = f"not installed: {', '.join(missing)}" if missing else "all packages of assay[serve]"
+    return _result("packages", not missing, found, 'pip install "assay[serve]"')
+
+
+def _sglang(spec: RunSpec) -> Examined:
+    from assay.harness.collect.machine import installed_packages
+    from assay.harness.engines.catalog import MIN_SGLANG, sglang_backends
+
+    backends = sglang_backends()
+    version = installed_packages().get("sglang", "")
+    enough = _numbers(version) >= _numbers(MIN_SGLANG) if version else True  # a checkout on the path has no version
+    found = f"{version or 'a checkout without a version'}, {len(backends)} attention backends"
+    return _result("sglang", enough, found, f"install SGLang {MIN_SGLANG} or newer")
+
+
+def _gpu(spec: RunSpec) -> Examined:
+    import torch
+
+    from assay.harness.collect.preflight import check_gpu
+
+    if spec.device == "cpu":
+        here = "one is here, for --device=cuda" if torch.cuda.is_available() else "there is none"
+        return Examined(id="gpu", status="not needed", found=f"--device is cpu; {here}")
+    check_gpu()
+    return Examined(id="gpu", status="ok", found=f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
+
+
+def _memory(spec: RunSpec) -> Examined:
+    from assay.harness.collect.preflight import check_memory
+    from assay.harness.engines import memory
+    from assay.harness.engines.model import resolve_model
+
+    if spec.model.count("/") == 1 and not Path(spec.model).exists():  # a run would download it
+        return Examined(id="memory", status="not needed", found=f"{spec.model} is not on this machine yet")
+    if spec.device == "cuda" and not memory.available_bytes("cuda"):
+        return Examined(
+            id="memory", status="missing", found="no GPU memory that could be read", do="make nvidia-smi work"
+        )
+    size, free = memory.model_bytes(resolve_model(spec.model, spec.engine_arg)), memory.available_bytes(spec.device)
+    check_memory(spec, size, free)
+    both = memory.hold_both(spec.device, size, free, memory.mem_fraction(spec.engine_arg))
+    where = "on the GPU" if spec.device == "cuda" else "on this machine"
+    how = "two servers fit at the same time" if both else "one server at a time, which takes longer"
+    return Examined(id="memory", status="ok", found=f"{free / GIB:.1f} GiB free {where}: {how}")
+
+
+def _triton(spec: RunSpec) -> Examined:
+    if importlib.util.find_spec("triton") is None:
+        needed = spec.device == "cuda" or spec.candidate.startswith("sage_attn")
+        return _optional("triton", needed, "not installed", 'pip install "assay[sage]"')
+    from importlib.metadata import version
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    how = "kernels are interpreted, without a GPU" if interpreted else "kernels are compiled"
+    return Examined(id="triton", status="ok", found=f"{version('triton')}; {how}")
+
+
+def _ninja(spec: RunSpec) -> Examined:
+    path = shutil.which("ninja")
+    if path:
+        return Examined(id="ninja", status="ok", found=path)
+    found = "not on PATH; FlashInfer and PyTorch compile kernels with it on a GPU"
+    return _optional(
+        "ninja", spec.device == "cuda", found, "pip install ninja, with the environment's bin folder on PATH"
+    )
+
+
+def _compiler(spec: RunSpec) -> Examined:
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    absent = [name for name, here in (("a C compiler", compiler), ("Python.h", headers.exists())) if not here]
+    if not absent:
+        return Examined(id="compiler", status="ok", found=f"{compiler}, {headers}")
+    do = "install a C compiler and Python's headers (Debian: apt-get install gcc python3-dev)"
+    return _optional("compiler", spec.device == "cuda", f"not found: {', '.join(absent)}; Triton compiles with it", do)
+
+
+def _disk(spec: RunSpec) -> Examined:
+    places = {"here": Path.cwd(), "temporary folder": Path(tempfile.gettempdir())}
+    free = {name: shutil.disk_usage(path).free / GIB for name, path in places.items()}
+    writable = all(os.access(path, os.W_OK) for path in places.values())
+    found = ", ".join(f"{amount:.1f} GiB free ({name})" for name, amount in free.items())
+    if not writable:
+        found += "; one of them cannot be written"
+    return _result(
+        "disk", writable and min(free.values()) >= LEAST_FREE_GIB, found, "make room, or work in another folder"
+    )
+
+
+def _ports(spec: RunSpec) -> Examined:
+    """Listen on a port of 127.0.0.1 and reach it, as a server and assay do."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            return Examined(
+                id="ports", status="ok", found=f"a server can listen on 127.0.0.1, for example on port {port}"
+            )
+
+
+def _candidate(spec: RunSpec) -> Examined:
+    from assay.harness.engines.catalog import checked_backend
+
+    backend = Backend.parse(spec.candidate)
+    if not backend.is_kernel:
+        checked_backend("--candidate", spec.candidate)
+        return Examined(id="candidate", status="ok", found=f"{spec.candidate}, {_kind(backend)}")
+    from assay.harness.attention.kernels import find
+
+    find("--candidate", spec.candidate)
+    found = f"{spec.candidate} can be imported; it computes {' and '.join(backend.phases)}"
+    return Examined(id="candidate", status="ok", found=found)
+
+
+def _first_call(spec: RunSpec) -> Examined:
+    """Call the candidate's kernel once, on a sequence with a cached prefix: it shows what only running it shows."""
+    import torch
+
+    backend = Backend.parse(spec.candidate)
+    if not backend.is_kernel:
+        return Examined(id="first-call", status="not needed", found=f"{_kind(backend)} runs in a server only")
+    if spec.device == "cuda" and not torch.cuda.is_available():
+        return Examined(id="first-call", status="not needed", found="there is no GPU to make it on")
+    out, shape = _call(backend, spec.device)
+    finite = bool(out.isfinite().all())
+    found = f"an output of shape {tuple(shape)}{'' if finite else ', which is not finite'}"
+    return _result("first-call", finite, found, f"assay check {spec.candidate}")
+
+
+def _call(backend: Backend, device: str) -> tuple[Tensor, tuple[int, ...]]:
+    import torch
+
+    from assay.harness.attention.kernels import run_kernel
+    from assay.harness.attention.sample_calls import call_of
+
+    phase = backend.phases[0]
+    new = 1 if phase == "decode" else 4
+    call = call_of([(new, 20)], (2, 1), 64, torch.float16 if device == "cuda" else torch.float32, device)
+    try:
+        out = run_kernel(backend.name, backend.kernel(), call)
+    except Exception as error:  # a kernel may raise anything
+        raise UsageError(
+            f"its first call ({phase}) raised {type(error).__name__}: {error}",
+            "an output of the shape of q",
+            f"assay check {backend.name}, which says on which calls it does so",
+        ) from None
+    return out, tuple(out.shape)
+
+
+def _kind(backend: Backend) -> str:
+    return "a server of somebody else's" if backend.is_url else "one of SGLang's own backends"
+
+
+def _result(id_: str, enough: bool, found: str, do: str) -> Examined:
+    return Examined(id=id_, status="ok" if enough else "missing", found=found, do="" if enough else do)
+
+
+def _optional(id_: str, needed: bool, found: str, do: str) -> Examined:
+    """What is absent, and may not be needed."""
+    return Examined(id=id_, status="missing" if needed else "not needed", found=found, do=do if needed else "")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "0.5.23.post1" is (0, 5, 23)."""
+    numbers: list[int] = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

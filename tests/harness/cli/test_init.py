@@ -1,0 +1,109 @@
+"""`assay init` in a repository: what it writes passes when run, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from assay.harness.cli.starter import starter_files, the_kernel
+from assay.harness.config import make_spec
+from assay.harness.errors import UsageError
+
+ROOT = Path(__file__).parents[3]
+KERNEL = """
+import torch
+from assay import AttentionCall, declares, oracle
+
+@declares(phases=["decode"], dtypes=["float32"])
+def forward(call: AttentionCall) -> torch.Tensor:
+    return oracle(call).to(call.q.dtype)
+
+def helper(call: AttentionCall, other: int) -> None: ...
+def _private(call: AttentionCall) -> None: ...
+"""
+FILES = {"assay.toml", "tests/test_assay.py", ".github/workflows/assay.yml"}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "attention.py").write_text(KERNEL)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_other.py").write_text(KERNEL)
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def written(folder: Path) -> set[str]:
+    return {name for name in FILES if (folder / name).exists()}
+
+
+def test_what_it_writes_passes(repository: Path) -> None:
+    done = run(repository, "assay", "init")
+    assert done.returncode == 0, done.stderr
+    assert written(repository) == FILES
+    spec = make_spec({}, repository / "assay.toml")
+    assert (spec.candidate, spec.margin, spec.weakened) == ("mine.attention:forward", make_spec({}).margin, ())
+    workflow = (repository / ".github/workflows/assay.yml").read_text()
+    for schema in ("vendor.github-workflows", "custom.github-workflows-require-timeout"):
+        checked = run(repository, "check_jsonschema", "--builtin-schema", schema, ".github/workflows/assay.yml")
+        assert checked.returncode == 0, checked.stdout
+    commands = [line for line in re.findall(r"- run: (.*)", workflow) if "pip install" not in line]
+    assert commands == ["assay check mine.attention:forward", "python -m pytest tests/test_assay.py"]
+    for command in commands:
+        ran = run(repository, *command.removeprefix("python -m ").split())
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_nothing_is_overwritten(repository: Path) -> None:
+    (repository / "assay.toml").write_text("# mine\n")
+    done = run(repository, "assay", "init", "mine.attention:forward")
+    assert done.returncode == 0
+    assert "kept   assay.toml" in done.stdout
+    assert (repository / "assay.toml").read_text() == "# mine\n"
+    before = {name: (repository / name).read_text() for name in FILES}
+    assert run(repository, "assay", "init").returncode == 0
+    assert {name: (repository / name).read_text() for name in FILES} == before
+
+
+def test_a_kernel_that_is_not_there_writes_nothing(repository: Path) -> None:
+    done = run(repository, "assay", "init", "mine.attention:backward")
+    assert done.returncode == 2
+    assert "has no attribute 'backward'" in done.stderr
+    assert not written(repository)
+
+
+def test_several_kernels_or_none_are_a_usage_error(repository: Path) -> None:
+    (repository / "src" / "more").mkdir(parents=True)
+    (repository / "src" / "more" / "flash.py").write_text("def forward(call: 'assay.AttentionCall'): ...\n")
+    with pytest.raises(
+        UsageError, match=r"2 kernels were found in .*: mine\.attention:forward, more\.flash:forward\."
+    ) as one:
+        the_kernel(repository)
+    assert "assay init mine.attention:forward" in one.value.do
+    (repository / "mine" / "attention.py").write_text("def broken(:\n")
+    (repository / "src" / "more" / "flash.py").unlink()
+    with pytest.raises(UsageError, match="No kernel was found"):
+        the_kernel(repository)
+
+
+def test_an_installable_repository_is_installed_in_ci() -> None:
+    files = starter_files("sage_attn", 0.02, "assay @ git+https://example.org/assay", is_package=True)
+    assert "pip install -e ." in files[".github/workflows/assay.yml"]
+    assert "ASSAY: assay @ git+https://example.org/assay\n" in files[".github/workflows/assay.yml"]
+    assert tomllib.loads(files["assay.toml"])["run"]["candidate"] == "sage_attn"
+    assert "def test_sage_attn_is_correct(assay):" in files["tests/test_assay.py"]

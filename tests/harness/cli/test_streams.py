@@ -1,0 +1,105 @@
+"""What becomes of the output never changes an exit code: real processes and pipes, closed at once, after a line, or never open."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import typer
+
+from assay.harness.cli.app import COMMANDS, main
+
+DATA = Path(__file__).parents[2] / "data"
+KERNEL = "import torch\ndef wrong(call):\n    print('computing', flush=True)\n    return torch.zeros_like(call.q)\n"
+RESULTS = DATA / "results"
+REGRESSION = ["compare", str(RESULTS / "lm_eval_a"), str(RESULTS / "lm_eval_b")]
+INGEST = ["ingest", str(DATA / "sglang_log" / "seed.log")]
+SETTLED = [
+    pytest.param(["--version"], 0, id="version"),
+    pytest.param(["nonsense"], 2, id="no-such-command"),
+    pytest.param(["backends"], 0, id="backends"),
+    pytest.param(REGRESSION, 1, id="compare"),
+    pytest.param(["check", "noisy_kernel:wrong", "--phase", "decode", "--read-out", "0"], 1, id="check"),
+    pytest.param(["report", "nowhere"], 3, id="report"),
+]
+
+
+def closed_at_once(folder: Path, arguments: Sequence[str], stderr: int = subprocess.PIPE) -> tuple[int, str]:
+    """Exit code and standard error of a command whose reader goes away before it starts to write.
+
+    Args:
+        folder: the working directory.
+        arguments: the command's.
+        stderr: where its standard error goes; STDOUT closes it, too.
+    """
+    (folder / "noisy_kernel.py").write_text(KERNEL)
+    command = [sys.executable, "-m", "assay", *arguments]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        said = process.stderr.read() if process.stderr is not None else ""
+    return process.returncode, said
+
+
+@pytest.mark.parametrize(("arguments", "code"), SETTLED)
+def test_a_pipe_that_is_closed_leaves_the_exit_code(tmp_path: Path, arguments: list[str], code: int) -> None:
+    ended, said = closed_at_once(tmp_path, arguments)
+    assert ended == code, said
+    assert "Traceback" not in said
+    assert "sys.exit" not in said
+
+
+@pytest.mark.parametrize(("arguments", "code"), SETTLED)
+def test_both_streams_closed_leave_the_exit_code(tmp_path: Path, arguments: list[str], code: int) -> None:
+    assert closed_at_once(tmp_path, arguments, subprocess.STDOUT)[0] == code
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_every_command_can_be_cut_off(tmp_path: Path, name: str) -> None:
+    assert closed_at_once(tmp_path, [name, "--help"]) == (0, "")
+
+
+def test_a_reader_may_leave_after_the_first_line(tmp_path: Path) -> None:
+    for arguments, code in ((REGRESSION, 1), (INGEST, 1), (["diff", "--help"], 0)):
+        line = '"$0" -m assay "$@" | head -1; exit "${PIPESTATUS[0]}"'
+        done = subprocess.run(
+            ["bash", "-c", line, sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (code, ""), arguments
+        assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-"])
+def test_streams_that_were_never_open_leave_the_exit_code(tmp_path: Path, closing: str) -> None:
+    for arguments, code in ((["--version"], 0), (REGRESSION, 1), (["report", "nowhere"], 3)):
+        line = ["bash", "-c", f'"$0" -m assay "$@" {closing}', sys.executable, *arguments]
+        assert subprocess.run(line, cwd=tmp_path, capture_output=True, check=False).returncode == code, arguments
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_no_verdict_and_says_so(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "assay", *REGRESSION]
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("assay: standard output could not be written: No space left on device")
+
+
+def test_a_question_that_nobody_answers_is_no_regression(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*_: object) -> None:
+        typer.confirm("Write?")
+
+    monkeypatch.setattr("assay.harness.engines.catalog.sglang_backends", ask)
+    monkeypatch.setattr("sys.stdin", StringIO())
+    monkeypatch.setattr("sys.argv", ["assay", "backends"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 3
+    assert "assay: not confirmed, so nothing was done." in capsys.readouterr().err

@@ -1,0 +1,74 @@
+"""What cannot run is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.harness.collect.plan import prepare
+from assay.harness.collect.preflight import GIB, check_memory
+from assay.harness.config import make_spec
+from assay.harness.engines.model import TINY_MODEL
+from assay.harness.errors import UsageError
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("built", "says"), [(None, "built without CUDA"), ("12.8", "built for CUDA 12.8 and sees none")]
+)
+def test_cuda_without_a_gpu_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, built: str | None, says: str) -> None:
+    monkeypatch.setattr(torch.version, "cuda", built)
+    with pytest.raises(UsageError, match=says) as caught:
+        prepare(make_spec({"device": "cuda", "candidate": "torch_native"}))
+    assert "--device=cpu" in caught.value.do
+
+
+@pytest.mark.parametrize("name", ["fa3", "flashinfer"])
+def test_a_backend_that_needs_a_gpu_is_refused_on_the_cpu(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} does not run on --device=cpu"):
+        prepare(make_spec({"device": "cpu", "candidate": name}))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_servers_that_run_elsewhere_need_no_gpu_here() -> None:
+    there = "http://127.0.0.1:9"
+    prepare(make_spec({"device": "cuda", "reference": there, "candidate": there, "questions": 8, "suites": ("mmlu",)}))
+
+
+def test_a_model_that_does_not_fit_is_refused_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.harness.engines.memory.available_bytes", lambda device: GIB)
+    with pytest.raises(UsageError, match=r"does not fit: a server needs 3\.0 GiB, and 1\.0 GiB is free"):
+        prepare(make_spec({"device": "cpu", "model": str(TINY_MODEL)}))
+
+
+@pytest.mark.parametrize(
+    ("device", "weights", "free", "do"),
+    [
+        ("cuda", 60, 79, "--servers=in-turn --engine-arg=--mem-fraction-static=0.80"),
+        ("cuda", 90, 79, "smaller --model"),
+        ("cpu", 20, 40, "smaller --model"),
+    ],
+)
+def test_what_helps_follows_from_how_much_is_missing(device: str, weights: int, free: int, do: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_memory(make_spec({"device": device}), weights * GIB, free * GIB)
+    assert do in caught.value.do
+
+
+@pytest.mark.parametrize(
+    "flag", ["--tp-size=4", "--quantization=fp8", "--load-format=dummy", "--mem-fraction-static=0.85"]
+)
+def test_flags_that_change_how_much_is_needed_count(flag: str) -> None:
+    check_memory(make_spec({"device": "cuda", "engine_arg": [flag]}), 60 * GIB, 79 * GIB)
+
+
+def test_what_is_not_known_refuses_nothing(tmp_path: Path) -> None:
+    check_memory(make_spec({"device": "cuda"}), None, GIB)
+    check_memory(make_spec({"device": "cuda"}), 60 * GIB, 0)
