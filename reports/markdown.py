@@ -66,7 +66,8 @@ def to_markdown(report: Report) -> str:
 def _cause(cause: Finding) -> list[str]:
     """What is wrong and how to reproduce it, in the first lines."""
     observed = f" Observed: {escape(cause.observed, 400)}" if cause.observed else ""
-    lines = [f"**Cause**: {escape(cause.sentence, 500)}{observed}"]
+    explained = "".join(f" (explained by {_span(command)})" for command in explaining(cause))
+    lines = [f"**Cause**: {escape(cause.sentence, 500)}{observed}{explained}"]
     return [*lines, "", *([f"Reproduce: {_span(cause.reproduce)}", ""] if cause.reproduce else [])]
 
 
