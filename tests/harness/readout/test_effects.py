@@ -445,6 +445,11 @@ def test_the_scale_is_that_of_padded_dims(words: str, padded: int) -> None:
     agree(Scale(formula), narrow, scored(lambda s, scale, d: s * (24 / padded) ** 0.5)(narrow).all())
 
 
+def test_dims_that_are_a_power_of_two_are_not_padded(call: AttentionCall) -> None:
+    formula = next(one for one in SCALES if "a power of two" in one.words)
+    assert (formula.of(queries(call)) == 1).all()
+
+
 def test_blocks_of_all_sizes_are_tried_and_the_first_ones_alone() -> None:
     found = list(block_scales())
     beside, others = 2, len(WHOSE) - 2

@@ -37,8 +37,9 @@ def test_an_amount_is_rounded_or_multiplied(amount: Amount, value: int) -> None:
         (TABLE["total"] - up(TABLE["prefix"], 64), "total - (prefix rounded up to 64)"),
         ((TABLE["prefix"] + TABLE["i"] + 1) // 32 * 32 - 1, "((prefix + i + 1) rounded down to 32) - 1"),
         (TABLE["i"] + TABLE["total"] - TABLE["most_new"], "i + total - the largest new of the batch"),
+        (TABLE["i"] + TABLE["total"] + TABLE["most_new"], "i + total + the largest new of the batch"),
     ],
-    ids=["one", "two", "difference", "rounded sum", "three"],
+    ids=["one", "two", "difference", "rounded sum", "three", "three that are added"],
 )
 def test_the_sum_that_gives_a_target_is_found(target: np.ndarray, words: str) -> None:
     found = SEARCH(TABLE, target)

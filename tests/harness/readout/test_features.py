@@ -60,6 +60,15 @@ def test_the_features_of_a_query() -> None:
         assert column.tolist() == [one[name] for one in expected], name
 
 
+def test_a_tile_that_packs_heads_has_fewer_tokens() -> None:
+    call = call_of([(80, 5)], (4, 2), 8, torch.float32, "cpu")
+    found = row_table(call, [0, 31, 32, 70])
+    assert found["first_packed_64"][::4].tolist() == [5, 5, 37, 69]
+    assert found["last_packed_64"][::4].tolist() == [36, 36, 68, 84]
+    assert found["first_64"][::4].tolist() == [5, 5, 5, 69]
+    assert found["last_64"][::4].tolist() == [68, 68, 68, 84]
+
+
 def test_the_features_of_a_query_and_a_key() -> None:
     queries = row_table(CALL, ROWS)
     pairs = Pairs(CALL, queries)
