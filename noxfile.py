@@ -120,3 +120,19 @@ def lint(session: nox.Session) -> None:
     session.run(python, "-m", "ruff", "format", "--check", ".", external=True)
     session.run(python, "-m", "mypy", external=True)
     session.run(str(Path(python).with_name("lint-imports")), external=True)
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Build the site of the documentation into site/; flags after -- go to `mkdocs build`."""
+    folder, pages = ROOT / ".nox" / "docs", ROOT / ".nox" / "docs" / "pages"
+    python = str(folder / "bin" / "python")
+    if not Path(python).exists():
+        session.run(sys.executable, "-m", "venv", str(folder), external=True)
+        session.run(python, "-m", "pip", "install", "--quiet", "mkdocs-material==9.*", external=True)
+    shutil.rmtree(pages, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("*.py", "ci"))
+    for name, page in (("README.md", "index.md"), ("CONTRIBUTING.md", "CONTRIBUTING.md")):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        (pages / page).write_text(text.replace("](docs/", "]("), encoding="utf-8")
+    session.run(python, "-m", "mkdocs", "build", "--quiet", *session.posargs, external=True)
