@@ -200,17 +200,18 @@ def find(flag: str, name: str) -> Kernel:
         elif isinstance(error.__cause__, SystemExit):
             do = "remove the call that ends the process when the module is imported"
         elif is_path(name):
-            do = did_you_mean(name, _functions_beside(name)) or "check the name of the function"
+            module, _, function = name.partition(":")
+            near = did_you_mean(function, _functions_of(module))
+            do = near.replace("did you mean '", f"did you mean '{module}:") or "check the name of the function"
         else:
             do = did_you_mean(name, sorted(published())) or do
         found = f"{flag}: {error}." if flag else f"{str(error)[0].upper()}{str(error)[1:]}."
         raise UsageError(found, expected, do) from None
 
 
-def _functions_beside(name: str) -> list[str]:
-    """Everything that can be called in the module of a ``module:function`` that was imported, named alike."""
-    module = name.partition(":")[0]
-    return [f"{module}:{key}" for key, value in vars(sys.modules.get(module, object)).items() if callable(value)]
+def _functions_of(module: str) -> list[str]:
+    """The names of everything that can be called in a module that was imported."""
+    return [key for key, value in vars(sys.modules.get(module, object)).items() if callable(value)]
 
 
 def missing_package(error: ImportError) -> UsageError:

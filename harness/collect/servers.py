@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,8 +158,8 @@ def check_together(plan: Plan, reason: str) -> None:
 
 
 @contextmanager
-def running(engines: Sequence[Engine], device: str, display: ProgressDisplay) -> Iterator[None]:
-    """Start engines, and stop them whatever happens. While they start, the display shows for how long, and what they log.
+def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | None = None) -> Iterator[None]:
+    """Start engines, and stop them whatever happens. While they start, a display shows for how long, and what they log.
 
     On CUDA they start one after the other: SGLang sizes its KV cache by the memory that is free before and after it loads the
     weights, and gives up if another server takes some in between.
@@ -167,7 +167,8 @@ def running(engines: Sequence[Engine], device: str, display: ProgressDisplay) ->
     Raises:
         EngineError: one of them did not start.
     """
-    with display.waiting(f"starting {' and '.join(engine.role for engine in engines)}", lambda: _last_words(engines)):
+    what = f"starting {' and '.join(engine.role for engine in engines)}"
+    with display.waiting(what, lambda: _last_words(engines)) if display else nullcontext():
         start_together(engines, at_once=device != "cuda")
     try:
         yield

@@ -130,6 +130,8 @@ def _evidence(read: ReadOut) -> list[str]:
         found = (
             f"the kernel was read in {effort(read)}, and answered all of them right: it is wrong only on other calls"
         )
+    elif not read.complete:
+        found = f"the kernel could not be read in {effort(read)}"
     else:
         found = f"the kernel could not be read: it answered none of {read.calls:,} calls that were made for it"
     symbols = legend(said(read))

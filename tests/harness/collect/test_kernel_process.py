@@ -264,6 +264,9 @@ def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> N
     def score() -> None:
         with _kernel_aside(plan, folder, quiet()):
             wait_for("hanging", folder.path / LOG)
+            until = time.monotonic() + 20
+            while read_cause(folder) is None and time.monotonic() < until:  # what came before is on its way to the disk
+                time.sleep(0.05)
             begun.append(time.monotonic())
             raise KeyboardInterrupt
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ SETTINGS: dict[str, Any] = {
         {"measure_with": "accuracy", "run_args": ("--questions=8",), "scan": 8, "timeout": 300.0},
     ],
 )
-def test_the_command_repeats_every_setting(more: dict[str, Any]) -> None:
+def test_the_command_repeats_every_setting(more: dict[str, Any], tmp_path: Path) -> None:
+    more = {**more, "repo": str(tmp_path)}  # the command refuses one that is not there
     spec = BisectSpec(**{**SETTINGS, **more})
     command = load_command("bisect").commands["commits"]
     names = {"sources": "source", "conditions": "condition", "run_args": "run_arg"}
