@@ -61,6 +61,11 @@ def permuted(x: Tensor) -> None:
     x[[TOKEN, TOKEN + 1]] = x[[TOKEN + 1, TOKEN]]
 
 
+def one_dim(x: Tensor) -> None:
+    """The last dimension of one head is lost."""
+    x[:, HEAD, -1] = 0
+
+
 def scale(x: Tensor) -> None:
     """All of one layer, 5 % too large."""
     x *= 1.05
@@ -72,6 +77,7 @@ FAULTS = {
     "one layer": (one_layer, (LAYER, 0, 0)),
     "NaN": (nan, (LAYER, HEAD, TOKEN)),
     "permuted tokens": (permuted, (LAYER, 0, TOKEN)),
+    "one dimension": (one_dim, (LAYER, HEAD, 0)),
     "scale": (scale, (LAYER, 0, 0)),
 }
 """Each with the layer, head and token of its first difference."""

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from assay.harness.ingest.tensors.diff import CellAt, TensorDiff, TensorRow, cell_text
 from assay.harness.ingest.tensors.imported import Imported
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 from assay.reports.summary import own_error_text
 from assay.reports.terminal import print_rows, say
 
@@ -17,11 +17,13 @@ NAMES_SHOWN = 8
 def render_tensor_diff(result: TensorDiff, console: Console) -> None:
     """Print the result: the first and the worst difference, the tensors that differ, and what could not be compared."""
     say(console, f"{one_line(result.headline, 400)}.")
-    mode = "bit for bit" if result.exact else "relative L1 of each token and head"
+    mode = "bit for bit" if result.exact else "each token and head"
     speed = f", {result.bytes / 1e9 / result.seconds:.1f} GB/s" if result.seconds > 0 else ""
     took = f"in {result.seconds:.2f} s{speed}"
     counts = f"{result.identical} identical, {result.within} within bounds, {result.differing} out of bounds"
-    say(console, f"Compared {result.compared} pairs, {result.bytes / 1e6:,.1f} MB, {mode}, {took}: {counts}.")
+    pairs = counted(result.compared, "pair")
+    empty = f" {counted(result.empty, 'pair')} without an element: not counted." if result.empty else ""
+    say(console, f"Compared {pairs}, {result.bytes / 1e6:,.1f} MB, {mode}, {took}: {counts}.{empty}")
     same = result.first == result.worst
     cells = {"First and worst": result.first} if same else {"First": result.first, "Worst": result.worst}
     for name, cell in cells.items():
@@ -43,7 +45,7 @@ def _row(row: TensorRow) -> tuple[str, ...]:
     layer = "" if row.layer is None else str(row.layer)
     count = f"{row.out_of_bounds:,} of {row.cells:,}"
     at = cell_text(row.worst.head, row.worst.token, row.worst.batch).removeprefix(", ")
-    return layer, row.boundary, one_line(row.tensor, 90), count, own_error_text(row.worst.relative_l1), at
+    return layer, row.boundary, one_line(row.tensor, 90), count, own_error_text(row.worst.error), at
 
 
 def where(cell: CellAt) -> str:
@@ -56,11 +58,11 @@ def where(cell: CellAt) -> str:
 
 
 def error(cell: CellAt) -> str:
-    """Such as "relative L1 0.31, bound 0.031"."""
+    """Such as "error 0.31, bound 0.031"."""
     bound = "every bit must be equal" if cell.bound is None else f"bound {cell.bound:.2g}"
-    if isinstance(cell.relative_l1, str):
-        return f"{cell.relative_l1}, {bound}"
-    return f"relative L1 {cell.relative_l1:.2g}, {bound}"
+    if isinstance(cell.error, str):
+        return f"{cell.error}, {bound}"
+    return f"error {cell.error:.2g}, {bound}"
 
 
 def import_lines(made: Imported) -> list[str]:

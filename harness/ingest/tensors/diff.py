@@ -20,6 +20,7 @@ from assay.harness.ingest.tensors.files import NoTensor, Unreadable
 from assay.harness.ingest.tensors.layout import ModelShape, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.schema import RULE, Part
+from assay.harness.text import counted
 from assay.harness.verdict import Decided, Verdict
 
 THREADS = 2
@@ -39,7 +40,9 @@ class CellAt(Part):
     batch: int | None
     token: int | None
     head: int | None
-    relative_l1: OwnError = Field(description='sum |b - a| / sum |a|; "not finite" if a side is NaN or infinite')
+    error: OwnError = Field(
+        description='the larger of sum |b - a| / sum |a| and max |b - a| / max |a|; "not finite" if a side is NaN or infinite'
+    )
     bound: FiniteFloat | None = Field(description="null: every bit must be equal")
 
 
@@ -81,6 +84,7 @@ class TensorDiff(Decided):
     )
     not_compared: tuple[str, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
     not_compared_count: int
+    empty: int = Field(0, description="pairs without an element, which say nothing")
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
 
 
@@ -107,7 +111,7 @@ def diff(
         a: the reference's.
         b: the candidate's.
         exact: every bit must be equal.
-        tolerance: relative L1 up to which a cell is equal; by default what rounding to the dtype explains.
+        tolerance: error up to which a cell is equal; by default what rounding to the dtype explains.
         model: splits tensors of [tokens, heads * head_dim] into heads.
         axes: layout of the tensors with as many dimensions, such as "bhtd".
     """
@@ -119,17 +123,19 @@ def diff(
 
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(one, pairs))
-    compared = [x for x in found if isinstance(x, _Compared)]
+    every = [x for x in found if isinstance(x, _Compared)]
+    compared = [x for x in every if x.bytes]
     problems += [x for x in found if isinstance(x, str)]
     problems += [f"not read: {why}" for why in (*a.refused, *b.refused)]
-    return _result(a, b, compared, problems, exact, time.monotonic() - started)
+    result = _result(a, b, compared, problems, exact, time.monotonic() - started)
+    return result.model_copy(update={"empty": len(every) - len(compared)})
 
 
 def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:
     others = {one.key: one for one in b.tensors}
     pairs = [_Pair(one, others[one.key]) for one in a.tensors if one.key in others]
     known = {one.key for one in a.tensors}
-    if not pairs and len(a.tensors) == len(b.tensors) == 1:
+    if not pairs and len(a.tensors) == len(b.tensors) == 1:  # two tensors were named, whatever they call themselves
         return [_Pair(a.tensors[0], b.tensors[0])], []
     alone = [f"only in A: {one.key}" for one in a.tensors if one.key not in others]
     return pairs, alone + [f"only in B: {one.key}" for one in b.tensors if one.key not in known]
@@ -202,7 +208,7 @@ def _at(one: _Compared, cell: Cell | None) -> CellAt:
     place = one.pair.a.place
     return CellAt(
         tensor=one.pair.a.key, layer=place.layer, boundary=place.boundary, step=place.step,
-        batch=cell.batch, token=cell.token, head=cell.head, relative_l1=_error(cell.error), bound=one.bound,
+        batch=cell.batch, token=cell.token, head=cell.head, error=_error(cell.error), bound=one.bound,
     )  # fmt: skip
 
 
@@ -227,8 +233,10 @@ def _headline(compared: Sequence[_Compared], bad: Sequence[_Compared], problems:
         assert cell is not None
         return f"{len(bad)} of {len(compared)} tensors differ; the first is {place}{cell_text(cell.head, cell.token, cell.batch)}"
     same = "equal bit for bit" if exact else "equal within bounds"
-    count = f"{len(compared)} tensors are {same}"
-    return f"{count}, but {len(problems)} could not be compared" if problems else count
+    alone = compared[0].pair
+    names = f" ({alone.a.key} in A, {alone.b.key} in B)" if alone.a.key != alone.b.key else ""
+    said = f"{counted(len(compared), 'tensor')} {'is' if len(compared) == 1 else 'are'} {same}{names}"
+    return f"{said}, but {len(problems)} could not be compared" if problems else said
 
 
 def cell_text(head: int | None, token: int | None, batch: int | None) -> str:

@@ -119,6 +119,8 @@ def open_dump(path: Path) -> Dump:
         except Unreadable as error:
             refused.append(error.found)
             last = error
+    if not found_tensors and not refused:
+        raise Unreadable(f"{path} holds no tensor.", "a dump with tensors", "dump again; was the dump switched on?")
     if not found_tensors:
         raise last
     if kind == "tensors":

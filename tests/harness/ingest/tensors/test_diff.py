@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_worst(tmp_path: Path) -> None:
 
     result = _compared(tmp_path, change)
     assert result.worst is not None
-    assert (result.worst.layer, result.worst.relative_l1) == (2, NOT_FINITE)
+    assert (result.worst.layer, result.worst.error) == (2, NOT_FINITE)
     assert result.tensors[-1].not_finite == 1
     grid = next(grid for grid in result.grids if grid.where == "attention")
     assert grid.values[2][1] == NOT_FINITE
@@ -205,6 +205,37 @@ def test_a_folder_without_tensors_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_wrong_layout_is_a_usage_error(axes: str) -> None:
     with pytest.raises(UsageError):
         check_axes(axes)
+
+
+@pytest.mark.parametrize("lost", [(slice(None), slice(None), -1), (1, 0, 3)], ids=["one dimension", "one element"])
+def test_what_is_lost_among_many_elements_is_out_of_bounds(tmp_path: Path, lost: tuple[int | slice, ...]) -> None:
+    values = torch.randn(6, 2, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    name, changed = "model.layers.0.self_attn.attn", values.clone()
+    changed[lost] = 0  # type: ignore[index]
+    safetensors.torch.save_file({name: values}, tmp_path / "a.safetensors")
+    safetensors.torch.save_file({name: changed}, tmp_path / "b.safetensors")
+    rounded = values + values.float().mul(torch.finfo(torch.bfloat16).eps).bfloat16()
+    safetensors.torch.save_file({name: rounded}, tmp_path / "c.safetensors")
+    a, b, c = (open_dump(tmp_path / f"{one}.safetensors") for one in "abc")
+    assert diff(a, b).verdict == "regression"
+    assert diff(a, c).verdict == "pass"  # a rounding of every element is within bounds
+
+
+def test_two_dumps_without_an_element_prove_nothing(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"x": torch.zeros(0, 4)}, tmp_path / "a.safetensors")
+    safetensors.torch.save_file({}, tmp_path / "b.safetensors")
+    a = open_dump(tmp_path / "a.safetensors")
+    found = diff(a, a)
+    assert (found.verdict, found.compared, found.empty) == ("inconclusive", 0, 1)
+    with pytest.raises(Unreadable, match="holds no tensor"):
+        open_dump(tmp_path / "b.safetensors")
+
+
+def test_two_tensors_with_other_names_are_compared_by_name(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"x": torch.ones(3)}, tmp_path / "a.safetensors")
+    safetensors.torch.save_file({"y": torch.ones(3)}, tmp_path / "b.safetensors")
+    found = diff(open_dump(tmp_path / "a.safetensors"), open_dump(tmp_path / "b.safetensors"))
+    assert found.headline == "1 tensor is equal within bounds (x in A, y in B)"
 
 
 def test_the_command_exits_with_the_verdict(tmp_path: Path) -> None:
