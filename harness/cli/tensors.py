@@ -30,7 +30,7 @@ def diff(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Relative L1 up to which a token of a head is equal; by default what rounding to its dtype explains.",
+            help="Error up to which a token of a head is equal; by default what rounding to its dtype explains.",
             min=0,
         ),
     ] = None,
@@ -48,6 +48,7 @@ def diff(
 
     Exit codes: 0 equal within bounds, 1 different, 2 usage error, 3 cannot be compared (what did not pair is listed).
     """
+    from assay.harness.ingest.source import two
     from assay.harness.ingest.tensors import diff as comparing
     from assay.harness.ingest.tensors.dump import open_dump
     from assay.harness.ingest.tensors.layout import ModelShape, check_axes
@@ -55,6 +56,7 @@ def diff(
 
     if exact and tolerance is not None:
         raise UsageError("--exact and --tolerance are both given.", "one of them", "drop one")
+    two(a, b, "dumps")
     shape, axes = ModelShape.of(model) if model else None, check_axes(layout)
     result = comparing.diff(open_dump(a), open_dump(b), exact=exact, tolerance=tolerance, model=shape, axes=axes)
     render_tensor_diff(result, console)

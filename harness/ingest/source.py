@@ -90,6 +90,19 @@ class Source:
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    def is_copy_of(self, other: Source) -> bool:
+        """Whether both hold the same bytes: two files, or all files of two folders by their names."""
+        if self.path.is_dir() != other.path.is_dir() or self.size != other.size:
+            return False
+        if not self.path.is_dir():
+            return self.sha256() == other.sha256()
+        names = [
+            {one.relative_to(side.path) for one in side.path.rglob("*") if one.is_file()} for side in (self, other)
+        ]
+        return names[0] == names[1] and all(
+            Source.of(self.path / name).sha256() == Source.of(other.path / name).sha256() for name in names[0]
+        )
+
     def lines(self) -> Iterator[Line]:
         """Its lines in order, in memory a megabyte at a time. A line that does not decode is read as Windows-1252 and counted."""
         self.foreign, self.foreign_lines = 0, []
@@ -126,3 +139,18 @@ class Source:
             if len(self.foreign_lines) < 5:
                 self.foreign_lines.append(number)
             return row.decode("cp1252", "replace")
+
+
+def two(a: Path, b: Path, what: str) -> None:
+    """Require that two files or folders are two.
+
+    Args:
+        a: one of them.
+        b: the other.
+        what: what they hold, such as "results".
+
+    Raises:
+        UsageError: both are the same: a comparison with itself proves nothing.
+    """
+    if a.resolve() == b.resolve():
+        raise UsageError(f"{a} was named twice.", f"two {what}", "name the other one")

@@ -17,6 +17,7 @@ from assay.harness.ingest.results.outcomes import compare_outcomes
 from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, pair_items, refusals
 from assay.harness.ingest.results.result_set import ResultSet
 from assay.harness.ingest.results.runs import changes_of
+from assay.harness.ingest.source import two
 from assay.harness.judge.report import Report
 from assay.harness.verdict import Check, Verdict
 
@@ -50,8 +51,7 @@ def compare(a: Path, b: Path, limits: Limits, metric: str = "", reproduce: str =
         UsageError: a path is no results file, both are the same, or they hold different things.
         EvidenceError: one of them is damaged.
     """
-    if a.resolve() == b.resolve():
-        raise UsageError(f"{a} was named twice.", "two results", "name the other one")
+    two(a, b, "results")
     left, right = load(a, metric), load(b, metric)
     if left.kind != right.kind:
         raise UsageError(
@@ -113,6 +113,7 @@ def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     worse = [one for one in tasks if one.verdict == "regression"]
     if decided != "regression" and worse:
         decided = "regression"
+    checks.append(_no_copy(left, right))
     verdict, more = final(decided, checks)
     reasons = (
         [f"{one.task}: {one.why}" for one in worse] if overall.verdict != "regression" and worse else [overall.why]
@@ -260,8 +261,18 @@ EXECUTION = Check(
 )
 
 
+def _no_copy(left: Loaded, right: Loaded) -> Check:
+    """B is not A again: a result that is compared with its copy passes whatever the candidate computes."""
+    same = "both hold the same bytes" if left.source.is_copy_of(right.source) else ""
+    settles = (
+        "name the candidate's result; where two results may be equal, the folders of their tools, which have the date"
+    )
+    return requirement("two-results", "B is no copy of A", same, "they differ", settles)
+
+
 def _latencies(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     rows, checks = compare_latencies(left.reading.sets, right.reading.sets, limits.latency_bound, limits.alpha)
+    checks = [*checks, _no_copy(left, right)]
     verdicts = {one.verdict for one in rows}
     decided: Verdict = "regression" if "regression" in verdicts else "pass" if verdicts == {"pass"} else "inconclusive"
     verdict, more = final(decided, checks)
@@ -273,6 +284,7 @@ def _latencies(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
 
 def _tests(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     decided, why, changed, checks = compare_outcomes(left.reading.sets, right.reading.sets)
+    checks = [*checks, _no_copy(left, right)]
     verdict, more = final(decided, checks)
     reasons = [*more, why] if verdict != decided else [why, *more]
     return _result(left, right, limits, verdict, reasons, checks, outcomes=changed)

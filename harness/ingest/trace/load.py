@@ -6,7 +6,7 @@ from pathlib import Path
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.result import Document
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.source import Source, two
 from assay.harness.ingest.trace import chrome, chrome_facts, facts, mlc
 from assay.harness.ingest.trace.diff import Side, TraceDiff, compare
 
@@ -32,6 +32,7 @@ def diff_files(a: Path, b: Path) -> TraceDiff:
         UsageError: one of the files does not exist.
         EvidenceError: one of them is no trace that a reader knows.
     """
+    two(a, b, "traces")
     sources = Source.of(a), Source.of(b)
     left, right = (_side(source) for source in sources)
     timelines = tuple(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,10 @@ def status(result: CompareResult, id_: str) -> str:
 
 
 def edited(source: Path, folder: Path, edit: Callable[[list[dict[str, object]]], list[dict[str, object]]]) -> Path:
-    """A copy of an lm-eval run with other samples."""
+    """A run of lm-eval as another one, at another date, with other samples."""
     copy = Path(shutil.copytree(source, folder))
+    for path in copy.rglob("results_*"):
+        path.write_text(re.sub(r'"date": [\d.]+', f'"date": {hash(folder)}', path.read_text()))
     path = next(copy.rglob("samples_*"))
     rows = edit([json.loads(line) for line in path.read_text().splitlines()])
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -53,6 +56,14 @@ def test_two_equal_runs_of_enough_documents_pass(data: Path, tmp_path: Path) -> 
     sides = [edited(data / "lm_eval_a", tmp_path / name, many) for name in "ab"]
     result = compare(*sides, LIMITS)
     assert (result.verdict, result.exit_code) == ("pass", 0)
+
+
+def test_a_result_that_is_compared_with_its_copy_is_no_pass(data: Path, tmp_path: Path) -> None:
+    a = edited(data / "lm_eval_a", tmp_path / "a", many)
+    result = compare(a, Path(shutil.copytree(a, tmp_path / "b")), LIMITS)
+    assert (result.verdict, status(result, "two-results")) == ("inconclusive", "missing")
+    tests = Path(shutil.copy(data / "junit_a.xml", tmp_path / "same.xml"))
+    assert compare(data / "junit_a.xml", tests, LIMITS).verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +188,7 @@ def test_tests_that_broke_are_a_regression_and_are_listed_first(data: Path) -> N
 def test_a_test_that_no_longer_runs_forbids_a_pass(data: Path, tmp_path: Path) -> None:
     whole = (data / "junit_a.xml").read_text()
     same, less = tmp_path / "same.xml", tmp_path / "less.xml"
-    same.write_text(whole)
+    same.write_text(whole.replace('timestamp="2026-11-22', 'timestamp="2026-11-23'))
     less.write_text(whole.replace('name="test_lengths[17]"', 'name="test_lengths[18]"'))
     assert compare(data / "junit_a.xml", same, LIMITS).verdict == "pass"
     assert compare(data / "junit_a.xml", less, LIMITS).verdict == "inconclusive"

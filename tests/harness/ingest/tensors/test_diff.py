@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -249,7 +250,9 @@ def test_the_command_exits_with_the_verdict(tmp_path: Path) -> None:
     assert "First and worst: outside of the layers, logits, token 0, of lm_head" in done.stderr
     assert TensorDiff.model_validate_json(done.stdout).first == result.first
     assert (tmp_path / "d.html").exists()
-    assert subprocess.run([*command, a, a], capture_output=True, check=False).returncode == 0
+    shutil.copy(a, b)
+    assert subprocess.run([*command, a, b], capture_output=True, check=False).returncode == 0
+    assert subprocess.run([*command, a, a], capture_output=True, check=False).returncode == 2
 
 
 def test_the_page_has_the_maps(tmp_path: Path) -> None:

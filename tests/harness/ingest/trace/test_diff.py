@@ -22,10 +22,15 @@ def edited(tmp_path: Path, lines: list[str]) -> TraceDiff:
     return diff_files(ENGINE, path)
 
 
-def test_a_trace_is_equal_to_itself() -> None:
-    result = diff_files(ENGINE, ENGINE)
+def test_two_equal_traces_pass(tmp_path: Path) -> None:
+    result = edited(tmp_path, LINES)
     assert (result.verdict, result.exit_code, result.differences) == ("pass", 0, 0)
     assert result.headline == "Both traces take the same steps: 2 requests, 10 segments, 120 steps."
+
+
+def test_a_trace_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="was named twice"):
+        diff_files(ENGINE, ENGINE)
 
 
 def test_the_spelling_of_marks_makes_no_difference(tmp_path: Path) -> None:
