@@ -12,9 +12,10 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.matrix import cases
 from assay.harness.errors import ExitCode
+from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
 from assay.harness.offline.check import check as check_and_read
-from assay.reports.check_text import MAX_REFUSALS, cause, headline, message, not_covered, render, sentence
+from assay.reports.check_text import MAX_REFUSALS, cause, headline, indifferent, message, not_covered, render, sentence
 
 TOP_LEFT = fault("mask-top-left")
 DECODE = len(cases(("decode",)))
@@ -120,3 +121,10 @@ def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel()
     named = cause([decode, other]).split("; ")
     assert named[0] == f"{decode.kernel}: last partial block of 64 lost"
     assert named[2].startswith(f"{other.kernel}: ")
+
+
+def test_the_prefix_of_one_sequence_is_not_blamed_where_the_cached_prefixes_of_a_call_decide() -> None:
+    data, drawn = Axis("data", {"normal": (1, 2)}, ()), Axis("prefix", {"0": (1, 2), "1": (2, 2)}, ())
+    by_call = Axis("cached prefix", {"all": (2, 2), "some": (1, 1)}, ("none",))
+    assert indifferent([data, drawn, by_call]) == "fails for every value of data"
+    assert indifferent([data, drawn]) == "fails for every value of data, prefix"
