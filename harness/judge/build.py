@@ -125,7 +125,7 @@ def build(folder: RunFolder) -> Report:
         progress.failure,
         left_out=left_out,
         covers=covers,
-        scope=scope_of(manifest.model, len(evidence.questions), spec.synthetic, envelope, _claimed(evidence)),
+        scope=scope_of(manifest.model, len(evidence.accuracy.prefix.pairs), spec.synthetic, envelope, _claimed(evidence)),
         cause=cause_of(_causes(evidence)),
         shown=shown_by(suites),
     )
@@ -326,7 +326,7 @@ def _findings(
     lost = any(suite.id == "mmlu" and suite.verdict == "regression" for suite in suites)
     return [
         *_causes(evidence),
-        *([accuracy_finding(evidence.questions, reproduce)] if lost else []),
+        *([accuracy_finding(evidence.accuracy.prefix.pairs, reproduce)] if lost else []),
         *(latency.result.findings if latency.result else ()),
     ]
 

@@ -101,7 +101,8 @@ def _question_plan(status: Literal["ok", "missing"], found: str, settles: str = 
 
 def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
     """Whether the candidate's accuracy is non-inferior, within the policy's margin."""
-    pairs = questions.pairs
+    # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
+    pairs = questions.prefix.pairs
     flipped = flips(pairs)
     decision = decide_accuracy(questions.prefix, questions.rule)
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
@@ -130,16 +131,16 @@ def _title(spec: RunSpec) -> str:
 def _metrics(
     spec: RunSpec, decision: Decision, tallies: tuple[Tally, Tally], flipped: Flips, questions: Questions
 ) -> tuple[Metric, ...]:
-    n, asked, most = decision.n, len(questions.pairs), len(questions.items)
+    n, most = decision.n, len(questions.items)
     changed = len(flipped.lost) + len(flipped.gained)
-    least = smallest_loss_shown(changed / asked, spec.margin, spec.regression_alpha, most)
+    least = smallest_loss_shown(changed / max(n, 1), spec.margin, spec.regression_alpha, most)
     accuracies = [
         Metric(
             id=f"{one.role}-accuracy",
             title=f"{one.role} accuracy",
-            value=one.right / asked,
-            text=f"{one.right / asked:.3f}",
-            explain=f"{one.right} of {asked} answers, those after the verdict included",
+            value=one.right / n if n else None,
+            text=f"{one.right / n:.3f}" if n else "nothing compared",
+            explain=f"{one.right} of {n} answers, up to the verdict",
         )
         for one in tallies
     ]

@@ -111,6 +111,24 @@ def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(tmp
     assert "answers to another prompt: 150" in check.found
 
 
+def test_every_number_is_of_the_questions_that_the_test_read(tmp_path: Path) -> None:
+    plan = plan_of()
+    folder = begun(plan, tmp_path / "run")
+    items = plan.of("mmlu")
+    answered(folder, "reference", items[:120], right)
+    # Question 100 was still being answered at the verdict; those after it are right, and would make the candidate look better.
+    answered(folder, "candidate", items[:100], share(right, wrong, 4))
+    answered(folder, "candidate", items[101:120], right)
+    report = build(folder)
+    suite = mmlu(report)
+    values = {one.id: one.value for one in suite.metrics}
+    loss = 100 * (values["reference-accuracy"] - values["candidate-accuracy"])
+    assert values["questions"] == 100 == sum(row.total for row in suite.tallies) / 2
+    assert loss == pytest.approx(values["loss-of-accuracy"]) == pytest.approx(75)
+    assert "accuracy 1.000 -> 0.250" in report.headline
+    assert len(suite.flips) == 75
+
+
 def test_mostly_unparsed_answers_in_both_roles_give_no_verdict(tmp_path: Path) -> None:
     def some(number: int, item: Item) -> str | None:
         return item.expected if number % 5 < 2 else None
