@@ -19,7 +19,7 @@ from assay.harness.localize.threads import few_threads
 from assay.harness.picture import MAX_QUERIES, Picture
 from assay.harness.readout.named import said, with_operator
 from assay.harness.readout.passive import Recorded, read_recorded, recorded
-from assay.harness.readout.picture import BEFORE, picture_of, unread_picture
+from assay.harness.readout.picture import BEFORE, hides, picture_of, unread_picture
 from assay.harness.readout.probing import BudgetSpentError, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Reading, read, row_errors
@@ -92,9 +92,10 @@ class Reader:
     def observe_recorded(
         self, findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
     ) -> Observed:
-        """Read a kernel that is wrong on recorded calls: its weights there, and its operator on calls that are made for it.
+        """Read a kernel that is wrong on recorded calls, on calls that are made for it.
 
-        The operator is said only if it gives the wrong outputs of the recorded calls too. Arguments are those of `observe`.
+        The operator is said only if it gives the wrong outputs of the recorded calls too. If it does not, the picture is of the
+        smallest recorded call that fails. Arguments are those of `observe`.
         """
         if not self.wants(findings, results):
             return Observed(tuple(findings))
@@ -111,7 +112,9 @@ class Reader:
             else:
                 other = f"on other calls the kernel computes this, which gives {outputs}: {found.sentence}"
                 named = _with_evidence(findings, other)
-        return Observed(tuple(_with_picture(named, kernel, declared, results)), _light(found))
+        if serious(named)[0].picture is None:
+            named = _with_picture(named, kernel, declared, results)
+        return Observed(tuple(named), _light(found))
 
     def observe_outputs(self, findings: Sequence[Finding], calls: Sequence[Recorded]) -> Observed:
         """Read a backend that cannot be asked, and is wrong on recorded calls, from their outputs.
@@ -262,9 +265,9 @@ def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, 
 
 
 def _smallest_failing(results: Sequence[CallResult]) -> CallResult | None:
-    """The smallest failing call that shows more than a few keys."""
+    """The failing call whose picture shows most; None if no call fails."""
     failing = sorted((one for one in results if one.fails), key=_size)
-    return next((one for one in failing if one.call.k.shape[0] >= 8), failing[0] if failing else None)
+    return min(failing, key=lambda one: hides(one.call.q.shape[0], one.call.k.shape[0]), default=None)
 
 
 def _size(result: CallResult) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
 from assay.harness.picture import Picture
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.picture import picture_of
+from assay.harness.readout.picture import hides, picture_of
 from assay.harness.readout.queries import Flags
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
@@ -192,12 +192,10 @@ def _gives(one: Hypothesis, sample: Sample) -> Flags:
 
 
 def _picture(read: ReadOut) -> Picture | None:
-    """The picture of the smallest wrong call that was read and shows more than a few keys; None if none was."""
-    seen = [sample for sample in read.samples if sample.reading is not None and sample.bad.any()]
+    """The picture of the smallest wrong call that was read and shows the edge of a mask; None if none was read."""
+    seen = [(sample, sample.reading) for sample in read.samples if sample.reading is not None and sample.bad.any()]
     if not seen:
         return None
-    telling = [sample for sample in seen if sample.plan.keys >= 8] or seen
-    best = min(telling, key=lambda sample: sample.plan.keys)
-    assert best.reading is not None
+    best, reading = min(seen, key=lambda one: hides(len(one[1].rows), one[0].plan.keys))
     quantised = best.plan.data == "levels"
-    return picture_of(best.reading, relative=_NOISY_WEIGHTS * best.error if quantised else None)
+    return picture_of(reading, relative=_NOISY_WEIGHTS * best.error if quantised else None)

@@ -172,6 +172,11 @@ def _common_factor(read: Numbers, expected: Numbers, total: Numbers, relative: f
     return np.where((follows & most)[..., None], factor, 1.0)
 
 
+def hides(queries: int, keys: int) -> tuple[bool, bool, int]:
+    """How little a picture of so many queries and keys shows: a few keys hide a rule, and a few queries the edge of a mask."""
+    return keys < 8, queries < 4, keys
+
+
 def _window(flags: Flags, most: int) -> Ints:
     """At most so many consecutive indices, from a few before the first one that is flagged."""
     first = int(flags.argmax()) if flags.any() else 0

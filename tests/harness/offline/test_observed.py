@@ -252,20 +252,15 @@ def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     return publish
 
 
-def keys_of(picture: Picture | None) -> tuple[int, ...]:
-    assert picture is not None
-    return picture.key_indices
-
-
-def test_a_replay_shows_the_recorded_call_and_says_what_holds_on_it(
+def test_a_replay_shows_the_edge_of_the_mask_and_says_what_holds_on_the_recorded_calls(
     tmp_path: Path, importable: Callable[[str, Kernel], str]
 ) -> None:
     result = replay(a_pack(tmp_path / "pack", NO_MASK), importable("no_mask", NO_MASK))
     [finding] = result.findings
     assert (finding.id, finding.operator) == ("mask-missing", SAYS)
-    assert keys_of(finding.picture) == tuple(range(29)), "the smallest failing call with 8 keys or more"
     assert finding.picture is not None
-    assert finding.picture.call == "layer 1 extend, new+prefix 9+20"
+    assert len(finding.picture.cells) >= 4, "one query hides how the mask goes on"
+    assert len(finding.picture.key_indices) >= 8
     [held_on] = [line for line in finding.evidence if line.startswith("it gives ")]
     given, _, of = held_on.removeprefix("it gives ").partition(" of ")
     assert of == f"{given} wrong outputs of the recorded calls"
@@ -284,6 +279,9 @@ def test_a_replay_does_not_say_what_holds_only_on_other_calls(
     [finding] = result.findings
     assert (finding.id, finding.operator) == ("scale-twice", "")
     assert finding.picture is not None
+    assert finding.picture.call == "layer 21 extend, new+prefix 9+20", (
+        "the smallest failing call with some queries and keys"
+    )
     assert "~" in "".join(finding.picture.cells), "the weights of the recorded call are those of a wrong scale"
     assert any(line.startswith("on other calls the kernel computes this, which gives ") for line in finding.evidence)
 

@@ -15,7 +15,7 @@ from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.picture import MAX_KEYS, MAX_QUERIES, Picture
-from assay.harness.readout.picture import picture_of, unread_picture
+from assay.harness.readout.picture import hides, picture_of, unread_picture
 from assay.harness.readout.reading import Reading, read
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -223,3 +223,8 @@ def test_the_last_keys_of_a_large_unread_call_are_shown() -> None:
     assert picture.shown == "queries 28-59 of 60, keys 96-159 of 160"
     assert picture.rows == ("right",) * 12 + ("nan",) * 20
     assert [row.count(0.0) for row in picture.expected] == list(range(31, -1, -1))
+
+
+def test_a_picture_of_few_queries_or_keys_shows_less_than_a_larger_one() -> None:
+    calls = [(1, 47), (1, 8), (7, 512), (7, 8), (9, 2), (4, 9)]  # queries and keys
+    assert sorted(calls, key=lambda one: hides(*one)) == [(7, 8), (4, 9), (7, 512), (1, 8), (1, 47), (9, 2)]
