@@ -25,7 +25,7 @@ def to_html(page: Page) -> str:
     code = page.code
     return to_page(
         "explain.html.jinja",
-        "inconclusive",  # the colour of the header: an explanation has no verdict
+        None,
         page=page,
         effect=explain_text.effect(page),
         shapes="" if code is None else FORM_WORDS[code.form],

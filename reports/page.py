@@ -28,12 +28,12 @@ TEXT_SHOWN = 2_000
 """Most characters embedded of a prompt or an answer."""
 
 
-def to_page(template: str, verdict: Verdict, scripts: Sequence[str] = ("page.js",), **values: Any) -> str:
+def to_page(template: str, verdict: Verdict | None, scripts: Sequence[str] = ("page.js",), **values: Any) -> str:
     """Render a page.
 
     Args:
         template: name of a template that extends ``page.html.jinja``.
-        verdict: sets the colour and sign of the header.
+        verdict: sets the colour and sign of the header; None for a page that has none.
         scripts: file names of its scripts.
         values: variables of the template.
     """
@@ -76,8 +76,14 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _favicon(verdict: Verdict) -> str:
-    colours = {"pass": "#17693f", "regression": "#a8201a", "inconclusive": "#855300", "error": "#5a3e8e"}
+def _favicon(verdict: Verdict | None) -> str:
+    colours = {
+        None: "#5a616c",
+        "pass": "#17693f",
+        "regression": "#a8201a",
+        "inconclusive": "#855300",
+        "error": "#5a3e8e",
+    }
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><circle cx="4" cy="4" r="4" fill="{colours[verdict]}"/></svg>'
     return "data:image/svg+xml," + quote(svg)
 
@@ -94,6 +100,7 @@ _ENVIRONMENT.filters |= {
     "text": lambda value: clip(value, TEXT_SHOWN),
     "line": one_line,
     "unbroken": lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%"),  # a number and its sign stay on one line
+    "when": summary.when,
     "share": summary.share,
     "number": summary.number,
     "interval": summary.interval,

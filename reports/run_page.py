@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from itertools import groupby
 
 from markupsafe import Markup
@@ -80,20 +79,10 @@ def to_html(report: Report) -> str:
         cause=cause,
         further=[finding for finding in report.findings if finding is not cause],
         steps=summary.next_steps(report),
-        when=_when(report.created),
         unmet=summary.unmet(report),
         met=[check for check in report.checks if check.status == "ok"],
         roles=(("reference", report.reference), ("candidate", report.candidate)),
     )
-
-
-def _when(created: str) -> str:
-    """The time of the run to the minute, as in "2026-11-22 20:43 UTC"; as it is if it is no ISO 8601."""
-    try:
-        moment = datetime.fromisoformat(created)
-    except ValueError:
-        return created
-    return f"{moment:%Y-%m-%d %H:%M}{' UTC' if moment.utcoffset() == timedelta() else ''}"
 
 
 def choose_flips(flips: Sequence[Flip], most: int) -> tuple[Flip, ...]:

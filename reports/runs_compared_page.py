@@ -9,7 +9,7 @@ from assay.harness.ingest.results.runs_comparison import HeadMaps, RunsCompariso
 from assay.harness.judge.report import ErrorGrid
 from assay.reports.layer_diff_view import GridView, grid_data, grid_views
 from assay.reports.page import to_page
-from assay.reports.runs_text import day, worst_text
+from assay.reports.runs_text import worst_text
 from assay.reports.summary import VERDICTS
 
 MOST_MAPS = 24
@@ -38,7 +38,6 @@ def to_html(result: RunsComparison) -> str:
         maps=_by_condition(result, grid_views(grids)),
         data=grid_data(grids),
         left_out=sum(grid is not None for maps in result.maps for grid in maps.grids) - len(grids),
-        day=day,
         worst_text=worst_text,
     )
 

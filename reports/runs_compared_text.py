@@ -10,8 +10,7 @@ from rich.text import Text
 
 from assay.harness.ingest.results.runs_comparison import RunCell, RunRow, RunsComparison
 from assay.harness.text import one_line
-from assay.reports.runs_text import day
-from assay.reports.summary import VERDICTS
+from assay.reports.summary import VERDICTS, when
 from assay.reports.terminal import STYLES, say
 
 FLIPS_SHOWN = 5
@@ -26,7 +25,7 @@ def render_runs_compared(result: RunsComparison, console: Console) -> None:
         run = one.run
         mark = VERDICTS[run.verdict or "error"]
         style = STYLES[run.verdict or "error"]
-        about = f"{run.candidate} against {run.reference}, {day(run.created)}, {run.folder}"
+        about = f"{run.candidate} against {run.reference}, {when(run.created)}, {run.folder}"
         say(console, Text.assemble(f"{one.name}  ", (f"{mark.sign} {run.verdict}", style), f"  {one_line(about, 300)}"))
         if run.cause:
             say(console, Text(f"   {one_line(run.cause, 300)}", style="dim"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from assay.harness.files import write_whole
 from assay.harness.judge.history import RunList
 from assay.reports.page import to_page
-from assay.reports.runs_text import STRIP, day, level, suites_of, treatment, worst_text
+from assay.reports.runs_text import STRIP, level, suites_of, treatment, worst_text
 
 
 def write_runs(listed: RunList, path: Path) -> None:
@@ -24,13 +24,12 @@ def to_html(listed: RunList) -> str:
     newest = next((one for one in listed.runs if one.verdict is not None), None)
     return to_page(
         "runs.html.jinja",
-        newest.verdict if newest and newest.verdict else "inconclusive",
+        newest.verdict if newest else None,
         listed=listed,
         newest=newest,
         histories=[(treatment(history[0]), history, suites_of(history)) for history in listed.histories],
         unread=[one for one in listed.runs if one.verdict is None],
         most=STRIP,
-        day=day,
         level=level,
         worst_text=worst_text,
     )

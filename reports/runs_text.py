@@ -11,7 +11,7 @@ from rich.text import Text
 from assay.harness.judge.history import RunLine, RunList, Worst
 from assay.harness.judge.report import NOT_FINITE
 from assay.harness.text import one_line, two_digits
-from assay.reports.summary import NOTHING, VERDICTS
+from assay.reports.summary import NOTHING, VERDICTS, when
 from assay.reports.terminal import STYLES, say
 
 STRIP = 40
@@ -46,11 +46,6 @@ def render_runs(listed: RunList, console: Console) -> None:
 def treatment(one: RunLine) -> str:
     """What was compared: "sage_attn against torch_native, tiny on cpu"."""
     return one_line(f"{one.candidate} against {one.reference}, {one.model} on {one.device}", 120)
-
-
-def day(created: str) -> str:
-    """The date of a run, to the minute: "2026-11-22 20:43"."""
-    return one_line(created[:16].replace("T", " "), 16)
 
 
 def worst_text(worst: Worst | None) -> str:
@@ -94,9 +89,9 @@ def _sign(verdict: str | None) -> Text:
 
 def _run(one: RunLine, console: Console) -> None:
     assert one.verdict is not None
-    words = f"{day(one.created)}  "
+    words = f"{when(one.created)}  "
     verdict = Text(f"{VERDICTS[one.verdict].sign} {one.verdict:<12} ", style=STYLES[one.verdict])
     rest = f"own error {worst_text(one.worst):<10} {one_line(one.folder, 200)}"
     say(console, Text("  " + words) + verdict + Text(rest))
     if one.cause:
-        say(console, Text(f"{'':20}{one_line(one.cause, 58)}", style="dim"))
+        say(console, Text(f"{'':24}{one_line(one.cause, 58)}", style="dim"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_ratio
@@ -91,6 +92,19 @@ def shown_metric(suite: SuiteResult) -> Metric | None:
 def accuracy(tally: Tally) -> str:
     """Share of right answers with three decimals, or a dash where there were no answers."""
     return share(tally.right, tally.total)
+
+
+def when(created: str) -> str:
+    """A time to the minute, as in "2026-11-22 20:43 UTC"; as it is, in one line, if it is no ISO 8601.
+
+    Args:
+        created: a time in ISO 8601.
+    """
+    try:
+        moment = datetime.fromisoformat(created)
+    except ValueError:
+        return one_line(created, 40)
+    return f"{moment:%Y-%m-%d %H:%M}{' UTC' if moment.utcoffset() == timedelta() else ''}"
 
 
 def share(part: int, whole: int) -> str:

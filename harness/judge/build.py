@@ -125,7 +125,9 @@ def build(folder: RunFolder) -> Report:
         progress.failure,
         left_out=left_out,
         covers=covers,
-        scope=scope_of(manifest.model, len(evidence.accuracy.prefix.pairs), spec.synthetic, envelope, _claimed(evidence)),
+        scope=scope_of(
+            manifest.model, len(evidence.accuracy.prefix.pairs), spec.synthetic, envelope, _claimed(evidence)
+        ),
         cause=cause_of(_causes(evidence)),
         shown=shown_by(suites),
     )

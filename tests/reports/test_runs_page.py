@@ -1,0 +1,66 @@
+"""The page of ``assay runs``, and what it shares with the other pages: dates, and a header with or without a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.harness.explain.pages import page
+from assay.harness.judge.history import RunList, list_runs
+from assay.reports import explain_page, runs_page
+from assay.reports.summary import when
+from assay.reports.write import write_reports
+
+
+@pytest.fixture
+def listed(tmp_path: Path, examples: ModuleType) -> RunList:
+    """A run of each verdict."""
+    for number, name in enumerate(("passing", "regression", "inconclusive", "error")):
+        report = getattr(examples, name)().model_copy(update={"created": f"2026-11-2{number}T10:00:00+00:00"})
+        write_reports(report, tmp_path / "runs" / name)
+    return list_runs(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("created", "shown"),
+    [
+        ("2026-11-22T20:43:19+00:00", "2026-11-22 20:43 UTC"),
+        ("2026-11-22T20:43:19Z", "2026-11-22 20:43 UTC"),
+        ("2026-11-22T20:43:19", "2026-11-22 20:43"),
+        ("Nov 22\n20:43", "Nov 22 20:43"),
+    ],
+)
+def test_a_time_is_shown_to_the_minute(created: str, shown: str) -> None:
+    assert when(created) == shown
+
+
+def test_the_rows_have_their_dates(listed: RunList) -> None:
+    assert '<th scope="row">2026-11-21 10:00 UTC</th>' in runs_page.to_html(listed)
+
+
+def test_a_header_without_a_verdict_has_neither_its_colour_nor_its_sign(listed: RunList) -> None:
+    assert '<header class="verdict error">' in runs_page.to_html(listed), "the newest run's"
+    empty = listed.model_copy(update={"runs": ()})
+    for html in (runs_page.to_html(empty), explain_page.to_html(page("mask-top-left"))):
+        header = html.partition("</header>")[0]
+        assert '<header class="verdict none">' in header
+        assert '<svg class="sign"' not in header
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 600, 1280])
+def test_no_column_of_the_runs_is_cut_off(
+    chrome: Any, screenshot: Any, tmp_path: Path, listed: RunList, width: int
+) -> None:
+    path = tmp_path / "runs.html"
+    runs_page.write_runs(listed, path)
+    screenshot.resize(chrome, width, 844)
+    chrome.get(path.as_uri())
+    assert chrome.execute_script("return document.documentElement.scrollWidth") == width
+    right = "[cell.textContent.trim(), cell.getBoundingClientRect().right]"
+    cells = chrome.execute_script(f"return [...document.querySelectorAll('.runs td')].map(cell => {right})")
+    assert cells
+    assert [text for text, right in cells if text and right > width] == []
