@@ -5,7 +5,7 @@ An `id` is kebab-case and stable; a title is prose and may change, so nothing co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, computed_field, model_validator
@@ -13,16 +13,21 @@ from pydantic import Field, computed_field, model_validator
 from assay.harness.errors import ExitCode
 from assay.harness.picture import Picture
 from assay.harness.schema import Part
+from assay.harness.text import one_line
 
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
 CheckStatus = Literal["ok", "failed", "missing", "not checked"]
 Severity = Literal["info", "warning", "serious"]
+_OPERATOR_SHOWN = 160
+"""Most characters of an operator in a headline."""
 WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass")
 """Verdicts in the order in which one of them stands for several."""
 
 
 UNEXPLAINED = "unexplained"
 """Id of the finding that an output is wrong in a way that no hypothesis explains."""
+OPERATOR = "operator"
+"""Id of the finding that a kernel computes an operator that was read and has no name."""
 
 
 def exit_code_of(verdict: Verdict) -> ExitCode:
@@ -33,6 +38,22 @@ def exit_code_of(verdict: Verdict) -> ExitCode:
 def serious(findings: Iterable[Finding]) -> list[Finding]:
     """The findings that forbid a pass: those more severe than "info"."""
     return [finding for finding in findings if finding.severity != "info"]
+
+
+def cause_of(findings: Sequence[Finding]) -> Finding | None:
+    """The first serious finding, with the operator that was read in its words if the bug has no name; None if there is none.
+
+    Args:
+        findings: of a run or a check, in their order; those of the layer diff come before those of the op-level matrix.
+    """
+    wrong = serious(findings)
+    if not wrong:
+        return None
+    cause = wrong[0]
+    if cause.id in (UNEXPLAINED, OPERATOR) and cause.operator and cause.does:
+        words = f"{cause.does}: {one_line(cause.operator, _OPERATOR_SHOWN)}"
+        return cause.model_copy(update={"does": words})
+    return cause
 
 
 def kernel_verdict(findings: Iterable[Finding], missing: Collection[str], compared: Iterable[Verdict] = ()) -> Verdict:

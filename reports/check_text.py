@@ -15,7 +15,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
 from assay.harness.text import one_line, percent, two_digits
-from assay.harness.verdict import serious
+from assay.harness.verdict import cause_of, serious
 from assay.reports.terminal import finding_lines, finding_text, say
 
 MAX_REFUSALS = 3
@@ -24,14 +24,20 @@ MAX_CAUSES = 3
 
 
 def headline(result: CheckResult) -> str:
-    """One sentence: how many calls are wrong, and the worst own error with its bound."""
+    """One sentence: what the kernel does wrong if that is known, how many calls are wrong, the worst own error and its bound."""
+    cause = cause_of(result.findings)
+    return _headline(result, cause.does if cause else "")
+
+
+def _headline(result: CheckResult, does: str) -> str:
     tried = len(result.computed) + len(result.broken)
     if result.exit_code == ExitCode.NO_VERDICT:
         verdict = f"No verdict on {result.kernel}: requirements of a pass were not tested"
     elif result.exit_code == ExitCode.PASS:
         verdict = f"{result.kernel} is correct on all {tried} calls"
     elif result.failing:
-        verdict = f"{result.kernel} is wrong on {len(result.failing)} of {tried} calls"
+        extent = f"wrong on {len(result.failing)} of {tried} calls"
+        verdict = f"{result.kernel} {does}; {extent}" if does else f"{result.kernel} is {extent}"
     else:
         verdict = f"{result.kernel} is within its bounds on all {tried} calls, but has serious findings"
     worst = result.worst
@@ -123,9 +129,9 @@ def cause(results: Sequence[CheckResult]) -> str:
 
 
 def cause_first(result: CheckResult) -> str:
-    """The headline behind the cause, for lines that are cut off at their end."""
+    """The cause's title and the numbers, for lines that are cut off at their end."""
     why = cause([result])
-    return f"{why}: {headline(result)}" if why else headline(result)
+    return f"{why}: {_headline(result, '')}" if why else headline(result)
 
 
 def _failing(result: CheckResult) -> tuple[int, int]:

@@ -29,11 +29,17 @@ from assay.reports.svg import FORBIDDEN, INK, MUTED, NAME_SIZE, PALETTE, RULE, T
 
 WIDTH = 980
 """Most CSS pixels of a picture: what a page has room for within a finding."""
+NARROW = 312
+"""The same on a phone of 390 CSS pixels."""
 SMALLEST, LARGEST = 10, 20
 """CSS pixels of a cell whose sign can be told from others, and of the largest cell."""
+_SHADED = 4
+"""CSS pixels of a cell whose shade can be told from others."""
 SHADES = 8
 """Shades of a weight, from the least to the largest of its query."""
-_GAP, _TITLE, _AXIS, _LEAST_WIDTH, _LEGEND = 30, 20, 22, 120, 20
+_GAP, _TITLE, _AXIS, _LEAST_WIDTH, _LEGEND = 30, 20, 22, 112, 20
+_NARROW_GAP, _RIGHT = 14, 18
+"""Between panels on a phone, and right of the last one, for the sign of a row."""
 _REFERENCE, _CANDIDATE = PALETTE["chart-reference"], PALETTE["chart-candidate"]
 
 CELL_WORDS = {
@@ -81,32 +87,37 @@ def summary(picture: Picture) -> str:
     return f"pairs of a query and a key: {', '.join(words) or 'none'}{''.join(kinds)}"
 
 
-def svg(picture: Picture) -> str:
+def svg(picture: Picture, width: int = WIDTH) -> str:
     """Three panels of queries x keys: the expected weights, the weights that were read, and what differs.
 
     Expected and read are shaded by weight, relative to the largest of the query. What differs has a sign for each kind, so that no
     colour is needed to tell them. Panels stand side by side; where cells would be too small for signs, the last stands below.
+
+    Args:
+        picture: what to draw.
+        width: CSS pixels that there is room for. A picture of many keys is wider where its signs would be too small.
 
     Returns:
         An ``<svg>`` element.
     """
     keys = max(1, len(picture.key_indices))
     label = max(text_width(one, TICK_SIZE) for one in ("query", *_query_labels(picture))) + 8
-    across = min(LARGEST, math.floor((WIDTH - label - 2 * _GAP) / 3 / keys))
-    above = below = across
-    if across < SMALLEST:
-        above = min(LARGEST, math.floor((WIDTH - label - _GAP) / 2 / keys))
-        below = min(LARGEST, math.floor((WIDTH - label) / keys))
-    entries = _legend(picture)
+    gap = _GAP if width >= WIDTH else _NARROW_GAP
+    across = _cell(width - label - _RIGHT - 2 * gap, 3, keys)
+    above, below = _cell(width - label - _RIGHT - gap, 2, keys), max(SMALLEST, _cell(width - label - _RIGHT, 1, keys))
+    entries = _legend(picture, width)
     lines = 1 + max((line for _, _, line in entries), default=0)
     top = lines * _LEGEND + _TITLE
-    expected = _Panel(picture, label, top, above)
-    read = _Panel(picture, label + expected.width + _GAP, top, above)
-    beside = across >= SMALLEST
+    down = _AXIS + _TITLE + 8
+    expected = _Panel(picture, label, top, across or above or below)
+    if across or above:
+        read = _Panel(picture, label + expected.width + gap, top, expected.cell)
+    else:
+        read = _Panel(picture, label, expected.bottom + down, below)
     difference = (
-        _Panel(picture, read.left + read.width + _GAP, top, above)
-        if beside
-        else _Panel(picture, label, expected.bottom + _AXIS + _TITLE + 8, below)
+        _Panel(picture, read.left + read.width + gap, top, across)
+        if across
+        else _Panel(picture, label, read.bottom + down, below)
     )
     parts = [
         f"<title>{escape('Attention weights: ' + caption(picture))}</title>",
@@ -115,18 +126,33 @@ def svg(picture: Picture) -> str:
     for entry, x, line in entries:
         parts += entry.drawn(x, line * _LEGEND + 9)
     parts += [*expected.frame("expected", True), *expected.shades(picture.expected, _REFERENCE), *expected.rules()]
-    parts += [*read.frame("read", False), *read.shades(picture.read, _CANDIDATE), *read.blocks(), *read.rules()]
     parts += [
-        *difference.frame("difference", not beside),
+        *read.frame("read", read.left == label),
+        *read.shades(picture.read, _CANDIDATE),
+        *read.blocks(),
+        *read.rules(),
+    ]
+    parts += [
+        *difference.frame("difference", difference.left == label),
         *difference.signs(),
         *difference.blocks(),
         *difference.rules(),
     ]
     right = max(x + entry.width for entry, x, _ in entries)
-    right = max(right, *(panel.left + panel.width + 18 for panel in (expected, read, difference)))
+    right = max(right, *(panel.left + panel.width + _RIGHT for panel in (expected, read, difference)))
     return draw.image(
         right, difference.bottom + _AXIS, f"Attention weights: {caption(picture)}; {summary(picture)}", parts
     )
+
+
+def _cell(room: float, panels: int, keys: int) -> int:
+    """CSS pixels of a cell if so many panels share a line; 0 if they do not fit, or cells would be too small.
+
+    A weight's shade can be told on a smaller cell than a sign, and all three panels in a line are of one size.
+    """
+    least = SMALLEST if panels == 3 else _SHADED
+    cell = min(LARGEST, math.floor(room / panels / keys))
+    return cell if cell >= least and panels * max(cell * keys, _LEAST_WIDTH) <= room else 0
 
 
 @dataclass(frozen=True)
@@ -224,7 +250,11 @@ class _Panel:
                 parts.append(_sign(sign, spots, self.cell, "" if sign == SAME else self._says(n, sign, found)))
             if kind in ("shifted", "nonlinear"):
                 y = self.top + (n + 0.5) * self.cell
-                parts.append(draw.text(_ROW_SIGNS[kind], self.right + 3, y, size=NAME_SIZE, colour=FORBIDDEN))
+                parts.append(
+                    draw.text(
+                        _ROW_SIGNS[kind], self.right + 3, y, size=min(NAME_SIZE, int(self.cell)), colour=FORBIDDEN
+                    )
+                )
         return parts
 
     def _says(self, row: int, sign: str, keys: Sequence[int]) -> str:
@@ -272,7 +302,7 @@ class _Entry:
         return [sign, draw.text(self.name, x + 20, y, size=NAME_SIZE, colour=INK)]
 
 
-def _legend(picture: Picture) -> list[tuple[_Entry, float, int]]:
+def _legend(picture: Picture, width: int) -> list[tuple[_Entry, float, int]]:
     """The entries of the legend, each with its place in CSS pixels and its line."""
     seen = {sign for row in picture.cells for sign in row}
     entries = [_Entry("expected", "expected"), _Entry("read", "read, stronger for more weight")]
@@ -282,7 +312,7 @@ def _legend(picture: Picture) -> list[tuple[_Entry, float, int]]:
     ]
     placed, x, line = [], 0.0, 0
     for entry in entries:
-        if x and x + entry.width > WIDTH:
+        if x and x + entry.width > width:
             x, line = 0.0, line + 1
         placed.append((entry, x, line))
         x += entry.width

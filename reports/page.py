@@ -109,6 +109,7 @@ _ENVIRONMENT.filters |= {
     "error_percent": summary.error_percent,
     "own_error_text": summary.own_error_text,
     "picture": lambda picture: Markup(operator_picture.svg(picture)),
+    "narrow_picture": lambda picture: Markup(operator_picture.svg(picture, operator_picture.NARROW)),
     "caption": operator_picture.caption,
     "explaining": explaining,
 }

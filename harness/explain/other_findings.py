@@ -8,8 +8,7 @@ from assay.harness.localize.causes import OUTPUT_SCALED
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, TITLES
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
-from assay.harness.readout.named import OPERATOR
-from assay.harness.verdict import UNEXPLAINED, Severity
+from assay.harness.verdict import OPERATOR, UNEXPLAINED, Severity
 
 CHECK, RUN, BENCH = (
     "assay check mine:forward",

@@ -30,7 +30,7 @@ from assay.harness.judge.envelope import check_envelope, envelope_result
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
 from assay.harness.judge.forced_settings import with_common_settings
 from assay.harness.judge.greedy_suite import greedy_suite
-from assay.harness.judge.headline import cause_of, scope_of, shown_by
+from assay.harness.judge.headline import scope_of, shown_by
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
 from assay.harness.judge.logits_suite import logits_suite
 from assay.harness.judge.mmlu_suite import (
@@ -46,7 +46,7 @@ from assay.harness.judge.report import Environment, FailureResult, Report, Serve
 from assay.harness.judge.sensitivity import FaultEvidence, check_sensitive, read_fault_evidence, sensitivity_result
 from assay.harness.judge.sensitivity_result import SensitivityResult
 from assay.harness.text import listed
-from assay.harness.verdict import Check, Finding
+from assay.harness.verdict import Check, Finding, cause_of
 
 ANSWERED: tuple[Suite, ...] = ("mmlu", "greedy")
 """Suites that compare both servers' answers."""

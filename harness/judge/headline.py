@@ -1,4 +1,4 @@
-"""What the headline of a run says beside its verdict: the cause, how a regression shows, and what a pass covers."""
+"""What the headline of a run says beside its verdict and its cause: how a regression shows, and what a pass covers."""
 
 from __future__ import annotations
 
@@ -8,26 +8,6 @@ from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.envelope import EnvelopeResult
 from assay.harness.judge.report import SuiteResult
 from assay.harness.text import one_line
-from assay.harness.verdict import UNEXPLAINED, Finding, serious
-
-_OPERATOR_SHOWN = 160
-"""Most characters of an operator in a headline."""
-
-
-def cause_of(findings: Sequence[Finding]) -> Finding | None:
-    """The first serious finding, with the operator that was read in its words if the bug has no name; None if there is none.
-
-    Args:
-        findings: of the layer diff and the op-level matrix, in their order.
-    """
-    wrong = serious(findings)
-    if not wrong:
-        return None
-    cause = wrong[0]
-    if cause.id == UNEXPLAINED and cause.operator and cause.does:
-        words = f"{cause.does}: {one_line(cause.operator, _OPERATOR_SHOWN)}"
-        return cause.model_copy(update={"does": words})
-    return cause
 
 
 def shown_by(suites: Sequence[SuiteResult]) -> str:

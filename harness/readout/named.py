@@ -9,6 +9,7 @@ import numpy as np
 
 from assay.harness.attention.catalogue import ALL
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
+from assay.harness.localize.wording import does
 from assay.harness.picture import Picture
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.operators import Operator
@@ -18,10 +19,8 @@ from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.symbols import legend
 from assay.harness.text import percent
-from assay.harness.verdict import UNEXPLAINED, Finding, serious
+from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, serious
 
-OPERATOR = "operator"
-"""Id of a finding whose operator was read and has no name."""
 CONFIRMED = 2
 """Wrong outputs of calls that an operator was not mined from that it must give: a coincidence explains one."""
 SPOILT = 0.1
@@ -139,7 +138,7 @@ def _evidence(read: ReadOut) -> list[str]:
 
 
 def _name(first: Finding, others: Collection[str], read: ReadOut) -> dict[str, object]:
-    """Id, title and diagnosis of a finding where an exact read-out changes them.
+    """Id, title, words for the headline, and diagnosis of a finding where an exact read-out changes them.
 
     Args:
         first: the finding.
@@ -156,13 +155,18 @@ def _name(first: Finding, others: Collection[str], read: ReadOut) -> dict[str, o
     if first.id in fits:
         return {"equivalent": tuple(fits[1:])}
     wrong = f'"{first.title}" fits the failing calls, but not {against[first.id]:,} wrong outputs that were read'
-    named: dict[str, object] = {"id": fits[0], "title": BY_ID[fits[0]].title} if fits else _read_name(read)
+    named: dict[str, object] = _named(fits[0]) if fits else _read_name(read)
     return named | {"diagnosis": f"{read.sentence}; {wrong}", "equivalent": tuple(fits[1:])}
 
 
 def _read_name(read: ReadOut) -> dict[str, object]:
     known = name_of(read.operator, read.samples)
-    return {"id": known.id, "title": known.title} if known else {"id": OPERATOR, "title": "another operator"}
+    return _named(known.id) if known else {"id": OPERATOR, "title": "another operator", "does": does(None, "")}
+
+
+def _named(id_: str) -> dict[str, object]:
+    """Id, title and words for the headline of a hypothesis. The operator says under which condition."""
+    return {"id": id_, "title": BY_ID[id_].title, "does": does(BY_ID[id_], "")}
 
 
 def _against(one: Hypothesis, others: Collection[str], samples: Sequence[Sample]) -> int:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness.picture import MAX_KEYS, MAX_QUERIES, Picture
-from assay.reports.operator_picture import WIDTH, caption, summary, svg, text
+from assay.reports.operator_picture import NARROW, WIDTH, caption, summary, svg, text
 from assay.reports.svg import PALETTE
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -222,3 +222,14 @@ def test_colours_are_left_out_on_request(examples: ModuleType, no_colour: bool) 
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     assert plain.strip("\n") == SMALL
     assert ("\x1b[31moo\x1b[0m" in out.getvalue()) == (not no_colour)
+
+
+@pytest.mark.parametrize(("keys", "lines"), [(8, 2), (25, 2), (30, 3), (64, 3)])
+def test_a_picture_for_a_phone_is_narrow_and_its_signs_stay_large(examples: ModuleType, keys: int, lines: int) -> None:
+    picture = examples.picture(("#" * (keys - 1) + "!",) * 8)
+    root = ET.fromstring(svg(picture, NARROW))
+    width = float(root.get("width", "inf"))
+    assert width <= NARROW or (keys > 25 and width < 10 * keys + 80), "what does not fit is scrolled"
+    titles = [element for element in root.iter(f"{SVG}text") if element.text in ("expected", "read", "difference")]
+    panels = [element for element in titles if element.get("x") != "20"]  # which is the legend's
+    assert len({element.get("y") for element in panels}) == lines

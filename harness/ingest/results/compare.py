@@ -19,7 +19,8 @@ from assay.harness.ingest.results.result_set import ResultSet
 from assay.harness.ingest.results.runs import changes_of
 from assay.harness.ingest.source import two
 from assay.harness.judge.report import Report
-from assay.harness.verdict import Check, Verdict
+from assay.harness.text import one_line
+from assay.harness.verdict import Check, Verdict, cause_of
 
 BEYOND = "beyond-stop"
 """Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
@@ -81,12 +82,11 @@ def _result(
     **parts: object,
 ) -> CompareResult:
     kind = left.kind
-    word = {"pass": "B is as good as A", "regression": "B is worse than A"}.get(verdict, "No verdict")
     return CompareResult(
         verdict=verdict,
         created=timestamp(),
         kind=kind,
-        headline=f"{word}: {reasons[0]}" if reasons else f"{word}.",
+        headline=_headline(verdict, reasons[:1]),
         reasons=tuple(reasons),
         covers=COVERS[kind],
         margin=limits.margin,
@@ -96,6 +96,12 @@ def _result(
         checks=tuple(checks),
         **parts,
     )
+
+
+def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
+    """The verdict with its first reasons: the cause, if it is known, and what decided."""
+    word = {"pass": "B is as good as A", "regression": "B is worse than A"}.get(verdict, "No verdict")
+    return f"{word}: {' '.join(reasons)}" if reasons else f"{word}."
 
 
 def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]]:
@@ -315,4 +321,15 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: 
             "name the folders of both runs",
         )
         return _result(left, right, limits, "inconclusive", [missing.found], [missing], changes=changes)
-    return _answers(left, right, limits).model_copy(update={"changes": changes})
+    found = _answers(left, right, limits)
+    cause = _new_cause(a, b) if found.verdict == "regression" else []
+    headline = _headline(found.verdict, [*cause, *found.reasons[:1]])
+    return found.model_copy(update={"changes": changes, "headline": headline})
+
+
+def _new_cause(a: Report, b: Report) -> list[str]:
+    """What the new run's candidate does wrong, if the accepted one does not do it too; nothing where no kernel was seen to."""
+    before, cause = cause_of(a.findings), cause_of(b.findings)
+    if cause is None or not cause.does or (before is not None and before.does == cause.does):
+        return []
+    return [f"{one_line(b.candidate.backend, 60)} {cause.does}."]

@@ -69,7 +69,7 @@ def test_a_usage_error(
 def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "checked_kernels:wrong", "--case", "extend-41+1-one") == 1
     out = capsys.readouterr().out
-    assert "checked_kernels:wrong is wrong on 1 of 1 calls" in out
+    assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in out
     assert "new+prefix 41+1" in out
 
 
@@ -81,7 +81,7 @@ def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
     said = capsys.readouterr()
     assert "\n  observed: " in said.out
     assert "read off the kernel in " in said.out
-    assert "is wrong on 1 of 1 calls; " in said.err
+    assert "; wrong on 1 of 1 calls; " in said.err
     assert "Reading what it computes, for at most 30 s." in said.err
     assert call(monkeypatch, *some, "--read-out", "0") == 1
     said = capsys.readouterr()
@@ -95,7 +95,7 @@ def test_a_page_is_written_on_request(
     assert call(monkeypatch, "checked_kernels:wrong", "--case", "extend-41+1-one", "--html", "new/check.html") == 1
     assert "Report: new/check.html" in capsys.readouterr().out
     page = (tmp_path / "new" / "check.html").read_text(encoding="utf-8")
-    assert "checked_kernels:wrong is wrong on 1 of 1 calls" in page
+    assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in page
     assert "assay check checked_kernels:wrong --case extend-41+1-one" in page
 
 

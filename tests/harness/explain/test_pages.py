@@ -17,7 +17,7 @@ from assay.harness.explain.pages import BEYOND_MATRIX, KIND_TITLES, OTHER_KIND, 
 from assay.harness.judge import layer_verdict
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.picture import WRONG
-from assay.harness.readout.named import OPERATOR
+from assay.harness.verdict import OPERATOR
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("bisect", "judge", "localize", "offline", "readout")

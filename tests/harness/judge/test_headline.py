@@ -7,9 +7,9 @@ import pytest
 
 from assay.harness.judge.decide import decide
 from assay.harness.judge.envelope import EnvelopeResult
-from assay.harness.judge.headline import cause_of, scope_of, shown_by
+from assay.harness.judge.headline import scope_of, shown_by
 from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.verdict import UNEXPLAINED, Finding
+from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, cause_of
 
 DOES = "applies a top-left causal mask once a prefix is cached"
 SENTENCE = 'Computes "causal mask top-left" in extend with a cached prefix (all layers).'
@@ -47,9 +47,10 @@ def test_what_is_only_slower_is_not_called_worse() -> None:
 
 def test_a_bug_without_a_name_is_said_as_it_was_read() -> None:
     odd = found(id=UNEXPLAINED, does="computes something other than attention", operator="query i sees key p + 2")
-    cause = cause_of([found(severity="info"), odd])
-    assert cause is not None
-    assert cause.does == "computes something other than attention: query i sees key p + 2"
+    for id_ in (UNEXPLAINED, OPERATOR):
+        cause = cause_of([found(severity="info"), odd.model_copy(update={"id": id_})])
+        assert cause is not None
+        assert cause.does == "computes something other than attention: query i sees key p + 2"
     assert cause_of([found(severity="info")]) is None
 
 

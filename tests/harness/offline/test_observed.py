@@ -29,10 +29,9 @@ from assay.harness.offline.check import CheckResult, assert_correct, check
 from assay.harness.offline.observed import Reader, held, picture_on
 from assay.harness.offline.replay import replay, replay_recorded
 from assay.harness.picture import Picture
-from assay.harness.readout.named import OPERATOR
 from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.server.pack_writer import PackWriter
-from assay.harness.verdict import Finding
+from assay.harness.verdict import OPERATOR, Finding
 
 Lens = list[tuple[int, int]]
 NO_MASK = fault("mask-missing")

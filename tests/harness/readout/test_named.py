@@ -10,10 +10,10 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.localize.diagnose import STATE_KEPT
-from assay.harness.readout.named import OPERATOR, name_of, public_reports, said, with_operator
+from assay.harness.readout.named import name_of, public_reports, said, with_operator
 from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.readout.samples import Tally
-from assay.harness.verdict import UNEXPLAINED, Finding, Severity
+from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, Severity
 
 
 def flipped(call: AttentionCall) -> Tensor:
@@ -68,6 +68,7 @@ def test_a_known_operator_has_its_name(missing_mask: ReadOut) -> None:
     assert known.id == "mask-missing"
     [named] = with_operator([finding(UNEXPLAINED)], missing_mask)
     assert (named.id, named.title, named.diagnosis) == (known.id, known.title, missing_mask.sentence)
+    assert named.does == "applies no causal mask", "the headline must not keep the words of the first guess"
 
 
 def test_a_name_comes_with_its_public_reports() -> None:
@@ -84,6 +85,7 @@ def test_another_operator_has_the_sentence_and_no_name(unlisted: ReadOut) -> Non
     assert name_of(unlisted.operator, unlisted.samples) is None
     [named] = with_operator([finding(UNEXPLAINED)], unlisted)
     assert (named.id, named.title) == (OPERATOR, "another operator")
+    assert named.does == "computes something other than attention"
     assert named.diagnosis == named.operator == unlisted.sentence
 
 
@@ -128,6 +130,7 @@ def test_of_names_that_fit_the_calls_alike_the_one_that_was_read_is_taken(missin
     [first] = with_operator([given], missing_mask)
     assert (first.id, first.equivalent) == ("mask-missing", ())
     assert first.title != given.title
+    assert first.does == "applies no causal mask"
 
 
 @pytest.mark.parametrize("id", ["mask-one-key-too-many", "scale-twice"])

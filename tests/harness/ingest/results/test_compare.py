@@ -13,8 +13,9 @@ from assay.harness.collect.plan import prepare
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.evidence.records import ROLES
-from assay.harness.ingest.results.compare import Limits, compare
+from assay.harness.ingest.results.compare import Limits, compare, compare_two_runs
 from assay.harness.ingest.results.comparison import CompareResult
+from assay.harness.ingest.results.loaded import load
 from assay.harness.ingest.results.runs import changes_of
 
 LIMITS = Limits()
@@ -230,6 +231,16 @@ def test_what_changed_between_two_runs_is_listed(run: Callable[..., Path]) -> No
     changed = {one.id: one for one in result.changes}
     assert changed["verdict-mmlu"].worse is True
     assert changed["verdict-mmlu"].b == "regression"
+
+
+def test_the_headline_of_two_runs_carries_the_cause_that_is_new(run: Callable[..., Path], examples: ModuleType) -> None:
+    runs = [load(run("a", 300)), load(run("b", 300, wrong=60))]
+    good, bad = examples.passing(), examples.regression()
+    wrong = bad.findings[0].model_copy(update={"severity": "serious", "does": "applies no causal mask"})
+    bad = bad.model_copy(update={"findings": (wrong,)})
+    new = compare_two_runs(*runs, LIMITS, good, bad).headline
+    assert new.startswith(f"B is worse than A: {bad.candidate.backend} applies no causal mask. Loss ")
+    assert compare_two_runs(*runs, LIMITS, bad, bad).headline.startswith("B is worse than A: Loss ")
 
 
 def test_two_reports_show_what_changed_and_give_no_verdict(examples: ModuleType, tmp_path: Path) -> None:
