@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from assay.evals.retrieval import Fit
 from assay.harness.config import BUILTIN_MODEL
@@ -24,7 +25,8 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
         engine_args: the servers' flags; with ``--load-format dummy`` no weights are needed.
 
     Raises:
-        UsageError: there is no such folder or hub model, or the folder has no configuration, tokenizer or weights.
+        UsageError: there is no such folder or hub model, or the folder has no configuration, tokenizer or weights, or one of them
+            is damaged.
     """
     folder = TINY_MODEL if name == BUILTIN_MODEL else Path(name).expanduser()
     if not folder.exists():
@@ -39,12 +41,16 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
         raise UsageError(
             f"--model {name} has no config.json.", "a folder as save_pretrained writes it", "check the path"
         )
+    _read_json(folder / "config.json", name)
     if not any((folder / tokenizer).exists() for tokenizer in _TOKENIZERS):
         raise UsageError(
             f"--model {name} has no tokenizer.",
             f"one of {', '.join(_TOKENIZERS)}",
             "save the tokenizer beside the weights",
         )
+    for tokenizer in _TOKENIZERS:
+        if tokenizer.endswith(".json") and (folder / tokenizer).exists():
+            _read_json(folder / tokenizer, name)
     dummy = "dummy" in " ".join(engine_args).replace("=", " ").split("--load-format")[-1].split()[:1]
     if not dummy and not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         raise UsageError(
@@ -52,7 +58,46 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
             f"files that match one of {', '.join(_WEIGHTS)}",
             "finish the download, or --engine-arg=--load-format=dummy",
         )
+    for path in [] if dummy else sorted(folder.glob("*.safetensors")):
+        _check_whole(path, name)
     return folder.resolve()
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    """A file of a model, as a JSON object. Raises UsageError if it is none."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read as JSON: {error}"
+    else:
+        if isinstance(document, dict):
+            return document
+        problem = f"is {type(document).__name__}, not an object"
+    raise UsageError(
+        f"{path.name} of --model {name} {problem}.",
+        "a JSON object, as save_pretrained writes it",
+        f"download {path.name} again, or mend it",
+    )
+
+
+def _check_whole(path: Path, name: str) -> None:
+    """Refuse a safetensors file that is shorter or longer than its header says. Raises UsageError."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if length <= size else b""
+    try:
+        header = json.loads(text)
+        ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
+        problem = f"has {size:,} bytes, and its header says {(whole := 8 + length + max(ends, default=0)):,}"
+        if size == whole:
+            return
+    except (ValueError, AttributeError, TypeError, LookupError):
+        pointer = "is a pointer of Git LFS" if length.to_bytes(8, "little") == b"version " else "has no header"
+        problem = f"{pointer}, in {size:,} bytes"
+    raise UsageError(
+        f"{path.name} of --model {name} {problem}.", "a whole safetensors file", f"download {path.name} again"
+    )
 
 
 @dataclass(frozen=True)
@@ -84,7 +129,7 @@ def model_shape(model: Path) -> ModelShape:
     Raises:
         UsageError: the configuration has no ``vocab_size`` or no ``max_position_embeddings``.
     """
-    config = json.loads((model / "config.json").read_text())
+    config = _read_json(model / "config.json", str(model))
     config = {**config, **config.get("text_config", {})}
     heads, hidden = int(config.get("num_attention_heads") or 0), int(config.get("hidden_size") or 0)
     try:
