@@ -222,6 +222,8 @@ def missing_package(error: ImportError) -> UsageError:
 def _advice(error: ImportError, module: str = "") -> str:
     """What to do about an ImportError. `module` is the kernel's own; empty if it was not named by its module."""
     missing = error.name or "the missing package"
+    if not isinstance(error, ModuleNotFoundError) and error.name:  # it is there, without what is imported from it
+        return f"correct the import, or install the version of {missing.partition('.')[0]} that it was written for"
     if module and f"{module}.".startswith(f"{missing}."):
         return f"run in the folder that contains {missing.partition('.')[0]}, or add that folder to PYTHONPATH"
     return f"install {missing.partition('.')[0]}"
