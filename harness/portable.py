@@ -5,6 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def shown(path: Path) -> str:
+    """A path for a person to read: relative below the working directory, with ``~`` below the home folder, else as it is."""
+    word = portable(str(path))
+    home = Path.home()
+    if Path(word).is_absolute() and path.is_relative_to(home) and home != Path("/"):
+        return f"~/{path.relative_to(home)}"
+    return word
+
+
 def portable(word: str, here: Path | None = None) -> str:
     """A word of a command with the path in it relative to the working directory, where it lies below that; else as it is.
 

@@ -154,7 +154,8 @@ class OpenRun:
         Latency is timed first, on separate servers, which these would disturb.
         """
         time_servers(self.bench, self.folder, display)
-        engines = [make_run_engine(self.plan, self.folder, role) for role in asked_roles(self.plan, self.folder)]
+        roles = asked_roles(self.plan, self.folder)
+        engines = [make_run_engine(self.plan, self.folder, role, alone=len(roles) == 1) for role in roles]
         started = ExitStack()
         if not self.folder.progress().failure:
             with recorded(self.folder), ExitStack() as starting:

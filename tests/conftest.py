@@ -102,6 +102,12 @@ def random_kills() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def server_failures() -> ModuleType:
+    """The benchmark that reads what a failed run shows."""
+    return load(Path(__file__).parents[1] / "benchmarks" / "server_failures.py")
+
+
+@pytest.fixture(scope="session")
 def served() -> ModuleType:
     """Complete runs on disk."""
     return stand_ins("served")
@@ -172,7 +178,7 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     few = {"questions": 48, "margin": 0.1}
     plan = prepare(make_spec({"device": "cpu", "candidate": candidate, **few}))
     folder = open_folder(plan, tmp_path_factory.mktemp("pair") / "run")
-    reference, other = (make_run_engine(plan, folder, role) for role in ("reference", "candidate"))
+    reference, other = (make_run_engine(plan, folder, role, alone=False) for role in ("reference", "candidate"))
     with running([reference, other], "cpu"):
         yield PairRun(plan, folder, (reference, other))
 

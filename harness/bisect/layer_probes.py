@@ -137,6 +137,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
         folder / "server.log",
         cpu_core=core_of(spec.device),
         eager=True,
+        alone=True,
         environment={SHADOW: spec.candidate},
     )
     with running([server], spec.device, display):

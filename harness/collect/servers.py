@@ -37,6 +37,7 @@ def make_engine(
     *,
     cpu_core: int | None,
     eager: bool,
+    alone: bool = False,
     prefill_graphs: bool = False,
     environment: Mapping[str, str] | None = None,
     arguments: tuple[str, ...] = (),
@@ -50,6 +51,7 @@ def make_engine(
         log: file for the server's output.
         cpu_core: see `Launch` and `core_of`.
         eager: see `Launch`.
+        alone: see `Launch`.
         prefill_graphs: see `Launch`.
         environment: further environment variables of the server.
         arguments: further flags of the server, which the user's override.
@@ -71,22 +73,33 @@ def make_engine(
             decode_backend=plan.reference.delegate,
             cpu_core=cpu_core,
             eager=eager,
+            alone=alone,
             prefill_graphs=prefill_graphs,
             extra=environment or {},
         )
     )
 
 
-def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
+def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -> Engine:
     """A role's engine in a run. Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced
     because no answers are compared. Both also get what only one of the backends forces; it is found out once for a run.
+
+    Args:
+        plan: the checked run.
+        folder: the run's folder.
+        role: the role.
+        alone: whether the other role's server is not up at the same time.
     """
-    engine = _run_engine(plan, folder, role)
+    engine = _run_engine(plan, folder, role, alone)
     if not may_differ(plan) or not isinstance(engine, SGLangServer):
         return engine
     common = read_common_settings(folder.path, folder.nonce)
     if common is None:
-        pair = {one: other.launch for one in ROLES if isinstance(other := _run_engine(plan, folder, one), SGLangServer)}
+        pair = {
+            one: other.launch
+            for one in ROLES
+            if isinstance(other := _run_engine(plan, folder, one, alone), SGLangServer)
+        }
         common = agree(pair).model_copy(update={"run": folder.nonce})
         write_common_settings(folder.path, common)
     return SGLangServer(replace(engine.launch, common=common.flags))
@@ -101,7 +114,7 @@ def may_differ(plan: Plan) -> bool:
     return two and plan.spec.device == "cuda"
 
 
-def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
+def _run_engine(plan: Plan, folder: RunFolder, role: Role, alone: bool) -> Engine:
     environment = {RUN: folder.nonce, FAULTS: "1"}
     # A server that was killed may have left a control, which its successor would follow.
     (folder.server_folder(role) / CONTROL).unlink(missing_ok=True)
@@ -113,6 +126,7 @@ def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
         folder.server_folder(role),
         folder.log(role),
         cpu_core=core_of(plan.spec.device, ROLES.index(role)),
+        alone=alone,
         eager=plan.has_decode_kernel or not plan.compares_answers,
         environment=environment,
         arguments=chunk_argument(plan),

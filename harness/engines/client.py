@@ -21,12 +21,17 @@ from pydantic import BaseModel, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from assay.harness.engines.base import ChatRequest, Reply, never
+from assay.harness.engines.guardian import HELPER_GRACE_S
+from assay.harness.engines.process import GRACE_S
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 
 WATCH_INTERVAL_S = 0.25
-DEATH_WAIT_S = 3.0
-"""A dying server drops its connections before its exit is visible; a failed request waits this long to be explained by it."""
+FIND_OUT = "find out why in the server's log, and repeat the command, which resumes"
+DEATH_WAIT_S = GRACE_S + HELPER_GRACE_S + 2.0
+"""A dying server drops its connections before its exit is visible, for which the guardian ends what is left of it; a failed request
+waits this long to be explained by it.
+"""
 RETRY_PAUSES_S = (0.5, 1.0)
 """Pauses before a request is sent again, as in the openai client with its two retries."""
 RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
@@ -176,7 +181,7 @@ class Client:
         self._proxies, self._check, self._log_tail = proxies, check, log_tail
         self._headers = {"Authorization": f"Bearer {api_key}"}
 
-    def error(self, found: str, expected: str = "", do: str = "") -> EngineError:
+    def error(self, found: str, expected: str = "", do: str = FIND_OUT) -> EngineError:
         """An EngineError about this server, with the last lines of its log."""
         return EngineError(f"{self.who} {found}", expected, do, details=self._log_tail())
 
@@ -217,7 +222,7 @@ class Client:
         try:
             response = self._request(method, path, timeout_s, body, watched=True)
         except BROKEN as error:
-            self._check()
+            asyncio.run(self._wait_for_death())
             raise self.error(f"did not answer {self.url}{path}: {reason(error)}.") from error
         if not response.is_success:
             raise self.error(f"answered {path} with HTTP {response.status}: {excerpt(response.text)}.", "HTTP 200")

@@ -52,6 +52,7 @@ class Launch:
         engine_args: the user's flags; they come last, so they override assay's.
         common: flags that both servers get because one of the backends forces them (`assay.harness.engines.common`).
         cpu_core: the core that a CPU server computes on; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
+        alone: whether the other role's server is not up at the same time; remedies then do not propose that.
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
         prefill_graphs: whether prefill may be captured too, if not eager. SGLang then runs it on batches that do not name their
             requests, so extend is neither shadowed nor traced.
@@ -71,6 +72,7 @@ class Launch:
     common: tuple[str, ...] = ()
     cpu_core: int | None = None
     eager: bool = True
+    alone: bool = False
     prefill_graphs: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
 

@@ -12,9 +12,12 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from assay.harness.engines import guardian
+from assay.harness.engines.failures import how_ended
+from assay.harness.portable import shown
 
 GRACE_S = 2.0
 """Seconds from SIGTERM to SIGKILL. SGLang checks for a SIGTERM every 5 s and has nothing to save that is worth the wait."""
@@ -30,6 +33,29 @@ _NOISE = re.compile(
     r'|.*"(GET|POST) /\S* HTTP/1\.1" 200 OK|.*"GET /health HTTP/1\.1" 503'
 )
 _TRACEBACK = "Traceback (most recent call last)"
+_SPAWNED = "multiprocessing.spawn import spawn_main"
+UNNAMED = "a process without a name yet"
+"""How a process is called that Python's multiprocessing has made and that has not named itself."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What a process of a server has come to.
+
+    Attributes:
+        process: what it calls itself.
+        pid: its process id.
+        what: in words that follow its name: "is stopped, as by SIGSTOP", "exited with status 7", "has ended".
+        ended: whether it has ended.
+    """
+
+    process: str
+    pid: int
+    what: str
+    ended: bool
+
+    def __str__(self) -> str:
+        return f"{self.process} (process {self.pid}) {self.what}"
 
 
 class ServerProcess:
@@ -49,7 +75,9 @@ class ServerProcess:
         self._secret = secret
         self._looked = 0.0
         self._essential: dict[int, str] = {}
-        self._trouble: dict[int, str] = {}
+        self._trouble: dict[int, Trouble] = {}
+        self._main: int | None = None
+        self._oom_kills = oom_kills()
         # SGLang leaves sockets and other small files in the temporary folder, so it gets one that is removed with it.
         self._scratch = tempfile.mkdtemp(prefix="assay-")
         guarded = [sys.executable, "-I", "-S", guardian.__file__, str(GRACE_S), self._scratch, *command]
@@ -85,12 +113,18 @@ class ServerProcess:
         status = self.exit_status
         if status is None:
             return "is running"
-        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        return how_ended(status)
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether the system has killed a process for want of memory since the launch."""
+        return oom_kills() > self._oom_kills
 
     def log_tail(self) -> str:
         """The most informative last lines of this launch's log, indented, under the log's path."""
         lines = "\n".join(f"  {line}" for line in telling_lines(self.recent_log()))
-        return f"Its log ({self.log}) ends:\n{lines}" if lines else f"Its log ({self.log}) is empty."
+        log = shown(self.log)
+        return f"Its log ({log}) ends:\n{lines}" if lines else f"Its log ({log}) is empty."
 
     def last_line(self) -> str:
         """The last line of this launch's log that is not known noise; empty if there is none."""
@@ -108,26 +142,40 @@ class ServerProcess:
             text = stream.read().decode(errors="replace")
         return text.replace(self._secret, "***") if self._secret else text
 
-    def trouble(self, essential: str) -> str:
-        """What a process of the server has come to, in words; empty if nothing is wrong. Looks at most once in `LOOK_INTERVAL_S`.
+    def trouble(self, essential: str) -> Trouble | None:
+        """What a process of the server has come to; None if nothing is wrong. Looks at most once in `LOOK_INTERVAL_S`.
 
         Only what two looks in a row have seen counts: a debugger stops a process for a moment, and a server whose process has died
-        may be about to end.
+        may be about to end. A process without a name yet, which may end by right, counts only if it failed. Once the main process
+        has ended, nothing counts but how it did: `exit_status` has that when the others have ended, too.
 
         Args:
             essential: how those processes call themselves that must not end before the server does.
         """
         now = time.monotonic()
         if now - self._looked < LOOK_INTERVAL_S:
-            return ""
+            return None
         self._looked = now
         states = {pid: _state(pid) for pid in {self.pid, *guardian.descendants(self.pid), *self._essential}}
-        self._essential |= {pid: name for pid in states if (name := name_of(pid)).startswith(essential)}
-        found = {pid: "is stopped, as by SIGSTOP" for pid, state in states.items() if state in "Tt"}
-        found |= {pid: "has ended" for pid in self._essential if states[pid] in "XZ"}
-        still = sorted(found.items() & self._trouble.items())
+        if self._main is None:  # a later child of the guardian is an orphan of the server
+            self._main = min((pid for pid in states if _stat(pid)[1:2] == [str(self.pid)]), default=None)
+        elif states.get(self._main, "X") in "XZ":
+            return None
+        names = {pid: name_of(pid) for pid in states}
+        self._essential |= {pid: name for pid, name in names.items() if name.startswith(essential) or name == UNNAMED}
+        found = {
+            pid: Trouble(self._essential.get(pid) or names[pid], pid, "is stopped, as by SIGSTOP", ended=False)
+            for pid, state in states.items()
+            if state in "Tt"
+        }
+        for pid, name in self._essential.items():
+            status = _exit_status(pid) if states[pid] == "Z" else None
+            if states[pid] in "XZ" and (name.startswith(essential) or status):
+                what = "has ended" if status is None else how_ended(status)
+                found[pid] = Trouble(name, pid, what, ended=True)
+        still = [trouble for pid, trouble in sorted(found.items()) if self._trouble.get(pid) == trouble]
         self._trouble = found
-        return next((f"{self._essential.get(pid) or name_of(pid)} (process {pid}) {what}" for pid, what in still), "")
+        return next(iter(still), None)
 
     def stop(self) -> None:
         """End the server and everything it started; return when they have ended. Idempotent; may be called from any thread."""
@@ -145,16 +193,40 @@ class ServerProcess:
 
 def _state(pid: int) -> str:
     """The state of a process as in ``/proc/<pid>/stat``: "T" is stopped, "t" is stopped by a debugger. "X" if it has ended."""
+    return next(iter(_stat(pid)), "X")
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/<pid>/stat`` from the third on, the state and the parent first; empty if the process has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "X"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _exit_status(pid: int) -> int | None:
+    """How a process ended whose parent has not asked yet, as `subprocess` has it; None if the system does not tell."""
+    try:
+        return os.waitstatus_to_exitcode(int(_stat(pid)[49]))
+    except (IndexError, ValueError):
+        return None
+
+
+def oom_kills() -> int:
+    """How many processes the system has killed for want of memory since it was started; 0 where it does not count them."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def name_of(pid: int) -> str:
     """What a process calls itself, for example "sglang::scheduler"."""
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        if _SPAWNED in title:
+            return UNNAMED
         return title[:NAME_WIDTH] or Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return "a process"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import threading
@@ -16,15 +17,18 @@ from assay.harness.engines import arguments, failures, launch
 from assay.harness.engines.base import ChatRequest, Engine, Reply, Scorer, never
 from assay.harness.engines.client import AnyClient, Client
 from assay.harness.engines.launch import Launch
-from assay.harness.engines.process import ServerProcess
+from assay.harness.engines.process import ServerProcess, Trouble
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.server.control import API_KEY
+from assay.harness.text import one_line
 
 PORT_ATTEMPTS = 3
 POLL_INTERVAL_S, PROBE_TIMEOUT_S = 0.25, 5.0
 INFO_TIMEOUT_S = 60.0
 FLUSH_TIMEOUT_S = 10
+LAST_LINE = 160
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ESSENTIAL = "sglang::"  # the titles of its scheduler and detokenizer; it does not notice if they exit with status 0
 
 
@@ -67,7 +71,8 @@ class SGLangServer(Engine):
                         raise EngineError(
                             f"{self.who} could not get a port in {PORT_ATTEMPTS} attempts: {taken}.",
                             "a free port on 127.0.0.1",
-                            "find what else takes ports on this machine",
+                            "end what holds the ports (ss -ltnp lists it), and repeat the command",
+                            cause="port",
                         ) from None
                     self.stop()
         except BaseException:
@@ -100,14 +105,17 @@ class SGLangServer(Engine):
         while client.status("/health", PROBE_TIMEOUT_S) != 200:
             # SGLang 0.5.23 logs this and stays up, so its exit cannot be waited for.
             if process.wrote("address already in use"):
-                raise _PortTaken(f"{self.url} was taken while the server started")
+                raise _PortTaken(f"{self.url}: address already in use, taken while the server started")
             if process.exit_status is not None:
                 raise self._dead(process)
+            self._check_processes(process)
             if time.monotonic() - started > self.launch.startup_timeout:
+                last = one_line(_COLOUR.sub("", process.last_line()), LAST_LINE)
                 raise client.error(
-                    f"was not ready after {self.launch.startup_timeout:g} s.",
+                    f"was not ready after {self.launch.startup_timeout:g} s; "
+                    f"{f'its last line was: {last}' if last else 'it wrote nothing'}",
                     "/health to answer 200",
-                    "read the log, or raise --startup-timeout",
+                    "raise --startup-timeout, or read its log for what it waits for",
                 )
             time.sleep(POLL_INTERVAL_S)
         names = served_models(client)
@@ -143,17 +151,33 @@ class SGLangServer(Engine):
             raise EngineError(f"{self.who} was not started.", "a running server", "start it first")
         if process.exit_status is not None:
             raise self._dead(process)
-        if trouble := process.trouble(_ESSENTIAL):
-            raise EngineError(
-                f"{self.who} hangs: {trouble}.",
-                "running processes",
-                "find out why, and repeat the command, which resumes",
-                details=process.log_tail(),
-            )
+        self._check_processes(process)
 
-    def _dead(self, process: ServerProcess) -> EngineError:
-        when = "during start-up" if self.startup_s is None else "after it was ready"
-        return failures.ended(self.who, process.how_it_ended, when, process.recent_log(), process.log_tail())
+    def _check_processes(self, process: ServerProcess) -> None:
+        """SGLang's main process may stay when another has ended: it waits at its own exit for those that are left."""
+        trouble = process.trouble(_ESSENTIAL)
+        if trouble is None:
+            return
+        if trouble.ended:
+            raise self._dead(process, trouble)
+        raise EngineError(
+            f"{self.who} hangs: {trouble}.",
+            "running processes",
+            f"wake it (kill -CONT {trouble.pid}) or find out what stopped it, and repeat the command, which resumes",
+            details=process.log_tail(),
+        )
+
+    def _dead(self, process: ServerProcess, trouble: Trouble | None = None) -> EngineError:
+        return failures.ended(
+            self.who,
+            trouble.what if trouble else process.how_it_ended,
+            "during start-up" if self.startup_s is None else "after it was ready",
+            process.recent_log(),
+            process.log_tail(),
+            failures.Situation(self.launch.device, self.launch.alone),
+            process=_plain(trouble.process) if trouble else "",
+            out_of_memory=process.ran_out_of_memory,
+        )
 
     def last_log_line(self) -> str:
         """The last line that it logged since it was started; empty if there is none."""
@@ -190,6 +214,12 @@ class SGLangServer(Engine):
         self.check()
         assert self._client is not None
         return self._client
+
+
+def _plain(title: str) -> str:
+    """What people call a process of SGLang, by its title, which the system may cut: "scheduler" for "sglang::schedul"."""
+    cut = title.removeprefix(_ESSENTIAL)
+    return next((name for name in ("scheduler", "detokenizer") if cut and name.startswith(cut)), title)
 
 
 def served_models(client: Client) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.evidence.pack import replay_command
-from assay.harness.portable import portable
+from assay.harness.portable import portable, shown
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,16 @@ def test_the_command_that_replays_a_pack_holds_no_path_of_its_host(
     monkeypatch.chdir(tmp_path)
     command = replay_command(tmp_path / "runs/1/servers/reference/pack", "mine")
     assert command == "assay replay runs/1/servers/reference/pack --candidate mine"
+
+
+def test_a_path_that_is_shown_begins_at_the_working_directory_or_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "repo").mkdir()
+    monkeypatch.chdir(tmp_path / "repo")
+    assert shown(tmp_path / "repo" / "runs" / "1") == "runs/1"
+    assert shown(tmp_path / "models" / "m") == "~/models/m"
+    assert shown(Path("/opt/m")) == "/opt/m"
+    monkeypatch.setenv("HOME", "/")
+    assert shown(Path("/opt/m")) == "/opt/m"

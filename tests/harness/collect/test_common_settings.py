@@ -50,7 +50,7 @@ def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
     plan = planned()
     folder = open_folder(plan, tmp_path / "run")
     for role in (*ROLES, "candidate"):  # a resumed run makes one again
-        engine = make_run_engine(plan, folder, role)
+        engine = make_run_engine(plan, folder, role, alone=False)
         assert isinstance(engine, SGLangServer)
         assert "--disable-cuda-graph" in command(engine.launch, 1, "n")
     assert asked == [["triton", "torch_native"]]
@@ -65,7 +65,7 @@ def test_nothing_is_looked_for_where_nothing_can_differ(
     plan = planned(**changes)
     folder = open_folder(plan, tmp_path / "run")
     for role in ROLES:
-        make_run_engine(plan, folder, role)
+        make_run_engine(plan, folder, role, alone=False)
     assert read_common_settings(folder.path) is None
 
 

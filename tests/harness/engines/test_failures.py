@@ -2,63 +2,35 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from assay.harness.engines.failures import CAUSES, ended, read
+from assay.harness.engines.failures import CAUSES, ENDINGS, Situation, ended, read
 
 LOGS = Path(__file__).parents[2] / "data" / "server_failures"
-# The log, the known cause, words of the line that names it, and words of the remedy.
-EXPECTED = {
-    "architecture": ("architecture", "'NoSuchForCausalLM' is not a registered model", "newer SGLang"),
-    "disk": ("disk", "No space left on device", "make room"),
-    "fa3_without_gpu": ("gpu-architecture", "FlashAttention v3 Backend requires SM>=80 and SM<=90", "another GPU"),
-    "flag": ("flag", "error: unrecognized arguments: --no-such-flag", "correct --engine-arg"),
-    "flashinfer_missing": ("missing-package", "flashinfer_python with minimum required version 0.7.2 is not installed", "pip"),
-    "gpu_architecture": ("gpu-architecture", "no kernel image is available", "another GPU"),
-    "gpu_memory": ("gpu-memory", "CUDA out of memory. Tried to allocate 112.00 MiB", "--servers=in-turn"),
-    "graph_memory": ("gpu-memory", "Capture cuda graph failed: CUDA out of memory", "nvidia-smi"),
-    "head_dim_flashinfer": ("head-dim", "Unsupported head_dim: 80", "head size"),
-    "head_dim_sage": ("head-dim", "headdim should be in [64, 96, 128]", "head size"),
-    "head_dim_triton": ("head-dim", "Lq in {16, 32, 64, 128, 256, 576}, where Lq = 80", "head size"),
-    "illegal_access": ("kernel-access", "an illegal memory access was encountered", "compute-sanitizer"),
-    "jit_build": ("jit-build", "Ninja build failed", "compiler's first error"),
-    "jit_headers": ("jit-headers", "fatal error: Python.h: No such file or directory", "python3-dev"),
-    "jit_ninja": ("jit-ninja", "No such file or directory: 'ninja'", "pip install ninja"),
-    "jit_nvcc": ("jit-compiler", "Could not find nvcc", "CUDA toolkit"),
-    "memory_share": ("memory-share", "Raise --mem-fraction-static above 0.003", "--mem-fraction-static=0.45"),
-    "memory_share_gpu": ("memory-share", "Raise --mem-fraction-static above 0.408", "--mem-fraction-static=0.45"),
-    "memory_share_large": ("memory-share", "above 0.790", "--servers=in-turn --engine-arg=--mem-fraction-static=0.85"),
-    "memory_share_old": ("memory-share", "Please try to increase --mem-fraction-static", "--mem-fraction-static=0.45"),
-    "missing_kernel_module": ("missing-module", "'nosuchmodule:kernel' cannot be imported", "install nosuchmodule"),
-    "missing_module": ("missing-module", "No module named 'sageattention'", "install sageattention"),
-    "missing_torchvision": ("missing-module", "No module named 'torchvision'", "install torchvision"),
-    "no_gpu_build": ("no-gpu", "Torch not compiled with CUDA enabled", "--device=cpu"),
-    "no_gpu_driver": ("no-gpu", "Found no NVIDIA driver", "--device=cpu"),
-    "port": ("port", "address already in use", "what holds the port"),
-    "shared_library": ("shared-library", "Could not load any common_ops library", "fit together"),
-    "shared_memory": ("gpu-shared-memory", "out of resource: shared memory, Required: 163840", "blocks smaller"),
-    "two_servers": ("gpu-shared", "Some GPUs may be occupied by other processes", "while the server loads"),
-    "unknown": ("", "KeyError: 'model.layers.0.self_attn.rotary_emb.inv_freq'", "assay doctor"),
-    "weights": ("weights", "SafetensorError: Error while deserializing header", "damaged"),
-}  # fmt: skip
+EXPECTED = tomllib.loads((LOGS / "expected.toml").read_text())
+SILENT = "silent"
+"""The log of a server that was killed before it could say anything."""
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", EXPECTED.keys() - {SILENT})
 def test_the_line_that_names_the_cause_is_found_with_one_remedy(name: str) -> None:
     told = read((LOGS / f"{name}.log").read_text())
-    cause, line, do = EXPECTED[name]
-    assert line in told.line
-    assert (told.cause, do in told.do) == (cause, True), told
+    expected = EXPECTED[name]
+    assert expected["line"] in told.line
+    assert (told.cause, expected["do"] in told.do) == (expected["cause"], True), told
     assert "\n" not in told.line + told.do
     assert "{" not in told.do, "a group of the pattern that was not filled in"
+    assert "[" not in told.do, "a condition that was not decided"
 
 
-def test_every_log_is_expected_and_most_causes_have_one() -> None:
-    assert {path.stem for path in LOGS.glob("*.log")} == {*EXPECTED, "silent"}
-    without = {cause.id for cause in CAUSES} - {cause for cause, _, _ in EXPECTED.values()}
-    assert without == {"host-memory", "trust", "offline", "open-files", "backend-device"}
+def test_every_log_is_expected_and_every_cause_has_one() -> None:
+    assert {path.stem for path in LOGS.glob("*.log")} == EXPECTED.keys()
+    assert len(EXPECTED) >= 36
+    known = {cause.id for cause in CAUSES} | {cause for cause, _ in ENDINGS.values()} | {"exit", "kernel"}
+    assert known - {one["cause"] for one in EXPECTED.values()} == {"stopped"}, "a SIGTERM leaves no log of its own"
 
 
 def test_a_server_that_ended_itself_says_why_and_not_only_how() -> None:
@@ -80,7 +52,85 @@ def test_a_server_that_ended_itself_says_why_and_not_only_how() -> None:
 def test_a_server_that_was_killed_from_outside_is_not_said_to_have_ended_itself() -> None:
     error = ended("the server", "was killed by SIGKILL", "after it was ready", (LOGS / "silent.log").read_text(), "")
     assert error.found == "the server was killed by SIGKILL after it was ready."
-    assert "dmesg" in error.do
+    assert (error.cause, "dmesg" in error.do) == ("killed", True)
+
+
+def test_settings_and_survived_lines_are_not_the_cause_of_a_kill() -> None:
+    settings = "[2026-11-22 10:00:01] server_args={'abort_timeout': 5, 'custom_sigquit_handler': None}"
+    log = f"{settings}\n[2026-11-22 10:00:02] error: a request failed\n"
+    error = ended("the server", "was killed by SIGKILL", "after it was ready", log, "")
+    assert error.found == "the server was killed by SIGKILL after it was ready."
+    assert error.cause == "killed"
+    assert error.details == "It was killed by SIGKILL after it was ready.\n"
+    assert read(settings).line == ""
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "do"),
+    [
+        ("was killed by SIGSEGV", "crash", "assay check"),
+        ("was killed by SIGILL", "illegal-instruction", "this CPU"),
+        ("was killed by SIGBUS", "bus-error", "/dev/shm"),
+        ("was killed by SIGTERM", "stopped", "SIGTERM"),
+    ],
+)
+def test_a_signal_without_a_word_is_a_known_cause(how: str, cause: str, do: str) -> None:
+    survived = "Traceback (most recent call last):\n  File\nModuleNotFoundError: No module named 'optional'\n"
+    for log in ("", survived):
+        error = ended("the server", how, "during start-up", log, "")
+        assert (error.found, error.cause) == (f"the server {how} during start-up.", cause)
+        assert do in error.do
+
+
+def test_a_process_that_ended_without_a_word_is_named_with_how() -> None:
+    log = "[2026-11-22 10:00:01] INFO: ready\nno licence for this kernel\n"
+    error = ended("the server", "exited with status 0", "after it was ready", log, "", process="scheduler")
+    how = 'its process scheduler exited with status 0, after it wrote "no licence for this kernel".'
+    assert error.found == f"the server failed after it was ready: {how}"
+    assert error.cause == "exit"
+    assert error.details.startswith("Its process scheduler exited with status 0 after it was ready.")
+
+
+def test_a_kill_while_the_system_ran_out_of_memory_is_said_to_be_that() -> None:
+    logs = {"the server was killed": "silent", "its scheduler was killed": "scheduler_killed"}
+    for said, name in logs.items():
+        log = (LOGS / f"{name}.log").read_text()
+        error = ended("the server", "was killed by SIGKILL", "after it was ready", log, "", out_of_memory=True)
+        assert "the system ran out of memory and killed it" in error.found, said
+        assert (error.cause, "dmesg" in error.do) == ("out-of-memory", False)
+    log = (LOGS / "gpu_memory.log").read_text()
+    error = ended("the server", "was killed by SIGKILL", "after it was ready", log, "", out_of_memory=True)
+    assert error.cause == "gpu-memory", "what it said itself counts more"
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_no_remedy_proposes_what_is_so_already(name: str) -> None:
+    log = (LOGS / f"{name}.log").read_text()
+    how = "exited with status 1" if "Traceback" in log and "sigquit" not in log.lower() else "was killed by SIGKILL"
+
+    def do(situation: Situation) -> str:
+        return ended("the server", how, "during start-up", log, "", situation).do
+
+    for device in ("cpu", "cuda"):
+        alone = do(Situation(device, alone=True))
+        assert "in-turn" not in alone
+        assert "one server at a time" not in alone
+        assert "[" not in alone
+    assert "--device=cpu" not in do(Situation("cpu"))
+    in_turn = EXPECTED[name]["cause"] in IN_TURN and name not in SMALL_SHARE
+    assert ("--servers=in-turn" in do(Situation("cuda"))) == in_turn
+
+
+IN_TURN = ("gpu-shared", "gpu-memory", "host-memory", "killed", "memory-share")
+SMALL_SHARE = ("memory_share", "memory_share_gpu", "memory_share_old")
+"""Two servers with the share that these get fit on a GPU."""
+
+
+def test_a_proposed_memory_share_is_above_the_given_one() -> None:
+    log = (
+        (LOGS / "memory_share_old.log").read_text().replace("'mem_fraction_static': 0.4", "'mem_fraction_static': 0.6")
+    )
+    assert "--servers=in-turn --engine-arg=--mem-fraction-static=0.85" in read(log).do
 
 
 def test_an_exception_that_was_survived_is_not_the_cause_of_a_later_one() -> None:

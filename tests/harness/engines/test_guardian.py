@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from assay.harness.engines.guardian import LOOK_AGAIN_S, descendants, shared_files
-from assay.harness.engines.process import ServerProcess
+from assay.harness.engines.process import ServerProcess, Trouble
 
 ROOT = Path(__file__).parents[3]
 
@@ -91,7 +91,7 @@ def test_the_server_is_out_of_reach_of_the_terminal(tmp_path: Path) -> None:
 
 def test_killing_the_parent_with_sigkill_leaves_no_process_and_no_scratch(tmp_path: Path) -> None:
     parent_code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom assay.harness.engines.process import ServerProcess\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom assay.harness.engines.process import ServerProcess, Trouble\n"
         "folder = Path(sys.argv[1])\n"
         "ServerProcess([sys.executable, '-c', sys.argv[2]], os.environ, folder, folder / 'server.log')\n"
         "time.sleep(600)\n"
@@ -227,13 +227,13 @@ def test_a_process_that_was_stopped_is_named_and_can_be_ended(tmp_path: Path) ->
     process = launch(tmp_path, SERVER)
     family = pids(tmp_path)
     try:
-        assert not wait_for(lambda: process.trouble("-") != "", 2.5), "running processes are well"
+        assert not wait_for(lambda: process.trouble("-") is not None, 2.5), "running processes are well"
         os.kill(family["scheduler"], signal.SIGSTOP)
-        said: list[str] = []
+        said: list[Trouble | None] = []
         assert wait_for(lambda: bool(said.append(process.trouble("-")) or said[-1]), 5)
-        assert said[-1].endswith(f"(process {family['scheduler']}) is stopped, as by SIGSTOP")
+        assert str(said[-1]).endswith(f"(process {family['scheduler']}) is stopped, as by SIGSTOP")
         os.kill(family["scheduler"], signal.SIGCONT)
-        assert not wait_for(lambda: process.trouble("-") != "", 2.5), "it goes on"
+        assert not wait_for(lambda: process.trouble("-") is not None, 2.5), "it goes on"
         for pid in (family["scheduler"], process.pid):
             os.kill(pid, signal.SIGSTOP)
     finally:
@@ -241,16 +241,48 @@ def test_a_process_that_was_stopped_is_named_and_can_be_ended(tmp_path: Path) ->
     assert survivors(family) == []
 
 
-def test_an_essential_process_that_ended_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [("sleep 2; exit 7", "exited with status 7"), ("sleep 2; kill -SEGV $$", "was killed by SIGSEGV")],
+)
+def test_an_essential_process_that_ended_is_named_with_how_it_ended(tmp_path: Path, script: str, what: str) -> None:
     code = (
         "import subprocess, time\n"
-        "subprocess.Popen(['sleep', '3'])\nsubprocess.Popen(['sleep', '600'])\nsubprocess.Popen(['true'])\ntime.sleep(600)"
+        f"subprocess.Popen(['sh', '-c', '{script}'])\n"
+        "subprocess.Popen(['sleep', '600'])\nsubprocess.Popen(['true'])\ntime.sleep(600)"
     )
     process = launch(tmp_path, code)
     try:
-        said: list[str] = []
-        assert wait_for(lambda: bool(said.append(process.trouble("sleep 3")) or said[-1]), 10)
-        assert re.fullmatch(r"sleep 3 \(process \d+\) has ended", said[-1])
+        said: list[Trouble | None] = []
+        assert wait_for(lambda: bool(said.append(process.trouble("sh -c sleep 2")) or said[-1]), 10)
+        assert re.fullmatch(rf"sh -c sleep 2; .* \(process \d+\) {what}", str(said[-1]))
+        assert said[-1] is not None
+        assert said[-1].ended
+    finally:
+        process.stop()
+
+
+SPAWNS = """
+import multiprocessing, os, sys, time
+def fail(status):
+    time.sleep(2)
+    os._exit(status)
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    multiprocessing.Process(target=fail, args=(int(sys.argv[1]),)).start()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("status", "noticed"), [(7, True), (0, False)])
+def test_a_process_that_failed_before_it_had_a_name_is_noticed(tmp_path: Path, status: int, noticed: bool) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    command = [sys.executable, str(tmp_path / "spawns.py"), str(status)]
+    process = ServerProcess(command, os.environ, tmp_path, tmp_path / "server.log")
+    try:
+        said: list[Trouble | None] = []
+        assert wait_for(lambda: bool(said.append(process.trouble("sglang::")) or said[-1]), 7) == noticed
+        assert not noticed or str(said[-1]).endswith("exited with status 7")
     finally:
         process.stop()
 

@@ -3,6 +3,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from assay.harness.engines.process import LINE_WIDTH, TAIL_LINES, ServerProcess, telling_lines
 
 
@@ -91,3 +93,8 @@ def test_noise_and_empty_lines_are_left_out_and_long_lines_cut() -> None:
 def test_a_failed_request_is_not_noise() -> None:
     line = '[13:05:05] INFO:     127.0.0.1:36848 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error'
     assert telling_lines(line) == [line]
+
+
+def test_the_path_of_a_log_is_relative_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_to_end(tmp_path, "pass").log_tail() == "Its log (logs/server.log) is empty."

@@ -29,9 +29,11 @@ from typing import Any
 
 FAILURES = {
     "dies-starting": "exits before it listens",
-    "says": "writes the file that STAND_IN_SAYS names, and kills itself",
+    "says": "writes the file that STAND_IN_SAYS names, and ends as SGLang does that wrote it",
     "dies-loading": "exits while /health says 503",
+    "child-ends": "its scheduler exits, and the rest waits for it",
     "dies-answering": "exits at its 20th request",
+    "dies-flushing": "exits when it is to empty its cache, after its first requests",
     "dies-idle": "exits a moment after its last request",
     "stops": "its child is stopped by SIGSTOP at its 20th request, and nothing is answered any more",
     "slow": "takes 0.2 s for each byte of its 20th answer",
@@ -130,6 +132,8 @@ class Handler(BaseHTTPRequestHandler):
         if not self.allowed():
             self.answer(401, "")
         elif self.path.startswith("/flush_cache"):
+            if self.state.failure == "dies-flushing" and self.state.requests > 1:
+                os.kill(os.getpid(), signal.SIGKILL)
             self.state.header_cached = False
             self.answer(200, "")
         elif self.path == "/v1/chat/completions":
@@ -205,6 +209,10 @@ def main() -> None:
     if child == 0:
         time.sleep(600)
     state = State()
+    if state.failure == "child-ends":
+        state.ready_at = float("inf")
+        if os.fork() == 0:
+            os.execv("/bin/sleep", ["sglang::scheduler", "2"])
     print(f"ServerArgs(api_key={state.key!r})", flush=True)
     shared = Path(f"/dev/shm/sglang_loads_stand_in_{os.getpid()}.shm")
     with shared.open("wb+") as file:
@@ -215,8 +223,13 @@ def main() -> None:
             file.write(f"{shared}\n")
     tempfile.mkstemp()
     if state.failure == "says":
-        print(Path(os.environ["STAND_IN_SAYS"]).read_text(), file=sys.stderr, flush=True)
+        said = Path(os.environ["STAND_IN_SAYS"]).read_text()
+        print(said, file=sys.stderr, flush=True)
         os.kill(child, signal.SIGKILL)
+        if (
+            "Traceback" in said and "sigquit" not in said.lower()
+        ):  # an exception of the main process; else it kills all of them
+            os._exit(1)
         os.kill(os.getpid(), signal.SIGKILL)
     if state.failure == "dies-starting":
         print("out of memory, says the stand-in", file=sys.stderr, flush=True)
