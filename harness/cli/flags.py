@@ -27,7 +27,16 @@ _PANELS = {
 Config = Annotated[
     Path | None, typer.Option(help="An assay.toml; by default the one in the working directory, if any.")
 ]
-Out = Annotated[Path | None, typer.Option(help="The run's folder; an unfinished run there is resumed.")]
+
+
+def _at_home(path: Path | None) -> Path | None:
+    """A path whose ``~`` no shell has expanded, as in ``--out=~/runs``."""
+    return path and path.expanduser()
+
+
+Out = Annotated[
+    Path | None, typer.Option(help="The run's folder; an unfinished run there is resumed.", callback=_at_home)
+]
 
 
 def existing(expected: str) -> Callable[[Path | None], Path | None]:

@@ -21,7 +21,10 @@ from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.question_plan import QuestionPlan, order_hash, read_question_plan, write_question_plan
 from assay.harness.evidence.records import ROLES, Role
 from assay.harness.files import file_name
-from assay.harness.portable import portable
+from assay.harness.portable import portable, shown
+
+_EXPANDED = ("--model", "--data")
+"""Flags with a path in which assay expands ``~``; so it does in ``--out``."""
 
 
 def default_folder(spec: RunSpec) -> Path:
@@ -42,7 +45,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     """
     flags = given_flags(plan.spec, FLAGS if command == "gate" else RUN_FLAGS)
     manifest = Manifest(
-        **vars(origin_of(plan, shlex.join(["assay", command, *map(portable, flags)]), new_nonce())),
+        **vars(origin_of(plan, shlex.join(["assay", command, *map(_portable, flags)]), new_nonce())),
         run_id=path.resolve().name,
         model=plan.spec.model,
         items_hash=hash_items(plan.items),
@@ -52,6 +55,12 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     folder = RunFolder.open(path, manifest, plan.items)
     _plan_questions(plan, folder)
     return folder
+
+
+def _portable(word: str) -> str:
+    """A flag of assay for another machine; where assay itself expands it, a path may begin with the home folder's ``~``."""
+    name, _, path = word.partition("=")
+    return f"{name}={shown(Path(path))}" if name in _EXPANDED and Path(path).is_absolute() else portable(word)
 
 
 def note_changed_kernels(plan: Plan, folder: RunFolder) -> None:
@@ -125,7 +134,7 @@ INTERRUPTED = "The run was interrupted."
 
 def resuming(folder: RunFolder) -> str:
     """The command that goes on with a run."""
-    return f"{folder.manifest().command} --out={shlex.quote(str(folder.path))}"
+    return f"{folder.manifest().command} --out={shlex.quote(shown(folder.path.absolute()))}"
 
 
 @contextmanager

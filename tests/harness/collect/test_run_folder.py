@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from assay.harness.collect.plan import prepare
-from assay.harness.collect.run_folder import open_folder
+from assay.harness.collect.run_folder import open_folder, resuming
 from assay.harness.config import RunSpec
+from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
 
@@ -56,3 +58,23 @@ def test_a_run_of_anything_else_is_not_resumed(
     (folder.path / "manifest.json").write_text(other.model_dump_json())
     with pytest.raises(UsageError, match=words):
         opened(tmp_path / "run")
+
+
+def test_the_commands_of_a_run_hold_no_path_of_its_host(
+    kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = Path(shutil.copytree(TINY_MODEL, tmp_path / "models" / "m"))
+    (tmp_path / "repo").mkdir()
+    monkeypatch.chdir(tmp_path / "repo")
+    spec = RunSpec(
+        reference="torch_native", candidate="changing_kernel:forward", model=str(model), questions=4, suites=("mmlu",)
+    )
+    below = open_folder(prepare(spec), tmp_path / "repo" / "runs" / "1")
+    beside = open_folder(prepare(spec), tmp_path / "elsewhere")
+    assert "'--model=~/models/m'" in below.manifest().command
+    assert resuming(below).endswith(" --out=runs/1")
+    assert resuming(beside).endswith(" --out='~/elsewhere'")
+    assert str(tmp_path) not in resuming(below) + resuming(beside)
+    repeated = RunSpec(**{**spec.model_dump(), "model": "~/models/m"})
+    assert prepare(repeated).model == model, "assay expands what it writes"
