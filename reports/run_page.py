@@ -79,10 +79,23 @@ def to_html(report: Report) -> str:
         cause=cause,
         further=[finding for finding in report.findings if finding is not cause],
         steps=summary.next_steps(report),
+        after="To go on" if report.failure else "What to do",
+        shown=_shown(report),
         unmet=summary.unmet(report),
         met=[check for check in report.checks if check.status == "ok"],
         roles=(("reference", report.reference), ("candidate", report.candidate)),
     )
+
+
+def _shown(report: Report) -> tuple[str, str, str] | None:
+    """What shows a failure: how the server ended, a title for the log, and the log; None where nothing does."""
+    if report.failure is None or not report.failure.details:
+        return None
+    first, _, rest = report.failure.details.partition("\n")
+    if first.startswith("Its log"):
+        return "", first.rstrip(":"), rest
+    title, _, log = rest.partition("\n")
+    return first, title.rstrip(":"), log
 
 
 def choose_flips(flips: Sequence[Flip], most: int) -> tuple[Flip, ...]:

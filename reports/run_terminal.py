@@ -12,7 +12,6 @@ from assay.harness.judge.report import LayersResult, Report, ServerSummary
 from assay.harness.text import one_line, visible
 from assay.reports.summary import (
     CHECK_SIGNS,
-    DOCTOR,
     NOTHING,
     VERDICTS,
     SuiteLine,
@@ -22,7 +21,6 @@ from assay.reports.summary import (
     latency_lines,
     layer_diff_lines,
     layer_rows,
-    points_to_doctor,
     suite_line,
     unmet,
 )
@@ -53,8 +51,6 @@ def render(report: Report, console: Console) -> None:
     page.line(Text(one_line(report.headline, 400), style="bold"))
     for reason in report.reasons:
         page.line(f"- {one_line(reason, 400)}", indent=2)
-    if points_to_doctor(report):
-        page.line(f"- {DOCTOR}", indent=2)
     if block := failure_lines(report, MAX_LOG_LINES):
         page.line()
     for line in block:

@@ -228,7 +228,7 @@ class Step(NamedTuple):
 def next_steps(report: Report) -> list[Step]:
     """What to do after a run, most important first: reproduce the cause, settle what is not known, repeat the run."""
     again = [Step("Repeat this run", report.reproduce)] if report.reproduce else []
-    if report.verdict == "pass":
+    if report.verdict == "pass" or report.failure is not None:  # the remedy of a failure is below its headline
         return again
     unmet = [check for check in report.checks if check.status in ("failed", "missing") and check.settles]
     settle = [Step(f"{check.title[0].upper()}{check.title[1:]}: {check.settles}") for check in unmet[:3]]
@@ -345,9 +345,6 @@ def _sources(layers: LayersResult) -> str:
     return f"None of {judged} layers is out of bounds."
 
 
-DOCTOR = "`assay doctor` checks this environment, and says what to do."
-
-
 def failure_lines(report: Report, most: int) -> list[str]:
     """What shows a failure: the last lines of its details; empty if the run did not fail, or nothing shows it."""
     if report.failure is None or not report.failure.details:
@@ -356,11 +353,6 @@ def failure_lines(report: Report, most: int) -> list[str]:
     head, rest = lines[:2], lines[2:]
     left_out = max(0, len(rest) - max(most - len(head), 0))
     return [*head, *([f"  ... {left_out} lines left out"] if left_out else []), *rest[left_out:]]
-
-
-def points_to_doctor(report: Report) -> bool:
-    """Whether the environment may be what a run failed for."""
-    return report.failure is not None and report.failure.kind == "engine" and "assay doctor" not in report.failure.do
 
 
 def unmet(report: Report) -> list[Check]:

@@ -7,12 +7,13 @@ import re
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from junitparser import JUnitXml
 from rich.console import Console
 
-from assay.harness.engines.failures import ended, read
+from assay.harness.engines.failures import ended
 from assay.harness.engines.process import telling_lines
 from assay.harness.evidence.manifest import Failure
 from assay.harness.judge.decide import decide
@@ -31,7 +32,8 @@ def failed(examples: ModuleType, log: Path) -> Report:
     """The report of a run whose candidate's server left this log."""
     text = log.read_text()
     tail = "Its log (runs/x/candidate.log) ends:\n" + "\n".join(f"  {line}" for line in telling_lines(text))
-    failure = Failure.of("engine", ended(WHO, "was killed by SIGKILL", "during start-up", text, tail))
+    how = "exited with status 1" if "Traceback" in text and "sigquit" not in text.lower() else "was killed by SIGKILL"
+    failure = Failure.of("engine", ended(WHO, how, "during start-up", text, tail))
     judged = decide("mine:forward", [], [], failure)
     shown = FailureResult(**failure.model_dump(exclude={"message"}))
     report: Report = examples.inconclusive()
@@ -45,23 +47,37 @@ def printed(report: Report) -> str:
     return shown.getvalue()
 
 
-def plain(text: str) -> str:
-    """Text without Markdown's escapes, HTML's entities and GitHub's."""
-    unescaped = html.unescape(re.sub(r"<!-- -->|\\", "", text)).replace("%25", "%")
-    return " ".join(unescaped.split())
+def outputs(server_failures: ModuleType, report: Report) -> Any:
+    files = {"report.html": to_html(report), "report.md": to_markdown(report), "report.junit.xml": to_junit(report)}
+    return server_failures.shown(printed(report), files, workflow_commands(report))
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
-def test_each_output_names_the_cause_on_its_first_line(examples: ModuleType, log: Path) -> None:
-    report, cause = failed(examples, log), plain(read(log.read_text()).line[:200])
-    first = {
-        "terminal": printed(report).strip().split("\n")[1],
-        "html": re.search(r'<p class="headline">(.*?)</p>', to_html(report), re.DOTALL)[1],  # type: ignore[index]
-        "markdown": to_markdown(report).split("\n")[2],
-        "junit": next(iter(next(iter(JUnitXml.fromstring(to_junit(report).encode()))))).result[0].message,
-        "annotation": workflow_commands(report).split("\n")[0],
-    }
-    assert [name for name, text in first.items() if cause not in plain(text) or WHO not in plain(text)] == []
+def test_each_output_names_the_cause_on_its_first_line_with_its_one_remedy(
+    server_failures: ModuleType, examples: ModuleType, log: Path
+) -> None:
+    expected, report = server_failures.expectations()[log.stem], failed(examples, log)
+    seen = outputs(server_failures, report)
+    assert tuple(seen) == server_failures.OUTPUTS
+    for name, one in seen.items():
+        assert server_failures.plain(expected.line) in one.first, name
+        assert one.remedied(expected), (name, one.remedies)
+        assert WHO in one.first, name
+    assert report.failure is not None
+    assert report.failure.cause == expected.cause
+
+
+def test_another_first_line_or_another_remedy_is_seen(server_failures: ModuleType, examples: ModuleType) -> None:
+    report = failed(examples, next(log for log in LOGS if log.stem == "gpu_memory"))
+    expected = server_failures.expectations()["gpu_memory"]
+    hidden = report.model_copy(update={"headline": "No verdict: a server was killed by SIGKILL."})
+    assert not [name for name, one in outputs(server_failures, hidden).items() if expected.line in one.first]
+    assert report.failure is not None
+    other = report.failure.model_copy(update={"do": "pray"})
+    advised = report.model_copy(update={"failure": other, "reasons": ("What to do: pray.",)})
+    assert not [name for name, one in outputs(server_failures, advised).items() if one.remedied(expected)]
+    twice = report.model_copy(update={"reasons": (*report.reasons, "What to do: pray.")})
+    assert not outputs(server_failures, twice)["terminal"].remedied(expected)
 
 
 @pytest.mark.parametrize("log", LOGS[:3], ids=lambda path: path.stem)
@@ -76,11 +92,32 @@ def test_one_cause_is_one_error_with_one_remedy(examples: ModuleType, log: Path)
     assert "--enable-cache-report" not in shown
 
 
-def test_the_log_is_a_block_and_the_doctor_is_near(examples: ModuleType) -> None:
+def test_the_log_is_a_block(examples: ModuleType) -> None:
     report = failed(examples, next(log for log in LOGS if log.stem == "jit_ninja"))
-    for text in (printed(report), plain(to_markdown(report)), plain(to_html(report))):
-        assert "SGLang ended its own processes during start-up." in text
-        assert "Its log (runs/x/candidate.log) ends:" in text
-    assert "assay doctor" in printed(report)
+    for text in (printed(report), to_markdown(report), html.unescape(to_html(report))):
+        assert "SGLang ended its own processes during start-up." in text.replace("\\", "")
+        assert "Its log (runs/x/candidate.log) ends" in text
     assert len(printed(report).splitlines()) <= 40
     assert len(to_markdown(report).splitlines()) <= 60
+
+
+def test_on_the_page_the_remedy_comes_below_the_headline_and_the_log_is_folded(examples: ModuleType) -> None:
+    report = failed(examples, next(log for log in LOGS if log.stem == "jit_ninja"))
+    page = to_html(report)
+    assert re.search(r'<p class="headline">[^<]*</p>\s*<p class="remedy"><b>What to do:</b> pip install ninja', page)
+    fold = re.search(
+        r'<details class="fold">\s*<summary>Its log[^<]*</summary>\s*<div[^>]*><pre[^>]*>(.*?)</pre>', page, re.DOTALL
+    )
+    assert fold is not None
+    assert "FileNotFoundError" in fold[1]
+    assert page.count("Traceback (most recent call last)") == fold[1].count("Traceback (most recent call last)") == 1
+    assert page.count("What to do") == 1
+
+
+def test_a_failure_that_nothing_shows_has_no_block(examples: ModuleType) -> None:
+    report = failed(examples, LOGS[0])
+    assert report.failure is not None
+    for details, words in (("", ""), ("Its log (x) is empty.", "<p>Its log (x) is empty.</p>")):
+        page = to_html(report.model_copy(update={"failure": report.failure.model_copy(update={"details": details})}))
+        assert ("What shows it" in page) == bool(details)
+        assert words in page
