@@ -114,6 +114,7 @@ def test_an_output_that_breaks_the_contract_is_refused_everywhere(
         ("mine:forward", "run in the folder that contains mine,"),
         ("no.such.module:kernel", "add that folder to PYTHONPATH"),
         ("needs_more:forward", "install a_package_of_its_own"),
+        ("needs_another:forward", "correct the import, or install the version of torch that it was written for"),
         ("assay.harness.attention.oracle:no_such_function", "check the name of the function"),
     ],
 )
@@ -121,6 +122,7 @@ def test_a_kernel_that_cannot_be_loaded_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, do: str
 ) -> None:
     (tmp_path / "needs_more.py").write_text("import a_package_of_its_own.core\n")
+    (tmp_path / "needs_another.py").write_text("from torch import no_such_name\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError) as error:
         kernels.find("--candidate", name)
