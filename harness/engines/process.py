@@ -32,6 +32,7 @@ _NOISE = re.compile(
     r"|\s+\[-"
     r'|.*"(GET|POST) /\S* HTTP/1\.1" 200 OK|.*"GET /health HTTP/1\.1" 503'
 )
+_CRASH, _CRASHED = "Fatal Python error: ", "Current thread "
 _TRACEBACK = "Traceback (most recent call last)"
 _SPAWNED = "multiprocessing.spawn import spawn_main"
 UNNAMED = "a process without a name yet"
@@ -233,12 +234,23 @@ def name_of(pid: int) -> str:
 
 
 def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:
-    """The last lines of a log; if it contains a traceback, the end of the last traceback and the last lines.
+    """The last lines of a log; if it contains a traceback, the end of the last traceback and the last lines. After a crash, the
+    beginning of the stack of the thread that crashed takes the traceback's place: its end is the interpreter's own.
 
     Lines are cut to `LINE_WIDTH` characters. Empty lines and known noise are omitted.
     """
     lines = _lines(log)
     heads = [number for number, line in enumerate(lines) if _TRACEBACK in line]
+    crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASH)), None)
+    if crash is not None and (not heads or heads[-1] < crash):
+        stack = next((n for n in range(crash, len(lines)) if lines[n].startswith(_CRASHED)), crash + 1)
+        count = most - most // 4
+        return [
+            lines[crash],
+            *lines[stack : stack + count],
+            "...",
+            *lines[max(stack + count, len(lines) - most // 4) :],
+        ]
     if not heads or heads[-1] >= len(lines) - most:
         return lines[-most:]
     # A traceback ends with its first line that is not indented: the exception.

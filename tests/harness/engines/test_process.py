@@ -98,3 +98,12 @@ def test_a_failed_request_is_not_noise() -> None:
 def test_the_path_of_a_log_is_relative_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_to_end(tmp_path, "pass").log_tail() == "Its log (logs/server.log) is empty."
+
+
+def test_after_a_crash_the_frames_of_the_kernel_are_shown() -> None:
+    log = (Path(__file__).parents[2] / "data" / "server_failures" / "segmentation_fault.log").read_text()
+    told = "\n".join(telling_lines(log))
+    assert told.startswith("Fatal Python error: Segmentation fault\nCurrent thread ")
+    assert "kern.py" in told
+    assert "crashed with exit code -11" in told
+    assert len(telling_lines(log)) <= TAIL_LINES + 2
