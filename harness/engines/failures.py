@@ -135,8 +135,9 @@ CAUSES = (
     ),
     _cause(
         "threads",
-        r"can't start new thread|pthread_create failed|Thread creation failed|BlockingIOError.*Resource temporarily unavailable",
-        "raise the limit of processes and threads: ulimit -u, or pids.max of the container",
+        r"can't start new thread|pthread_create failed|Thread creation failed"
+        r"|(?:BlockingIOError|RuntimeError).*Resource temporarily unavailable",
+        "raise what limits threads: their number (ulimit -u, pids.max of the container), or memory for their stacks (ulimit -v)",
         anywhere=True,
     ),
     _cause(
