@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from assay.harness.attention.published import is_path, published
 from assay.harness.conditions import PHASES
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from assay.harness.attention.call import Kernel
     from assay.harness.attention.kernels import Declaration
 
+URL_FORM = "http://HOST:PORT or https://HOST"
+"""What the URL of a server looks like."""
 Kind = Literal["url", "native", "kernel"]
 _NATIVE_KERNELS = {
     "triton": ("^_fwd_(grouped_)?kernel(_|$)",),
@@ -20,6 +23,15 @@ _NATIVE_KERNELS = {
     "fa3": ("flash::FlashAttnFwd",),
     "flashinfer": ("flashinfer::.*(Prefill|Decode)With",),
 }
+
+
+def is_server_url(text: str) -> bool:
+    """Whether a text that begins as a URL has a host, and a port that can be one if it has a port."""
+    try:
+        parts = urlsplit(text)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of the brackets of an IPv6 address
+        return False
 
 
 @dataclass(frozen=True)

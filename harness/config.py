@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from assay.evals.loads import DEFAULT as DEFAULT_SHAPES
 from assay.evals.questions import BUILTIN_DATA
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.text import did_you_mean
 
 BUILTIN_MODEL = "tiny"
 FILE = "assay.toml"
@@ -286,7 +287,7 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
     try:
         return RunSpec(**{**profile, **merged}, policy_from=sources)
     except ValidationError as error:
-        raise _usage_error(error) from None
+        raise _usage_error(error, file or Path(FILE), set(written) - set(given)) from None
 
 
 def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
@@ -318,6 +319,8 @@ def read_file(file: Path | None) -> dict[str, Any]:
         if file is None:
             return {}
         raise UsageError(f"{file} does not exist.", "the path of an assay.toml", "check the path given with --config")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder.", "the path of an assay.toml", "name the file in it with --config")
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -355,24 +358,70 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> No
             raise UsageError(f"{where} {key!r} is unknown.", f"one of {', '.join(sorted(known))}", hint)
 
 
-def _usage_error(error: ValidationError) -> UsageError:
+def _usage_error(error: ValidationError, file: Path, of_file: Collection[str]) -> UsageError:
+    """The usage error of a field that is not valid.
+
+    Args:
+        error: the field's.
+        file: the ``assay.toml``.
+        of_file: fields that the file sets.
+    """
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "spec"
     field = RunSpec.model_fields.get(name)
     about = f" ({field.description})" if field and field.description else ""
     given = flag(name)
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").replace("Input ", "it ", 1)
-    do = points_meant(given, first["input"]) if name in FRACTIONS else ""
+    message, value = expectation(first["msg"]), first["input"]
+    where = given
+    if name in of_file:
+        given, where = name, f"{file}, [{'policy' if name in POLICY else 'run'}]: {name}"
+    choices = _choices(name)
+    if value in ((), []):
+        return UsageError(
+            f"{where} is empty.", f"{listed_or(choices) or message}{about}", f"name one, or leave {given} out"
+        )
+    do = points_meant(given, value) if name in FRACTIONS else did_you_mean(str(value), choices)
     return UsageError(
-        f"{given} is {first['input']!r}.", f"{message}{about}", do or f"give {given} another value, or leave it out"
+        f"{where} is {value!r}.", f"{message}{about}", do or f"give {given} another value, or leave it out"
     )
 
 
+def _choices(name: str) -> tuple[str, ...]:
+    """The words that a field may be, or may list; none if it is no choice of words."""
+    annotation = RunSpec.model_fields[name].annotation if name in RunSpec.model_fields else None
+    if get_origin(annotation) is tuple:
+        annotation = get_args(annotation)[0]
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def listed_or(words: Collection[str]) -> str:
+    """Words to choose from: "'cpu' or 'cuda'"."""
+    quoted = [repr(word) for word in words]
+    return " or ".join(filter(None, [", ".join(quoted[:-1]), *quoted[-1:]]))
+
+
+def expectation(message: str) -> str:
+    """What was expected, of a message of pydantic or click: "greater than 0", "a whole number", "one of 'skip', 'bad'"."""
+    plain = (
+        message.removeprefix("Value error, ").removeprefix("Input should be ").replace("Input ", "it ", 1).rstrip(".")
+    )
+    for begins, said in (("a valid integer", "a whole number"), ("a valid number", "a number")):
+        if plain.startswith(begins):
+            return said
+    _, listed, choices = plain.partition(" is not one of ")
+    return f"one of {choices}" if listed else plain
+
+
 def points_meant(given: str, value: object) -> str:
-    """What to do about points where a fraction is wanted: "5 points = 0.05: give --margin 0.05"; empty for any other value."""
+    """What to do about points where a fraction is wanted: "5 points = 0.05: give --margin 0.05"; empty for any other value.
+
+    Args:
+        given: the flag, or the key of an ``assay.toml``.
+        value: what it is set to.
+    """
     if not isinstance(value, int | float) or not 1 <= value <= 100:
         return ""
-    return f"{value:g} points = {value / 100:g}: give {given} {value / 100:g}"
+    return f"{value:g} points = {value / 100:g}: give {given}{' ' if given.startswith('-') else ' = '}{value / 100:g}"
 
 
 def flag(name: str) -> str:

@@ -119,9 +119,9 @@ def _gpu(spec: RunSpec) -> Examined:
 def _memory(spec: RunSpec) -> Examined:
     from assay.harness.collect.preflight import check_memory
     from assay.harness.engines import memory
-    from assay.harness.engines.model import resolve_model
+    from assay.harness.engines.model import is_hub_name, resolve_model
 
-    if spec.model.count("/") == 1 and not Path(spec.model).exists():  # a run would download it
+    if is_hub_name(spec.model) and not Path(spec.model).exists():  # a run would download it
         return Examined(id="memory", status="not needed", found=f"{spec.model} is not on this machine yet")
     if spec.device == "cuda" and not memory.available_bytes("cuda"):
         return Examined(

@@ -8,13 +8,17 @@ compute every phase. One of an engine's own attention backends is a kernel too, 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
@@ -25,7 +29,7 @@ from assay.harness.attention.published import native_backend
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
-from assay.harness.text import did_you_mean
+from assay.harness.text import did_you_mean, one_line
 
 if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
@@ -137,6 +141,8 @@ def load(name: str) -> Kernel:
     if path is None:
         raise KernelRefused(f"no kernel is named {name!r}; published are {', '.join(sorted(published()))}")
     module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        raise KernelRefused(f"kernel {name!r} names no {'function' if module else 'module'}")
     what = f"kernel {name!r}" if path == name or native else f"kernel {name!r} ({path})"
     interpret_without_gpu()
     try:
@@ -152,10 +158,37 @@ def load(name: str) -> Kernel:
         raise KernelRefused(
             f"{what} cannot be imported: its module ends the process with status {error.code}"
         ) from error
+    except Exception as error:  # a kernel's code, not assay's: whatever it raises is its own
+        raise KernelRefused(f"{what} cannot be imported: its module raises {_raised(error)}") from error
     if not callable(found):
         raise KernelRefused(f"{what} is {type(found).__name__}, expected a function of an AttentionCall")
+    if fault := _signature_fault(found):
+        raise KernelRefused(f"{what} takes no call: {fault}")
     kernel: Kernel = found
     return kernel
+
+
+def _raised(error: Exception) -> str:
+    """An exception and the last line that it passed: "ValueError: no licence (mine.py, line 3)"."""
+    if isinstance(error, SyntaxError):
+        name, line, said = error.filename or "", error.lineno, error.msg
+    else:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        name, line, said = last.filename, last.lineno, str(error)
+    return f"{type(error).__name__}: {one_line(said)} ({Path(name).name}, line {line})"
+
+
+def _signature_fault(kernel: Callable[..., Any]) -> str:
+    """Why a callable cannot be called with one argument; empty if it can, or if its signature is not known."""
+    try:
+        signature = inspect.signature(kernel)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 @contextmanager
@@ -200,13 +233,40 @@ def find(flag: str, name: str) -> Kernel:
         elif isinstance(error.__cause__, SystemExit):
             do = "remove the call that ends the process when the module is imported"
         elif is_path(name):
-            module, _, function = name.partition(":")
-            near = did_you_mean(function, _functions_of(module))
-            do = near.replace("did you mean '", f"did you mean '{module}:") or "check the name of the function"
+            do = _advice_on_path(name, error.__cause__)
         else:
-            do = did_you_mean(name, sorted(published())) or do
+            module = name.removesuffix(".py")
+            named = f"{module} is a module: name its function too, as {module}:FUNCTION" if _is_module(module) else ""
+            do = named or did_you_mean(name, sorted(published())) or do
         found = f"{flag}: {error}." if flag else f"{str(error)[0].upper()}{str(error)[1:]}."
         raise UsageError(found, expected, do) from None
+
+
+def _advice_on_path(name: str, cause: BaseException | None) -> str:
+    """What to do about a ``module:function`` that is no kernel, if not for want of a module.
+
+    Args:
+        name: the path.
+        cause: what was raised when it was imported, if anything was.
+    """
+    module, _, function = name.partition(":")
+    if not module or not function:
+        return f"name both, as {module or 'MODULE'}:{function or 'FUNCTION'}"
+    if isinstance(cause, Exception) and not isinstance(cause, AttributeError):
+        return f"mend the module until this says nothing: python -c 'import {module}'"
+    found = getattr(sys.modules.get(module), function, None)
+    if callable(found):
+        return "name a function of one argument, an AttentionCall, or an instance of a class that has such a __call__"
+    near = did_you_mean(function, _functions_of(module))
+    return near.replace("did you mean '", f"did you mean '{module}:") or "check the name of the function"
+
+
+def _is_module(name: str) -> bool:
+    """Whether a name is that of a module that can be imported here. A package around it is imported to find out."""
+    try:
+        return all(part.isidentifier() for part in name.split(".")) and importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _functions_of(module: str) -> list[str]:
@@ -222,6 +282,8 @@ def missing_package(error: ImportError) -> UsageError:
 def _advice(error: ImportError, module: str = "") -> str:
     """What to do about an ImportError. `module` is the kernel's own; empty if it was not named by its module."""
     missing = error.name or "the missing package"
+    if module and module == missing and module.endswith(".py"):
+        return f"write it without .py: {module.removesuffix('.py')}:FUNCTION"
     if not isinstance(error, ModuleNotFoundError) and error.name:  # it is there, without what is imported from it
         return f"correct the import, or install the version of {missing.partition('.')[0]} that it was written for"
     if module and f"{module}.".startswith(f"{missing}."):

@@ -27,6 +27,7 @@ from assay.harness.evidence.certificate import (
 from assay.harness.files import timestamp, write_whole
 from assay.harness.localize.bounds import noise_kept
 from assay.harness.progress import ProgressDisplay
+from assay.harness.text import did_you_mean
 
 ATTEMPTS = 2
 """Times that an examination may end the whole process before it counts as a crash: the first may have been stopped by hand."""
@@ -71,7 +72,10 @@ def chosen(tasks: Sequence[Task], only: Collection[str]) -> list[Task]:
     """
     known = [task.id for task in tasks]
     if unknown := sorted(set(only) - set(known)):
-        raise UsageError(f"There is no fault {', '.join(unknown)}.", f"one of {', '.join(known)}", "correct the id")
+        near = did_you_mean(unknown[0], known)
+        raise UsageError(
+            f"There is no fault {', '.join(unknown)}.", f"one of {', '.join(known)}", near or "correct the id"
+        )
     return [task for task in tasks if not only or task.id in only]
 
 

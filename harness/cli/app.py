@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 import signal
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +17,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
-from assay.harness.errors import AssayError, ExitCode
+from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.interruption import like_ctrl_c
 from assay.harness.portable import portable
 
@@ -89,6 +91,12 @@ class _Deferred(TyperCommand):
 class _Commands(TyperGroup):
     """All of `COMMANDS`, deferred."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().make_context(*args, **kwargs)
+        except Exception as error:
+            raise wrong_use(error) or error from None
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -97,10 +105,10 @@ class _Commands(TyperGroup):
         return _Deferred(cmd_name, short_help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def invoke(self, ctx: Any) -> Any:
-        # Typer would exit with 1, which means that the candidate regressed.
         try:
             with like_ctrl_c():
                 return super().invoke(ctx)
+        # At the next two, Typer would exit with 1, which means that the candidate regressed.
         except KeyboardInterrupt:
             errors.print(INTERRUPTED, markup=False)
             raise typer.Exit(ExitCode.NO_VERDICT) from None
@@ -113,6 +121,10 @@ class _Commands(TyperGroup):
                 "a kernel that returns an output or raises an exception",
                 "look for sys.exit in the kernel and in what it imports",
             ) from error
+        except Exception as error:
+            if (wrong := wrong_use(error)) is None:
+                raise
+            raise wrong from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Format the list as plain text: importing what Rich needs for panels takes as long as everything else."""
@@ -152,6 +164,48 @@ def report_error(error: Exception) -> None:
     if detail.verbose:
         errors.print_exception()
     errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
+
+
+def wrong_use(error: Exception) -> UsageError | None:
+    """Typer's error about the words of a command line, in the form that all of assay's errors have; None for any other error."""
+    context = getattr(error, "ctx", None)
+    # click's UsageError or typer's own copy of it, depending on the version; a group without a command shows its help instead
+    if getattr(error, "exit_code", 0) != ExitCode.USAGE or context is None or "NoArgs" in type(error).__name__:
+        return None
+    from assay.harness.config import expectation
+    from assay.harness.text import did_you_mean
+
+    name = command_name(context)
+    see, message, param = f"see {name} -h", str(error.format_message()), getattr(error, "param", None)  # type: ignore[attr-defined]
+    if unknown := re.match(r"No such command '(.*?)'", message):
+        known = context.command.list_commands(context)
+        near = did_you_mean(unknown[1], known)
+        return UsageError(f"{name} has no such command '{unknown[1]}'.", f"one of {', '.join(known)}", near or see)
+    if unknown := re.match(r"No such option:? '?(-[^\s']*)", message):
+        offered = [word for one in context.command.params if not getattr(one, "hidden", False) for word in one.opts]
+        near = did_you_mean(unknown[1], [word for word in offered if word.startswith("--")])
+        return UsageError(f"{name} has no option {unknown[1]}.", "one of its options", near or see)
+    if param is not None and (value := _given(param.opts)) is not None and "Missing" not in type(error).__name__:
+        return UsageError(f"{param.opts[0]} is {value!r}.", expectation(str(getattr(error, "message", message))), see)
+    return UsageError(
+        f"{name}: {message[0].lower()}{message[1:].rstrip('.')}.", "arguments and options as in its help", see
+    )
+
+
+def command_name(context: Any) -> str:
+    """The command of a context as one types it: "assay bench kernel"."""
+    words: list[str] = []
+    while context.parent is not None:
+        words, context = [context.info_name, *words], context.parent
+    return " ".join(["assay", *words])
+
+
+def _given(names: list[str]) -> str | None:
+    """What the command line gives an option; None if it is not given, or more than once."""
+    words = sys.argv[1:]
+    found = [after for word, after in pairwise(words) if word in names]
+    found += [word.partition("=")[2] for word in words if "=" in word and word.partition("=")[0] in names]
+    return found[0] if len(found) == 1 else None
 
 
 def as_given() -> str:

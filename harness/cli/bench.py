@@ -10,7 +10,7 @@ import typer
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, as_given, console
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import Json, conclude, outcome, print_json, progress
+from assay.harness.cli.output import Json, conclude, new_file, new_folder, outcome, print_json, progress
 from assay.harness.config import BENCH_FLAGS, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
@@ -33,7 +33,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder for the timings.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the timings.", callback=new_folder)] = None,
     config: Config = None,
     json: Json = False,
 ) -> None:
@@ -84,7 +84,7 @@ def kernel(
     ] = None,
     latency_seconds: Annotated[float, typer.Option(help="Seconds of timing.", min=0.1)] = 20.0,
     seconds: Annotated[float | None, typer.Option(help="As --latency-seconds.", min=0.1, hidden=True)] = None,
-    out: Annotated[Path | None, typer.Option(help="A file for the result as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A file for the result as JSON.", callback=new_file)] = None,
     config: Config = None,
     json: Json = False,
 ) -> None:

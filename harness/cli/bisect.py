@@ -9,7 +9,7 @@ import typer
 
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, instrumented_spec, spec_flags
-from assay.harness.cli.output import Json, outcome, print_json, progress
+from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
 from assay.harness.config import BISECT_FLAGS
 from assay.harness.extras import require
 
@@ -29,7 +29,9 @@ def layers(
             "if the reference gets enough of them right."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder for the server's log and bisect.json.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder for the server's log and bisect.json.", callback=new_folder)
+    ] = None,
     config: Config = None,
     json: Json = False,
 ) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from assay.harness.cli.app import console, errors, report_error, say
+from assay.harness.cli.app import console, errors, report_error, say, wrong_use
 from assay.harness.cli.bisect import bisect_app
 from assay.harness.cli.flags import existing
-from assay.harness.cli.output import Json, print_json
+from assay.harness.cli.output import Json, new_folder, print_json
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def commits(
         bool, typer.Option("--status", help="Show the progress of a bisection without changing it.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The bisection's folder; by default one named after its settings.")
+        Path | None,
+        typer.Option(help="The bisection's folder; by default one named after its settings.", callback=new_folder),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -159,10 +160,9 @@ class _ForGit(TyperCommand):
         try:
             return super().make_context(*args, **kwargs)
         except Exception as error:
-            # click's UsageError or typer's own copy of it, depending on the version
             if getattr(error, "exit_code", 0) != ExitCode.USAGE:
                 raise
-            report_error(error)
+            report_error(wrong_use(error) or error)
             raise typer.Exit(GIT_ABORT) from None
 
 

@@ -9,7 +9,7 @@ import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, console, errors, say
-from assay.harness.cli.output import Json, outcome, print_json, progress
+from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
 from assay.harness.errors import UsageError
 
 MATRIX = "certificate.md"
@@ -18,9 +18,9 @@ _LEVELS = ("op", "server")
 
 @app.command()
 def certify(
-    out: Annotated[Path, typer.Option(help="Folder of the results; a repeated command resumes there.")] = Path(
-        "certificate"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder of the results; a repeated command resumes there.", callback=new_folder)
+    ] = Path("certificate"),
     level: Annotated[str, typer.Option(help="op: the op-level matrix; server: a pair of running servers.")] = "op",
     device: Annotated[
         str | None, typer.Option(help="Device to run on; by default a GPU, if there is one.", show_default=False)
@@ -62,13 +62,13 @@ def certify(
         raise UsageError(f"The level is {level!r}.", f"one of {', '.join(_LEVELS)}", "choose another --level")
     if read_out and level != "op":
         raise UsageError("--read-out was given with --level server.", "--level op", "leave one of them out")
-    from assay.harness.attention.call import default_device
     from assay.harness.certify.kernel import certified_kernel
     from assay.harness.certify.session import certify as run
     from assay.harness.files import write_whole
+    from assay.harness.offline.check import checked_device
     from assay.reports.certificate_text import headline, markdown, render
 
-    display, device, kernel = progress(errors), device or default_device(), certified_kernel(candidate)
+    display, device, kernel = progress(errors), checked_device(device), certified_kernel(candidate)
     if level == "op":
         from assay.harness.certify.op_level import OpLevel, checked, read
         from assay.harness.certify.op_tasks import op_envelope, op_tasks

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import ReadOut, app, as_given, console, errors, say
-from assay.harness.cli.output import Json, outcome, print_json
+from assay.harness.cli.output import Html, Json, Junit, outcome, print_json
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
 
@@ -36,8 +35,8 @@ def check(
     seed: Annotated[int, typer.Option(help="Seed of the matrix and of its data.", min=0)] = 0,
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
     read_out: ReadOut = 60.0,
-    html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
+    html: Html = None,
+    junit: Junit = None,
     json: Json = False,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.harness.cli.app import app, as_given, console, say
-from assay.harness.cli.output import Json, conclude, outcome, print_json
+from assay.harness.cli.output import Html, Json, Junit, conclude, outcome, print_json
 from assay.harness.config import WIDEST_MARGIN, points_meant
 from assay.harness.errors import UsageError
 from assay.harness.text import one_line
@@ -49,8 +49,8 @@ def compare(
         str, typer.Option(help="Score that counts, where a tool writes several: exact_match,strict-match for lm-eval.")
     ] = "",
     json: Json = False,
-    html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
+    html: Html = None,
+    junit: Junit = None,
 ) -> None:
     """Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."""
     from assay.harness.ingest.results.compare import Limits

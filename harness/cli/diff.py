@@ -11,7 +11,7 @@ import typer
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import ReadOut, app, console, errors, say
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
-from assay.harness.cli.output import Json, outcome, print_json, progress
+from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
 from assay.harness.config import SERVER_FLAGS
 from assay.harness.errors import UsageError
 
@@ -42,7 +42,7 @@ def diff(
 @spec_flags((*SERVER_FLAGS, "data", "budget_mb"))
 def record(
     flags: dict[str, Any],
-    pack: Annotated[Path, typer.Argument(help="A new folder for the replay pack.")],
+    pack: Annotated[Path, typer.Argument(help="A new folder for the replay pack.", callback=new_folder)],
     config: Config = None,
     json: Json = False,
 ) -> None:

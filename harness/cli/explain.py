@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from assay.harness.cli.app import app, console, say
+from assay.harness.cli.output import Html
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
 
@@ -17,9 +17,7 @@ def explain(
     id: Annotated[
         str | None, typer.Argument(help="The id of a hypothesis or finding; without one, all are listed.")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="A file for the page as HTML, with its picture drawn.", show_default=False)
-    ] = None,
+    html: Html = None,
 ) -> None:
     """Explain a finding: its picture, wrong and right code, and public bugs of its kind."""
     if html:

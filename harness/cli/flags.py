@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
+from assay.harness.cli.output import new_folder
 from assay.harness.config import PROFILES, RunSpec, flag, make_spec
 from assay.harness.errors import UsageError
 
@@ -27,20 +28,13 @@ _PANELS = {
 Config = Annotated[
     Path | None, typer.Option(help="An assay.toml; by default the one in the working directory, if any.")
 ]
-
-
-def _at_home(path: Path | None) -> Path | None:
-    """A path whose ``~`` no shell has expanded, as in ``--out=~/runs``."""
-    return path and path.expanduser()
-
-
 Out = Annotated[
-    Path | None, typer.Option(help="The run's folder; an unfinished run there is resumed.", callback=_at_home)
+    Path | None, typer.Option(help="The run's folder; an unfinished run there is resumed.", callback=new_folder)
 ]
 
 
 def existing(expected: str) -> Callable[[Path | None], Path | None]:
-    """The callback of an option or argument whose path must exist.
+    """The callback of an option or argument whose folder must exist.
 
     Args:
         expected: what is expected there, for the error.
@@ -49,12 +43,22 @@ def existing(expected: str) -> Callable[[Path | None], Path | None]:
     def check(path: Path | None) -> Path | None:
         if path is not None and not path.exists():
             raise UsageError(f"There is no {path}.", expected, "check the path")
+        if path is not None and not path.is_dir():
+            raise UsageError(f"{path} is a file.", expected, "name the folder")
         return path
 
     return check
 
 
-RunFolderArgument = Annotated[Path, typer.Argument(help="A run's folder.", callback=existing("the folder of a run"))]
+def run_folder(path: Path) -> Path:
+    """The callback of an argument that must be the folder of a run."""
+    from assay.harness.judge.history import check_run
+
+    check_run(path)
+    return path
+
+
+RunFolderArgument = Annotated[Path, typer.Argument(help="A run's folder.", callback=run_folder)]
 
 
 def spec_flags(

@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Json, outcome, print_json
+from assay.harness.cli.output import Json, new_folder, outcome, print_json
 
 
 @app.command()
 def ingest(
     files: Annotated[list[Path], typer.Argument(help="Logs, results files, traces or dumps.")],
     out: Annotated[
-        Path | None, typer.Option(help="A folder for ingest.json, ingest.html and ingest.junit.xml.")
+        Path | None,
+        typer.Option(help="A folder for ingest.json, ingest.html and ingest.junit.xml.", callback=new_folder),
     ] = None,
     json: Json = False,
 ) -> None:

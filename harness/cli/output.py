@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from assay.harness.cli.app import console, detail, say
+from assay.harness.errors import UsageError
 from assay.harness.text import one_line
 
 if TYPE_CHECKING:
@@ -35,6 +38,51 @@ Json = Annotated[
     ),
 ]
 """An option of every command that ends in a result; its command calls `print_json`."""
+
+
+def new_file(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """The callback of an option that names a file to be written: refuses what cannot be one, before anything is computed.
+
+    A ``~`` that no shell has expanded, as in ``--html=~/page.html``, is the home folder.
+    """
+    path = path and path.expanduser()
+    if path is not None and path.is_dir():
+        raise UsageError(
+            f"{_named(param)}: {path} is a folder.", "a file, which is written", f"name a file in it: {path}/NAME"
+        )
+    return _below_folder(param, path)
+
+
+def new_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """The callback of an option or argument that names a folder to be written: as `new_file`."""
+    path = path and path.expanduser()
+    if path is not None and path.exists() and not path.is_dir():
+        raise UsageError(
+            f"{_named(param)}: {path} is a file.", "a folder, which is made if it is not there", "name a folder"
+        )
+    return _below_folder(param, path)
+
+
+def _below_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    there = path if path.exists() else next(one for one in path.absolute().parents if one.exists())
+    if there != path and not there.is_dir():
+        raise UsageError(
+            f"{_named(param)} {path}: {there.name} is a file.", "a folder in its place", "name another folder"
+        )
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"{_named(param)}: {there} cannot be written.", "a place that can be", "name another one")
+    return path
+
+
+def _named(param: typer.CallbackParam) -> str:
+    return str(param.opts[0]) if param.opts[0].startswith("-") else str(param.name)
+
+
+Html = Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.", callback=new_file)]
+Junit = Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.", callback=new_file)]
+"""Options of the commands that write a page, or JUnit, on request."""
 
 
 def print_json(document: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Json, print_json
+from assay.harness.cli.output import Json, new_folder, print_json
 
 pack_app = typer.Typer(
     no_args_is_help=True, help="Make a replay pack of somebody else's dump or trace, or write a pack for their tools."
@@ -26,7 +26,7 @@ def import_(
     dump: Annotated[
         Path, typer.Argument(help="A dump of SGLang, of FlashInfer's API or of hooks, or a FlashInfer Trace folder.")
     ],
-    out: Annotated[Path, typer.Option(help="A new folder for the pack.")],
+    out: Annotated[Path, typer.Option(help="A new folder for the pack.", callback=new_folder)],
     model: Annotated[
         Path | None,
         typer.Option(help="The model's folder: its config.json tells heads and layers where a dump does not."),
@@ -59,7 +59,8 @@ def import_(
 def export(
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack.")],
     flashinfer_trace: Annotated[
-        Path, typer.Option(help="A new folder for definitions and workloads of flashinfer-bench.")
+        Path,
+        typer.Option(help="A new folder for definitions and workloads of flashinfer-bench.", callback=new_folder),
     ],
 ) -> None:
     """Write a pack as a FlashInfer Trace: definitions with a right-aligned reference, and workloads with the recorded tensors."""

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Json, conclude, print_json
+from assay.harness.cli.output import Html, Json, conclude, print_json
 from assay.harness.cli.run import PAGE, last_line
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
@@ -22,7 +22,7 @@ Run = Annotated[Path, typer.Argument(help="A run's folder, or its report.json.")
 @app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = RUNS,
-    html: Annotated[Path | None, typer.Option(help="A file for the list as an HTML page.")] = None,
+    html: Html = None,
     json: Json = False,
 ) -> None:
     """List the runs of a folder: verdict, treatment, date, worst own error, and the history of each suite."""
@@ -64,10 +64,11 @@ def show(run: Run, json: Json = False) -> None:
 @app.command(name="open")
 def open_(run: Run) -> None:
     """Open a run's HTML report in a browser, or print its path where there is none."""
+    from assay.harness.judge.history import REPORT, check_run
+
     page = (run if run.is_dir() else run.parent) / PAGE
-    if not run.exists():
-        raise UsageError(f"There is no run {run}.", "the folder of a run", "assay runs lists them")
     if not page.is_file():
+        check_run(run if run.is_dir() or run.name != REPORT else run.parent)
         raise UsageError(
             f"{run} has no {PAGE}.", "a run with a report", f"make it from the evidence: assay report {run}"
         )

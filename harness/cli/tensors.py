@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Json, outcome, print_json
+from assay.harness.cli.output import Html, Json, outcome, print_json
 from assay.harness.errors import UsageError
 
 tensors_app = typer.Typer(
@@ -42,7 +42,7 @@ def diff(
         str, typer.Option(help="Dimensions in order: b, t, h, d for batch, token, head, head dim, such as bhtd.")
     ] = "",
     json: Json = False,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with heat maps by layer and head.")] = None,
+    html: Html = None,
 ) -> None:
     """Name layer, head and token of the first and the worst difference of two dumps.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Json, outcome, print_json
+from assay.harness.cli.output import Html, Json, new_file, outcome, print_json
 from assay.harness.extras import require
 
 trace_app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -16,8 +16,6 @@ app.add_typer(trace_app, name="trace", help="Read a trace of an engine or a prof
 
 STARTUP_TIMEOUT_S, REQUEST_TIMEOUT_S = 1_800.0, 600.0
 """For a server of MLC-LLM: it compiles the model when it starts."""
-
-Html = Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")]
 
 
 @trace_app.command()
@@ -80,7 +78,7 @@ def diff(
 @trace_app.command()
 def record(
     server: Annotated[str, typer.Argument(help="The URL of an MLC-LLM server, or mlc:MODEL to start one.")],
-    out: Annotated[Path, typer.Option(help="A file for the trace, in JSON.")],
+    out: Annotated[Path, typer.Option(help="A file for the trace, in JSON.", callback=new_file)],
     requests: Annotated[
         int, typer.Option(help="Questions to ask first, which share a prefix; 0 only collects the trace.", min=0)
     ] = 2,

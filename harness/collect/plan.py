@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.greedy import greedy_prompts
+from assay.evals.loads import shapes_of
 from assay.evals.question_sets import draw
 from assay.evals.questions import AnyQuestion, prompt_hash
 from assay.harness.backend import Backend
-from assay.harness.collect.preflight import check_environment
+from assay.harness.collect.preflight import check_certificate, check_environment
 from assay.harness.config import RunSpec
 from assay.harness.engines.catalog import checked_backend
 from assay.harness.engines.launch import check_engine_args
@@ -92,12 +93,14 @@ def prepare(spec: RunSpec) -> Plan:
     """Check backends, model and questions; start nothing.
 
     Raises:
-        UsageError: an unknown backend, an incomplete model, a device that is not there or cannot hold the model, or questions
-            that cannot be read.
+        UsageError: an unknown backend, an incomplete model, a certificate that cannot be read, an unknown shape of requests, a
+            device that is not there or cannot hold the model, or questions that cannot be read.
     """
     reference = checked_backend("--reference", spec.reference)
     candidate = checked_backend("--candidate", spec.candidate)
     check_engine_args(spec.engine_arg)
+    check_certificate(spec.certificate)
+    shapes_of(spec.latency_shapes, spec.device)
     model = resolve_model(spec.model, spec.engine_arg)
     check_environment(spec, model, (reference, candidate))
     plan = Plan(spec, model, (), reference, candidate)

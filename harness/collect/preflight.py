@@ -8,7 +8,8 @@ from pathlib import Path
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
 from assay.harness.engines import memory
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.certificate import read_certificate
 
 GIB = memory.GIB
 CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")
@@ -35,6 +36,30 @@ def check_environment(spec: RunSpec, model: Path, backends: Sequence[Backend]) -
     else:
         _check_cpu([backend.name for backend in backends if not backend.is_url and not backend.is_kernel])
     check_memory(spec, memory.model_bytes(model), memory.available_bytes(spec.device))
+
+
+def check_certificate(name: str) -> None:
+    """Refuse a certificate that cannot be cited, since it is missing or damaged.
+
+    Args:
+        name: its file; empty if none is named.
+
+    Raises:
+        UsageError: it is missing or damaged.
+    """
+    if not name:
+        return
+    expected, do = (
+        "a certificate.json that assay certify wrote",
+        "make it with assay certify, or leave out --certificate",
+    )
+    if not Path(name).is_file():
+        found = f"{name} is a folder" if Path(name).exists() else f"There is no {name}"
+        raise UsageError(f"--certificate: {found}.", expected, do)
+    try:
+        read_certificate(Path(name))
+    except EvidenceError as error:
+        raise UsageError(f"--certificate: {error.found}", expected, do) from None
 
 
 def _check_cpu(names: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from assay.harness.attention.published import native_backend, published
-from assay.harness.backend import Backend
+from assay.harness.backend import URL_FORM, Backend, is_server_url
 from assay.harness.errors import UsageError
 from assay.harness.text import did_you_mean
 
@@ -64,6 +64,8 @@ def checked_backend(flag: str, name: str) -> Backend:
             f"name it {native[1].partition('@')[0]}",
         )
     backend = Backend.parse(name)
+    if backend.is_url and not is_server_url(name):
+        raise UsageError(f"{flag}: {name} is not the URL of a server.", URL_FORM, "correct the URL")
     if backend.is_url or name in sglang_backends():
         return backend
     if not backend.is_kernel:

@@ -223,7 +223,11 @@ class Client:
             response = self._request(method, path, timeout_s, body, watched=True)
         except BROKEN as error:
             asyncio.run(self._wait_for_death())
-            raise self.error(f"did not answer {self.url}{path}: {reason(error)}.") from error
+            raise self.error(
+                f"did not answer {self.url}{path}: {reason(error)}.",
+                "an answer",
+                "check that the server runs and that this machine reaches it, and repeat the command",
+            ) from error
         if not response.is_success:
             raise self.error(f"answered {path} with HTTP {response.status}: {excerpt(response.text)}.", "HTTP 200")
         return response

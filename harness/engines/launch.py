@@ -81,12 +81,18 @@ class Launch:
 
 
 def check_engine_args(engine_args: Sequence[str]) -> None:
-    """Refuse flags that assay sets itself.
+    """Refuse flags that assay sets itself, and words that are neither a flag nor a flag's value.
 
     Raises:
-        UsageError: one of them sets one of `OWN_FLAGS`.
+        UsageError: one of them sets one of `OWN_FLAGS`, or is no flag.
     """
-    for given in engine_args:
+    for before, given in zip(("", *engine_args), engine_args, strict=False):
+        if not given.startswith("-") and (not before.startswith("--") or "=" in before):
+            raise UsageError(
+                f"--engine-arg={given} is no flag.",
+                "a flag of SGLang, which begins with --, or a value right after its flag",
+                "give --engine-arg=--FLAG, as in --engine-arg=--page-size=16",
+            )
         flag = given.partition("=")[0]
         # argparse accepts any unambiguous prefix of a flag
         own = next((own for own in OWN_FLAGS if flag.startswith("--") and len(flag) > 2 and own.startswith(flag)), None)

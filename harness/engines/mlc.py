@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from assay.harness.backend import URL_FORM, is_server_url
 from assay.harness.engines.client import Client
 from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.remote import RemoteServer
@@ -160,6 +161,8 @@ def mlc_server(name: str, folder: Path, device: str, startup_timeout: float, req
         UsageError: it is neither.
     """
     if name.startswith(("http://", "https://")):
+        if not is_server_url(name):
+            raise UsageError(f"{name} is not the URL of a server.", URL_FORM, "correct the URL")
         return MlcServer("reference", name, request_timeout)
     if name.startswith(PREFIX) and name != PREFIX:
         return LaunchedMlc("reference", name.removeprefix(PREFIX), folder, device, startup_timeout, request_timeout)

@@ -17,6 +17,11 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
+def is_hub_name(name: str) -> bool:
+    """Whether a model's name has the form of a hub name, OWNER/NAME, and is no path."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
 def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
     """The folder of a model: the named one, or the snapshot of a hub model, downloaded if necessary.
 
@@ -30,7 +35,7 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
     """
     folder = TINY_MODEL if name == BUILTIN_MODEL else Path(name).expanduser()
     if not folder.exists():
-        if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        if not is_hub_name(name):
             raise UsageError(f"--model {name}: no such folder.", "a model folder or a hub name", "check the path")
         folder = _download(name)
     if not folder.is_dir():

@@ -227,7 +227,7 @@ def _read_manifest(folder: Path) -> PackManifest:
         text = path.read_text()
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
-            f"{folder} is not a replay pack: it has no {MANIFEST}.",
+            f"{folder} is not a replay pack: it has no {MANIFEST}." if folder.exists() else f"There is no {folder}.",
             "a folder that assay record wrote",
             "check the path",
         ) from None

@@ -106,7 +106,9 @@ def ingest(paths: Sequence[Path]) -> IngestResult:
 def _read(source: Source) -> Document:
     reader = reader_of(source)
     if reader is None:
-        return Document(file=_unknown(source, "no reader knows this format"))
+        return Document(
+            file=_unknown(source, "no reader knows this format. What to do: see docs/ingest.md for what is read")
+        )
     try:
         return reader.read(source)
     except AssayError as error:

@@ -78,7 +78,7 @@ def list_runs(folder: Path) -> RunList:
     """
     if not folder.is_dir():
         raise UsageError(
-            f"There is no folder {folder}.",
+            f"{folder} is a file." if folder.exists() else f"There is no folder {folder}.",
             "a folder of runs, such as runs",
             "name it, or make a run first: assay run",
         )
@@ -95,16 +95,26 @@ def report_of(run: Path) -> Report:
         UsageError: there is no such folder, or it is not a run.
         EvidenceError: the run has no report, or one that cannot be read.
     """
-    if not run.exists():
-        raise UsageError(f"There is no run {run}.", "the folder of a run", "assay runs lists them")
     path = run / REPORT if run.is_dir() else run
     if path.is_file():
         return read_report(path)
-    if not (run / MANIFEST).is_file():
-        raise UsageError(f"{run} is not a run: it has no {MANIFEST}.", "the folder of a run", "assay runs lists them")
+    check_run(run)
     raise EvidenceError(
         f"{run} has no {REPORT}.", "a run that has ended", f"make it from the evidence: assay report {run}"
     )
+
+
+def check_run(run: Path) -> None:
+    """Make sure that a path is the folder of a run, ended or not.
+
+    Raises:
+        UsageError: there is no such folder, or it is not a run.
+    """
+    if not run.exists():
+        raise UsageError(f"There is no {run}.", "the folder of a run", "assay runs lists them")
+    if not (run / MANIFEST).is_file():
+        found = f"it has no {MANIFEST}" if run.is_dir() else "it is a file"
+        raise UsageError(f"{run} is not a run: {found}.", "the folder of a run", "assay runs lists them")
 
 
 def worst_own(report: Report) -> Worst | None:

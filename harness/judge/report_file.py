@@ -25,9 +25,15 @@ def read_report(path: Path) -> Report:
     except (OSError, ValueError) as error:
         raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
     found = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(found, str) or not found.startswith(f"{SCHEMA.partition('/')[0]}/"):
+        raise EvidenceError(
+            f"{path} is no report: it has no schema of one.", "a report.json of a run", "check the path"
+        )
     if found not in (SCHEMA, VERSION_1):
         raise EvidenceError(
-            f"{path} has the schema {found!r}.", f"{SCHEMA!r} or {VERSION_1!r}", "rebuild it: assay report RUN"
+            f"{path} has the schema {found!r}.",
+            f"{SCHEMA!r} or {VERSION_1!r}, which this version of assay reads",
+            "show it with the assay that wrote it, or rebuild it with this one: assay report RUN",
         )
     try:
         return Report.model_validate(document if found == SCHEMA else upgrade(document))

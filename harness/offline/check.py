@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -317,10 +318,29 @@ def matrix(
     for what, values, of in (("phase", phases, PHASES), ("dtype", named, known), ("size", [size], ("small", "full"))):
         for value in values:
             _one_of(what, value, of)
-    if device and device.startswith("cuda") and default_device() == "cpu":
-        raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
-    on = device or default_device()
+    on = checked_device(device)
     return cases_of(tuple(phases), on, [known[one] for one in named], seed, size, tuple(head_dims))
+
+
+def checked_device(device: str | None) -> str:
+    """A device of PyTorch that is here: the one named, or the default.
+
+    Raises:
+        UsageError: it is neither the CPU nor a GPU, or there is no such GPU.
+    """
+    if device is None:
+        return default_device()
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UsageError(
+            f"The device is {device!r}.", "cpu or cuda, or cuda:N for one of several GPUs", "name one of these"
+        )
+    if device.startswith("cuda") and default_device() == "cpu":
+        raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
+    if device.startswith("cuda:") and int(device[5:]) >= (count := torch.cuda.device_count()):
+        raise UsageError(
+            f"The device is {device}, but there are {count} GPUs.", f"cuda:0 to cuda:{count - 1}", "name one"
+        )
+    return device
 
 
 def _counted(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -> Kernel:

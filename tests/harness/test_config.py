@@ -70,7 +70,7 @@ def test_a_named_file_is_read_and_must_exist(work: Path) -> None:
     assert make_spec({}, work / "other.toml").questions == 3
     with pytest.raises(UsageError, match="does not exist"):
         make_spec({}, work / "absent.toml")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="is a folder"):
         make_spec({}, work)
 
 

@@ -25,6 +25,7 @@ from assay.harness.bisect.commits.state import (
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import read_pack
+from assay.harness.files import is_unused
 from assay.harness.offline.replay import choose
 
 
@@ -115,6 +116,12 @@ def bisect_commits(spec: BisectSpec, folder: BisectFolder, show: Show) -> Bisect
             if state.spec != spec:
                 raise UsageError(f"{folder.path} holds another bisection.", "the same one", "use another --out")
         else:
+            if not is_unused(folder.path):
+                raise UsageError(
+                    f"{folder.path} is not empty and holds no bisection.",
+                    "a new folder, or that of the bisection to be resumed",
+                    "name another one with --out",
+                )
             state = new_state(spec, repository)
             folder.write(state)
         if state.result is not None:

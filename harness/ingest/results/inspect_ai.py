@@ -21,6 +21,7 @@ from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultS
 from assay.harness.ingest.results.statements import statements_of
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement
+from assay.harness.text import did_you_mean
 
 _ZSTANDARD = 93
 """Compression method of a zip's member (APPNOTE 6.3.10, section 4.4.5)."""
@@ -65,7 +66,8 @@ class InspectAi:
             metric: name of the scorer that counts; by default the first.
 
         Raises:
-            EvidenceError: the log is damaged, or has no such scorer.
+            EvidenceError: the log is damaged.
+            UsageError: it has no such scorer.
             UsageError: a package that unpacks it is not installed.
         """
         reading = Reading(unit="sample")
@@ -153,8 +155,10 @@ def _zstandard(packed: bytes, size: int, where: str) -> bytes:
 def _scorer(samples: list[dict[str, Any]], wanted: str, path: Path) -> str:
     names = list(dict.fromkeys(name for sample in samples for name in sample.get("scores") or ()))
     if wanted and wanted not in names:
-        raise EvidenceError(
-            f"{path} has no scorer {wanted!r}.", f"one of {', '.join(names) or 'none'}", "give another --metric"
+        raise UsageError(
+            f"{path} has no scorer {wanted!r}.",
+            f"one of {', '.join(names)}" if names else "a log with scores",
+            did_you_mean(wanted, names) or "give another --metric",
         )
     return wanted or (names[0] if names else "")
 

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.harness.errors import EvidenceError
+from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.result import Document
 from assay.harness.ingest.results.json_files import json_object, json_rows, read_object
 from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
 from assay.harness.ingest.results.statements import score_names, statements_of
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement
+from assay.harness.text import did_you_mean
 
 INVALID = "[invalid]"
 """What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
@@ -64,7 +65,8 @@ class LmEval:
                 filter.
 
         Raises:
-            EvidenceError: the folder holds two runs of a task, or no score of that name; a results file is damaged.
+            EvidenceError: the folder holds two runs of a task; a results file is damaged.
+            UsageError: no score has the name that was asked for.
         """
         reading = Reading(unit="sample")
         for samples, results in _pairs(source.path):
@@ -184,10 +186,11 @@ def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str
     metric, _, filter_ = wanted.partition(",")
     match = [(one, f) for one, f in scored if one == metric and filter_ in ("", f)]
     if not match:
-        raise EvidenceError(
+        known = [f"{one},{f}" for one, f in scored]
+        raise UsageError(
             f"{samples} has no score {wanted!r} for each sample.",
-            f"one of {', '.join(f'{one},{f}' for one, f in scored) or 'none: it has no scores'}",
-            "give another --metric",
+            f"one of {', '.join(known)}" if known else "a file with scores",
+            did_you_mean(wanted, known) or "give another --metric",
         )
     return match[0]
 

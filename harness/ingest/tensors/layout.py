@@ -38,6 +38,10 @@ class ModelShape:
         Raises:
             UsageError: there is no ``config.json``, or it does not name the heads.
         """
+        if not folder.exists():
+            raise UsageError(
+                f"There is no {folder}.", "a model's folder with config.json", "check the path given with --model"
+            )
         path = folder / "config.json" if folder.is_dir() else folder
         try:
             config: dict[str, Any] = json.loads(path.read_text())
@@ -49,7 +53,7 @@ class ModelShape:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
-                f"{path} does not tell a model's heads: {error!r}.",
+                f"{path} does not tell a model's heads: {error.strerror if isinstance(error, OSError) else repr(error)}.",
                 "a model's folder with config.json, as Hugging Face writes it",
                 "give another --model",
             ) from None

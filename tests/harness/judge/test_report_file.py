@@ -15,7 +15,7 @@ from assay.reports.json_report import to_json
     [
         (None, "cannot be read"),
         ("not json", "cannot be read"),
-        ("[]", "has the schema None"),
+        ("[]", "is no report"),
         ('{"schema": "assay.report/9"}', "assay.report/9"),
         ('{"schema": "assay.report/2"}', "damaged at verdict"),
         ('{"schema": "assay.report/1"}', "damaged at verdict"),

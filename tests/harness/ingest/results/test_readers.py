@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.errors import AssayError, EvidenceError
+from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.ingest.results import READERS
 from assay.harness.ingest.results.inspect_ai import InspectAi
 from assay.harness.ingest.results.junit import JUnit
@@ -106,7 +106,7 @@ def test_of_several_filters_one_counts_and_the_others_are_named(data: Path, tmp_
     assert (len(reading.sets[0].items), reading.sets[0].accuracy) == (24, 1.0)
     assert "exact_match,loose" in reading.notes[0]
     assert LmEval().results(Source.of(path), "exact_match,loose").sets[0].accuracy == 0.0
-    with pytest.raises(EvidenceError, match="no score 'acc'"):
+    with pytest.raises(UsageError, match="no score 'acc'"):
         LmEval().results(Source.of(path), "acc")
 
 
