@@ -50,7 +50,7 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    device: Device = Field("cpu", description="cpu (no GPU needed) or cuda")
+    device: Device = Field("cpu", description="device of both servers: cpu (no GPU needed) or cuda")
     reference: str = Field(
         min_length=1, description="attention backend of the reference, or the URL of an OpenAI-compatible server"
     )
@@ -65,7 +65,7 @@ class RunSpec(BaseModel):
     data: str = Field(
         BUILTIN_DATA,
         min_length=1,
-        description="builtin; a CSV or parquet file with simple-evals columns, or a hub dataset; gsm8k, or gsm8k:FILE; "
+        description="questions: builtin; a CSV or parquet file with simple-evals columns, or a hub dataset; gsm8k, or gsm8k:FILE; "
         "retrieval, or retrieval:LENGTHS in tokens, separated by commas; lm-eval:TASK",
     )
     questions: int = Field(

@@ -7,8 +7,10 @@ import re
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,6 +77,8 @@ require "serve" themselves.
 
 
 INTERRUPTED = "assay: interrupted; there is no verdict."
+_HYPHEN = "\ue000"
+"""Stands for a hyphen while help is wrapped, so that no line ends within ``--page-size=16``."""
 CTRL_C = 128 + signal.SIGINT
 """What Typer exits with at a Ctrl-C that comes before or after the command itself."""
 
@@ -126,11 +130,6 @@ class _Commands(TyperGroup):
                 raise
             raise wrong from None
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Format the list as plain text: importing what Rich needs for panels takes as long as everything else."""
-        self.rich_markup_mode = None
-        super().format_help(ctx, formatter)
-
 
 app = typer.Typer(
     name="assay",
@@ -138,6 +137,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: nothing is cut off in a narrow terminal, and a pipe gets no boxes
     help="Compare a candidate attention backend with a reference inside the same serving engine.\n\n"
     "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report says why).",
 )
@@ -235,7 +235,37 @@ def load_command(name: str) -> Any:
     from assay.harness.cli.output import add_output_flags
 
     add_output_flags(command)
+    for one in leaves(command):
+        one.format_options = MethodType(_format_options, one)
+        one.short_help = one.short_help or (one.help or "").partition("\n")[0]  # what is short already is never cut off
     return command
+
+
+def leaves(command: Any) -> Iterator[Any]:
+    """A command, or the commands of a group, and the group itself if it does something without one of them."""
+    commands = getattr(command, "commands", {})
+    for one in commands.values():
+        yield from leaves(one)
+    if not commands or command.invoke_without_command:
+        yield command
+
+
+def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write arguments and options into a command's help, under the headings that the options name."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for param in command.get_params(ctx):
+        heading = "Arguments" if param.param_type_name == "argument" else getattr(param, "rich_help_panel", None)
+        if (record := param.get_help_record(ctx)) is not None:
+            names = re.sub(r"<(?:list\[)?(\w+)(?: range)?\]?>", r"<\1>", record[0])  # the help names the range
+            sections.setdefault(heading or "Options", []).append((names, record[1].replace("-", _HYPHEN)))
+    begin = len(formatter.buffer)
+    for heading, records in sections.items():
+        if records:
+            with formatter.section(heading):
+                formatter.write_dl(records)
+    formatter.buffer[begin:] = [text.replace(_HYPHEN, "-") for text in formatter.buffer[begin:]]
+    if hasattr(command, "format_commands"):
+        command.format_commands(ctx, formatter)
 
 
 @app.callback(invoke_without_command=True)

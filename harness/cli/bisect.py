@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.flags import Config, instrumented_spec, spec_flags
+from assay.harness.cli.flags import STARTED, Config, instrumented_spec, spec_flags
 from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
 from assay.harness.config import BISECT_FLAGS
 from assay.harness.extras import require
@@ -18,7 +18,7 @@ app.add_typer(bisect_app, name="bisect")
 
 
 @bisect_app.command()
-@spec_flags(BISECT_FLAGS)
+@spec_flags(BISECT_FLAGS, about=STARTED)
 def layers(
     flags: dict[str, Any],
     questions: Annotated[int, typer.Option(help="Questions in each probe.", min=1)] = 32,

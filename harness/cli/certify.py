@@ -33,7 +33,9 @@ def certify(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="Model of the servers: a folder, a hub name, or tiny.")] = "tiny",
+    model: Annotated[
+        str, typer.Option(help="Model folder or hub name; tiny is the model that ships with assay.")
+    ] = "tiny",
     fault: Annotated[
         list[str] | None, typer.Option(help="Only the fault with this id; may be repeated.", show_default=False)
     ] = None,

@@ -10,7 +10,7 @@ import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import ReadOut, app, console, errors, say
-from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
+from assay.harness.cli.flags import STARTED, Config, Out, instrumented_spec, spec_flags
 from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
 from assay.harness.config import SERVER_FLAGS
 from assay.harness.errors import UsageError
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@spec_flags((*SERVER_FLAGS, "data", "logits_prompts", "budget_mb"))
+@spec_flags((*SERVER_FLAGS, "data", "logits_prompts", "budget_mb"), about=STARTED)
 def diff(
     flags: dict[str, Any],
-    suites: Annotated[str, typer.Option(help="layers, or layers,logits.")] = "layers,logits",
+    suites: Annotated[str, typer.Option(help="Suites to run: layers, or layers,logits.")] = "layers,logits",
     out: Out = None,
     config: Config = None,
     json: Json = False,
@@ -39,7 +39,7 @@ def diff(
 
 
 @app.command()
-@spec_flags((*SERVER_FLAGS, "data", "budget_mb"))
+@spec_flags((*SERVER_FLAGS, "data", "budget_mb"), about=STARTED)
 def record(
     flags: dict[str, Any],
     pack: Annotated[Path, typer.Argument(help="A new folder for the replay pack.", callback=new_folder)],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, say
 from assay.harness.cli.flags import Config, spec_flags
+from assay.harness.cli.output import Json, print_json
 from assay.harness.config import SERVER_FLAGS, make_spec
 from assay.harness.errors import ExitCode
 
@@ -17,8 +18,8 @@ from assay.harness.errors import ExitCode
 @spec_flags(SERVER_FLAGS)
 def doctor(
     flags: dict[str, Any],
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     config: Config = None,
+    json: Json = False,
 ) -> None:
     """Examine this environment: what a run needs, what is here, and what to do about the rest."""
     interpret_without_gpu()
@@ -35,7 +36,7 @@ def doctor(
     spec = make_spec(flags, config)
     made = Examination(device=spec.device, examined=tuple(show(one) for one in examine(spec)))
     if json:
-        say(made.model_dump_json(indent=2, by_alias=True))
+        print_json(made.model_dump_json(indent=2, by_alias=True))
     elif made.exit_code == ExitCode.PASS:
         say(f"Everything that a run on {spec.device} needs is here.")
     else:

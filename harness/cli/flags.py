@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -61,8 +62,15 @@ def run_folder(path: Path) -> Path:
 RunFolderArgument = Annotated[Path, typer.Argument(help="A run's folder.", callback=run_folder)]
 
 
+STARTED = {
+    "reference": "attention backend of the reference",
+    "candidate": "attention backend of the candidate, or a kernel as module:function",
+}
+"""What the flags of the backends say where assay must start both itself, and a URL is refused."""
+
+
 def spec_flags(
-    names: Sequence[str], short: str = "", hidden: Collection[str] = ()
+    names: Sequence[str], short: str = "", hidden: Collection[str] = (), about: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command flags named and described as fields of `RunSpec`.
 
@@ -73,6 +81,7 @@ def spec_flags(
         short: a prefix of field names that a flag may leave out: with "latency_", ``--bound`` is ``--latency-bound``. The short
             form works, but help shows only the long one, which all commands share.
         hidden: fields whose flags work but are not offered, since the command refuses what they usually say.
+        about: descriptions of fields that mean less here than elsewhere.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,7 +100,7 @@ def spec_flags(
             command({name: _value(value) for name, value in values.items() if value is not None}, **given)
 
         others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        parameters = [_parameter(name, short, name in hidden) for name in names]
+        parameters = [_parameter(name, short, name in hidden, about.get(name, "")) for name in names]
         parameters += [_short_parameter(name, short) for name in names if _alias(name, short) != name]
         parameters += [other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -120,9 +129,9 @@ def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
     return spec
 
 
-def _parameter(name: str, short: str, hidden: bool) -> inspect.Parameter:
+def _parameter(name: str, short: str, hidden: bool, about: str) -> inspect.Parameter:
     panel = next((panel for panel, fields in _PANELS.items() if name in fields and not short), None)
-    return _option(name, flag(name), hidden, panel)
+    return _option(name, flag(name), hidden, panel, about)
 
 
 def _short_parameter(name: str, short: str) -> inspect.Parameter:
@@ -134,12 +143,14 @@ def _alias(name: str, short: str) -> str:
     return f"short_{name}" if short and name.startswith(short) else name
 
 
-def _option(name: str, spelled: str, hidden: bool, panel: str | None) -> inspect.Parameter:
+def _option(name: str, spelled: str, hidden: bool, panel: str | None, about: str = "") -> inspect.Parameter:
+    about = about or RunSpec.model_fields[name].description or ""
+    default = f"  [default: {default_text(name)}]" if default_text(name) else ""
     option = typer.Option(
         spelled,
-        help=RunSpec.model_fields[name].description,
+        help=f"{about[0].upper()}{about[1:]}.{default}",
         rich_help_panel=panel,
-        show_default=default_text(name) or False,
+        show_default=False,
         hidden=hidden,
     )
     return inspect.Parameter(

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 baseline_app = typer.Typer(no_args_is_help=True, help="Manage accepted results, kept in files that a team commits.")
 app.add_typer(baseline_app, name="baseline")
 
-_BASELINES = typer.Option("--baselines", help="Folder of the accepted baselines; by default the one in assay.toml.")
+_BASELINES = typer.Option(
+    "--baselines", help="Folder of the accepted baselines; by default the one in assay.toml, or baselines."
+)
 
 _EXISTING_BASELINES = typer.Option(
     "--baselines",
-    help="Folder of the accepted baselines; by default the one in assay.toml.",
+    help="Folder of the accepted baselines; by default the one in assay.toml, or baselines.",
     callback=existing("a folder of accepted baselines"),
 )
 

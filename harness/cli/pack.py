@@ -31,7 +31,9 @@ def import_(
         Path | None,
         typer.Option(help="The model's folder: its config.json tells heads and layers where a dump does not."),
     ] = None,
-    budget_mb: Annotated[int, typer.Option(help="Size of the pack in MiB; calls are sampled.", min=1)] = 256,
+    budget_mb: Annotated[
+        int, typer.Option(help="Largest size of the replay pack, in MiB; calls are sampled.", min=1)
+    ] = 256,
     json: Json = False,
 ) -> None:
     """Make a replay pack of a dump, and say what of it could not be used."""

@@ -51,16 +51,18 @@ def test_help_shows_every_default(name: str) -> None:
         for option, param in flags(command).items():
             if param.hidden or param.required or getattr(param, "is_flag", False) or param.multiple:
                 continue
-            told = param.show_default or "by default" in (param.help or "") or param.default in (None, "")
+            told = param.show_default or "default" in (param.help or "") or param.default in (None, "")
             assert told, f"{command.name} {option}"
     if name == "run":
-        shown = {option: param.show_default for option, param in flags(load_command(name)).items()}
+        shown = {
+            option: (param.help or "").partition("[default: ")[2] for option, param in flags(load_command(name)).items()
+        }
         assert (shown["--margin"], shown["--questions"], shown["--suites"]) == (
-            "0.02",
-            "4096",
-            "mmlu,greedy,logits,layers",
+            "0.02]",
+            "4096]",
+            "mmlu,greedy,logits,layers]",
         )
-        assert shown["--reference"] == "torch_native with --device cpu, triton with --device cuda"
+        assert shown["--reference"] == "torch_native with --device cpu, triton with --device cuda]"
 
 
 def test_a_bound_of_latency_has_one_name_and_its_old_one_still_works() -> None:
