@@ -14,9 +14,9 @@ from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
-from assay.harness.text import one_line, percent, two_digits
+from assay.harness.text import counted, one_line, percent, two_digits
 from assay.harness.verdict import cause_of, serious
-from assay.reports.terminal import finding_lines, finding_text, say
+from assay.reports.terminal import copy, finding_lines, finding_text, say
 
 MAX_REFUSALS = 3
 MAX_CAUSES = 3
@@ -72,13 +72,16 @@ def not_covered(result: CheckResult) -> list[str]:
     by_declaration: dict[str, int] = {}
     for _, why in result.excluded:
         by_declaration[why] = by_declaration.get(why, 0) + 1
-    excluded = [f"{why}, by declaration ({count} calls)" for why, count in by_declaration.items()]
+    excluded = [f"{why}, by declaration ({counted(count, 'call')})" for why, count in by_declaration.items()]
     by_words: dict[str, list[str]] = {}
     for case, why in result.refused:
         by_words.setdefault(why, []).append(case.name)
-    lines = [f"{len(names)} calls refused, for example {names[0]}: {one_line(why)}" for why, names in by_words.items()]
+    lines = [
+        f"{counted(len(names), 'call')} refused, for example {names[0]}: {one_line(why)}"
+        for why, names in by_words.items()
+    ]
     more = len(lines) - MAX_REFUSALS
-    return excluded + lines[:MAX_REFUSALS] + ([f"and {more} more refusals"] if more > 0 else [])
+    return excluded + lines[:MAX_REFUSALS] + ([f"and {counted(more, 'more refusal')}"] if more > 0 else [])
 
 
 def message(result: CheckResult) -> str:
@@ -174,4 +177,4 @@ def render(result: CheckResult, console: Console) -> None:
         say(console, f"Smallest failing call: {result.smallest}")
     if result.test:
         say(console, "A test that reproduces it:\n")
-        say(console, result.test)
+        copy(console, result.test)

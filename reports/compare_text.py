@@ -11,7 +11,7 @@ from rich.console import Console
 from assay.harness.files import write_whole
 from assay.harness.ingest.results.comparison import ComparedLatency, ComparedTask, CompareResult
 from assay.harness.ingest.results.runs_comparison import RunsComparison
-from assay.harness.text import one_line, visible
+from assay.harness.text import counted, one_line, visible
 from assay.harness.verdict import Decided
 from assay.reports.summary import CHECK_SIGNS
 from assay.reports.terminal import print_rows, say
@@ -75,7 +75,7 @@ def _write_junit(result: Decided, named: Mapping[str, str], cases: Sequence[Test
 def render_compare(result: CompareResult, console: Console) -> None:
     """Print both sides, the tables, the checks that are not ok, and the verdict."""
     for side in (result.a, result.b):
-        read = f"{side.read:,} {side.unit}s read, {side.unread:,} not"
+        read = f"{counted(side.read, side.unit)} read, {side.unread:,} not"
         known = " ".join(part for part in (side.tool, side.version, side.model) if part)
         say(console, one_line(f"{side.name}: {side.path}: {known}: {read}", 400))
         for note in side.notes:

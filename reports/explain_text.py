@@ -14,7 +14,7 @@ from assay.harness.explain.pages import KIND_TITLES, OTHER_KIND, Page, ids_of, t
 from assay.harness.explain.snippets import FORM_WORDS
 from assay.harness.text import percent
 from assay.reports.operator_picture import text as picture_text
-from assay.reports.terminal import PLAIN_WIDTH, say
+from assay.reports.terminal import PLAIN_WIDTH, copy, say
 
 MARK = "  # <--"
 """Marks the lines of wrong code that the right code has not."""
@@ -52,21 +52,21 @@ def render(page: Page, console: Console) -> None:
     if page.picture is not None:
         say(console, "")
         for row in picture_text(page.picture, console.width - 2).split("\n"):
-            say(console, Text("  ") + row)
+            copy(console, Text("  ") + row)
         say(console, f"  {effect(page)}")
     if page.code is not None:
         say(console, "")
         _paragraph(console, FORM_WORDS[page.code.form])
         for heading, code in (("Wrong", marked(page.code.wrong, page.code.right)), ("Right", page.code.right)):
             say(console, f"\n{heading}:")
-            say(console, "\n".join(f"  {line}" for line in code.rstrip("\n").split("\n")))
+            copy(console, "\n".join(f"  {line}" for line in code.rstrip("\n").split("\n")))
         say(console, "\nPublic reports:")
         say(console, "\n".join(f"  {address}" for address in page.reports) or f"  {NO_REPORT}")
         if page.measured:
             _paragraph(console, page.measured)
     say(console, "")
     _paragraph(console, page.do)
-    say(console, f"Show it: {page.command}")
+    copy(console, f"Show it: {page.command}")
     if page.variants and page.kind != OTHER_KIND:
         _paragraph(console, f"Of the same kind: {', '.join(page.variants)}")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 
 from assay.harness.ingest.result import CitedFinding, Document, Excerpt, FileRead, IngestResult, Table
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 from assay.reports.summary import VERDICTS
-from assay.reports.terminal import finding_text, print_rows, say
+from assay.reports.terminal import copy, finding_text, print_rows, say
 
 BRIEF = frozenset(
     {
@@ -42,7 +42,7 @@ def render(result: IngestResult, console: Console) -> None:
     if result.next_steps:
         say(console, "\nTo prove the cause:")
         for step in result.next_steps:
-            say(console, f"  {one_line(step, 600)}")
+            copy(console, f"  {one_line(step, 600)}")
 
 
 def _document(document: Document, console: Console) -> None:
@@ -72,7 +72,7 @@ def _table(table: Table, console: Console) -> None:
 
 def file_line(file: FileRead) -> str:
     """A file in one line: what it is, and how much of it was understood."""
-    share = f"{file.read:,} of {file.lines:,} {file.unit}s read" if file.lines else f"{file.bytes:,} bytes"
+    share = f"{file.read:,} of {counted(file.lines, file.unit)} read" if file.lines else f"{file.bytes:,} bytes"
     return f"{one_line(file.path)}: {file.title}; {share}"
 
 

@@ -55,7 +55,7 @@ _COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/
 
 
 def _cells(row: ShapeTiming) -> tuple[str, ...]:
-    error = "not finite" if row.own_error is None else f"{two_digits(row.own_error)} times its bound"
+    error = "not finite" if row.own_error is None else f"{two_digits(row.own_error)}x its bound"
     return (
         row.phase,
         _lens(row.new),

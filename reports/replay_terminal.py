@@ -13,7 +13,7 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.text import two_digits
-from assay.reports.terminal import finding_text, say
+from assay.reports.terminal import copy, finding_text, say
 
 
 def render_replay(replay: ReplayResult, console: Console) -> None:
@@ -35,7 +35,7 @@ def render_replay(replay: ReplayResult, console: Console) -> None:
         say(console, f"Smallest failing call: {replay.smallest}")
     if replay.test:
         say(console, "A test that reproduces it:\n")
-        say(console, replay.test)
+        copy(console, replay.test)
     if not replay.findings:
         say(console, "No findings: every own error is within its bound.")
     if replay.verdict == "inconclusive":

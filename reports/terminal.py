@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -23,8 +25,40 @@ PLAIN_WIDTH = 100
 
 
 def say(console: Console, text: str | Text) -> None:
-    """Print text as it is: no markup, no highlighting, no wrapping."""
+    """Print text as it is, without markup or highlighting. On a terminal, a line that is too long is continued below its beginning:
+    the terminal itself would break it within a word or a number. Elsewhere a line stays one line, and so does a command, which
+    begins with "$ ".
+    """
+    copy(console, folded(console, text) if console.is_terminal else text)
+
+
+def copy(console: Console, text: str | Text) -> None:
+    """Print code or commands, to be copied: never wrapped."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def folded(console: Console, text: str | Text) -> Text:
+    """Text whose lines fit the console, where their words do; what a line continues with is indented by two more columns."""
+    lines = (text if isinstance(text, Text) else Text(text)).split("\n", allow_blank=True)
+    return Text("\n").join(part for line in lines for part in _parts(console, line))
+
+
+def _parts(console: Console, line: Text) -> list[Text]:
+    begins = line.plain.lstrip(" ")
+    indent = len(line.plain) - len(begins) + 2
+    if line.cell_len <= console.width or begins.startswith("$ ") or console.width < 2 * indent:
+        return [line]
+    breaks, used = [], 0  # at spaces only: an address, a path or a number stays whole
+    for word in re.finditer(r"\S+\s*", line.plain):
+        if used and used + cell_len(word[0].rstrip()) > console.width:
+            breaks.append(word.start())
+            used = indent
+        used += cell_len(word[0]) + (word.start() if not used else 0)
+    first, *rest = line.divide(breaks)
+    parts = [first, *(Text(" " * indent) + part for part in rest)]
+    for part in parts:
+        part.rstrip()
+    return parts
 
 
 def finding_lines(finding: Finding) -> list[str]:

@@ -155,15 +155,19 @@ detail = _Detail()
 
 
 def say(text: str) -> None:
-    """Print text as it is: no markup, no highlighting, no wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print text as it is, without markup or highlighting; see `assay.reports.terminal.say`."""
+    from assay.reports.terminal import say as print_text
+
+    print_text(console, text)
 
 
 def report_error(error: Exception) -> None:
     """Print the message of an error, with its traceback only if the user asked for it."""
     if detail.verbose:
         errors.print_exception()
-    errors.print(f"assay: {error}", markup=False, highlight=False, soft_wrap=True)
+    from assay.reports.terminal import say as print_text
+
+    print_text(errors, f"assay: {error}")
 
 
 def wrong_use(error: Exception) -> UsageError | None:

@@ -50,6 +50,7 @@ def check(
     from assay.harness.offline.check import matrix, named
     from assay.harness.progress import ProgressDisplay
     from assay.reports.check_text import headline, render
+    from assay.reports.terminal import say as print_text
 
     name, loaded = named(kernel)
     phases = phase or declaration(loaded).phases
@@ -65,7 +66,7 @@ def check(
     def announce(found: CheckResult) -> None:
         text = f"{headline(found)}. Reading what it computes, for at most {read_out:g} s."
         if not console.quiet:
-            errors.print(text, markup=False, highlight=False, soft_wrap=True)
+            print_text(errors, text)
 
     def count(display: ProgressDisplay, done: int, total: int) -> None:
         if errors.is_terminal or done < total:  # outside of a terminal, a check of a second needs no line

@@ -119,7 +119,7 @@ def test_an_unknown_file_is_not_green() -> None:
         ["Error"],
         ["Error"],
     ]
-    assert "x: Unknown; 0 of 1 lines read" in text_of(result)
+    assert "x: Unknown; 0 of 1 line read" in text_of(result)
 
 
 def test_places() -> None:
@@ -134,3 +134,9 @@ def test_the_page_of_a_trace_has_its_timeline() -> None:
     page = to_html(ingest([TRACE]))
     assert page.count('class="chart"') == 1
     assert "request 2: forks its sequence" in page
+
+
+def test_one_line_is_no_plural(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("one line\n")
+    text = text_of(ingest([tmp_path / "x"]))
+    assert "0 of 1 line read" in text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from assay.harness.ingest.results.comparison import OutcomeChange, requirement
 from assay.harness.ingest.results.result_set import ResultSet
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 from assay.harness.verdict import Check, Verdict
 
 _BAD = ("failed", "error")
@@ -41,11 +41,11 @@ def compare_outcomes(
     ]
     verdict: Verdict = "regression" if broken else "pass"
     why = (
-        f"{len(broken):,} of {ran:,} tests that passed in A fail in B"
+        f"{len(broken):,} of {counted(ran, 'test')} that passed in A {'fails' if len(broken) == 1 else 'fail'} in B"
         if broken
         else f"No test that passed in A fails in B ({ran:,} did)"
     )
-    why += f"; {len(mended):,} that failed in A pass in B" if mended else ""
+    why += f"; {len(mended):,} that failed in A {'passes' if len(mended) == 1 else 'pass'} in B" if mended else ""
     why += f"; {failing - len(broken):,} fail in both, or are new" if failing > len(broken) else ""
     return verdict, f"{why}.", (*broken, *(one for one in changed if one not in broken)), checks
 
