@@ -62,10 +62,17 @@ def test_a_flag_that_assay_sets_is_refused(given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["--disable-radix-cache", "--dtype", "--page-size=16", "16", "--", "-1", "--enable-metrics"]
+    "given", ["--disable-radix-cache", "--dtype", "--page-size=16", "--", "-1", "--enable-metrics"]
 )
 def test_other_flags_are_accepted(given: str) -> None:
     assert command(make(engine_args=(given,)), 1, "n")[-1] == given
+
+
+def test_a_value_may_follow_its_flag_and_nothing_else() -> None:
+    assert command(make(engine_args=("--page-size", "16")), 1, "n")[-2:] == ["--page-size", "16"]
+    for given in (("16",), ("--page-size=16", "16")):
+        with pytest.raises(UsageError, match="--engine-arg=16 is no flag"):
+            make(engine_args=given)
 
 
 def test_only_a_cpu_server_sees_the_stand_ins() -> None:
