@@ -158,6 +158,8 @@ def load(name: str) -> Kernel:
         raise KernelRefused(
             f"{what} cannot be imported: its module ends the process with status {error.code}"
         ) from error
+    except KernelRefused:  # of an engine's own backend, with its reason
+        raise
     except Exception as error:  # a kernel's code, not assay's: whatever it raises is its own
         raise KernelRefused(f"{what} cannot be imported: its module raises {_raised(error)}") from error
     if not callable(found):
