@@ -67,7 +67,9 @@ AT_ONCE = {"stops", "keyless", "dies-flushing", "child-ends"}
 )
 def test_a_server_that_fails_ends_the_run_with_an_error_and_nothing_is_left(trial: Any, failure: str) -> None:
     role = "reference" if failure in ("dies-loading", "reset") else "candidate"
-    code, said = finish(trial.start("--request-timeout=4", "--startup-timeout=30", STAND_IN_FAILS=f"{role}:{failure}", **QUICK))
+    code, said = finish(
+        trial.start("--request-timeout=4", "--startup-timeout=30", STAND_IN_FAILS=f"{role}:{failure}", **QUICK)
+    )
     assert code == 3, said
     made = report(trial)
     assert made["verdict"] == "error"
