@@ -16,7 +16,7 @@ from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
 from assay.harness.text import counted, one_line, percent, two_digits
 from assay.harness.verdict import cause_of, serious
-from assay.reports.terminal import copy, finding_lines, finding_text, say
+from assay.reports.terminal import copy, finding_lines, finding_text, say, verdict_line
 
 MAX_REFUSALS = 3
 MAX_CAUSES = 3
@@ -178,3 +178,4 @@ def render(result: CheckResult, console: Console) -> None:
     if result.test:
         say(console, "A test that reproduces it:\n")
         copy(console, result.test)
+        say(console, verdict_line(result.verdict, f"{headline(result)}."))  # the test may have filled the screen

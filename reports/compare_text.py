@@ -14,7 +14,7 @@ from assay.harness.ingest.results.runs_comparison import RunsComparison
 from assay.harness.text import counted, one_line, visible
 from assay.harness.verdict import Decided
 from assay.reports.summary import CHECK_SIGNS
-from assay.reports.terminal import print_rows, say
+from assay.reports.terminal import print_rows, say, verdict_line
 
 if TYPE_CHECKING:
     from junitparser import TestCase
@@ -89,7 +89,7 @@ def render_compare(result: CompareResult, console: Console) -> None:
     for check in result.checks:
         if check.status != "ok":
             say(console, one_line(f"{CHECK_SIGNS[check.status]} {check.status}: {check.title}: {check.found}", 600))
-    say(console, f"{result.verdict.upper()} (exit code {result.exit_code}): {one_line(result.headline, 700)}")
+    say(console, verdict_line(result.verdict, result.headline))
     for reason in result.reasons[1:]:
         say(console, "  " + one_line(reason, 600))
     say(console, f"  {result.covers}")

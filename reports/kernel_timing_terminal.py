@@ -9,7 +9,7 @@ from rich.console import Console
 from assay.harness.files import write_whole
 from assay.harness.offline.timing_result import KernelTiming, ShapeTiming
 from assay.harness.text import one_line, two_digits
-from assay.reports.terminal import finding_lines, print_rows, say
+from assay.reports.terminal import finding_lines, print_rows, say, verdict_line
 
 
 def write_timing(result: KernelTiming, path: Path) -> None:
@@ -33,7 +33,7 @@ def render_timing(result: KernelTiming, console: Console) -> None:
     for finding in result.findings:
         for line in finding_lines(finding):
             say(console, line)
-    say(console, f"{result.verdict.upper()} (exit code {result.exit_code}): {_why(result)}.")
+    say(console, verdict_line(result.verdict, f"{_why(result)}."))
 
 
 def _why(result: KernelTiming) -> str:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
 from assay.harness.text import one_line
-from assay.reports.terminal import finding_lines, print_rows, say
+from assay.reports.terminal import finding_lines, print_rows, say, verdict_line
 
 
 def render_latency(result: LatencyResult, console: Console) -> None:
@@ -23,7 +23,7 @@ def render_latency(result: LatencyResult, console: Console) -> None:
     for role, calls in (("reference", result.reference_calls), ("candidate", result.candidate_calls)):
         if calls:
             lines.append(f"{role}: {'; '.join(call.sentence for call in calls)}")
-    lines.append(f"{result.verdict.upper()} (exit code {result.exit_code}): {result.headline}")
+    lines.append(verdict_line(result.verdict, result.headline))
     for line in lines:
         say(console, one_line(line, 600))
     for reason in result.reasons if result.verdict != "pass" else ():

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from assay.harness.judge.latency_result import ratio_text
 from assay.harness.judge.report import Verdict
@@ -76,6 +76,14 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+def _code(text: str) -> Markup:
+    """Text as HTML, with what stands between backticks as code."""
+    parts = [escape(visible(part)) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # an odd number of backticks quotes nothing
+        return escape(visible(text))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts))
+
+
 def _favicon(verdict: Verdict | None) -> str:
     colours = {
         None: "#5a616c",
@@ -100,6 +108,7 @@ _ENVIRONMENT.filters |= {
     "text": lambda value: clip(value, TEXT_SHOWN),
     "line": one_line,
     "unbroken": lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%"),  # a number and its sign stay on one line
+    "code": _code,
     "when": summary.when,
     "share": summary.share,
     "number": summary.number,

@@ -12,12 +12,17 @@ from rich.table import Table
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest, replay_command
-from assay.harness.text import two_digits
-from assay.reports.terminal import copy, finding_text, say
+from assay.harness.text import one_line, two_digits
+from assay.harness.verdict import cause_of
+from assay.reports.terminal import copy, finding_text, say, verdict_line
 
 
 def render_replay(replay: ReplayResult, console: Console) -> None:
     """Print the result of a replay, and why there is no verdict if there is none."""
+    cause = cause_of(replay.findings)
+    does = f"{replay.candidate} {cause.does}" if cause and cause.does else ""
+    if does:
+        say(console, f"{one_line(does, 300)}.")
     worst = f"Worst own error: {two_digits(replay.worst)} times its bound"
     say(
         console,
@@ -36,6 +41,7 @@ def render_replay(replay: ReplayResult, console: Console) -> None:
     if replay.test:
         say(console, "A test that reproduces it:\n")
         copy(console, replay.test)
+        say(console, verdict_line(replay.verdict, f"{does or replay.candidate + ' is wrong on recorded calls'}."))
     if not replay.findings:
         say(console, "No findings: every own error is within its bound.")
     if replay.verdict == "inconclusive":

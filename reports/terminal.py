@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.harness.text import one_line
-from assay.harness.verdict import Finding
+from assay.harness.verdict import Finding, Verdict, exit_code_of
 from assay.reports.operator_picture import text as picture_text
 
 STYLES = {
@@ -30,6 +30,11 @@ def say(console: Console, text: str | Text) -> None:
     begins with "$ ".
     """
     copy(console, folded(console, text) if console.is_terminal else text)
+
+
+def verdict_line(verdict: Verdict, sentence: str) -> str:
+    """A verdict with its exit code and why, for the last line of an output, which stays on the screen."""
+    return one_line(f"{verdict.upper()} (exit code {int(exit_code_of(verdict))}): {sentence}", 700)
 
 
 def copy(console: Console, text: str | Text) -> None:

@@ -54,6 +54,7 @@ def bench(
     from assay.harness.run import bench_servers
     from assay.reports.bench_page import write_bench
     from assay.reports.latency_terminal import render_latency
+    from assay.reports.terminal import verdict_line
 
     spec = make_spec(flags, config)
     folder = out or Path(f"{default_folder(spec)}-bench")
@@ -63,8 +64,7 @@ def bench(
     render_latency(result, console)
     if json:
         print_json(result.model_dump_json(indent=2))
-    line = f"{result.verdict.upper()} (exit code {result.exit_code}): {one_line(result.headline, 400)} Report: {page}"
-    conclude(line)
+    conclude(verdict_line(result.verdict, f"{one_line(result.headline, 400)} Report: {page}"))
     raise typer.Exit(result.exit_code)
 
 

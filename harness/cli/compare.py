@@ -94,6 +94,7 @@ def _compare_two(
 def _compare_runs(runs: list[Path], limits: Limits, json: bool, html: Path | None, junit: Path | None) -> int:
     from assay.harness.ingest.results.side_by_side import compare_runs
     from assay.reports.runs_compared_text import render_runs_compared
+    from assay.reports.terminal import verdict_line
 
     result = compare_runs(runs, limits, as_given())
     if json:
@@ -109,5 +110,5 @@ def _compare_runs(runs: list[Path], limits: Limits, json: bool, html: Path | Non
 
         write_runs_compared(result, html)
     page = f" Report: {html}" if html else ""
-    conclude(f"{result.verdict.upper()} (exit code {result.exit_code}): {one_line(result.headline, 400)}{page}")
+    conclude(verdict_line(result.verdict, f"{one_line(result.headline, 400)}{page}"))
     return result.exit_code

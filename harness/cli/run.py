@@ -77,9 +77,9 @@ def _show(made: Report, folder: Path, json: bool) -> None:
 
 def last_line(made: Report, folder: Path) -> str:
     """The last line of a run: its verdict, why, and where its report is."""
-    return (
-        f"{made.verdict.upper()} (exit code {made.exit_code}): {one_line(made.headline, 400)} Report: {folder / PAGE}"
-    )
+    from assay.reports.terminal import verdict_line
+
+    return verdict_line(made.verdict, f"{one_line(made.headline, 400)} Report: {folder / PAGE}")
 
 
 @app.command()

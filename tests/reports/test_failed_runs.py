@@ -121,3 +121,15 @@ def test_a_failure_that_nothing_shows_has_no_block(examples: ModuleType) -> None
         page = to_html(report.model_copy(update={"failure": report.failure.model_copy(update={"details": details})}))
         assert ("What shows it" in page) == bool(details)
         assert words in page
+
+
+def test_a_command_in_a_remedy_is_code_on_the_page_and_stays_inert(examples: ModuleType) -> None:
+    report = failed(examples, LOGS[0])
+    assert report.failure is not None
+    for do, shown in (
+        ("run `assay check`, then <b>", "run <code>assay check</code>, then &lt;b&gt;"),
+        ("`<b>`", "<code>&lt;b&gt;</code>"),
+        ("one ` alone", "one ` alone"),
+    ):
+        page = to_html(report.model_copy(update={"failure": report.failure.model_copy(update={"do": do})}))
+        assert f"<b>What to do:</b> {shown}</p>" in page

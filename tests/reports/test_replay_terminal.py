@@ -59,3 +59,16 @@ def test_an_output_that_is_not_finite_is_said_in_words() -> None:
     )  # fmt: skip
     render_replay(replay, Console(file=out, width=200))
     assert "in 1.0 s. An output is not finite." in out.getvalue()
+
+
+def test_what_the_kernel_does_is_the_first_line_and_the_last_below_the_test() -> None:
+    out = StringIO()
+    wrong = finding("serious").model_copy(update={"does": "applies no causal mask"})
+    replay = ReplayResult(
+        candidate="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=7.0, bounds=(), findings=(wrong,), seconds=1.0,
+        test="def test_it() -> None: ...",
+    )  # fmt: skip
+    render_replay(replay, Console(file=out, width=200))
+    first, *_, last = out.getvalue().splitlines()
+    assert first == "mine applies no causal mask."
+    assert last == "REGRESSION (exit code 1): mine applies no causal mask."

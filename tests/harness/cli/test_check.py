@@ -71,6 +71,10 @@ def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     out = capsys.readouterr().out
     assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in out
     assert "new+prefix 41+1" in out
+    *_, last = out.splitlines()
+    assert last.startswith(
+        "REGRESSION (exit code 1): checked_kernels:wrong applies a top-left causal mask; wrong on 1 "
+    )
 
 
 def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(

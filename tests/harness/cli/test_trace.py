@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -59,7 +60,9 @@ def test_show_of_a_trace_that_is_not_in_order(
 
 
 def test_diff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert call(monkeypatch, "diff", ENGINE, ENGINE) == 0
+    assert call(monkeypatch, "diff", ENGINE, ENGINE) == 2, "a trace agrees with itself, which shows nothing"
+    again = shutil.copy(ENGINE, tmp_path)
+    assert call(monkeypatch, "diff", ENGINE, again) == 0
     assert "Both traces take the same steps" in capsys.readouterr().out
     assert call(monkeypatch, "diff", FLASH, MATH, "--html", tmp_path / "diff.html") == 1
     first = capsys.readouterr().out.splitlines()[0]
