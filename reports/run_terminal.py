@@ -24,7 +24,7 @@ from assay.reports.summary import (
     suite_line,
     unmet,
 )
-from assay.reports.terminal import STYLES, explained_by, observed, picture_lines
+from assay.reports.terminal import STYLES, explained_by, observed, picture_lines, say
 
 _PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
 _COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
@@ -115,11 +115,7 @@ class _Page:
         self.rich = console.is_terminal
 
     def line(self, *parts: str | Text, indent: int = 0) -> None:
-        text = self.fit(*parts)
-        if self.rich and text:
-            self.console.print(Padding(text, (0, 0, 0, indent), expand=False))
-        else:
-            self.console.print(Text(" " * indent) + text, soft_wrap=True)
+        say(self.console, Text(" " * indent) + self.fit(*parts))
 
     def row(self, text: Text) -> None:
         """A row of a picture: it is not wrapped, and each of its characters keeps its colour."""

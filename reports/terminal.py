@@ -53,8 +53,8 @@ def _parts(console: Console, line: Text) -> list[Text]:
     indent = len(line.plain) - len(begins) + 2
     if line.cell_len <= console.width or begins.startswith("$ ") or console.width < 2 * indent:
         return [line]
-    breaks, used = [], 0  # at spaces only: an address, a path or a number stays whole
-    for word in re.finditer(r"\S+\s*", line.plain):
+    breaks, used = [], 0  # at spaces only: an address, a path, "12 %" and "p = 0.01" stay whole
+    for word in re.finditer(r"\S+(?: %\S*| = \S+)*\s*", line.plain):
         if used and used + cell_len(word[0].rstrip()) > console.width:
             breaks.append(word.start())
             used = indent

@@ -31,6 +31,14 @@ def test_a_terminal_gets_whole_words_below_their_beginning() -> None:
     assert " ".join(" ".join(lines).split()) == " ".join(LONG.split()), "no word or number is broken"
 
 
+@pytest.mark.parametrize("width", range(40, 81))
+def test_a_number_stays_with_its_per_cent_and_its_name(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    say(console, LONG + " p = 0.01")
+    assert isinstance(console.file, io.StringIO)
+    assert not [line for line in console.file.getvalue().splitlines() if line.lstrip().startswith(("%", "=", "0.01"))]
+
+
 def test_a_pipe_gets_one_line() -> None:
     assert printed(LONG, terminal=False) == LONG + "\n"
 
