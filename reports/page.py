@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from assay.harness.judge.latency_result import ratio_text
 from assay.harness.judge.report import Verdict
-from assay.harness.text import clip, one_line, visible
+from assay.harness.text import clip, counted, one_line, visible
 from assay.reports import operator_picture, summary
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
@@ -107,6 +107,7 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.filters |= {
     "text": lambda value: clip(value, TEXT_SHOWN),
     "line": one_line,
+    "counted": counted,
     "unbroken": lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%"),  # a number and its sign stay on one line
     "code": _code,
     "when": summary.when,

@@ -92,3 +92,10 @@ def test_texts_of_others_stay_inert(examples: ModuleType, tmp_path: Path) -> Non
     assert "<img src=x" not in page
     assert "\x1b" not in terminal(one)
     write_compare_junit(one, tmp_path / "c.xml")
+
+
+def test_one_of_a_thing_has_no_plural() -> None:
+    one = result("tests")
+    page = to_html(one.model_copy(update={"a": one.a.model_copy(update={"read": 1, "unit": "test"})}))
+    assert "1 test read" in page
+    assert "1 tests read" not in page

@@ -67,7 +67,7 @@ def test_the_page_names_an_unknown_file(tmp_path: Path) -> None:
     other.write_text("one\n")
     text = shown(to_html(ingest([other])))
     assert "No reader knows this file." in text
-    assert "1 of 1 lines" in text
+    assert "1 of 1 line." in text
 
 
 def test_junit_is_red_where_a_finding_is(result: IngestResult) -> None:
