@@ -304,17 +304,21 @@
   };
 
   const maps = [...document.querySelectorAll(".heat")].map((figure) => new HeatMap(figure));
-  const redraw = (name) => {
-    theme = THEMES[name];
+  const drawScales = () => {
     for (const key of document.querySelectorAll(".key")) {
       key.hidden = false;
       drawScale(key.querySelector("canvas"));
     }
+  };
+  const redraw = (name) => {
+    theme = THEMES[name];
+    drawScales();
     for (const map of maps) map.draw();
   };
   const current = () => (dark.matches ? "dark" : "light");
   redraw(current());
   dark.addEventListener("change", () => redraw(current()));
+  addEventListener("resize", drawScales); // maps watch their own size
   addEventListener("beforeprint", () => redraw("light"));
   addEventListener("afterprint", () => redraw(current()));
 }

@@ -205,6 +205,20 @@ def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(
     assert 0 <= box["left"] < box["right"] <= 400
 
 
+def test_a_window_that_is_made_narrow_does_not_scroll_sideways(
+    see: Any, screenshot: Any, layer_diffs: ModuleType
+) -> None:
+    chrome = see(layer_diffs.seed_case(), width=1280, height=800)
+    for width in (390, 1280):
+        screenshot.resize(chrome, width, 800)
+        assert chrome.execute_script("return document.documentElement.scrollWidth") == width
+        scale, room = chrome.execute_async_script(
+            "const done = arguments[0], scale = document.querySelector('canvas.scale');"
+            "requestAnimationFrame(() => requestAnimationFrame(() => done([scale.clientWidth, scale.parentElement.clientWidth])))"
+        )
+        assert scale == min(room, 476), "it is drawn again, not squeezed"
+
+
 def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
     browser: Callable[..., AbstractContextManager[Any]], examples: ModuleType, layer_diffs: ModuleType, tmp_path: Path
 ) -> None:
