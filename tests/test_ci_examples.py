@@ -88,7 +88,7 @@ def test_a_session_works_in_the_folder_from_which_nox_is_called(tmp_path: Path, 
     folder.mkdir()
     (folder / "assay.toml").write_text('[run]\nquestions = "ours"\n')
     done = nox(folder / checkout / "noxfile.py", folder, "gate", "--", "--out", "run")
-    assert "--questions is 'ours'" in done.stdout + done.stderr
+    assert "assay.toml, [run]: questions is 'ours'" in done.stdout + done.stderr
     assert done.returncode == 2, "nox alone would turn a usage error into a 1, which means a regression"
 
 

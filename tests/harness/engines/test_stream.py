@@ -198,7 +198,7 @@ def test_a_failure_of_a_server_that_assay_started_ends_with_its_log(mock: Mock, 
     server = SGLangServer(launch)
     server.url = f"http://127.0.0.1:{mock.server_port}"
     server._process = SimpleNamespace(
-        exit_status=None, trouble=lambda essential: "", log_tail=lambda: "Its log ends:\n  out of memory"
+        exit_status=None, trouble=lambda essential: None, log_tail=lambda: "Its log ends:\n  out of memory"
     )  # type: ignore[assignment]
     mock.behaviour = lambda handler: send(handler, GOOD[:1], 0.0)
     with pytest.raises(EngineError, match=r"(?s)the stream ended without .*\n  out of memory$"):

@@ -215,8 +215,13 @@ def entry(pack: Path) -> PackEntry:
 
 
 def test_a_folder_without_a_pack_is_wrong_use(pack: Path, tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere", pack / "manifest.json"):
-        with pytest.raises(UsageError, match="is not a replay pack"):
+    not_a_pack = "is not a replay pack"
+    for folder, says in (
+        (tmp_path, not_a_pack),
+        (tmp_path / "nowhere", "There is no "),
+        (pack / "manifest.json", not_a_pack),
+    ):
+        with pytest.raises(UsageError, match=says):
             read_pack(folder)
     manifest = pack / "manifest.json"
     manifest.write_text(manifest.read_text().replace("assay.pack/1", "assay.pack/9"))
