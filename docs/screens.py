@@ -41,7 +41,11 @@ def main() -> None:
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     parser.add_argument("--driver", default="/usr/bin/chromedriver")
     args = parser.parse_args()
-    pages = {name: Path(page).resolve().as_uri() for name, _, page in (one.partition("=") for one in args.pages)}
+    files = {name: Path(page).resolve() for name, _, page in (one.partition("=") for one in args.pages)}
+    for name, file in files.items():
+        if not file.is_file():  # Chromium would show a page of its own
+            parser.error(f"{name}: there is no {file}")
+    pages = {name: file.as_uri() for name, file in files.items()}
     FOLDER.mkdir(exist_ok=True)
     for screen in SCREENS:
         with browser(args.chromium, args.driver, screen.scheme) as chrome:
