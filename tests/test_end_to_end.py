@@ -132,7 +132,9 @@ def test_the_repaired_backend_passes(repaired: Resumed) -> None:
     assert all(c["layers"] == 4 for c in calls.values())
     assert {c["status"] for c in made["checks"]} == {"ok", "not checked"}
     assert status(made, "layers-compared") == "ok"
-    assert [(s["id"], s["verdict"]) for s in made["suites"]] == [(n, "pass") for n in ("mmlu", "greedy", "layers")]
+    assert [(s["id"], s["verdict"]) for s in made["suites"]] == [
+        (n, "pass") for n in ("mmlu", "greedy", "logits", "layers", "matrix")
+    ]
     assert made["findings"] == []
     records = [json.loads(line) for line in repaired.answered]
     questions = [(r["role"], r["item"], r["repeat"]) for r in records if r["suite"] == "mmlu"]
@@ -197,7 +199,8 @@ def test_ctrl_c_stops_the_servers_and_is_no_verdict(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     code, out = finish(process)
     assert (code, report(tmp_path)["verdict"]) == (3, "error"), out
-    assert "interrupted" in out
+    assert "to resume it: assay run " in out
+    assert "interrupted" in report(tmp_path)["headline"]
     assert gone(tmp_path)
 
 
@@ -207,7 +210,8 @@ def test_a_kernel_that_raises_is_an_error_and_no_fallback(tmp_path: Path) -> Non
     code, out = finish(assay(tmp_path, *ANSWERS, "--candidate", "mine:wrong_after_a_while"))
     made = report(tmp_path)
     assert (code, made["verdict"]) == (3, "error"), out
-    assert "out of shared memory, says the kernel" in made["reasons"][0]
+    assert "out of shared memory, says the kernel" in made["headline"]
+    assert "repair the kernel" in made["reasons"][0]
     assert (tmp_path / "run" / "records.jsonl").exists()
     assert gone(tmp_path)
 

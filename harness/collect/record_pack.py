@@ -12,6 +12,7 @@ from assay.harness.collect.servers import make_run_engine, running
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import pack_of
+from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.pack import PackManifest, read_manifest
 from assay.harness.progress import ProgressDisplay
 
@@ -35,7 +36,7 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
     if pack.exists() and (not pack.is_dir() or any(pack.iterdir())):
         raise UsageError(f"{pack} is not empty.", "a new folder for the pack", "name another one")
     with tempfile.TemporaryDirectory(prefix="assay-record-") as made:
-        folder = RunFolder(Path(made))
+        folder = RunFolder(Path(made), new_nonce())  # which has no manifest
         server = make_run_engine(plan, folder, "reference", alone=True)
         display.say(f"Starting {server.backend}.")
         with running([server], plan.spec.device, display):

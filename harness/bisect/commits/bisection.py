@@ -116,7 +116,7 @@ def bisect_commits(spec: BisectSpec, folder: BisectFolder, show: Show) -> Bisect
             if state.spec != spec:
                 raise UsageError(f"{folder.path} holds another bisection.", "the same one", "use another --out")
         else:
-            if not is_unused(folder.path):
+            if not is_unused(folder.path, folder.PARTS):
                 raise UsageError(
                     f"{folder.path} is not empty and holds no bisection.",
                     "a new folder, or that of the bisection to be resumed",

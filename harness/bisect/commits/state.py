@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -256,7 +256,15 @@ class BisectState(Record):
 
 
 class BisectFolder:
-    """A bisection's folder."""
+    """A bisection's folder.
+
+    Attributes:
+        FOLDERS: folders in it.
+        PARTS: what is in it before its state is.
+    """
+
+    FOLDERS: ClassVar = ("probes", "logs")
+    PARTS: ClassVar = (*FOLDERS, "lock")
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -317,7 +325,7 @@ class BisectFolder:
             EvidenceError: the folder cannot be created.
         """
         try:
-            for part in ("probes", "logs"):
+            for part in self.FOLDERS:
                 (self.path / part).mkdir(parents=True, exist_ok=True)
             file = (self.path / "lock").open("w")
         except OSError as error:

@@ -71,6 +71,12 @@ def test_answers_that_came_in_one_chunk_have_no_inter_token_latency() -> None:
         blocks_of([whole])
 
 
+def test_answers_whose_chunks_were_read_at_one_instant_have_no_inter_token_latency() -> None:
+    held_back = timing().model_copy(update={"chunk_s": (0.07, 0.07, 0.07)})
+    with pytest.raises(EvidenceError, match="at one instant"):
+        blocks_of([held_back])
+
+
 def test_ratios_are_of_blocks_of_the_same_round() -> None:
     scales: list[tuple[Role, bool, float]] = [
         ("reference", False, 1.0), ("candidate", False, 1.5), ("reference", True, 1.2), ("candidate", True, 1.2)
