@@ -199,7 +199,7 @@ def test_ctrl_c_stops_the_servers_and_is_no_verdict(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     code, out = finish(process)
     assert (code, report(tmp_path)["verdict"]) == (3, "error"), out
-    assert "to resume it: assay run " in out
+    assert "esume it: assay run " in out
     assert "interrupted" in report(tmp_path)["headline"]
     assert gone(tmp_path)
 

@@ -72,7 +72,7 @@ def test_a_history_with_unbuildable_commits_killed_in_the_middle(
     state = BisectFolder(out).read()
     assert state.result is not None
     assert [finding.id for finding in state.result.findings] == ["mask-top-left"]
-    assert f"serious: {state.result.findings[0].where}" in said
+    assert f"serious: {state.result.findings[0].sentence}" in said
     assert state.probes[:8] == before.probes, "no probe is repeated"
     assert sum(p.purpose == "search" and p.outcome != "skip" for p in state.probes) <= 6
     assert any(p.outcome == "skip" for p in state.probes)
