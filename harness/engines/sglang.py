@@ -16,6 +16,7 @@ from typing import Any
 from assay.harness.engines import arguments, failures, launch
 from assay.harness.engines.base import ChatRequest, Engine, Reply, Scorer, never
 from assay.harness.engines.client import AnyClient, Client
+from assay.harness.engines.known_causes import Situation
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.process import ServerProcess, Trouble
 from assay.harness.errors import EngineError, EvidenceError
@@ -174,7 +175,7 @@ class SGLangServer(Engine):
             "during start-up" if self.startup_s is None else "after it was ready",
             process.recent_log(),
             process.log_tail(),
-            failures.Situation(self.launch.device, self.launch.alone),
+            Situation(self.launch.device, self.launch.alone),
             process=_plain(trouble.process) if trouble else "",
             out_of_memory=process.ran_out_of_memory,
         )

@@ -81,7 +81,7 @@ class Failure(Record):
         found: what was found, on one line; in older runs the first line of the message.
         do: what to do about it.
         details: lines that show it, such as the end of a log.
-        cause: id of a known cause of a server's failure (`assay.harness.engines.failures.CAUSES`); empty if it is not known.
+        cause: id of a known cause of a server's failure (`assay.harness.engines.known_causes.CAUSES`); empty if it is not known.
     """
 
     kind: str
