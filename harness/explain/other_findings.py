@@ -81,8 +81,8 @@ OTHERS: dict[str, OtherFinding] = {
     ),
     CONTRACT_BROKEN: OtherFinding(
         "kernel contract broken",
-        "The kernel raised an exception, or returned something other than [total_q, num_q_heads, head_dim_v] in the dtype and on "
-        "the device of q.",
+        "The kernel raised an exception, returned something other than [total_q, num_q_heads, head_dim_v] in the dtype and on "
+        "the device of q, or returned the memory of an earlier output, which its caller may still hold.",
         "Fix it at the line that the finding names, or raise KernelRefused for calls that the kernel does not support.",
         CHECK,
     ),

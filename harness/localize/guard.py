@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,9 @@ MAX_REPEATED = 32
 """Calls that are repeated after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling
 the time of an interpreted kernel."""
 
+HELD = 4
+"""Outputs that are held, as a caller may hold them, to see whether a later one lies in their memory."""
+
 
 class Guard:
     """A kernel that turns every breach of the contract into a refusal, and remembers it.
@@ -28,13 +32,16 @@ class Guard:
         assay: the kernel's declaration.
         breaches: how it broke the contract, in words.
         failed_repeats: calls that it computed once and then failed to compute again, and why.
+        shared: calls whose output lies in the memory of an earlier output.
     """
 
     def __init__(self, kernel: Kernel, declared: Declaration) -> None:
         self.assay = declared
         self.breaches: set[str] = set()
         self.failed_repeats: list[tuple[AttentionCall, str]] = []
+        self.shared: list[AttentionCall] = []
         self._kernel = kernel
+        self._held: deque[Tensor] = deque(maxlen=HELD)
 
     def __call__(self, call: AttentionCall) -> Tensor:
         try:
@@ -48,11 +55,26 @@ class Guard:
             raise self._breach(f"raised {type(error).__name__}: {first[:200]} ({_line(error)})") from error
         if fault := output_fault(call, out):
             raise self._breach(f"returned: {fault}")
+        # The earlier outputs are held, so no allocator has given their memory away.
+        if any(_overlap(out, earlier) for earlier in self._held):
+            self.shared.append(call)
+        self._held.append(out)
         return out
 
     def _breach(self, how: str) -> KernelRefused:
         self.breaches.add(how)
         return KernelRefused(how)
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two outputs lie in the same memory, in part at least."""
+    return a.device == b.device and max(a.data_ptr(), b.data_ptr()) < min(_end(a), _end(b))
+
+
+def _end(tensor: Tensor) -> int:
+    """The address behind its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
 def _line(error: BaseException) -> str:

@@ -225,6 +225,11 @@ def check(
             call, why = guard.failed_repeats[0]
             where = f"{len(guard.failed_repeats)} calls, when repeated"
             findings.append(breach(why, where, (f"for example {describe(call)}",), again))
+        if guard.shared:
+            how = "returns the memory of an earlier output, which its caller may still hold"
+            findings.append(
+                breach(how, f"{len(guard.shared)} calls", (f"for example {describe(guard.shared[0])}",), again)
+            )
         worst = worst_of(run.results)
         smallest, test = smallest_call(guard, run, findings, path)
     result = CheckResult(

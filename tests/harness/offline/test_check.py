@@ -320,6 +320,32 @@ def test_a_written_input_is_wrong() -> None:
     assert kinds(check(writes)) == [INPUT_WRITTEN]
 
 
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_outputs_in_one_buffer_are_wrong(buffers: int) -> None:
+    pools: dict[torch.dtype, list[Tensor]] = {}
+
+    def static(call: AttentionCall) -> Tensor:
+        pool = pools.setdefault(call.q.dtype, [torch.empty(1_000_000, dtype=call.q.dtype) for _ in range(buffers)])
+        pool.append(pool.pop(0))
+        return pool[0][: call.q.numel()].view(call.q.shape).copy_(rounded_oracle(call))
+
+    result = check(static, phases=["decode"])
+    assert (result.verdict, result.failing, kinds(result)) == ("regression", [], [CONTRACT_BROKEN])
+    assert "returns the memory of an earlier output" in result.findings[0].diagnosis
+    assert result.findings[0].where.endswith("calls")
+
+
+def test_parts_of_one_buffer_are_outputs_of_their_own() -> None:
+    pool, used = torch.empty(10_000_000), 0
+
+    def parts(call: AttentionCall) -> Tensor:
+        nonlocal used
+        used += call.q.numel()
+        return pool[used - call.q.numel() : used].view(call.q.shape).copy_(rounded_oracle(call))
+
+    assert check(parts, phases=["decode"], dtypes=["float32"]).verdict == "pass"
+
+
 def test_what_changes_from_run_to_run_is_wrong() -> None:
     runs = 0
     computed = len(cases(("decode",)))
