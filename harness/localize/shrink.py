@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,8 @@ from assay.harness.verdict import Finding
 
 MAX_RUNS = 400
 """Most runs of the kernel while a call is shrunk."""
+SMALLER_DIMS = (8, 16, 32, 64, 128)
+"""Smaller head dims that are tried on a kernel that declares none."""
 MAX_LITERALS = 4096
 """Most numbers that a test holds as literals: about 90 kB of text."""
 
@@ -34,6 +36,7 @@ def shrink(
     call: AttentionCall,
     fails: Callable[[AttentionCall, Tensor], bool] | None = None,
     runs: int = MAX_RUNS,
+    head_dims: Collection[int] | None = None,
 ) -> AttentionCall:
     """The smallest call found that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
 
@@ -46,12 +49,13 @@ def shrink(
         call: a call on which it fails.
         fails: (call, output) -> whether the failure is still there; None for `exceeds_bounds_of`.
         runs: most runs of the kernel.
+        head_dims: smaller head dims to try; None for those that the kernel declares, or `SMALLER_DIMS` if it declares none.
 
     Raises:
         ValueError: the call itself does not fail.
     """
     failed = fails or exceeds_bounds_of(kernel)
-    left = runs
+    left, dims = runs, head_dims if head_dims is not None else declaration(kernel).head_dims or SMALLER_DIMS
 
     def still_fails(smaller: AttentionCall) -> bool:
         nonlocal left
@@ -64,14 +68,14 @@ def shrink(
     if not still_fails(call):
         raise ValueError(f"nothing to shrink: the kernel does not fail on {describe(call)}")
     while left > 0:
-        smaller = next((c for c in _smaller(call) if left > 0 and still_fails(c)), None)
+        smaller = next((c for c in _smaller(call, sorted(dims)) if left > 0 and still_fails(c)), None)
         if smaller is None:
             break
         call = smaller
     return call
 
 
-def _smaller(call: AttentionCall) -> Iterator[AttentionCall]:
+def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[AttentionCall]:
     """Calls that are one step smaller, largest steps first."""
     batch, groups = len(call.lens_q), call.k.shape[1]
     if batch > 1:
@@ -88,7 +92,8 @@ def _smaller(call: AttentionCall) -> Iterator[AttentionCall]:
             yield _pick(call, [(i, (prefix - fewer) * (i == b), 0) for i in range(batch)])
         for fewer in _fewer(new, 1):
             yield _pick(call, [(i, 0, (new - fewer) * (i == b)) for i in range(batch)])
-    for dim in (d for d in (8, 16, 32, 64, 128) if d < call.q.shape[2]):
+    same = call.q.shape[2] == call.v.shape[2]
+    for dim in (d for d in head_dims if same and d < call.q.shape[2]):
         scale = dim**-0.5 if call.scale == call.q.shape[2] ** -0.5 else call.scale
         yield replace(call, q=call.q[..., :dim], k=call.k[..., :dim], v=call.v[..., :dim], scale=scale)
 

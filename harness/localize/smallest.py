@@ -42,7 +42,10 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
     call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
     finding = next(f for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED))
     with suppress(ValueError):  # a call with another bug, or one that fails only sometimes, stays as it is
-        call = shrink(_until(guard, time.monotonic() + SHRINK_SECONDS), call, _same_bug(guard, finding.id))
+        timed = _until(guard, time.monotonic() + SHRINK_SECONDS)
+        # With a head_dim that it was not written for, a kernel may write beyond its output, which ends the process.
+        dims = {result.call.q.shape[2] for result in run.results} | set(guard.assay.head_dims or ())
+        call = shrink(timed, call, _same_bug(guard, finding.id), head_dims=dims)
     if not path:
         return describe(call), ""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -153,15 +153,19 @@ class Reader:
         for one, its, on, found in self._known:
             if one is kernel and (its, on) == (declared, device):
                 return found
-        made = read_kernel(kernel, declared, device, self.seconds)
+        shapes = {(one.call.q.shape[2], one.call.v.shape[2]) for one in results}
+        made = read_kernel(kernel, declared, device, self.seconds, shapes)
         self._known = [*self._known[1 - _KEPT :], (kernel, declared, device, made)]
         return made
 
 
-def read_kernel(kernel: Kernel, declared: Declaration, device: str, seconds: float) -> ReadOut | str:
-    """The read-out of a kernel, or why there is none."""
+def read_kernel(
+    kernel: Kernel, declared: Declaration, device: str, seconds: float, shapes: Collection[tuple[int, int]]
+) -> ReadOut | str:
+    """The read-out of a kernel, or why there is none. It is asked for these (head_dim, head_dim_v), and what it declares."""
     try:
-        return read_out(_declaring(kernel, declared), noise=declared.noise, seconds=seconds, device=device)
+        asked = _declaring(kernel, declared)
+        return read_out(asked, noise=declared.noise, seconds=seconds, device=device, shapes=shapes)
     except Exception as error:  # a kernel's numbers can be anything; what was found without a read-out stands
         return f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}"
 

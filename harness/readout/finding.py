@@ -202,7 +202,8 @@ class Finder:
             if self.causal_only and not plan.causal:
                 continue
             seed = plan.seed + 1_000_003 * self._seed
-            call = replace(plan, seed=seed, head_dim=self._head_dim(plan.head_dim)).make(self.prober.device)
+            dim, value_dim = self.prober.nearest_shape(plan.head_dim, plan.value_dim)
+            call = replace(plan, seed=seed, head_dim=dim, value_dim=value_dim).make(self.prober.device)
             number, nth, history = self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
             out = self.prober(call)
             if out is None:
@@ -216,11 +217,6 @@ class Finder:
             bad = wrong[rows].ravel()
             self.samples.append(Sample(plan, queries, actual, bad, error, fresh, self._before))
             self._before = call
-
-    def _head_dim(self, wanted: int) -> int:
-        """The head_dim of a call: the one that is wanted, or the nearest one that the kernel declares."""
-        declared = declaration(self.prober.kernel).head_dims
-        return wanted if not declared else min(declared, key=lambda one: abs(one - wanted))
 
     def leave_out_not_causal(self) -> None:
         """Find out whether the kernel computes calls without a causal mask at all, and ask for calls that have one if it does not.

@@ -235,6 +235,8 @@ class Prober:
         calls_left: calls that it may still get.
         until: when asking ends, on the clock of `time.monotonic`.
         device: where calls are made.
+        shapes: (head_dim, head_dim_v) that it is asked for, besides what it declares; None for any. A kernel that was written for
+            one head_dim may write beyond its output with another, which ends the process.
         asked: calls that it got.
         raised: calls that it did not answer, by the reason.
         of_kind: calls that it got, by layer and phase.
@@ -247,6 +249,7 @@ class Prober:
     calls_left: int = 4000
     until: float = field(default_factory=lambda: time.monotonic() + 60.0)
     device: str = "cpu"
+    shapes: frozenset[tuple[int, int]] | None = None
     asked: int = 0
     raised: dict[str, int] = field(default_factory=dict)
     of_kind: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -270,8 +273,7 @@ class Prober:
         if self.calls_left <= 0:
             raise BudgetSpentError
         self.check_time()
-        declared = declaration(self.kernel)
-        if call.phase not in declared.phases or declared.excludes(call):
+        if not self.may_ask(call):
             return None
         self.calls_left -= 1
         self.asked += 1
@@ -294,6 +296,25 @@ class Prober:
         self._last = (out, out.clone())
         self.history = self.history.after(call, found)
         return found
+
+    def may_ask(self, call: AttentionCall) -> bool:
+        """Whether the kernel computes such calls, as far as it is known or declared."""
+        declared, dims = declaration(self.kernel), (call.q.shape[2], call.v.shape[2])
+        if call.phase not in declared.phases or declared.excludes(call):
+            return False
+        stated = declared.head_dims is not None and dims[0] == dims[1]  # and `excludes` did not name it
+        return stated or self.shapes is None or dims in self.shapes
+
+    def nearest_shape(self, head_dim: int, value_dim: int) -> tuple[int, int]:
+        """The (head_dim, head_dim_v) of a call: those that are wanted, or the nearest ones that the kernel may be asked for."""
+        stated = {(dim, dim) for dim in declaration(self.kernel).head_dims or ()}
+        known = stated | (self.shapes or frozenset())
+        wanted = (head_dim, value_dim or head_dim)
+        return (
+            wanted
+            if not known
+            else min(known, key=lambda one: (abs(one[0] - wanted[0]) + abs(one[1] - wanted[1]), one))
+        )
 
     def check_time(self) -> None:
         """Stop if the time is over.

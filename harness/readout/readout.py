@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -85,6 +85,7 @@ def read_out(
     seconds: float = SECONDS,
     device: str = "cpu",
     seed: int = 0,
+    shapes: Collection[tuple[int, int]] | None = None,
 ) -> ReadOut:
     """Read the operator off a kernel: it is asked, within a budget, and nothing that it was not given is executed.
 
@@ -95,9 +96,10 @@ def read_out(
         seconds: most time; a call that was begun is not interrupted.
         device: of the calls.
         seed: of their data, and of what is drawn.
+        shapes: (head_dim, head_dim_v) that it is asked for, besides the head dims that it declares; None for any.
     """
     begun, cpu = time.monotonic(), time.process_time()
-    prober = Prober(kernel, calls, begun + seconds, device)
+    prober = Prober(kernel, calls, begun + seconds, device, None if shapes is None else frozenset(shapes))
     family = declaration(kernel).noise if noise is None else noise
     finder: Finder | None = None
     complete = True

@@ -170,3 +170,12 @@ def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
     with pytest.raises(AssertionError, match=TOP_LEFT):
         run_test(source)
     run_test(source.replace(f"{module}:coarse", ORACLE))
+
+
+def test_the_head_dim_stays_within_what_the_kernel_declares() -> None:
+    @declares(head_dims=(16, 32))
+    def narrow(call: AttentionCall) -> Tensor:
+        return fault("prefix-dropped")(call)
+
+    assert shrink(narrow, CALL).q.shape[2] == 16
+    assert shrink(fault("prefix-dropped"), CALL, head_dims=(32, 64)).q.shape[2] == 32

@@ -114,7 +114,7 @@ def test_as_shipped_is_named_top_left() -> None:
     assert kinds(result) == ["mask-top-left"]
     assert result.where == "cached prefix is not none"
     assert "Correct without a cached prefix." in result.findings[0].diagnosis
-    assert "new+prefix 1+1, 1 q head on 1 kv head, head_dim 8" in result.smallest
+    assert "new+prefix 1+1, 1 q head on 1 kv head, head_dim 64" in result.smallest
 
 
 @pytest.mark.interpreter
@@ -394,3 +394,15 @@ def test_the_command_and_the_test_are_those_of_the_kernel() -> None:
 def test_a_usage_error_says_what_is_wrong(given: dict[str, object], found: str) -> None:
     with pytest.raises(UsageError, match=found):
         check(**{"kernel": ORACLE, **given})  # type: ignore[arg-type]
+
+
+def test_the_smallest_call_has_a_head_dim_that_the_kernel_was_seen_to_compute() -> None:
+    asked: set[int] = set()
+
+    def textbook(call: AttentionCall) -> Tensor:
+        asked.add(call.q.shape[2])
+        return fault("prefix-dropped")(call)
+
+    result = check(textbook, phases=["decode"], dtypes=["float32"], read_out=0)
+    assert "head_dim 64" in result.smallest
+    assert asked == {64, 128}

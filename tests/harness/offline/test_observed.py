@@ -186,7 +186,7 @@ def test_a_kernel_is_read_in_the_dtype_in_which_it_is_wrong() -> None:
 def test_the_declared_noise_is_that_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
 
-    def asked(kernel: Kernel, declared: Declaration, device: str, seconds: float) -> str:
+    def asked(kernel: Kernel, declared: Declaration, device: str, seconds: float, shapes: object) -> str:
         given.append(f"{declared.noise} {device} {seconds:g}")
         return "not now"
 
@@ -335,3 +335,28 @@ def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatc
     assert isinstance(picture, Picture)
     assert set(picture.rows) == {"wrong", "right"}
     assert set(picture.cells) == {""}
+
+
+def test_a_kernel_is_read_on_head_dims_that_it_was_seen_to_compute() -> None:
+    asked: set[tuple[int, int]] = set()
+
+    def textbook(call: AttentionCall) -> Tensor:
+        asked.add((call.q.shape[2], call.v.shape[2]))
+        return NO_MASK(call)
+
+    result = checked(textbook)
+    assert first(result).diagnosis
+    assert result.read_out is not None and result.read_out.sentence == SAYS
+    assert asked == {(64, 64)}, "with others, a kernel that was written for one head_dim writes beyond its output"
+
+
+def test_a_kernel_is_read_on_head_dims_that_it_declares() -> None:
+    asked: set[tuple[int, int]] = set()
+
+    @declares(head_dims=(32, 64))
+    def textbook(call: AttentionCall) -> Tensor:
+        asked.add((call.q.shape[2], call.v.shape[2]))
+        return NO_MASK(call)
+
+    checked(textbook)
+    assert asked == {(32, 32), (64, 64)}
