@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.kernels import declaration
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.candidates import effects_of
 from assay.harness.readout.effects import Constant, Kept

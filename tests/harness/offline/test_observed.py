@@ -346,7 +346,8 @@ def test_a_kernel_is_read_on_head_dims_that_it_was_seen_to_compute() -> None:
 
     result = checked(textbook)
     assert first(result).diagnosis
-    assert result.read_out is not None and result.read_out.sentence == SAYS
+    assert result.read_out is not None
+    assert result.read_out.sentence == SAYS
     assert asked == {(64, 64)}, "with others, a kernel that was written for one head_dim writes beyond its output"
 
 
