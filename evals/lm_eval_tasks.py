@@ -55,7 +55,7 @@ def _task(name: str) -> Any:
         raise UsageError(
             f"--data lm-eval:{name} needs lm-eval, which is not installed.",
             "lm-eval 0.4.13 or newer",
-            'pip install "assay[lm-eval]"',
+            'pip install "assay-harness[lm-eval]"',
         ) from None
     if folder and not Path(folder).is_dir():
         raise UsageError(f"There is no folder {folder}.", "the folder with the task's YAML file", "check the path")

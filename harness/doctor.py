@@ -21,7 +21,7 @@ from pydantic import Field
 from assay.harness.backend import Backend
 from assay.harness.config import Device, RunSpec
 from assay.harness.errors import AssayError, ExitCode, UsageError
-from assay.harness.extras import missing_packages
+from assay.harness.extras import DISTRIBUTION, install, missing_packages
 from assay.harness.schema import RULE, Part
 from assay.harness.text import one_line
 
@@ -89,8 +89,8 @@ def _python(spec: RunSpec) -> Examined:
 
 def _packages(spec: RunSpec) -> Examined:
     missing = missing_packages("serve")
-    found = f"not installed: {', '.join(missing)}" if missing else "all packages of assay[serve]"
-    return _result("packages", not missing, found, 'pip install "assay[serve]"')
+    found = f"not installed: {', '.join(missing)}" if missing else f"all packages of {DISTRIBUTION}[serve]"
+    return _result("packages", not missing, found, install("serve"))
 
 
 def _sglang(spec: RunSpec) -> Examined:
@@ -138,7 +138,7 @@ def _memory(spec: RunSpec) -> Examined:
 def _triton(spec: RunSpec) -> Examined:
     if importlib.util.find_spec("triton") is None:
         needed = spec.device == "cuda" or spec.candidate.startswith("sage_attn")
-        return _optional("triton", needed, "not installed", 'pip install "assay[sage]"')
+        return _optional("triton", needed, "not installed", install("sage"))
     from importlib.metadata import version
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"

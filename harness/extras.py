@@ -1,4 +1,4 @@
-"""assay's optional dependencies, and the error if they are missing.
+"""What pip knows assay by, its optional dependencies, and the error if they are missing.
 
 The packages of an extra are those that the distribution's own metadata lists, so ``pyproject.toml`` is the only list.
 """
@@ -12,6 +12,10 @@ from typing import Literal
 from assay.harness.errors import UsageError
 
 Extra = Literal["reports", "serve"]
+DISTRIBUTION = "assay-harness"
+"""What pip installs. The package index has another project by the name of the command and of the import package."""
+REPOSITORY = "https://github.com/your-organisation/assay"
+"""Where pip finds the distribution, since no package index has it. Examples and documentation name it too; a test compares."""
 
 
 def require(extra: Extra, command: str) -> None:
@@ -27,9 +31,14 @@ def require(extra: Extra, command: str) -> None:
     if missing := missing_packages(extra):
         raise UsageError(
             f"{command} needs packages that are not installed: {', '.join(missing)}.",
-            f"the packages of assay[{extra}]",
-            f'pip install "assay[{extra}]"',
+            f"the packages of {DISTRIBUTION}[{extra}]",
+            install(extra),
         )
+
+
+def install(extra: str) -> str:
+    """The command that adds an extra to this installation; pip takes assay itself for installed."""
+    return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def missing_packages(extra: Extra) -> list[str]:
@@ -40,7 +49,7 @@ def missing_packages(extra: Extra) -> list[str]:
 def _packages(extra: str) -> set[str]:
     """Distributions that an extra adds; empty where assay itself is not installed (a plain checkout on the path)."""
     try:
-        lines = requires("assay") or []
+        lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return set()
     found: set[str] = set()
@@ -48,7 +57,7 @@ def _packages(extra: str) -> set[str]:
     for line in lines:
         if match := re.fullmatch(rf"""([\w.-]+)(?:\[([\w,]+)\])?.*; extra == ["']{extra}["']""", line):
             name, inner = match[1], match[2]
-            found |= {one for part in inner.split(",") for one in _packages(part)} if name == "assay" else {name}
+            found |= {one for part in inner.split(",") for one in _packages(part)} if name == DISTRIBUTION else {name}
     return found
 
 

@@ -5,6 +5,7 @@ pytest loads it in every environment that has assay, so nothing heavy is importe
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,7 +97,7 @@ class Assay:
             assay.UsageError: No such kernel, phase, dtype, noise, size or device.
         """
         __tracebackhide__ = True
-        _interpret_without_gpu()
+        _prepare(self._config)
         from assay.harness.offline.check import check
         from assay.reports.check_text import message
 
@@ -195,7 +196,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             "Expected: one kernel, as the marker's only positional argument\n"
             f"What to do: mark the test with @pytest.mark.{MARKER}('module:function')"
         )
-    _interpret_without_gpu()
+    _prepare(metafunc.config)
     from assay.harness.attention.kernels import declaration
     from assay.harness.errors import UsageError
     from assay.harness.offline.check import matrix, named
@@ -214,10 +215,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def _interpret_without_gpu() -> None:
+def _prepare(config: pytest.Config) -> None:
+    """Before a kernel is imported: where its module is looked for, and what executes it if there is no GPU.
+
+    A kernel named ``module:function`` is looked for as the commands do, and last: in the root folder of the tests, and in the
+    folder in which pytest was called. The command ``pytest`` adds neither to Python's path by itself.
+    """
     from assay.harness.attention.interpreter import interpret_without_gpu
 
     interpret_without_gpu()
+    for folder in (config.rootpath, config.invocation_params.dir):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -24,6 +24,7 @@ from assay.harness import extras
 from assay.harness.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ROOMS = {"harness", "evals", "suites", "reports"}
 TRACKED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 FILES = [ROOT / name for name in TRACKED.split("\0") if name.endswith((".py", ".md")) and (ROOT / name).exists()]
@@ -103,6 +104,54 @@ def test_the_readme_counts_the_known_bugs() -> None:
     assert f"if one of {len(FAMILY)} known ones explains it" in (ROOT / "README.md").read_text()
 
 
+TEXTS = [
+    ROOT / name for name in TRACKED.split("\0") if name.endswith((".py", ".md", ".yml", ".toml", ".txt", ".jinja"))
+]
+BARE = (
+    r"""(?:pip install|uvx|pipx run|--from)\b[^#&;\n"'`]*["' ]assay(?![\w.:/-])|(?<![\w./-])assay(?:\[[\w,-]*\]| @ )"""
+)
+"""A requirement that the package index answers with another project: assay, assay[serve], assay @ URL."""
+
+
+def test_nothing_installs_another_project_by_the_name_of_the_command() -> None:
+    assert PROJECT["name"] == extras.DISTRIBUTION != "assay"
+    found = [
+        f"{file.relative_to(ROOT)}: {match[0]}"
+        for file in TEXTS
+        if file.exists() and file != Path(__file__)
+        for match in re.finditer(BARE, file.read_text())
+    ]
+    assert not found, f"write {extras.DISTRIBUTION}"
+    for bare in (
+        "pip install assay",
+        'pip install "assay[serve]"',
+        "- run: pip install -e x 'assay @ git+URL'",
+        "uvx assay",
+    ):
+        assert re.search(BARE, bare), bare
+    for other in (
+        f"pip install {extras.DISTRIBUTION}",
+        "pip install -e .  # then: assay check",
+        f'"{extras.DISTRIBUTION}[serve]"',
+    ):
+        assert not re.search(BARE, other), other
+
+
+def test_the_repository_has_one_url() -> None:
+    urls = {
+        found
+        for file in TEXTS
+        if file.exists() and not file.is_relative_to(ROOT / "tests")
+        for found in re.findall(
+            r"(?:https://[\w.]+/|git\+|REPOSITORY: )(your-organisation/assay\b|https://[\w./-]+/assay\b)",
+            file.read_text(),
+        )
+    }
+    assert {url.removeprefix("https://github.com/") for url in urls} == {
+        extras.REPOSITORY.removeprefix("https://github.com/")
+    }
+
+
 # One import package.
 
 
@@ -167,23 +216,20 @@ def test_the_wheel_holds_one_package_with_all_its_files(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {name.split("/")[0] for name in names} == {"assay", f"assay-{assay.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"assay", f"assay_harness-{assay.__version__}.dist-info"}
     expected = {
         f"assay/{file}" for file in TRACKED.split("\0") if file.split("/")[0] in ROOMS and (ROOT / file).exists()
     }
     assert expected <= names, "modules, templates, the report's schema and the tiny model"
     assert {"assay/__init__.py", "assay/py.typed"} <= names
-    assert f"assay-{assay.__version__}.dist-info/licenses/LICENSE" in names
+    assert f"assay_harness-{assay.__version__}.dist-info/licenses/LICENSE" in names
 
 
 # Extras.
 
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
 def brought(*extras: str) -> set[str]:
-    """Distributions that ``pip install assay[extras]`` brings, among those installed here."""
+    """Distributions that ``pip install assay-harness[extras]`` brings, among those installed here."""
     lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
     todo = [Requirement(line).name for lines in lists for line in lines]
     found: set[str] = set()
@@ -193,7 +239,7 @@ def brought(*extras: str) -> set[str]:
             continue
         found.add(name)
         try:
-            lines = requires(name) or [] if name != "assay" else []
+            lines = requires(name) or [] if name != PROJECT["name"] else []
         except PackageNotFoundError:
             continue
         needed = (one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""}))
@@ -231,7 +277,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
 
 
 def only(folder: Path, *extras: str) -> dict[str, str]:
-    """An environment in which only what ``pip install assay[extras]`` brings can be imported."""
+    """An environment in which only what ``pip install assay-harness[extras]`` brings can be imported."""
     (folder / "sitecustomize.py").write_text(ONLY_BASE.format(allowed=brought(*extras) | {"pip", "setuptools"}))
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
@@ -273,7 +319,7 @@ except UsageError as error:
     )
     done = python("-c", hidden + code, **base_only)
     assert done.returncode == 0, done.stderr
-    assert 'pip install "assay[serve]"' in done.stdout
+    assert 'pip install "assay-harness[serve]"' in done.stdout
 
 
 def test_a_kernel_whose_package_is_missing_is_refused_before_it_is_called(base_only: dict[str, str]) -> None:
@@ -281,7 +327,7 @@ def test_a_kernel_whose_package_is_missing_is_refused_before_it_is_called(base_o
     code = "from assay.harness.engines import catalog\ncatalog.sglang_backends = lambda: ()\n"
     done = python("-c", f"{code}catalog.checked_backend('--candidate', 'sage_attn')", **base_only)
     assert "UsageError: --candidate: " in done.stderr
-    assert "sageattention is not installed; the extra assay[sage] brings it" in done.stderr
+    assert "sageattention is not installed; the extra assay-harness[sage] brings it" in done.stderr
 
 
 IMPORTABLE = {
@@ -308,7 +354,7 @@ def test_an_extra_is_enough_for_its_commands(extras: tuple[str, ...], tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
-LINES = ["torch>=2", "assay[reports]; extra == 'serve'", "no-such; extra == 'reports'"]
+LINES = ["torch>=2", "assay-harness[reports]; extra == 'serve'", "no-such; extra == 'reports'"]
 
 
 def test_a_missing_extra_is_a_usage_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,8 +364,8 @@ def test_a_missing_extra_is_a_usage_error_that_says_what_to_install(monkeypatch:
     assert raised.value.exit_code == 2
     assert str(raised.value).splitlines() == [
         "assay run needs packages that are not installed: no-such.",
-        "Expected: the packages of assay[serve]",
-        'What to do: pip install "assay[serve]"',
+        "Expected: the packages of assay-harness[serve]",
+        'What to do: pip install "assay-harness[serve]"',
     ]
 
 

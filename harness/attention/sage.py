@@ -29,7 +29,7 @@ HEAD_DIMS = (64, 128)
 _PACKAGE = "sageattention"
 for _name in (_PACKAGE, "triton"):
     if find_spec(_name) is None:  # both take long to import; a server should not be the first to notice
-        raise ModuleNotFoundError(f"{_name} is not installed; the extra assay[sage] brings it", name=_name)
+        raise ModuleNotFoundError(f"{_name} is not installed; the extra assay-harness[sage] brings it", name=_name)
 _KERNELS = ("^_attn_fwd$", "^quant_per_block_int8_kernel$")
 _ABOUT = "SageAttention 1.0.6, int8 QK, fp16 PV (Triton); decode is delegated"
 

@@ -71,7 +71,7 @@ EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "diff", "record"), "serve"),
     **dict.fromkeys(("report", "baseline", "bench", "bisect", "compare"), "reports"),
 }
-"""Commands that need more than ``pip install assay``, and the extra that provides it. Where bench and bisect start servers, they
+"""Commands that need more than the base install, and the extra that provides it. Where bench and bisect start servers, they
 require "serve" themselves.
 """
 

@@ -14,8 +14,7 @@ from assay.harness.cli.app import app, say
 from assay.harness.cli.starter import starter_files, the_kernel
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
-
-_UNPUBLISHED = "assay"
+from assay.harness.extras import DISTRIBUTION, REPOSITORY
 
 
 @app.command()
@@ -26,7 +25,9 @@ def init(
     ] = None,
     install: Annotated[
         str | None,
-        typer.Option(metavar="REQUIREMENT", help="What pip installs as assay in CI, for example 'assay @ git+URL'."),
+        typer.Option(
+            metavar="REQUIREMENT", help="What pip installs as assay in CI, for example 'assay-harness @ git+URL'."
+        ),
     ] = None,
 ) -> None:
     """Write an assay.toml, a test and a CI workflow for the repository in this folder."""
@@ -38,12 +39,13 @@ def init(
     name = kernel or the_kernel(root)
     find("", name)
     is_package = any((root / file).exists() for file in ("pyproject.toml", "setup.py"))
-    requirement = install or _installed_from()
+    origin = install or _installed_from()
+    requirement = origin or f"{DISTRIBUTION} @ git+{REPOSITORY}"
     files = starter_files(name, RunSpec.model_fields["margin"].default, requirement, is_package)
     for path, text in files.items():
         say(f"{'wrote' if _write(root / path, text) else 'kept '}  {path}")
-    if requirement == _UNPUBLISHED:
-        say("assay is not on a package index: set ASSAY in the workflow to the URL that CI installs it from.")
+    if not origin:
+        say(f"No package index has assay: in the workflow, replace {REPOSITORY} by the URL of your clone.")
     say(f"Next: assay check {name}, and python -m pytest tests/test_assay.py")
 
 
@@ -67,10 +69,10 @@ def _write(path: Path, text: str) -> bool:
 
 
 def _installed_from() -> str:
-    """What installs this assay elsewhere: its repository's URL and commit, if pip installed it from there (PEP 610)."""
+    """What installs this assay elsewhere: its repository's URL and commit, if pip installed it from there (PEP 610); else empty."""
     try:
-        origin = json.loads(distribution("assay").read_text("direct_url.json") or "{}")
+        origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
-        return _UNPUBLISHED
+        return ""
     vcs = origin.get("vcs_info", {})
-    return f"assay @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs.get("commit_id") else _UNPUBLISHED
+    return f"{DISTRIBUTION} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs.get("commit_id") else ""

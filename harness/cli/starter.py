@@ -53,6 +53,8 @@ jobs:
       - uses: actions/setup-python@v5
         with:
           python-version: "3.11"
+      # PyTorch's CPU build: its default is larger by some 4 GB, for GPUs.
+      - run: python -m pip install torch --index-url https://download.pytorch.org/whl/cpu
       - run: python -m pip install "$$ASSAY"
 $package      # Exit code 0: correct, 1: wrong, 2: usage error, 3: no verdict. All but 0 fail the job.
       - run: assay check $kernel
@@ -81,7 +83,10 @@ def starter_files(kernel: str, margin: float, install: str, is_package: bool) ->
 
 
 def the_kernel(root: Path) -> str:
-    """The only kernel in a repository: a function of an ``AttentionCall``, found without importing anything.
+    """The only kernel in a repository, found without importing anything.
+
+    That is a public function of one argument which is annotated as AttentionCall, or which is not annotated, and whose q, k and v
+    the function reads.
 
     Raises:
         UsageError: there is none, or several.
@@ -92,7 +97,7 @@ def the_kernel(root: Path) -> str:
     shown = f": {', '.join(found[:_SHOWN])}{', …' if len(found) > _SHOWN else ''}" if found else ""
     raise UsageError(
         f"{len(found) or 'No'} kernel{'s were' if len(found) > 1 else ' was'} found in {root}{shown}.",
-        "one function whose argument is annotated as AttentionCall, or the name of one",
+        "one function of one argument that is annotated as AttentionCall or whose q, k and v it reads, or the name of one",
         f"name it, as in assay init {found[0] if found else 'mypackage.attention:forward'}",
     )
 
@@ -125,6 +130,13 @@ def _sources(root: Path) -> Iterator[Path]:
 
 def _takes_a_call(node: ast.FunctionDef) -> bool:
     arguments = [*node.args.posonlyargs, *node.args.args]
-    if len(arguments) - len(node.args.defaults) != 1 or arguments[0].annotation is None:
+    if len(arguments) - len(node.args.defaults) != 1:
         return False
-    return ast.unparse(arguments[0].annotation).strip("'\"").rpartition(".")[2] == "AttentionCall"
+    if (annotation := arguments[0].annotation) is not None:
+        return ast.unparse(annotation).strip("'\"").rpartition(".")[2] == "AttentionCall"
+    read = {
+        one.attr
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == arguments[0].arg
+    }
+    return {"q", "k", "v"} <= read

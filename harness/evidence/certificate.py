@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from assay.harness.extras import DISTRIBUTION
 from assay.harness.schema import RULE, Part, read_json
 from assay.harness.verdict import Decided, Verdict
 
@@ -170,7 +171,7 @@ class Certificate(Decided):
 
 def installed_version() -> str:
     """Version of assay, as installed."""
-    return version("assay")
+    return version(DISTRIBUTION)
 
 
 def source_hash() -> str:

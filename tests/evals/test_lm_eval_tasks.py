@@ -33,7 +33,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(INSTALLED, reason="lm-eval is installed")
 def test_without_the_package_the_error_says_what_to_install() -> None:
-    with pytest.raises(UsageError, match=r'needs lm-eval, which is not installed(.|\n)*pip install "assay\[lm-eval'):
+    with pytest.raises(
+        UsageError, match=r'needs lm-eval, which is not installed(.|\n)*pip install "assay-harness\[lm-eval'
+    ):
         draw_task("arc_easy", 8, 0)
 
 

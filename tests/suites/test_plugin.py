@@ -67,12 +67,16 @@ def halves(call):
 """
 
 
-def run(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]]:
-    """Run pytest in a folder with this plugin and no other. Returns its output, and its test cases by name."""
+def run(
+    folder: Path, *arguments: str, pytest: tuple[str, ...] = ("-m", "pytest")
+) -> tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]]:
+    """Run pytest in a folder with this plugin and no other. Returns its output, and its test cases by name.
+
+    Python puts the working folder on its path for ``-m pytest``, but not for the command ``pytest``.
+    """
     command = [
         sys.executable,
-        "-m",
-        "pytest",
+        *pytest,
         "-p",
         "assay.suites.plugin",
         "--strict-markers",
@@ -81,7 +85,7 @@ def run(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str]
     ]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "--rootdir", str(folder)],
+        [*command, "-p", "no:cacheprovider", *([] if "--rootdir" in arguments else ["--rootdir", str(folder)])],
         cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     found = {}
@@ -111,6 +115,38 @@ def test_the_documented_example_passes_as_it_stands(documented: Path) -> None:
     assert len(each) == len(cases(("extend",), dtypes=[torch.bfloat16]))
     [line] = re.findall(r"^assay: 1 kernel, (\d+) calls, worst 0\.\d+ of its bound$", done.stdout, re.MULTILINE)
     assert int(line) == len(cases()) + len(each)
+
+
+ONE_TEST = """
+import pytest
+
+
+def test_forward(assay):
+    assay.check("mine:forward", phases=["decode"], dtypes=["float32"], head_dims=[64])
+
+
+@pytest.mark.assay_kernel("mine:forward", phases=["decode"], dtypes=["float32"], head_dims=[64])
+def test_each(assay_case):
+    assay_case.check()
+"""
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+def test_plain_pytest_finds_a_kernel_in_the_root_and_in_the_working_folder(mode: str, tmp_path: Path) -> None:
+    """As the commands do, and whichever folder pytest is called in."""
+    (tmp_path / "mine.py").write_text(
+        "from assay import oracle\n\n\ndef forward(call):\n    return oracle(call).to(call.q.dtype)\n"
+    )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_mine.py").write_text(ONE_TEST)
+    command = (str(Path(sys.executable).with_name("pytest")),)
+    for root in (tmp_path, tmp_path / "tests"):
+        done, found = run(tmp_path, f"--import-mode={mode}", "--rootdir", str(root), "tests", pytest=command)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert {outcome(case) for case in found.values()} == {"passed"}
+        assert len(found) > 2
+    inside, _ = run(tmp_path / "tests", f"--import-mode={mode}", "--rootdir", str(tmp_path), pytest=command)
+    assert inside.returncode == 0, inside.stdout + inside.stderr
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 Read in inspect_ai 0.3.285: ``log/_recorders/eval.py`` (the zip: ``header.json``, or ``_journal/start.json`` of a run that was
 killed; ``samples/<id>_epoch_<n>.json``), ``log/_log.py`` (the fields), ``scorer/_metric.py`` (C, I, P, N). From 0.3.2xx on,
-members are compressed with Zstandard, which Python reads from 3.14 on; here pyarrow does, which comes with assay[serve].
+members are compressed with Zstandard, which Python reads from 3.14 on; here pyarrow does, which comes with the extra serve.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _zstandard(packed: bytes, size: int, where: str) -> bytes:
         raise UsageError(
             f"{where} is compressed with Zstandard, and pyarrow is not installed.",
             "pyarrow",
-            'pip install "assay[serve]"',
+            "pip install pyarrow",
         ) from None
     try:
         with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:

@@ -14,6 +14,7 @@ import pytest
 from assay.harness.cli.starter import starter_files, the_kernel
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
+from assay.harness.extras import DISTRIBUTION, REPOSITORY
 
 ROOT = Path(__file__).parents[3]
 KERNEL = """
@@ -102,8 +103,22 @@ def test_several_kernels_or_none_are_a_usage_error(repository: Path) -> None:
 
 
 def test_an_installable_repository_is_installed_in_ci() -> None:
-    files = starter_files("sage_attn", 0.02, "assay @ git+https://example.org/assay", is_package=True)
+    files = starter_files("sage_attn", 0.02, "assay-harness @ git+https://example.org/assay", is_package=True)
     assert "pip install -e ." in files[".github/workflows/assay.yml"]
-    assert "ASSAY: assay @ git+https://example.org/assay\n" in files[".github/workflows/assay.yml"]
+    assert "ASSAY: assay-harness @ git+https://example.org/assay\n" in files[".github/workflows/assay.yml"]
     assert tomllib.loads(files["assay.toml"])["run"]["candidate"] == "sage_attn"
     assert "def test_sage_attn_is_correct(assay):" in files["tests/test_assay.py"]
+
+
+def test_the_kernel_of_the_readme_is_found_and_its_workflow_installs_assay_itself(tmp_path: Path) -> None:
+    [source] = re.findall(r"```python\n# mine.py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "mine.py").write_text(source)
+    (tmp_path / "helpers.py").write_text(
+        "def keys(call):\n    return call.k\n\n\ndef heads(q):\n    return q.k + q.v\n"
+    )
+    assert the_kernel(tmp_path) == "mine:forward"
+    done = run(tmp_path, "assay", "init")
+    assert done.returncode == 0, done.stderr
+    [installed] = re.findall(r"ASSAY: (.*)", (tmp_path / ".github/workflows/assay.yml").read_text())
+    assert installed == f"{DISTRIBUTION} @ git+{REPOSITORY}"
+    assert f"replace {REPOSITORY} by the URL of your clone" in " ".join(done.stdout.split())
