@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli import handover
 from assay.harness.cli.app import ReadOut, app, as_given, console, errors, say
 from assay.harness.cli.output import Html, Json, Junit, outcome, print_json
 from assay.harness.errors import UsageError
@@ -48,6 +49,7 @@ def check(
     from assay.harness.attention.matrix import HEAD_DIMS
     from assay.harness.offline.check import check as run
     from assay.harness.offline.check import matrix, named
+    from assay.harness.offline.interrupted import interrupted
     from assay.harness.progress import ProgressDisplay
     from assay.reports.check_text import headline, render
     from assay.reports.terminal import say as print_text
@@ -72,11 +74,14 @@ def check(
         if errors.is_terminal or done < total:  # outside of a terminal, a check of a second needs no line
             display.count("runs of the kernel", done, total)
 
-    with ProgressDisplay(errors) as display:
-        result = run(
-            name, phases=phases, noise=noise, cases=chosen, again=as_given(), read_out=read_out, before_reading=announce,
-            progress=lambda done, total: count(display, done, total),
-        )  # fmt: skip
+    if left := handover.known():
+        result = interrupted(left, name, chosen, as_given())
+    else:
+        with ProgressDisplay(errors) as display:
+            result = run(
+                name, phases=phases, noise=noise, cases=chosen, again=as_given(), read_out=read_out, before_reading=announce,
+                progress=lambda done, total: count(display, done, total), watcher=handover.watcher(),
+            )  # fmt: skip
     render(result, console)
     if json:
         from assay.harness.offline.check_document import document_of

@@ -1,7 +1,7 @@
 """The entry point of ``assay``: a command that runs a kernel does so in a process of its own, which a supervisor waits for.
 
 A kernel can end its process with any exit code (``os._exit(0)``), crash it, or compute forever. Since exit code 0 means pass, an
-exit code counts only if the command itself named it at its end.
+exit code counts only if the command itself named it at its end. What the command had found before is said by a second process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from assay.harness.cli.app import CTRL_C, INTERRUPTED, errors, report_error
 from assay.harness.cli.app import main as run_command
+from assay.harness.cli.handover import handover
 from assay.harness.cli.streams import keep_open
 from assay.harness.errors import AssayError, ExitCode
 
@@ -55,16 +56,36 @@ def wait_passively(arguments: Sequence[str]) -> None:
 def supervise(command: Callable[[], None]) -> int:
     """Run a command in a forked process, which has to be done before anything starts a thread, and wait for it.
 
+    If it does not come to its end, but had found something, it runs once more to say so: without the kernel.
+
     Returns:
         The command's exit code, or "no verdict" if it did not come to its end.
     """
+    handover.open()
     forwarded = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, there would be no exit status
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *forwarded})
+    code, signalled = _attend(command, before, forwarded)
+    if not signalled and isinstance(code, str) and handover.ended(code):
+        report_error(_ended_early(code, "what it had found is below"))
+        code, signalled = _attend(command, before, forwarded)
+    if isinstance(code, int):
+        return code
+    if signalled:
+        errors.print(INTERRUPTED, markup=False)
+    else:
+        report_error(_ended_early(code, "there is no verdict"))
+    return ExitCode.NO_VERDICT
+
+
+def _attend(
+    command: Callable[[], None], mask: set[signal.Signals | int], forwarded: Sequence[signal.Signals]
+) -> tuple[int | str, bool]:
+    """Run the command in a process with this mask of signals: its exit code, or how it ended early; whether a signal told it to."""
     supervisor, (ended, end) = os.getpid(), os.pipe()
     child = os.fork()
     if child == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _end_with(supervisor)
         os.close(ended)
         _run(command, end)
@@ -74,12 +95,8 @@ def supervise(command: Callable[[], None]) -> int:
     os.set_blocking(ended, False)  # a process that a kernel forked may keep the other end open
     with suppress(BlockingIOError):
         if os.read(ended, 1) == bytes([code % 256]):
-            return code
-    if signalled:
-        errors.print(INTERRUPTED, markup=False)
-    else:
-        report_error(_ended_early(code))
-    return ExitCode.NO_VERDICT
+            return code, signalled
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}", signalled
 
 
 def _run(command: Callable[[], None], end: int) -> NoReturn:
@@ -144,10 +161,9 @@ def _wait(child: int, forwarded: Sequence[signal.Signals]) -> tuple[int, bool]:
                 os.kill(child, told.si_signo)
 
 
-def _ended_early(code: int) -> AssayError:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+def _ended_early(how: str, so: str) -> AssayError:
     return AssayError(
-        f"The process that ran the kernel {how} before the command had ended; there is no verdict.",
+        f"The process that ran the kernel {how} before the command had ended; {so}.",
         "a kernel that returns an output or raises an exception",
         "see what it wrote above. If it crashed, its own stack is there; if it was killed by SIGKILL, memory may have run out",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from traceback import walk_tb
@@ -93,9 +93,21 @@ def _step(results: int, repeats: int) -> int:
     return -(-results // repeats) or 1
 
 
-def run_guarded(guard: Guard, calls: Sequence[AttentionCall], repeats: int = MAX_REPEATED) -> KernelRun:
-    """Run each call once, then repeat up to `repeats` of those that were computed, spread over all of them."""
-    run = run_once(guard, calls)
+def run_guarded(
+    guard: Guard,
+    calls: Sequence[AttentionCall],
+    repeats: int = MAX_REPEATED,
+    each: Callable[[CallResult], None] | None = None,
+) -> KernelRun:
+    """Run each call once, then repeat up to `repeats` of those that were computed, spread over all of them.
+
+    Args:
+        guard: the kernel.
+        calls: the calls.
+        repeats: most calls that are repeated.
+        each: receives the result of each call, as soon as it is computed.
+    """
+    run = run_once(guard, calls, each)
     step = _step(len(run.results), repeats)
     return replace(run, results=tuple(_repeat(guard, o) if n % step == 0 else o for n, o in enumerate(run.results)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -237,8 +237,12 @@ def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
     return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
 
 
-def run_once(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
+def run_once(
+    kernel: Kernel, calls: Sequence[AttentionCall], each: Callable[[CallResult], None] | None = None
+) -> KernelRun:
     """Run a kernel on each call once, on a copy of the inputs: a kernel that writes to them is found, and spoils nothing else.
+
+    `each` receives each result as soon as it is there.
 
     Raises:
         AssayError: an output breaks the contract.
@@ -258,6 +262,8 @@ def run_once(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
         mutated = tuple(name for name, same in zip(INPUTS, kept, strict=True) if not same)
         # The output may be a view of an input, or of a buffer that the next call overwrites.
         results.append(replace(measure(call, out.clone(), declared.noise), mutated=mutated))
+        if each is not None:
+            each(results[-1])
     return KernelRun(tuple(results), delegated, tuple(refused))
 
 

@@ -25,10 +25,11 @@ from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
 from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded, runs_of
-from assay.harness.localize.kernel_runs import KernelRun, compute, measure, worst_of
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.observed import READ_OUT_S, Reader
+from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.readout.readout import ReadOut
 from assay.harness.text import percent
 from assay.harness.verdict import UNEXPLAINED, Finding, Verdict, exit_code_of, kernel_verdict
@@ -159,6 +160,7 @@ def check(
     read_out: float | Reader = READ_OUT_S,
     before_reading: Callable[[CheckResult], None] = lambda result: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    watcher: Watcher | None = None,
 ) -> CheckResult:
     """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
 
@@ -180,6 +182,7 @@ def check(
         read_out: most seconds that reading a wrong kernel takes, 60 by default, 0 not to read it; or what reads it, and keeps that.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
         progress: receives how many times the kernel has run on the matrix, of how many times in all, after each.
+        watcher: is told of each call, and of what is known so far.
 
     Raises:
         UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
@@ -187,6 +190,7 @@ def check(
     """
     start = time.monotonic()
     name, loaded = named(kernel)
+    loaded = loaded if watcher is None else watched(loaded, watcher)
     declared = kernels.declaration(loaded)
     if noise:
         _known_family(noise)
@@ -215,8 +219,16 @@ def check(
     counted = _counted(loaded, runs_of(len(made), repeats), progress)
     guard = Guard(counted, replace(declared, noise=declared.noise if noise is None else noise))
     with few_threads([call for _, call in made]):
-        run = run_guarded(guard, [call for _, call in made], repeats)
         case_of = {id(call): case for case, call in made}
+
+        def computed_one(one: CallResult) -> None:
+            if watcher is not None:
+                cell = int((one.own / one.bounds).argmax())
+                watcher.computed(
+                    case_of[id(one.call)], one.fails, float(one.own.ravel()[cell]), float(one.bounds.ravel()[cell])
+                )
+
+        run = run_guarded(guard, [call for _, call in made], repeats, computed_one)
         computed = tuple(Computed(case_of[id(o.call)], o.fails) for o in run.results)
         refused = tuple((case_of[id(call)], why) for call, why in run.refused)
         broken = tuple((case, why) for case, why in refused if why in guard.breaches)
@@ -231,7 +243,6 @@ def check(
                 breach(how, f"{len(guard.shared)} calls", (f"for example {describe(guard.shared[0])}",), again)
             )
         worst = worst_of(run.results)
-        smallest, test = smallest_call(guard, run, findings, path)
     result = CheckResult(
         kernel=name,
         computed=computed,
@@ -241,11 +252,18 @@ def check(
         broken=broken,
         missing=tuple(_missing(asked, declared.phases, run) + _refused([case for case, _ in made], run, case_of)),
         findings=tuple(findings),
-        smallest=smallest,
-        test=test,
+        smallest="",
+        test="",
         again=again,
         seconds=time.monotonic() - start,
     )
+    if watcher is not None:
+        watcher.stands(result)
+    with few_threads([call for _, call in made]):
+        smallest, test = smallest_call(guard, run, findings, path)
+    result = replace(result, smallest=smallest, test=test, seconds=time.monotonic() - start)
+    if watcher is not None:
+        watcher.stands(result)
     reader = read_out if isinstance(read_out, Reader) else Reader(read_out)
     if not reader.wants(findings, run.results):
         return result

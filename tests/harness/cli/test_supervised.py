@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,10 @@ def exits(call):
 
 def crashes(call):
     ctypes.string_at(0)
+
+def crashes_later(call):
+    crashes_later.calls = getattr(crashes_later, "calls", 0) + 1
+    return rounded_oracle(call) * 2 if crashes_later.calls < 5 else crashes(call)
 
 class Leaves:
     assay = property(lambda self: sys.exit(0))
@@ -71,7 +76,8 @@ def pack(folder: Path) -> Path:
 def test_a_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:exits", "--phase", "decode")
     assert done.returncode == 3
-    assert NO_VERDICT.format("exited with status 0") in done.stderr
+    assert "The process that ran the kernel exited with status 0 before the command had ended" in done.stderr
+    assert "the process of the kernel exited with status 0 in layer 0 decode, new+prefix 1+" in done.stdout
     assert "What to do" in done.stderr
 
 
@@ -84,8 +90,17 @@ def test_a_certified_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> N
 def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:crashes", "--phase", "decode")
     assert done.returncode == 3
-    assert NO_VERDICT.format("was killed by SIGSEGV") in done.stderr
+    assert "the process of the kernel was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in done.stdout
+    assert "0 of " in done.stdout
     assert 'ending_kernels.py", line 9 in crashes' in done.stderr
+
+
+def test_a_crash_in_the_matrix_leaves_what_was_computed_before(tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:crashes_later", "--phase", "decode", "--json")
+    assert done.returncode == 1, "a call that was computed before is wrong"
+    (found,) = json.loads(done.stdout)["findings"]
+    assert found["where"] == "4 of 4 calls"
+    assert "was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in found["evidence"][1]
 
 
 @pytest.mark.parametrize("command", [["replay"], ["bench", "kernel"]], ids=" ".join)
@@ -103,11 +118,14 @@ def test_sys_exit_where_no_guard_expects_it_does_not_pass(tmp_path: Path) -> Non
 
 def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:exits_when_it_is_read", "--phase", "decode")
-    assert done.returncode == 3
-    assert NO_VERDICT.format("exited with status 0") in done.stderr
-    assert "ending_kernels:exits_when_it_is_read scales its output; wrong on 52 of 52 calls" in done.stderr, (
-        "what was known is said"
+    assert done.returncode == 1, "the matrix was done, and its verdict stands"
+    assert (
+        NO_VERDICT.format("exited with status 0").replace("there is no verdict", "what it had found is below")
+        in done.stderr
     )
+    assert "ending_kernels:exits_when_it_is_read scales its output; wrong on" in done.stdout
+    assert "asked for more, the process of the kernel exited with status 0 in layer 1 " in done.stdout
+    assert "A test that reproduces it" in done.stdout
 
 
 def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None:

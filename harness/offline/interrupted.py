@@ -1,0 +1,86 @@
+"""What is known of a kernel that ended its process before its check had come to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from assay.harness.attention.matrix import Case
+from assay.harness.offline.check import CheckResult, Computed, WorstOfMatrix
+from assay.harness.text import percent
+from assay.harness.verdict import UNEXPLAINED, Finding, serious
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a process left that a kernel ended.
+
+    Attributes:
+        how: how it ended, for example "was killed by SIGABRT".
+        call: the call that the kernel had begun, in words; empty if it was computing none.
+        computed: cases that were computed: by name, whether out of bounds, own error and bound of the worst cell and head.
+        result: the result as it stood; None if the matrix was not yet done.
+    """
+
+    how: str
+    call: str
+    computed: tuple[tuple[str, bool, float, float], ...] = ()
+    result: CheckResult | None = None
+
+    @property
+    def end(self) -> str:
+        """How and where the process ended."""
+        return f"{self.how} {f'in {self.call}' if self.call else 'outside of a call'}"
+
+
+def interrupted(known: Known, kernel: str, cases: Sequence[Case], again: str) -> CheckResult:
+    """The result of a check whose process the kernel ended.
+
+    If the matrix was done, its verdict stands. If not, the calls before the end count: the kernel is wrong if one of them is, and
+    else there is no verdict.
+
+    Args:
+        known: what the process left.
+        kernel: its name.
+        cases: cases of the check.
+        again: a command that repeats it.
+    """
+    if known.result is not None:
+        return _with_end(known.result, f"asked for more, the process of the kernel {known.end}")
+    by_name = {case.name: case for case in cases}
+    done = [one for one in known.computed if one[0] in by_name]
+    computed = tuple(Computed(by_name[name], fails) for name, fails, _, _ in done)
+    worst = max(
+        (WorstOfMatrix(by_name[name], own, bound) for name, _, own, bound in done),
+        key=lambda one: one.ratio,
+        default=None,
+    )
+    extent = f"{len(done)} of {len(cases)} calls were computed before"
+    failing = [one for one in computed if one.fails]
+    findings = []
+    if worst is not None and failing:
+        findings.append(
+            Finding(
+                id=UNEXPLAINED, title="unexplained error", severity="serious", where=f"{len(failing)} of {len(done)} calls",
+                diagnosis="the output is out of bounds; the process ended before it was known why",
+                evidence=(
+                    f"the worst own error is {percent(worst.own)} (noise explains {percent(worst.bound)}): {worst.case.name}",
+                    f"the process of the kernel {known.end}; {extent}",
+                ),
+                reproduce=again,
+            )
+        )  # fmt: skip
+    return CheckResult(
+        kernel=kernel, computed=computed, worst=worst, refused=(), excluded=(), broken=(),
+        missing=(f"the process of the kernel {known.end}; {extent}",), findings=tuple(findings), smallest="", test="",
+        again=again, seconds=0.0,
+    )  # fmt: skip
+
+
+def _with_end(result: CheckResult, end: str) -> CheckResult:
+    """A result whose first serious finding says how the process ended, or which lacks a requirement of a pass."""
+    wrong = serious(result.findings)
+    if not wrong:
+        return replace(result, missing=(*result.missing, end))
+    first = wrong[0].model_copy(update={"evidence": (*wrong[0].evidence, end)})
+    return replace(result, findings=tuple(first if one is wrong[0] else one for one in result.findings))
