@@ -95,7 +95,8 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
 
     Args:
         picture: what to draw.
-        width: CSS pixels that there is room for. A picture of many keys is wider where its signs would be too small.
+        width: CSS pixels that there is room for. On a screen, a picture of many keys is wider where its signs would be too small.
+            A phone is smaller than any such picture: there its cells shrink instead, and titles and zooming tell signs apart.
 
     Returns:
         An ``<svg>`` element.
@@ -104,7 +105,9 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
     label = max(text_width(one, TICK_SIZE) for one in ("query", *_query_labels(picture))) + 8
     gap = _GAP if width >= WIDTH else _NARROW_GAP
     across = _cell(width - label - _RIGHT - 2 * gap, 3, keys)
-    above, below = _cell(width - label - _RIGHT - gap, 2, keys), max(SMALLEST, _cell(width - label - _RIGHT, 1, keys))
+    above, room = _cell(width - label - _RIGHT - gap, 2, keys), width - label - _RIGHT
+    below: float = _cell(room, 1, keys) or SMALLEST
+    below = max(SMALLEST, below) if width >= WIDTH else min(max(SMALLEST, below), room / keys)
     entries = _legend(picture, width)
     lines = 1 + max((line for _, _, line in entries), default=0)
     top = lines * _LEGEND + _TITLE

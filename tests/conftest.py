@@ -143,9 +143,9 @@ def make_bench(tmp_path: Path, synthetic_bench: ModuleType) -> Callable[..., Ben
     return make
 
 
-@pytest.fixture(params=["pass", "regression", "inconclusive", "error"])
+@pytest.fixture(params=["pass", "regression", "inconclusive", "error", "failed server"])
 def any_report(request: pytest.FixtureRequest, examples: ModuleType) -> Report:
-    report: Report = examples.BY_VERDICT[request.param]()
+    report: Report = {**examples.BY_VERDICT, "failed server": examples.failed_server}[request.param]()
     return report
 
 

@@ -18,8 +18,6 @@ from assay.harness.text import one_line
 if TYPE_CHECKING:
     from assay.harness.judge.report import Report
 
-PAGE = "report.html"
-
 
 @app.command()
 @spec_flags(RUN_FLAGS)
@@ -77,6 +75,7 @@ def _show(made: Report, folder: Path, json: bool) -> None:
 
 def last_line(made: Report, folder: Path) -> str:
     """The last line of a run: its verdict, why, and where its report is."""
+    from assay.harness.judge.history import PAGE
     from assay.reports.terminal import verdict_line
 
     return verdict_line(made.verdict, f"{one_line(made.headline, 400)} Report: {folder / PAGE}")

@@ -12,11 +12,16 @@ import typer
 
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.output import Html, Json, conclude, print_json
-from assay.harness.cli.run import PAGE, last_line
+from assay.harness.cli.run import last_line
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
 
-Run = Annotated[Path, typer.Argument(help="A run's folder, or its report.json.")]
+Run = Annotated[
+    Path | None,
+    typer.Argument(
+        help=f"A run's folder, its report.json, or the beginning of a name in {RUNS}; by default the newest run there."
+    ),
+]
 
 
 @app.command()
@@ -45,12 +50,13 @@ def runs(
 
 
 @app.command()
-def show(run: Run, json: Json = False) -> None:
+def show(run: Run = None, json: Json = False) -> None:
     """Show the report that a run has already. Nothing is judged again; `assay report` does that."""
-    from assay.harness.judge.history import report_of
+    from assay.harness.judge.history import find_run, report_of
     from assay.reports.json_report import to_json
     from assay.reports.run_terminal import render
 
+    run = find_run(run, RUNS)
     made = report_of(run)
     folder = run if run.is_dir() else run.parent
     if json:
@@ -62,10 +68,11 @@ def show(run: Run, json: Json = False) -> None:
 
 
 @app.command(name="open")
-def open_(run: Run) -> None:
+def open_(run: Run = None) -> None:
     """Open a run's HTML report in a browser, or print its path where there is none."""
-    from assay.harness.judge.history import REPORT, check_run
+    from assay.harness.judge.history import PAGE, REPORT, check_run, find_run
 
+    run = find_run(run, RUNS)
     page = (run if run.is_dir() else run.parent) / PAGE
     if not page.is_file():
         check_run(run if run.is_dir() or run.name != REPORT else run.parent)

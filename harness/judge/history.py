@@ -13,10 +13,11 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.report import OwnError, Report, excess
 from assay.harness.judge.report_file import read_report
 from assay.harness.schema import RULE, Part
+from assay.harness.text import listed
 from assay.harness.verdict import Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
-REPORT, MANIFEST = "report.json", "manifest.json"
+REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
 
 class Worst(Part):
@@ -86,6 +87,40 @@ def list_runs(folder: Path) -> RunList:
     return RunList(
         folder=str(folder), runs=tuple(sorted(found, key=lambda one: (one.created, one.folder), reverse=True))
     )
+
+
+def find_run(named: Path | None, folder: Path) -> Path:
+    """The run that a user means.
+
+    Args:
+        named: path of a run's folder or of its report; the unique beginning of such a folder's name, by itself for one in `folder`;
+            None for the newest run of `folder` that has a report.
+        folder: where runs are, usually ``runs``.
+
+    Returns:
+        Its path; `named` itself where nothing is found by it.
+
+    Raises:
+        UsageError: the beginning is that of several runs, or there is no run with a report.
+    """
+    if named is None:
+        newest = next((one for one in list_runs(folder).runs if one.verdict is not None), None)
+        if newest is None:
+            raise UsageError(
+                f"No run in {folder} has a report.", "a run that has ended", "name one, or make one: assay run"
+            )
+        return Path(newest.folder)
+    if named.exists() or not named.name:
+        return named
+    above = folder if named.parent == Path() else named.parent
+    found = sorted(path for path in above.glob("*") if path.name.startswith(named.name) and _is_run(path))
+    if len(found) > 1:
+        raise UsageError(
+            f"{len(found)} runs in {above} begin with {named.name}: {listed([path.name for path in found[:8]])}.",
+            "the beginning of one run's name",
+            "add to it until it is the only one",
+        )
+    return found[0] if found else named
 
 
 def report_of(run: Path) -> Report:

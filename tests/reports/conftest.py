@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,19 @@ def _program(*names: str) -> str:
 def browser(screenshot: Any) -> Callable[..., AbstractContextManager[Any]]:
     chromium = _program("chromium", "chromium-browser", "google-chrome")
     driver = _program("chromedriver", "chromium.chromedriver")
-    return lambda **kind: screenshot.browser(chromium, driver, **kind)
+
+    @contextmanager
+    def opened(**kind: Any) -> Iterator[Any]:
+        with screenshot.browser(chromium, driver, **kind) as chrome:
+            yield chrome
+            assert script_errors(chrome) == []
+
+    return opened
+
+
+def script_errors(chrome: Any) -> list[str]:
+    """What scripts raised since the browser's log was read last."""
+    return [entry["message"] for entry in chrome.get_log("browser") if entry["source"] == "javascript"]
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +51,17 @@ def chrome(browser: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]
 
 
 @pytest.fixture
-def visit(chrome: Any, screenshot: Any, tmp_path: Path) -> Callable[..., Any]:
+def visit(chrome: Any, screenshot: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens the page of a report. A script on it that raises an error fails the test."""
+
     def visit(report: Report, width: int = 1200, height: int = 900, add: str = "") -> Any:
         page = tmp_path / "report.html"
         page.write_text(to_html(report).replace("</body>", add + "</body>"), encoding="utf-8")
         screenshot.resize(chrome, width, height)
-        for log in ("browser", "performance"):
-            chrome.get_log(log)
+        assert script_errors(chrome) == []
+        chrome.get_log("performance")
         chrome.get(page.as_uri())
         return chrome
 
-    return visit
+    yield visit
+    assert script_errors(chrome) == []

@@ -40,6 +40,26 @@ def test_a_request_and_an_error_would_have_been_seen(visit: Any, examples: Modul
     assert any("Content Security Policy" in message and "script" in message for message in messages)
 
 
+def test_an_error_of_a_script_fails_every_test_of_a_browser(
+    browser: Callable[..., AbstractContextManager[Any]],
+) -> None:
+    with pytest.raises(AssertionError, match="Cannot read properties of null"), browser() as chrome:
+        chrome.get("data:text/html,<script>document.querySelector('p').append('x')</script>")
+
+
+def test_the_log_of_a_failed_server_can_be_copied_and_a_link_unfolds_what_it_leads_to(
+    visit: Any, examples: ModuleType
+) -> None:
+    chrome = visit(examples.failed_server(), 1280, 800)
+    fold = chrome.find_element("css selector", "section[aria-labelledby=shown] details")
+    fold.find_element("css selector", "summary").click()
+    assert fold.find_element("css selector", ".command button").text == "Copy"
+    chrome.execute_script("arguments[0].open = false; location.hash = ''", fold)
+    chrome.execute_script("document.querySelector('.command code').id = 'in-the-fold'; location.hash = 'in-the-fold'")
+    says = "const done = arguments[1]; setTimeout(() => done(arguments[0].open), 300)"
+    assert chrome.execute_async_script(says, fold) is True
+
+
 @pytest.mark.parametrize(("width", "height"), [(WIDTH, HEIGHT), (400, 700)])
 def test_verdict_is_in_the_first_viewport(visit: Any, any_report: Report, width: int, height: int) -> None:
     chrome = visit(any_report, width, height)

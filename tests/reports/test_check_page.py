@@ -145,5 +145,7 @@ def test_a_page_in_the_browser_shows_whole_pictures(
             ".map((s) => [s.clientWidth, s.width.baseVal.value])"
         )
         room = chrome.execute_script("return document.querySelector('figure.observed').clientWidth")
-        assert [drawn <= room for _, drawn in sizes[:3]] == [True] * 3, "pictures of few keys need no scrolling"
+        fits = [drawn <= room for _, drawn in sizes]
+        assert fits[:3] == [True] * 3, "pictures of few keys need no scrolling"
+        assert width > 390 or all(fits), "on a phone none does"
         assert all(shown == pytest.approx(drawn, abs=1) for shown, drawn in sizes)  # not scaled down

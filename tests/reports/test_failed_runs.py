@@ -106,7 +106,9 @@ def test_on_the_page_the_remedy_comes_below_the_headline_and_the_log_is_folded(e
     page = to_html(report)
     assert re.search(r'<p class="headline">[^<]*</p>\s*<p class="remedy"><b>What to do:</b> pip install ninja', page)
     fold = re.search(
-        r'<details class="fold">\s*<summary>Its log[^<]*</summary>\s*<div[^>]*><pre[^>]*>(.*?)</pre>', page, re.DOTALL
+        r'<details class="fold">\s*<summary>Its log[^<]*</summary>\s*<figure class="command">.*?<pre[^>]*>(.*?)</pre>',
+        page,
+        re.DOTALL,
     )
     assert fold is not None
     assert "FileNotFoundError" in fold[1]

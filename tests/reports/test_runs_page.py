@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -38,13 +40,27 @@ def test_a_time_is_shown_to_the_minute(created: str, shown: str) -> None:
 
 
 def test_the_rows_have_their_dates(listed: RunList) -> None:
-    assert '<th scope="row">2026-11-21 10:00 UTC</th>' in runs_page.to_html(listed)
+    assert '<th scope="row">2026-11-21 10:00 UTC</th>' in runs_page.to_html(listed, Path())
+
+
+def test_the_rows_lead_to_the_reports_and_say_how_long_the_runs_took(listed: RunList, tmp_path: Path) -> None:
+    page = tmp_path / "pages of mine" / "runs.html"
+    page.parent.mkdir()
+    (tmp_path / "runs" / "error" / "report.html").unlink()
+    runs_page.write_runs(listed, page)
+    html = page.read_text()
+    links = re.findall(r'<a href="([^"]+)"><code>', html)
+    assert {(page.parent / unquote(link)).resolve() for link in links} == {
+        tmp_path / "runs" / name / "report.html" for name in ("passing", "regression", "inconclusive")
+    }
+    assert len(re.findall(r'data-label="Took">[\d,]+ s<', html)) == 4
+    assert "11-20 10:00</time>" in html, "runs of one day have different columns"
 
 
 def test_a_header_without_a_verdict_has_neither_its_colour_nor_its_sign(listed: RunList) -> None:
-    assert '<header class="verdict error">' in runs_page.to_html(listed), "the newest run's"
+    assert '<header class="verdict error">' in runs_page.to_html(listed, Path()), "the newest run's"
     empty = listed.model_copy(update={"runs": ()})
-    for html in (runs_page.to_html(empty), explain_page.to_html(page("mask-top-left"))):
+    for html in (runs_page.to_html(empty, Path()), explain_page.to_html(page("mask-top-left"))):
         header = html.partition("</header>")[0]
         assert '<header class="verdict none">' in header
         assert '<svg class="sign"' not in header

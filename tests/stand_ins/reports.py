@@ -28,6 +28,7 @@ from assay.harness.judge.report import (
     EnvelopeRow,
     Environment,
     ErrorGrid,
+    FailureResult,
     FaultSeen,
     Finding,
     Flip,
@@ -234,6 +235,21 @@ def error() -> Report:
             "checks": missing,
             "candidate": report.candidate.model_copy(update={"calls": (), "startup_s": None}),
         }
+    )
+
+
+def failed_server() -> Report:
+    """The page that is needed most: a server that left a log, and no verdict."""
+    report, cause = error(), "ninja is not installed, and FlashInfer compiles its kernels with it"
+    failure = FailureResult(
+        kind="engine",
+        cause="ninja",
+        found=f"the candidate server: {cause}",
+        do="pip install ninja",
+        details="It ended its own processes during start-up.\nIts log (runs/x/candidate.log) ends:\n  FileNotFoundError: ninja",
+    )
+    return report.model_copy(
+        update={"headline": f"No verdict: {failure.found}.", "failure": failure, "findings": (), "reasons": ()}
     )
 
 

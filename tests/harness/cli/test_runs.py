@@ -76,6 +76,25 @@ def test_show_prints_the_report_and_exits_with_its_verdict(
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+def test_without_a_run_the_newest_is_shown_and_a_unique_beginning_names_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert call(monkeypatch, "show") == 3
+    assert "runs/error/report.html" in capsys.readouterr().out
+    assert call(monkeypatch, "show", "regr") == 1
+    assert "runs/regression/report.html" in capsys.readouterr().out
+    assert call(monkeypatch, "open", "runs/pass") == 0
+    assert str(folder / "passing" / "report.html") in capsys.readouterr().out
+    (folder / "regression").rename(folder / "passed-not")
+    assert call(monkeypatch, "show", "pass") == 2
+    assert "2 runs in runs begin with pass: passed-not and passing." in " ".join(capsys.readouterr().err.split())
+    for name in ("passed-not", "passing", "error"):
+        (folder / name / "report.json").unlink()
+    assert call(monkeypatch, "show") == 2
+    assert "No run in runs has a report." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("run", "code"), [("nowhere", 2), ("notes", 2), ("killed", 3)])
 def test_show_of_what_has_no_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, run: str, code: int
