@@ -72,7 +72,8 @@ def not_covered(result: CheckResult) -> list[str]:
     by_declaration: dict[str, int] = {}
     for _, why in result.excluded:
         by_declaration[why] = by_declaration.get(why, 0) + 1
-    excluded = [f"{why}, by declaration ({counted(count, 'call')})" for why, count in by_declaration.items()]
+    excluded = [f"{why}, by declaration" for why in result.declined]
+    excluded += [f"{why}, by declaration ({counted(count, 'call')})" for why, count in by_declaration.items()]
     by_words: dict[str, list[str]] = {}
     for case, why in result.refused:
         by_words.setdefault(why, []).append(case.name)

@@ -6,7 +6,7 @@ The same kernel therefore runs in a CPU server, a GPU server, a replay and a uni
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -34,6 +34,10 @@ class AttentionCall:
         layer: index of the calling layer.
         phase: "extend" (prefill, with or without a cached prefix) or "decode".
         first_head: number in the model of the first q head: in a call of one tensor-parallel process, or of some heads.
+        layout: how `clone` lays q, k and v out in memory: "packed"; or "sliced", in which each is a part of a wider tensor, as
+            where a model splits one projection into the three. The last axis is contiguous in both.
+        grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
+            PyTorch are named; empty for that of the caller.
     """
 
     q: Tensor
@@ -46,6 +50,8 @@ class AttentionCall:
     layer: int = 0
     phase: str = "extend"
     first_head: int = 0
+    layout: str = "packed"
+    grad_mode: str = ""
 
     @property
     def lens_q(self) -> list[int]:
@@ -63,12 +69,30 @@ class AttentionCall:
         return [k - q for q, k in zip(self.lens_q, self.lens_k, strict=True)]
 
     def clone(self) -> AttentionCall:
-        """The same call on copies of its tensors, for a kernel that may write to its inputs."""
-        return replace(self, **{name: getattr(self, name).clone() for name in INPUTS})
+        """The same call on copies of its tensors, laid out as `layout` says, for a kernel that may write to its inputs."""
+        copies = {name: getattr(self, name).clone() for name in INPUTS}
+        if self.layout == "sliced":
+            copies |= {name: _sliced(copies[name]) for name in ("q", "k", "v")}
+        return replace(self, **copies)
+
+    def grad_context(self) -> AbstractContextManager[object]:
+        """A context with the call's mode of autograd."""
+        import torch
+
+        modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "enable_grad": torch.enable_grad}
+        return modes[self.grad_mode]() if self.grad_mode else nullcontext()
 
     def to(self, device: torch.device | str) -> AttentionCall:
         """The same call with its tensors on a device."""
         return replace(self, **{name: getattr(self, name).to(device) for name in INPUTS})
+
+
+def _sliced(tensor: Tensor) -> Tensor:
+    """The same numbers as the first heads of a wider tensor, whose other head is NaN."""
+    rows, heads, dim = tensor.shape
+    wide = tensor.new_full((rows, heads + 1, dim), float("nan"))
+    wide[:, :heads] = tensor
+    return wide[:, :heads]
 
 
 def default_device() -> str:

@@ -2,21 +2,30 @@
 
 The axes follow SGLang's dense attention kit (``sglang.test.kits.attention_unittest``) and vLLM's ``BatchSpec`` (queries shorter
 than their sequence, shuffled block tables): cached prefix, new tokens, batch, heads, head_dim, dtype, data and page size. The
-matrix is a covering design, not their product: every pair of values of two axes occurs in at least one call.
+matrix is a covering design, not their product. For each phase,
+
+- dtype x head_dim x heads x (no / some cached prefix) is covered fully;
+- so are all triples of these, batch and new tokens (but batch x heads x new), and of data, dtype, head_dim and cached prefix;
+- every pair of values of two axes occurs.
+
+Calls beyond the design follow: long ones, other ratios of heads, other head dims, inputs that are parts of wider tensors, other
+layers and other modes of autograd. What no kernel claims unless it declares it is marked: see `Case.beyond`.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import combinations, cycle
 from typing import Any, Literal
 
 import torch
-from allpairspy import AllPairs  # type: ignore[import-untyped]
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.covering import Feature, Row, covering
+from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, RARE
+from assay.harness.attention.model_shapes import COMMON, SHAPES
 from assay.harness.attention.paging import through_pages
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.conditions import PHASES
@@ -25,6 +34,9 @@ Size = Literal["small", "full"]
 Lens = list[tuple[int, int]]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = (64, 128)
+"""Head dims of the design: those that a kernel claims unless it declares others."""
+OTHER_HEAD_DIMS = (80, 96, 192, 256)
+"""Head dims of Phi-2, Phi-3-mini, DeepSeek's prefill and Gemma."""
 
 PREFIXES: dict[Size, tuple[int, ...]] = {
     "small": (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200),
@@ -37,41 +49,14 @@ NEW: dict[Size, tuple[int, ...]] = {
 }
 """New tokens of an extend call. A decode call has one per sequence."""
 HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
-    "small": ((4, 4), (4, 2), (4, 1)),
-    "full": ((8, 8), (8, 4), (8, 2), (8, 1)),
+    "small": ((4, 4), (4, 2), (8, 2), (16, 2), (4, 1)),
+    "full": ((8, 8), (8, 4), (8, 2), (16, 2), (8, 1)),
 }
-"""(q heads, kv heads): MHA, GQA, MQA, with equal numbers of q heads so that a finding can name the wrong ones."""
+"""(q heads, kv heads): MHA, GQA with 2, 4 and 8 q heads on each kv head, MQA."""
+OTHER_HEADS = ((6, 2), (10, 2), (12, 2), (14, 2), (24, 2), (32, 2))
+"""GQA with other numbers of q heads on each kv head: 3 (Llama-3.2-3B), 5 (Qwen2.5-32B), 6, 7 (Qwen2.5-7B), 12 and 16."""
 LONG: dict[Size, int] = {"small": 130, "full": 2000}
 """Cached prefix, in tokens, of a long sequence next to the one under test."""
-_FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
-    "extend": (
-        (40, 600, "one", "normal"),
-        (600, 0, "one", "normal"),
-        (40, 600, "one", "other numbers"),
-        (128, 384, "nine at borders", "scale 1.5 times"),
-        (34, 0, "one", "scores far above 0"),
-        (34, 0, "one", "scores far below 0"),
-    ),
-    "decode": (
-        (1, 700, "one", "normal"),
-        (1, 2200, "one", "normal"),
-        (1, 700, "one", "other numbers"),
-        (1, 300, "seventeen at borders", "scale 1.5 times"),
-        (1, 157, "one", "scores far above 0"),
-        (1, 157, "one", "scores far below 0"),
-    ),
-}
-"""(new tokens, cached prefix, batch, data) of calls beyond the design.
-
-They show windows, blocks and limits of up to 2,048 tokens, a chunk behind a long prefix, results kept by shape, larger batches, new
-tokens that just fill a block or nearly do, another scale than that of head_dim, and scores that overflow or underflow unless their
-own maximum is subtracted.
-"""
-_MANY_KEYS: dict[str, tuple[int, int]] = {"extend": (2, 4000), "decode": (1, 4000)}
-"""(new tokens, cached prefix) of a call in the first dtype, where the others beyond the design are in the last.
-
-It shows sums that are kept in 16 bits. In float32 they hide on a GPU, where a correct kernel may compute in TF32.
-"""
 PAGES = (0, 1, 16, 64)
 """Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 
@@ -99,41 +84,60 @@ _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
         (new, prefix), (63, 0), (127, 16), (128, 0), (16, 48), (2, 200), (31, 33), (128, 128), (5, 59)
     ],
     "seventeen at borders": lambda new, prefix, long: [(1, prefix), *((1, border) for border in _BORDERS)],
+    "three long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 191), (new, prefix + 64)],
 }  # fmt: skip
 """Batches of calls beyond the design."""
-
-
-def _offset(call: AttentionCall) -> AttentionCall:
-    # Equal in every token, as in real K: what K smoothing removes (arXiv 2410.02367, section 4.2).
-    common = torch.linspace(-6, 6, call.k.shape[2], device=call.k.device).to(call.k.dtype)
-    return replace(call, k=call.k + common)
-
-
-_DATA: dict[str, Callable[[AttentionCall], AttentionCall]] = {
-    "normal": lambda call: call,
-    "peaky": lambda call: replace(call, q=2 * call.q, k=2 * call.k),
-    "K offset": _offset,
-    "large values": lambda call: replace(call, v=300 * call.v),  # beyond fp8's 448, within fp16
+_FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
+    "extend": (
+        (40, 600, "one", "normal"),
+        (600, 0, "one", "normal"),
+        (40, 600, "one", "other numbers"),
+        (128, 384, "nine at borders", "scale 1.5 times"),
+        (34, 0, "one", "scores far above 0"),
+        (34, 0, "one", "scores far below 0"),
+    ),
+    "decode": (
+        (1, 700, "one", "normal"),
+        (1, 2200, "one", "normal"),
+        (1, 700, "one", "other numbers"),
+        (1, 300, "seventeen at borders", "scale 1.5 times"),
+        (1, 157, "one", "scores far above 0"),
+        (1, 157, "one", "scores far below 0"),
+    ),
 }
+"""(new tokens, cached prefix, batch, data) of calls beyond the design, in the last dtype and the first head dim.
 
+They show windows, blocks and limits of up to 2,048 tokens, a chunk behind a long prefix, results kept by shape, larger batches, new
+tokens that just fill a block or nearly do, another scale than that of head_dim, and scores that overflow or underflow unless their
+own maximum is subtracted.
+"""
+_MANY_KEYS: dict[str, tuple[int, int]] = {"extend": (2, 4000), "decode": (1, 4000)}
+"""(new tokens, cached prefix) of a call in the first dtype, where the others beyond the design are in the last.
 
-def _far_from_zero(sign: int, call: AttentionCall) -> AttentionCall:
-    # Each query sees the first new key alone: it scores 110 and the others 0, or it -110 and the others -220. exp overflows, or is
-    # zero, in float32. Scores need not be precise for that, so no noise family is in the way.
-    size = (110 / call.scale / call.q.shape[2]) ** 0.5
-    steps = []
-    for length, prefix in zip(call.lens_k, call.prefixes, strict=True):
-        steps += [sign - 1.0 + (key == prefix) for key in range(length)]
-    return replace(call, q=call.q + size, k=call.k + size * torch.tensor(steps).to(call.k)[:, None, None])
-
-
-_RARE: dict[str, Callable[[AttentionCall], AttentionCall]] = {
-    "other numbers": lambda call: call,  # drawn with another seed
-    "scale 1.5 times": lambda call: replace(call, scale=1.5 * call.scale),
-    "scores far above 0": partial(_far_from_zero, 1),
-    "scores far below 0": partial(_far_from_zero, -1),
+It shows sums that are kept in 16 bits. In float32 they hide on a GPU, where a correct kernel may compute in TF32.
+"""
+_HALF: dict[str, tuple[tuple[int, int, str, str], ...]] = {
+    "extend": (
+        (70, 331, "three long ones", "normal"),
+        (300, 300, "one", "normal"),
+        (34, 400, "one", "large positive values"),
+        (34, 157, "one", BEYOND_FP16[0]),
+        (34, 157, "one", BEYOND_FP16[1]),
+    ),
+    "decode": (
+        (1, 400, "three long ones", "normal"),
+        (1, 600, "one", "large positive values"),
+        (1, 157, "between others", BEYOND_FP16[0]),
+        (1, 157, "between others", BEYOND_FP16[1]),
+    ),
 }
-"""Data of calls beyond the design."""
+"""The same in each dtype of 16 bits, in turn with the first and the last head dim."""
+_EACH: dict[str, tuple[tuple[int, int, str], ...]] = {
+    "extend": ((34, 0, "one"), (17, 70, "after no prefix")),
+    "decode": ((1, 66, "between others"),),
+}
+"""(new tokens, cached prefix, batch) of the calls that one special value gets: other heads, another layer, sliced inputs, ..."""
+_LAYERS = (1, 31)
 
 
 @dataclass(frozen=True)
@@ -145,16 +149,19 @@ class Case:
         condition: axis -> value, in words. In addition to the axes of the design, "cached prefix" says how many of the
             call's sequences have one ("none", "some", "all").
         make: makes the call, the same each time.
+        beyond: axes whose value here a kernel claims only if it declares it, such as a head dim of 80. A kernel that raises on
+            every call with such a value does not cover it; that is no fault.
     """
 
     name: str
     condition: dict[str, str]
     make: Callable[[], AttentionCall]
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Values:
-    """A value for each axis of the design."""
+    """A value for each axis."""
 
     phase: str
     prefix: int
@@ -163,8 +170,14 @@ class _Values:
     heads: tuple[int, int]
     head_dim: int
     dtype: torch.dtype
-    data: str
-    page: int
+    data: str = "normal"
+    page: int = 0
+    head_dim_v: int = 0
+    layer: int = 0
+    layout: str = "packed"
+    grad_mode: str = ""
+    like: str = ""
+    beyond: tuple[str, ...] = ()
 
 
 def axes(
@@ -182,9 +195,30 @@ def axes(
         "heads": HEADS[size],
         "head_dim": tuple(head_dims),
         "dtype": tuple(dtypes),
-        "data": tuple(_DATA),
+        "data": tuple(DATA),
         "page": PAGES,
     }
+
+
+_CACHED = Feature("prefix", bool)
+_FULL = (Feature("dtype"), Feature("head_dim"), Feature("heads"), _CACHED)
+_TRIPLES: tuple[tuple[Feature, ...], ...] = (
+    (_CACHED, Feature("batch"), Feature("heads"), Feature("head_dim"), Feature("dtype")),
+    (_CACHED, Feature("batch"), Feature("new"), Feature("head_dim"), Feature("dtype")),
+    (_CACHED, Feature("heads"), Feature("new"), Feature("head_dim"), Feature("dtype")),
+    (_CACHED, Feature("data"), Feature("head_dim"), Feature("dtype")),
+)
+
+
+@cache
+def _design(
+    phase: str, size: Size, dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...], seed: int
+) -> tuple[Row, ...]:
+    """Rows of the design of one phase, axis -> value."""
+    drawn = axes(phase, size, dtypes, head_dims)
+    triples = (three for some in _TRIPLES for three in combinations(some, 3))
+    pairs = combinations([Feature(axis) for axis in drawn], 2)
+    return tuple(covering(drawn, (_FULL, *dict.fromkeys(triples), *pairs), seed))
 
 
 def cases(
@@ -193,9 +227,11 @@ def cases(
     dtypes: Sequence[torch.dtype] | None = None,
     seed: int = 0,
     size: Size = "small",
-    head_dims: Sequence[int] = HEAD_DIMS,
+    head_dims: Sequence[int] | None = None,
+    head_dims_v: Sequence[int] = (),
+    like: Sequence[str] | None = None,
 ) -> list[Case]:
-    """The matrix: first the calls of the seed case, then a covering design for each phase, then a few long calls.
+    """The matrix: first the calls of the seed case, then a covering design for each phase, then calls beyond it.
 
     Args:
         phases: one or both of "extend" and "decode".
@@ -203,44 +239,86 @@ def cases(
         dtypes: of q, k and v; None for float16, bfloat16 and float32.
         seed: seed of the data and of the design. The same seed gives the same cases with the same data.
         size: "small" for interpreted kernels; "full" for a GPU, with more and longer sequences and more heads.
-        head_dims: head dims of q, k and v.
+        head_dims: head dims of q and k; None for 64 and 128, and beyond the design for `OTHER_HEAD_DIMS`.
+        head_dims_v: head dims of v, in addition to that of q and k.
+        like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; None for none in the small matrix, and
+            for `COMMON` in the full one.
 
     Raises:
-        ValueError: no phase, dtype or head dim, or an unknown phase or size.
+        ValueError: no phase, dtype or head dim, or an unknown phase, size or model.
     """
     kinds = DTYPES if dtypes is None else tuple(dtypes)
-    if not phases or set(phases) - set(PHASES) or not kinds or not head_dims or size not in PREFIXES:
+    dims = HEAD_DIMS if head_dims is None else tuple(head_dims)
+    if not phases or set(phases) - set(PHASES) or not kinds or not dims or size not in PREFIXES:
         raise ValueError(
-            f"no matrix of phases {tuple(phases)}, dtypes {kinds}, head_dims {tuple(head_dims)}, size {size!r}; expected at least "
+            f"no matrix of phases {tuple(phases)}, dtypes {kinds}, head_dims {dims}, size {size!r}; expected at least "
             f"one of each, phases from {PHASES} and a size from {tuple(PREFIXES)}"
         )
+    models = (COMMON if size == "full" and head_dims is None else ()) if like is None else tuple(like)
+    if unknown := set(models) - set(SHAPES):
+        raise ValueError(f"no shape of {', '.join(sorted(unknown))}; expected one of {', '.join(SHAPES)}")
+    other_dims = OTHER_HEAD_DIMS if head_dims is None else ()
     drawn: list[_Values] = []
     if "extend" in phases:
         # The calls of the seed case: a cached prefix of one token, and one of the questions' shared header.
         drawn += [
-            _Values("extend", prefix, new, "one", HEADS[size][1], head_dims[0], kinds[0], "normal", 16)
+            _Values("extend", prefix, new, "one", HEADS[size][1], dims[0], kinds[0], "normal", 16)
             for new, prefix in ((41, 1), (34, 157))
         ]
     for phase in phases:
-        design = axes(phase, size, kinds, head_dims)
-        order = random.Random(seed)
-        shuffled = {axis: order.sample(values, len(values)) for axis, values in design.items()}
-        # AllPairs needs at least two values per axis, so axes with one value are left out of the design.
-        open_axes = [axis for axis, values in shuffled.items() if len(values) > 1]
-        for row in AllPairs([shuffled[axis] for axis in open_axes]):
-            chosen = {axis: values[0] for axis, values in shuffled.items()} | dict(zip(open_axes, row, strict=True))
-            drawn.append(_Values(phase=phase, **chosen))
-    drawn += [
-        _Values(phase, prefix, new, batch, HEADS[size][1], head_dims[0], kinds[-1], data, 0)
-        for phase in phases
-        for new, prefix, batch, data in _FAR[phase]
-    ]
-    drawn += [
-        _Values(phase, prefix, new, "one", HEADS[size][1], head_dims[0], kinds[0], "normal", 0)
-        for phase in phases
-        for new, prefix in [_MANY_KEYS[phase]]
-    ]
+        drawn += [_Values(phase=phase, **row) for row in _design(phase, size, kinds, dims, seed)]
+    for phase in phases:
+        drawn += [
+            *_long(phase, size, kinds, dims),
+            *_special(phase, size, kinds, dims, other_dims, head_dims_v, models),
+        ]
     return [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
+
+
+def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int]) -> Iterator[_Values]:
+    """Long calls, larger batches, and data that are not part of the design."""
+    heads = HEADS[size][1]
+    for new, prefix, batch, data in _FAR[phase]:
+        yield _Values(phase, prefix, new, batch, heads, dims[0], kinds[-1], data)
+    turn = cycle((dims[-1], dims[0]))
+    for new, prefix, batch, data in _HALF[phase]:
+        for kind in [kind for kind in kinds if kind.itemsize == 2] or kinds[:1]:
+            yield _Values(phase, prefix, new, batch, heads, next(turn), kind, data)
+    new, prefix = _MANY_KEYS[phase]
+    yield _Values(phase, prefix, new, "one", heads, dims[0], kinds[0])
+
+
+def _special(
+    phase: str,
+    size: Size,
+    kinds: Sequence[torch.dtype],
+    dims: Sequence[int],
+    other_dims: Sequence[int],
+    dims_v: Sequence[int],
+    models: Sequence[str],
+) -> Iterator[_Values]:
+    """Calls with one value outside of the design: of heads, layer, mode of autograd, layout or head dim."""
+    usual, dtype, dim = HEADS[size][1], cycle(kinds), cycle(dims)
+    for new, prefix, batch in _EACH[phase]:
+        at = partial(_Values, phase, prefix, new, batch)
+        for layer in _LAYERS:
+            yield at(usual, next(dim), next(dtype), layer=layer)
+        for mode in ("inference_mode", "no_grad"):
+            yield at(usual, next(dim), next(dtype), grad_mode=mode)
+        for kind in kinds:
+            yield at(usual, next(dim), kind, layout="sliced", beyond=("inputs",))
+        for heads in OTHER_HEADS:
+            yield at(heads, next(dim), next(dtype), beyond=("heads",))
+        for name in models:
+            q_heads, kv_heads, head_dim = SHAPES[name]
+            yield at((q_heads, kv_heads), head_dim, next(dtype), like=name)
+        for head_dim in other_dims:
+            for kind in kinds if size == "full" else [next(dtype)]:
+                yield at(usual, head_dim, kind, beyond=("head_dim",))
+        for head_dim in dims:
+            for value_dim in dims_v:
+                if value_dim != head_dim:
+                    yield at(usual, head_dim, next(dtype), head_dim_v=value_dim)
 
 
 _MODEL_PREFIXES, _MODEL_NEW, _MODEL_PAGES = (0, 1, 16, 200), (1, 7, 64, 129), (0, 16, 64)
@@ -272,15 +350,12 @@ def model_cases(
         open_axes: dict[str, tuple[Any, ...]] = {
             "prefix": tuple(p for p in _MODEL_PREFIXES if p or not decode),
             "batch": tuple(_BATCHES[phase]),
-            "data": tuple(_DATA),
+            "data": tuple(DATA),
             "page": _MODEL_PAGES,
         } | ({} if decode else {"new": _MODEL_NEW})
-        order = random.Random(seed)
-        shuffled = {axis: order.sample(values, len(values)) for axis, values in open_axes.items()}
+        pairs = list(combinations([Feature(axis) for axis in open_axes], 2))
         fixed: dict[str, Any] = {"phase": phase, "heads": heads, "head_dim": head_dim, "dtype": dtype, "new": 1}
-        drawn += [
-            _Values(**(fixed | dict(zip(shuffled, row, strict=True)))) for row in AllPairs(list(shuffled.values()))
-        ]
+        drawn += [_Values(**(fixed | row)) for row in covering(open_axes, pairs, seed)]
         long = fixed | {"batch": "one", "data": "normal", "page": _MODEL_PAGES[1]}
         drawn.append(_Values(**(long | {"prefix": tokens, "new": 1 if decode else _MODEL_NEW[1]})))
         if not decode:
@@ -309,17 +384,31 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
         "dtype": str(values.dtype).removeprefix("torch."),
         "data": values.data,
         "page": str(values.page) if values.page else "packed",
+        "inputs": values.layout,
+        "head_dim_v": str(values.head_dim_v) if values.head_dim_v else "that of q",
+        "layer": str(values.layer),
+        "autograd": values.grad_mode or "as called",
     }
-    parts = (
-        values.phase, f"{values.new}+{values.prefix}", values.batch, condition["heads"], f"d{values.head_dim}",
+    dims = f"d{values.head_dim}" + (f"v{values.head_dim_v}" if values.head_dim_v else "")
+    parts = [
+        values.phase, f"{values.new}+{values.prefix}", values.batch, condition["heads"], dims,
         condition["dtype"], values.data, f"page{values.page}" if values.page else "packed",
-    )  # fmt: skip
-    return Case("-".join(parts).replace(" ", "_"), condition, partial(_make, values, tuple(lens), seed, device))
+    ]  # fmt: skip
+    parts += [f"layer{values.layer}"] * (values.layer > 0) + ["sliced"] * (values.layout == "sliced")
+    parts += [special for special in (values.grad_mode, values.like) if special]
+    make = partial(_make, values, tuple(lens), seed, device)
+    return Case("-".join(parts).replace(" ", "_"), condition, make, values.beyond)
 
 
 def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device: str) -> AttentionCall:
     # Drawn and changed in float32, then rounded once: a seed means the same numbers in every dtype.
     wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed)
-    call = (_DATA | _RARE)[values.data](replace(wide, phase=values.phase))
-    call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype))
-    return through_pages(call, values.page, seed) if values.page else call
+    if values.head_dim_v:
+        wider = call_of(list(lens), values.heads, values.head_dim_v, torch.float32, device, seed)
+        wide = replace(wide, v=wider.v)
+    call = (DATA | RARE)[values.data](replace(wide, phase=values.phase))
+    call = replace(
+        call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype), layer=values.layer,
+        layout=values.layout, grad_mode=values.grad_mode,
+    )  # fmt: skip
+    return (through_pages(call, values.page, seed) if values.page else call).clone()

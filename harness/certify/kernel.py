@@ -77,7 +77,7 @@ def seeded(fault: SeededFault, kernel: CertifiedKernel) -> Kernel:
 
     @declares(phases=declared.phases, noise=declared.noise, head_dims=declared.head_dims, dtypes=declared.dtypes)
     def faulty(call: AttentionCall) -> Tensor:
-        return fault.apply(call, kernel(call), kernel.truth(call))
+        return fault.apply(call, kernel(call).clone(), kernel.truth(call))  # where nothing is changed, not what is kept
 
     return faulty
 

@@ -32,7 +32,16 @@ def check(
         str | None,
         typer.Option(help="Quantisation whose noise is allowed; by default the one that the kernel declares."),
     ] = None,
-    head_dim: Annotated[list[int] | None, typer.Option(help="Head dimensions; by default 64 and 128.", min=1)] = None,
+    head_dim: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Head dimensions that it must compute; by default those that it declares, or 64 and 128.", min=1
+        ),
+    ] = None,
+    like: Annotated[
+        list[str] | None,
+        typer.Option(help="A model whose shape is added, as llama-3-8b or qwen2.5-7b; --size full has common ones."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the matrix and of its data.", min=0)] = 0,
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
     read_out: ReadOut = 60.0,
@@ -46,19 +55,19 @@ def check(
     interpret_without_gpu()
 
     from assay.harness.attention.kernels import declaration
-    from assay.harness.attention.matrix import HEAD_DIMS
     from assay.harness.offline.check import check as run
-    from assay.harness.offline.check import matrix, named
+    from assay.harness.offline.check import matrix_of, named
     from assay.harness.offline.interrupted import interrupted
     from assay.harness.progress import ProgressDisplay
     from assay.reports.check_text import headline, render
     from assay.reports.terminal import say as print_text
 
     name, loaded = named(kernel)
-    phases = phase or declaration(loaded).phases
-    dims = head_dim or HEAD_DIMS
-    # matrix() checks the size.
-    cases = matrix(phases, dtypes=dtype, size=size, device=device, head_dims=dims, seed=seed)  # type: ignore[arg-type]
+    declared = declaration(loaded)
+    phases = phase or declared.phases
+    cases = matrix_of(
+        declared, phases=phases, dtypes=dtype, size=size, device=device, head_dims=head_dim, like=like, seed=seed,  # type: ignore[arg-type]
+    )  # fmt: skip
     chosen = [one for one in cases if case is None or case in one.name]
     if not chosen:
         raise UsageError(
@@ -79,7 +88,8 @@ def check(
     else:
         with ProgressDisplay(errors) as display:
             result = run(
-                name, phases=phases, noise=noise, cases=chosen, again=as_given(), read_out=read_out, before_reading=announce,
+                name, phases=phases, dtypes=dtype, head_dims=head_dim, noise=noise, cases=chosen, again=as_given(),
+                read_out=read_out, before_reading=announce,
                 progress=lambda done, total: count(display, done, total), watcher=handover.watcher(),
             )  # fmt: skip
     render(result, console)

@@ -9,7 +9,7 @@ import hashlib
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
@@ -268,7 +268,7 @@ def _read(folder: Path, entry: PackEntry) -> RecordedCall:
                 "copy the pack again, or record it again",
             )
         tensors = safetensors.torch.load(content)
-        parts = {name: tensors[name] for name in INPUTS}
+        parts: dict[str, Any] = {name: tensors[name] for name in INPUTS}
         call = AttentionCall(
             **parts, scale=entry.scale, causal=entry.causal, layer=entry.layer, phase=entry.phase, first_head=entry.first_head
         )  # fmt: skip

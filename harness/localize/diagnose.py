@@ -47,9 +47,8 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
         was refused.
     """
     layers = sorted({result.call.layer for result in run.results})
-    heads = max((result.call.first_head + result.call.q.shape[1] for result in run.results), default=0)
     with few_threads([result.call for result in run.results]):
-        bugs = [_bug(cause, layers, heads, reproduce) for cause in causes(run)]
+        bugs = [_bug(cause, layers, reproduce) for cause in causes(run)]
         return _joined(bugs, _over_all_calls(run, reproduce)) + _behaviour(run, layers, reproduce)
 
 
@@ -66,7 +65,8 @@ def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]
     return found
 
 
-def _bug(cause: Cause, layers: Sequence[int], heads: int, reproduce: str) -> Finding:
+def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
+    heads = max(result.call.first_head + result.call.q.shape[1] for result in cause.failing)
     evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
     if telling := [one for one in cause.conditions[1:] if "% " not in one.words or "!=" not in one.words]:
         first, second, *further = cause.conditions[0], *telling  # nearly every number is no multiple of 64
@@ -230,7 +230,9 @@ def describe(call: AttentionCall) -> str:
     counts = (("q head", call.q.shape[1]), ("kv head", call.k.shape[1]))
     heads = [f"{count} {what}{'s' * (count != 1)}" for what, count in counts]
     lens = " ".join(f"{new}+{prefix}" for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
+    values = f", head_dim_v {call.v.shape[2]}" if call.v.shape[2] != call.q.shape[2] else ""
+    sliced, mode = call.layout == "sliced", f", under {call.grad_mode}" if call.grad_mode else ""
     return (
         f"layer {call.layer} {call.phase}, new+prefix {lens}, {heads[0]} on {heads[1]}, "
-        f"head_dim {call.q.shape[2]}, {str(call.q.dtype).removeprefix('torch.')}"
+        f"head_dim {call.q.shape[2]}{values}, {str(call.q.dtype).removeprefix('torch.')}{', sliced inputs' * sliced}{mode}"
     )

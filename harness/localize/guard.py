@@ -21,6 +21,8 @@ MAX_REPEATED = 32
 """Calls that are repeated after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling
 the time of an interpreted kernel."""
 
+RAISED = "raised "
+"""How the words of a breach begin where the kernel raised."""
 HELD = 4
 """Outputs that are held, as a caller may hold them, to see whether a later one lies in their memory."""
 
@@ -45,14 +47,14 @@ class Guard:
 
     def __call__(self, call: AttentionCall) -> Tensor:
         try:
-            with kernel_threads():
+            with kernel_threads(), call.grad_context():
                 out = self._kernel(call)
         except (KernelRefused, ImportError):
             raise  # the contract allows a refusal, and a missing package is not a breach of it
         # A kernel may raise anything, and the other calls still have to run. Its sys.exit(0) must not become assay's own exit code.
         except (Exception, SystemExit) as error:
             first = next(iter(str(error).splitlines()), "")
-            raise self._breach(f"raised {type(error).__name__}: {first[:200]} ({_line(error)})") from error
+            raise self._breach(f"{RAISED}{type(error).__name__}: {first[:200]} ({_line(error)})") from error
         if fault := output_fault(call, out):
             raise self._breach(f"returned: {fault}")
         # The earlier outputs are held, so no allocator has given their memory away.

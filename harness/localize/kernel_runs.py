@@ -213,7 +213,7 @@ def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
         KernelRefused: the kernel refuses the call. Also whatever else it raises.
     """
     try:
-        with kernel_threads():
+        with kernel_threads(), call.grad_context():
             out = kernel(call)
     except ImportError as error:
         raise missing_package(error) from error

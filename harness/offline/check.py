@@ -9,6 +9,7 @@ import itertools
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,12 +20,14 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
 from assay.harness.attention.matrix import cases as cases_of
+from assay.harness.attention.matrix_data import BEYOND_FP16
+from assay.harness.attention.model_shapes import SHAPES
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
-from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded, runs_of
+from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, RAISED, Guard, run_guarded, runs_of
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
@@ -37,6 +40,8 @@ from assay.harness.verdict import UNEXPLAINED, Finding, Verdict, exit_code_of, k
 LEAST_COVERED = 0.9
 """Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in
 its declaration: there it is a statement, and not a matter of what happened to be refused."""
+ONE_LAYER = 0.8
+"""Share of calls in one layer from which on layers are not told apart, unless the failing calls are those of some layers."""
 ASSERTED_S = 10.0
 """Most seconds in which a kernel is read that fails an assertion on one call."""
 _ASSERTED = Reader(ASSERTED_S)
@@ -86,7 +91,8 @@ class CheckResult:
         computed: cases that it computed.
         worst: the case with the largest own error relative to its bound; None if none was computed.
         refused: cases that it refused, with its reasons: not covered. A pass needs `LEAST_COVERED` of the calls of each phase, and
-            every value of every axis.
+            every value of every axis, of those that it claims. Where it raised on every call with a value that it does not claim
+            (`Case.beyond`), that is no more than a refusal.
         excluded: cases that its declaration excludes, and by what, for example "head_dim 80": not run, and not covered.
         broken: cases in which it raised, or returned a shape or dtype that breaks the contract.
         missing: conditions of a pass that were not tested.
@@ -97,6 +103,7 @@ class CheckResult:
         seconds: time taken.
         read_out: what was read off the kernel, in how many calls and seconds; None where nothing is serious, or it was not to be
             read. The first serious finding says it.
+        declined: what else its declaration leaves out, for example "float32": the matrix has no such case.
     """
 
     kernel: str
@@ -112,6 +119,7 @@ class CheckResult:
     again: str
     seconds: float
     read_out: ReadOut | None = None
+    declined: tuple[str, ...] = ()
 
     @property
     def failing(self) -> list[Case]:
@@ -152,7 +160,8 @@ def check(
     noise: str | None = None,
     size: Size = "small",
     device: str | None = None,
-    head_dims: Sequence[int] = HEAD_DIMS,
+    head_dims: Sequence[int] | None = None,
+    like: Sequence[str] | None = None,
     seed: int = 0,
     cases: Sequence[Case] | None = None,
     again: str = "",
@@ -169,11 +178,13 @@ def check(
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
         phases: phases to run; None for those that the kernel declares.
-        dtypes: for example "bfloat16"; None for float16, bfloat16 and float32.
+        dtypes: for example "bfloat16"; None for those that the kernel declares, of float16, bfloat16 and float32.
         noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
         size: of the matrix, "small" or "full".
         device: None for "cuda" if there is a GPU, else "cpu".
-        head_dims: head dims of the matrix.
+        head_dims: head dims that the kernel must compute; None for those that it declares, or else for 64 and 128. Others are then
+            tried as well: a kernel that raises on them does not cover them, but must not be wrong.
+        like: models whose shapes are added, for example "llama-3-8b"; None for the common ones in the full matrix.
         seed: of the matrix.
         cases: run these instead of the matrix.
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
@@ -197,13 +208,16 @@ def check(
     asked = tuple(phases) if phases is not None else declared.phases
     path = name if isinstance(kernel, str) or kernels.is_path(name) else ""
     if path and cases is None and not again:
-        again = _command(path, phases or (), dtypes or (), noise, size, device, head_dims, seed)
+        again = _command(path, phases or (), dtypes or (), noise, size, device, head_dims or (), like or (), seed)
     if cases is None:
-        cases = matrix(asked, dtypes=dtypes, size=size, device=device, head_dims=head_dims, seed=seed)
+        cases = matrix_of(
+            declared, phases=phases, dtypes=dtypes, size=size, device=device, head_dims=head_dims, like=like, seed=seed
+        )
     with few_threads(()):
         made = [(case, call) for case in cases if (call := case.make()).phase in asked]
-    excluded = tuple((case, why) for case, call in made if (why := declared.excludes(call)))
-    made = [(case, call) for case, call in made if not declared.excludes(call)]
+    declared = replace(declared, noise=declared.noise if noise is None else noise)
+    excluded = tuple((case, why) for case, call in made if (why := _excluded(declared, case, call)))
+    made = [(case, call) for case, call in made if not _excluded(declared, case, call)]
     if not made:
         raise UsageError(
             f"There is no case of {' or '.join(asked)} for {name}"
@@ -217,7 +231,7 @@ def check(
         )
 
     counted = _counted(loaded, runs_of(len(made), repeats), progress)
-    guard = Guard(counted, replace(declared, noise=declared.noise if noise is None else noise))
+    guard = Guard(counted, declared)
     with few_threads([call for _, call in made]):
         case_of = {id(call): case for case, call in made}
 
@@ -231,7 +245,12 @@ def check(
         run = run_guarded(guard, [call for _, call in made], repeats, computed_one)
         computed = tuple(Computed(case_of[id(o.call)], o.fails) for o in run.results)
         refused = tuple((case_of[id(call)], why) for call, why in run.refused)
-        broken = tuple((case, why) for case, why in refused if why in guard.breaches)
+        claimed = _claims([one.case for one in computed])
+        broken = tuple(
+            (case, why)
+            for case, why in refused
+            if why in guard.breaches and (claimed(case) or not why.startswith(RAISED))
+        )
         findings = _bugs(run, case_of, again) + _breaches(broken, case_of, made, again)
         if guard.failed_repeats:
             call, why = guard.failed_repeats[0]
@@ -247,10 +266,14 @@ def check(
         kernel=name,
         computed=computed,
         worst=None if worst is None else WorstOfMatrix(case_of[id(worst.call)], *worst.worst_cell),
-        refused=tuple((case, why) for case, why in refused if why not in guard.breaches),
+        refused=tuple(one for one in refused if one not in broken),
         excluded=excluded,
+        declined=_declined(declared, dtypes, head_dims),
         broken=broken,
-        missing=tuple(_missing(asked, declared.phases, run) + _refused([case for case, _ in made], run, case_of)),
+        missing=tuple(
+            _missing(asked, declared.phases, run)
+            + _refused([case for case, _ in made if not case.beyond], [one.case for one in computed])
+        ),
         findings=tuple(findings),
         smallest="",
         test="",
@@ -322,27 +345,75 @@ def named(kernel: str | Kernel) -> tuple[str, Kernel]:
     return (path if importable else name), kernel
 
 
+def matrix_of(
+    declared: kernels.Declaration,
+    *,
+    phases: Sequence[str] | None = None,
+    dtypes: Sequence[torch.dtype | str] | None = None,
+    size: Size = "small",
+    device: str | None = None,
+    head_dims: Sequence[int] | None = None,
+    like: Sequence[str] | None = None,
+    seed: int = 0,
+) -> list[Case]:
+    """The cases of `check` for a kernel with this declaration, with the same arguments.
+
+    Raises:
+        UsageError: no such phase, dtype, size, device or model, or none that is both asked for and declared.
+    """
+    return matrix(
+        declared.phases if phases is None else phases,
+        dtypes=declared.dtypes if dtypes is None else dtypes,
+        size=size,
+        device=device,
+        head_dims=declared.head_dims if head_dims is None else head_dims,
+        like=like,
+        seed=seed,
+    )
+
+
+def _declined(
+    declared: kernels.Declaration,
+    dtypes: Sequence[torch.dtype | str] | None,
+    head_dims: Sequence[int] | None,
+) -> tuple[str, ...]:
+    """What a declaration leaves out of the usual matrix, where nothing else is asked for: "float32", "head_dim 128"."""
+    every = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
+    kinds = (
+        [] if declared.dtypes is None or dtypes is not None else [one for one in every if one not in declared.dtypes]
+    )
+    dims = declared.head_dims if head_dims is None else None
+    return (*kinds, *(f"head_dim {dim}" for dim in HEAD_DIMS if dims is not None and dim not in dims))
+
+
 def matrix(
     phases: Sequence[str],
     *,
     dtypes: Sequence[torch.dtype | str] | None = None,
     size: Size = "small",
     device: str | None = None,
-    head_dims: Sequence[int] = HEAD_DIMS,
+    head_dims: Sequence[int] | None = None,
+    like: Sequence[str] | None = None,
     seed: int = 0,
 ) -> list[Case]:
-    """The cases of `check`, with the same arguments.
+    """The cases of `check` for a kernel without a declaration, with the same arguments.
 
     Raises:
-        UsageError: no such phase, dtype, size or device.
+        UsageError: no such phase, dtype, size, device or model.
     """
     known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
     named = [str(dtype).removeprefix("torch.") for dtype in (known if dtypes is None else dtypes)]
-    for what, values, of in (("phase", phases, PHASES), ("dtype", named, known), ("size", [size], ("small", "full"))):
+    of: tuple[tuple[str, Sequence[str], Sequence[str] | Mapping[str, object]], ...] = (
+        ("phase", phases, PHASES),
+        ("dtype", named, known),
+        ("size", [size], ("small", "full")),
+        ("model", like or (), SHAPES),
+    )
+    for what, values, expected in of:
         for value in values:
-            _one_of(what, value, of)
-    on = checked_device(device)
-    return cases_of(tuple(phases), on, [known[one] for one in named], seed, size, tuple(head_dims))
+            _one_of(what, value, expected)
+    on, dims = checked_device(device), None if head_dims is None else tuple(head_dims)
+    return cases_of(tuple(phases), on, [known[one] for one in named], seed, size, dims, like=like)
 
 
 def checked_device(device: str | None) -> str:
@@ -380,6 +451,18 @@ def _counted(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -
     return counted
 
 
+def _excluded(declared: kernels.Declaration, case: Case, call: AttentionCall) -> str:
+    """Why a declaration does not cover a call; empty if it does."""
+    fp16 = family(declared.noise).accumulation == "fp16" and case.condition.get("data") in BEYOND_FP16
+    return "sums beyond fp16" if fp16 else declared.excludes(call)
+
+
+def _claims(computed: Sequence[Case]) -> Callable[[Case], bool]:
+    """Whether a kernel claims a case: it computed others of the same phase with each value that no kernel claims by itself."""
+    seen = {(case.condition["phase"], axis, case.condition[axis]) for case in computed for axis in case.beyond}
+    return lambda case: all((case.condition["phase"], axis, case.condition[axis]) in seen for axis in case.beyond)
+
+
 def _known_family(noise: str) -> None:
     try:
         family(noise)
@@ -397,12 +480,13 @@ def _one_of(what: str, value: str, known: Sequence[str] | Mapping[str, object]) 
 
 def _command(
     path: str, phases: Sequence[str], dtypes: Sequence[torch.dtype | str], noise: str | None, size: str,
-    device: str | None, head_dims: Sequence[int], seed: int,
+    device: str | None, head_dims: Sequence[int], like: Sequence[str], seed: int,
 ) -> str:  # fmt: skip
     words = ["assay", "check", path]
     words += [word for phase in phases for word in ("--phase", phase)]
     words += [word for dtype in dtypes for word in ("--dtype", str(dtype).removeprefix("torch."))]
-    words += [word for dim in head_dims if tuple(head_dims) != HEAD_DIMS for word in ("--head-dim", str(dim))]
+    words += [word for dim in head_dims for word in ("--head-dim", str(dim))]
+    words += [word for model in like for word in ("--like", model)]
     for flag, value, usual in (
         ("noise", noise, None),
         ("size", size, "small"),
@@ -419,13 +503,17 @@ def _conditions(chosen: Sequence[Case]) -> list[dict[str, str]]:
 
 def _bugs(run: KernelRun, case_of: Mapping[int, Case], again: str) -> list[Finding]:
     """The findings on computed cases. Unexplained errors are diagnosed again on the cases of the failing axis values alone."""
-    findings = [f for f in diagnose(run, again) if f.id != CALL_REFUSED]
-    if not any(f.id == UNEXPLAINED for f in findings):
-        return findings
     conditions = [(result, case_of[id(result.call)].condition) for result in run.results]
     failing = [condition for result, condition in conditions if result.fails]
     right = [condition for result, condition in conditions if not result.fails]
-    for only in (axes.confining(failing, right), axes.narrowing(failing, right, _NARROWING_AXES)):
+    exact = axes.confining(failing, right)
+    if not any(axis.name == "layer" for axis in exact):
+        conditions = list(zip(_in_one_layer([one for one, _ in conditions]), (c for _, c in conditions), strict=True))
+        run = replace(run, results=tuple(result for result, _ in conditions))
+    findings = [f for f in diagnose(run, again) if f.id != CALL_REFUSED]
+    if not any(f.id == UNEXPLAINED for f in findings):
+        return findings
+    for only in (exact, axes.narrowing(failing, right, _NARROWING_AXES)):
         if not only:
             continue
         there = KernelRun(tuple(result for result, condition in conditions if axes.holds(only, condition)))
@@ -433,6 +521,17 @@ def _bugs(run: KernelRun, case_of: Mapping[int, Case], again: str) -> list[Findi
         if not any(f.id == UNEXPLAINED for f in named):
             return [_confined(finding, axes.words(only)) for finding in named]
     return findings
+
+
+def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
+    """The results with all calls in the layer of most of them, unless the calls are spread over layers.
+
+    A diagnosis looks at each layer by itself, and so would see in a few calls of another layer a bug of their own.
+    """
+    [(layer, most)] = Counter(result.call.layer for result in results).most_common(1) or [(0, 0)]
+    if most < ONE_LAYER * len(results):
+        return list(results)
+    return [replace(result, call=replace(result.call, layer=layer)) for result in results]
 
 
 def _confined(finding: Finding, words: str) -> Finding:
@@ -494,9 +593,9 @@ def _missing(asked: Sequence[str], declared: Sequence[str], run: KernelRun) -> l
     return found
 
 
-def _refused(made: Sequence[Case], run: KernelRun, case_of: Mapping[int, Case]) -> list[str]:
+def _refused(made: Sequence[Case], computed_cases: Sequence[Case]) -> list[str]:
     """What a kernel refused too much of: values of an axis without a computed call, and phases with too few."""
-    computed = [case_of[id(result.call)].condition for result in run.results]
+    computed = [case.condition for case in computed_cases if not case.beyond]
     found = []
     for phase in dict.fromkeys(case.condition["phase"] for case in made):
         asked = [case.condition for case in made if case.condition["phase"] == phase]

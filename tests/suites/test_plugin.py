@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import subprocess
@@ -13,8 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from assay.harness.attention.matrix import HEAD_DIMS, cases
-from assay.suites.plugin import Assay
+from assay.harness.attention.matrix import cases
 
 DOCS = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
 
@@ -198,10 +196,6 @@ def test_each_case_is_a_test(
     assert set(refused) == {"failure"}  # what was not computed is no pass
     excluded = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_excluded_call[")]
     assert set(excluded) == {"skipped"}
-
-
-def test_head_dims_are_by_default_those_of_the_matrix() -> None:
-    assert inspect.signature(Assay.check).parameters["head_dims"].default == HEAD_DIMS
 
 
 def test_wrong_use_of_the_marker_is_said(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import pytest
 import torch
@@ -9,8 +9,6 @@ import torch
 from assay.harness.attention.matrix import LONG, Case, Size, axes, cases, model_cases
 
 SIZES: list[Size] = ["small", "full"]
-SEED_CASES, FAR_CASES = 2, 7
-"""Calls of a phase before and after those of its design."""
 
 
 def words(axis: str, value: object) -> str:
@@ -23,31 +21,78 @@ def words(axis: str, value: object) -> str:
     return str(value).removeprefix("torch.")
 
 
-def uncovered(made: list[Case], phase: str, size: Size) -> list[tuple[str, str, str, str]]:
-    """Pairs of values of two axes that occur in no case."""
+def uncovered(made: list[Case], phase: str, size: Size, groups: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Combinations of values of the axes of each group that occur in no case. "cached" is whether there is a prefix."""
     design = {axis: [words(axis, v) for v in values] for axis, values in axes(phase, size).items()}
+    design["cached"] = ["True"] if phase == "decode" else ["False", "True"]
     seen = [{a: v.split()[-1] if a == "heads" else v for a, v in c.condition.items()} for c in made]
-    met = {(a, x[a], b, x[b]) for x in seen if x["phase"] == phase for a, b in combinations(design, 2)}
-    wanted = {(a, v, b, w) for a, b in combinations(design, 2) for v in design[a] for w in design[b]}
-    return sorted(wanted - met)
+    seen = [one | {"cached": str(one["prefix"] != "0")} for one in seen if one["phase"] == phase]
+    return [
+        wanted
+        for group in groups
+        for wanted in sorted(
+            set(product(*(design[axis] for axis in group))) - {tuple(x[a] for a in group) for x in seen}
+        )
+    ]
+
+
+ALL = ["prefix", "new", "batch", "heads", "head_dim", "dtype", "data", "page"]
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("phase", ["extend", "decode"])
-def test_every_pair_of_values_is_covered(phase: str, size: Size) -> None:
+def test_pairs_triples_and_what_users_run_are_covered(phase: str, size: Size) -> None:
     made = cases((phase,), size=size)
-    assert uncovered(made, phase, size) == []
-    design = made[0 if phase == "decode" else SEED_CASES : -FAR_CASES]
-    assert uncovered(design, phase, size) == []
-    assert len(uncovered(design[:-1], phase, size)) > 0  # each case is needed
+    groups: list[tuple[str, ...]] = [("dtype", "head_dim", "heads", "cached")]
+    for some in (["batch", "heads"], ["batch", "new"], ["heads", "new"], ["data"]):
+        groups += combinations([*some, "cached", "head_dim", "dtype"], 3)
+    groups += combinations(ALL, 2)
+    assert uncovered(made, phase, size, groups) == []
 
 
-@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 69, 52), ("full", 185, 69)])
-def test_the_number_of_cases_is_near_the_minimum(size: Size, extend: int, decode: int) -> None:
+@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 161, 98), ("full", 313, 129)])
+def test_the_number_of_cases_is_what_a_check_can_afford(size: Size, extend: int, decode: int) -> None:
     assert Counter(c.condition["phase"] for c in cases(size=size)) == {"extend": extend, "decode": decode}
-    for phase, count in (("extend", extend - SEED_CASES - FAR_CASES), ("decode", decode - FAR_CASES)):
-        largest, second = sorted((len(values) for values in axes(phase, size).values()), reverse=True)[:2]
-        assert count <= 1.05 * largest * second
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ratios_and_head_dims_of_models_are_in_both_sizes(size: Size) -> None:
+    made = cases(size=size)
+    for phase in ("extend", "decode"):
+        there = [case for case in made if case.condition["phase"] == phase]
+        heads = [tuple(map(int, case.condition["heads"].split()[1].split("/"))) for case in there]
+        assert {q // kv for q, kv in heads if kv > 1} >= {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}
+        assert {case.condition["head_dim"] for case in there} == {"64", "80", "96", "128", "192", "256"}
+        assert {case.condition["layer"] for case in there} == {"0", "1", "31"}
+        assert {case.condition["autograd"] for case in there} == {"as called", "inference_mode", "no_grad"}
+        halves = [case.make() for case in there if case.condition["dtype"] != "float32"]
+        assert sum(len([n for n in call.lens_k if n > 330]) > 1 for call in halves) >= 2
+
+
+def test_sliced_inputs_are_parts_of_wider_tensors_and_stay_so() -> None:
+    [first, *_] = [case for case in cases() if case.condition["inputs"] == "sliced"]
+    for call in (first.make(), first.make().clone()):
+        assert not any(tensor.is_contiguous() for tensor in (call.q, call.k, call.v))
+        assert call.q.stride(-1) == 1
+        assert bool(call.q.isfinite().all())
+    assert first.beyond == ("inputs",)
+
+
+def test_a_head_dim_of_v_is_asked_only_where_it_is_named() -> None:
+    assert {case.condition["head_dim_v"] for case in cases()} == {"that of q"}
+    made = [case for case in cases(head_dims_v=[32]) if case.condition["head_dim_v"] == "32"]
+    assert {case.make().v.shape[2] for case in made} == {32}
+    assert {case.condition["phase"] for case in made} == {"extend", "decode"}
+
+
+def test_models_add_their_shapes() -> None:
+    def shapes(**given: object) -> set[str]:
+        return {case.condition["heads"] for case in cases(**given)}  # type: ignore[arg-type]
+
+    assert shapes(like=["qwen2.5-7b"]) - shapes() == {"GQA 28/4"}
+    assert shapes(size="full") >= {"GQA 32/8", "GQA 28/4", "GQA 24/8", "GQA 32/4", "MHA 32/32"}
+    with pytest.raises(ValueError, match="no shape of llama-9"):
+        cases(like=["llama-9"])
 
 
 def test_calls_match_their_conditions() -> None:
@@ -57,7 +102,11 @@ def test_calls_match_their_conditions() -> None:
         assert f"{call.q.shape[1]}/{call.k.shape[1]}" == said["heads"].split()[1]
         assert (str(call.q.shape[2]), str(call.q.dtype)) == (said["head_dim"], f"torch.{said['dtype']}")
         factor = 1.5 if said["data"] == "scale 1.5 times" else 1.0
-        assert call.scale == factor * call.q.shape[2] ** -0.5
+        if not said["data"].startswith("unscaled"):
+            assert call.scale == factor * call.q.shape[2] ** -0.5
+        assert (str(call.layer), call.layout, call.grad_mode or "as called") == (
+            said["layer"], said["inputs"], said["autograd"]
+        )  # fmt: skip
         lens = list(zip(call.lens_q, call.prefixes, strict=True))
         assert (int(said["new"]), int(said["prefix"])) in lens
         cached = [prefix > 0 for _, prefix in lens]
@@ -122,7 +171,7 @@ def test_a_seed_determines_cases_and_data() -> None:
     once, again, other = drawn(3), drawn(3), drawn(4)
     assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in zip(once, again, strict=True))
     assert {name for name, _ in once} != {name for name, _ in other}
-    assert uncovered(cases(seed=4), "extend", "small") == []
+    assert uncovered(cases(seed=4), "extend", "small", list(combinations(ALL, 2))) == []
     names = [name for name, _ in once]
     assert len(set(names)) == len(names)
     assert not any(" " in name for name in names)
@@ -147,6 +196,6 @@ def test_data_match_their_names() -> None:
 
 def test_a_model_has_scores_far_from_zero_in_its_matrix_too() -> None:
     made = model_cases(("extend", "decode"), "cpu", torch.float32, (4, 2), 64, 512)
-    assert Counter(case.condition["phase"] for case in made) == {"extend": 28, "decode": 20}
+    assert Counter(case.condition["phase"] for case in made) == {"extend": 30, "decode": 23}
     far = [case.condition["phase"] for case in made if case.condition["data"].startswith("scores far")]
     assert far == ["extend", "extend", "decode", "decode"]

@@ -15,7 +15,8 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.honest import FAMILIES, honest_outputs
 from assay.harness.attention.kernels import declares
-from assay.harness.attention.matrix import cases
+from assay.harness.attention.matrix import OTHER_HEAD_DIMS, cases
+from assay.harness.attention.matrix_data import RARE
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sdpa import torch_sdpa
@@ -105,7 +106,9 @@ def zero(call: AttentionCall) -> Tensor:
     ids=["batch", "later-chunk", "full-block", "nearly-full-block", "no-maximum", "kept-by-shape", "own-scale"],
 )
 def test_what_shows_only_beyond_the_design_is_found(kernel: Kernel) -> None:
-    assert check(kernel, cases=cases()[-12:]).exit_code == ExitCode.REGRESSION
+    lengths = [(case, int(case.condition["new"]), int(case.condition["prefix"])) for case in cases()]
+    beyond = [case for case, new, prefix in lengths if new + prefix > 330 or case.condition["data"] in RARE]
+    assert check(kernel, cases=beyond).exit_code == ExitCode.REGRESSION
 
 
 def test_as_shipped_is_named_top_left() -> None:
@@ -168,7 +171,8 @@ def test_a_bug_at_complete_blocks_is_reported_with_its_condition(bug: str) -> No
 def test_a_bug_in_grouped_heads_is_seen() -> None:
     result = check(fault("kv-heads-interleaved"), phases=["extend"])
     assert kinds(result) == ["kv-heads-interleaved"]
-    assert {case.condition["heads"] for case in result.failing} == {"GQA 4/2"}
+    assert {case.condition["heads"].split()[0] for case in result.failing} == {"GQA"}
+    assert {case.condition["heads"] for case in result.right} == {"MHA 4/4", "MQA 4/1"}
 
 
 def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
@@ -183,6 +187,73 @@ def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
     assert "IndexError: block 3 out of range" in message(result)
     assert "only where head_dim is 128" in message(result)
     assert {case.condition["head_dim"] for case, _ in result.broken} == {"128"}
+
+
+@pytest.mark.parametrize("how", [ValueError, KernelRefused], ids=["raises", "refuses"])
+def test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault(how: type[Exception]) -> None:
+    def plain(call: AttentionCall) -> Tensor:
+        if call.q.shape[2] not in (64, 128):
+            raise how("head_dim must be 64 or 128")
+        return rounded_oracle(call)
+
+    result = check(plain)
+    assert (result.verdict, result.findings, result.broken, result.missing) == ("pass", (), (), ())
+    assert {case.condition["head_dim"] for case, _ in result.refused} == set(map(str, OTHER_HEAD_DIMS))
+    assert "head_dim must be 64 or 128" in message(result)
+    asked = check(plain, head_dims=[64, 80])
+    assert asked.verdict == ("regression" if how is ValueError else "inconclusive")
+    assert check(declares(head_dims=(64, 80))(plain)).verdict == asked.verdict
+
+
+def test_what_is_wrong_at_a_head_dim_that_nobody_claimed_is_a_finding() -> None:
+    result = check(only_where(lambda call: call.q.shape[2] in (80, 96), zero))
+    assert (result.verdict, result.where) == ("regression", "head_dim is 80 or 96")
+
+
+@pytest.mark.parametrize(
+    ("holds", "where"),
+    [
+        (lambda call: call.layer > 0, "layer is not 0"),
+        (lambda call: call.q.shape[1] == 7 * call.k.shape[1], "heads is GQA 14/2"),
+        (lambda call: not call.q.is_contiguous(), "inputs is sliced"),
+        (lambda call: torch.is_inference_mode_enabled(), "autograd is inference_mode"),
+        (lambda call: not torch.is_grad_enabled(), "autograd is not as called"),
+    ],
+    ids=["layer", "ratio", "sliced", "inference", "no-grad"],
+)
+def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[AttentionCall], bool], where: str) -> None:
+    result = check(only_where(holds, lambda call: torch.zeros_like(call.q)), dtypes=["float16", "float32"])
+    assert (result.verdict, result.where) == ("regression", where)
+
+
+def test_llamas_prefill_is_covered() -> None:
+    def llama(call: AttentionCall) -> bool:
+        grouped = call.q.shape[1] > call.k.shape[1] > 1
+        return call.phase == "extend" and call.q.dtype == torch.bfloat16 and call.q.shape[2] == 128 and grouped
+
+    assert check(only_where(llama, zero)).verdict == "regression"
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [lambda scores: scores.masked_fill(scores > 65504, torch.inf), lambda scores: scores.clamp(min=-5e4)],
+    ids=["fp16", "-5e4"],
+)
+def test_unscaled_scores_beyond_fp16_are_covered(bound: Callable[[Tensor], Tensor]) -> None:
+    def bounded(call: AttentionCall) -> Tensor:
+        outs = []
+        edges = zip(pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True)
+        for (q0, q1), (k0, k1) in edges:
+            group = call.q.shape[1] // call.k.shape[1]
+            k, v = (x[k0:k1].float().repeat_interleave(group, 1).transpose(0, 1) for x in (call.k, call.v))
+            scores = bound(call.q[q0:q1].float().transpose(0, 1) @ k.transpose(1, 2)) * call.scale
+            hidden = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0)).logical_not()
+            outs.append((scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1))
+        return torch.cat(outs).to(call.q.dtype)
+
+    data = {case.condition["data"] for case in check(bounded, dtypes=["float16"]).failing}
+    assert data
+    assert all(one.startswith("unscaled") for one in data)
 
 
 def test_another_dtype_than_that_of_q_is_wrong() -> None:
@@ -218,7 +289,9 @@ def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
 
     result = check(halves)
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
-    assert len(result.excluded) + len(result.computed) == len(cases())
+    assert {(case.condition["dtype"], case.condition["head_dim"]) for case in result.right} == {
+        ("float16", "64"), ("bfloat16", "64")
+    }  # fmt: skip
     assert "not covered: float32, by declaration" in message(result)
     assert "not covered: head_dim 128, by declaration" in message(result)
     with pytest.raises(UsageError, match="does not exclude"):

@@ -1,0 +1,90 @@
+"""Covering arrays of mixed strength: few rows in which every wanted combination of values occurs.
+
+One row at a time, greedily, as in AETG (Cohen et al., IEEE Transactions on Software Engineering 23(7), 1997): a row begins with a
+combination that is still missing, and takes for each other axis the value that adds most.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What counts of an axis: its value, or a coarser word for it.
+
+    Attributes:
+        axis: the axis.
+        of: value -> what counts.
+    """
+
+    axis: str
+    of: Callable[[Any], Hashable] = lambda value: value
+
+
+def covering(
+    axes: Mapping[str, Sequence[Any]],
+    groups: Collection[tuple[Feature, ...]],
+    seed: int = 0,
+    covered: Collection[Row] = (),
+) -> list[Row]:
+    """Rows that cover every combination of values of the features of each group.
+
+    Args:
+        axes: axis -> its values; at least one each.
+        groups: features whose values are combined fully, of different axes in each group.
+        seed: the same seed gives the same rows.
+        covered: rows that there are already: what they cover is not wanted again.
+
+    Returns:
+        Rows, axis -> value. The first ones cover most.
+    """
+    chance = random.Random(seed)
+    table = [(group, set(product(*(dict.fromkeys(map(one.of, axes[one.axis])) for one in group)))) for group in groups]
+    missing = dict(enumerate(table))
+    of_axis = {axis: [n for n, (group, _) in missing.items() if axis in {one.axis for one in group}] for axis in axes}
+
+    def gain(row: Row, axis: str) -> int:
+        """How many missing combinations the row covers that include the axis."""
+        found = 0
+        for number in of_axis[axis]:
+            group, left = missing[number]
+            if all(one.axis in row for one in group):
+                found += tuple(one.of(row[one.axis]) for one in group) in left
+        return found
+
+    def settle(row: Row) -> None:
+        for group, left in missing.values():
+            left.discard(tuple(one.of(row[one.axis]) for one in group))
+
+    for known in covered:
+        settle(known)
+    rows: list[Row] = []
+    used = {(axis, value): 0 for axis, values in axes.items() for value in values}
+    while any(left for _, left in missing.values()):
+        group, left = max(missing.values(), key=lambda one: len(one[1]))
+        wanted = dict(zip(group, min(left, key=repr), strict=True))
+        row: Row = {}
+        for axis in (*(one.axis for one in group), *chance.sample(list(axes), len(axes))):
+            if axis in row:
+                continue
+            allowed = [
+                value
+                for value in axes[axis]
+                if all(one.of(value) == wish for one, wish in wanted.items() if one.axis == axis)
+            ]
+            row[axis] = max(
+                chance.sample(allowed, len(allowed)),
+                key=lambda value: (gain(row | {axis: value}, axis), -used[axis, value]),
+            )
+        settle(row)
+        for axis, value in row.items():
+            used[axis, value] += 1
+        rows.append(row)
+    return rows
