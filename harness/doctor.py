@@ -65,7 +65,7 @@ def examine(spec: RunSpec) -> Iterator[Examined]:
     An examination that fails is a finding, too, so that the others are still made.
     """
     steps: Sequence[tuple[str, Callable[[RunSpec], Examined]]] = (
-        ("python", _python), ("packages", _packages), ("sglang", _sglang), ("gpu", _gpu), ("memory", _memory),
+        ("check", _check), ("python", _python), ("packages", _packages), ("sglang", _sglang), ("gpu", _gpu), ("memory", _memory),
         ("triton", _triton), ("ninja", _ninja), ("compiler", _compiler), ("disk", _disk), ("ports", _ports),
         ("candidate", _candidate), ("first-call", _first_call),
     )  # fmt: skip
@@ -85,6 +85,16 @@ def _python(spec: RunSpec) -> Examined:
     enough = sys.version_info[:2] >= MIN_PYTHON
     found = f"{sys.version.split()[0]}, {sys.executable}"
     return _result("python", enough, found, f"use Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer")
+
+
+def _check(spec: RunSpec) -> Examined:
+    """Whether a kernel can be checked here: all that takes is the base install."""
+    if missing := missing_packages():
+        return _result("check", False, f"not installed: {', '.join(missing)}", f'pip install "{DISTRIBUTION}"')
+    import torch
+
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"
+    return Examined(id="check", status="ok", found=f"assay check is ready: torch {torch.__version__} on {where}")
 
 
 def _packages(spec: RunSpec) -> Examined:

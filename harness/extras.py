@@ -41,21 +41,24 @@ def install(extra: str) -> str:
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
-def missing_packages(extra: Extra) -> list[str]:
-    """Packages of an extra that are not installed, sorted."""
+def missing_packages(extra: Extra | Literal[""] = "") -> list[str]:
+    """Packages of an extra that are not installed, sorted; by default those of the base install."""
     return [name for name in sorted(_packages(extra)) if not _installed(name)]
 
 
 def _packages(extra: str) -> set[str]:
-    """Distributions that an extra adds; empty where assay itself is not installed (a plain checkout on the path)."""
+    """Distributions that an extra adds, or of the base install if it is empty; none where assay itself is not installed (a plain
+    checkout on the path).
+    """
     try:
         lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return set()
     found: set[str] = set()
     # Not packaging.requirements, which takes longer to import than this command's other modules: these lines are assay's own.
+    condition = rf""".*; extra == ["']{extra}["']""" if extra else "[^;]*"
     for line in lines:
-        if match := re.fullmatch(rf"""([\w.-]+)(?:\[([\w,]+)\])?.*; extra == ["']{extra}["']""", line):
+        if match := re.fullmatch(rf"""([\w.-]+)(?:\[([\w,]+)\])?{condition}""", line):
             name, inner = match[1], match[2]
             found |= {one for part in inner.split(",") for one in _packages(part)} if name == DISTRIBUTION else {name}
     return found

@@ -296,9 +296,30 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
         "    return oracle(call).to(call.q.dtype)\n"
     )
     env = {**base_only, "PYTHONPATH": f"{base_only['PYTHONPATH']}:{tmp_path}"}
-    done = python("-m", "assay", "check", "mine:forward", "--dtype", "float16", "--head-dim", "64", **env)
+    page = tmp_path / "check.html"
+    words = ["--dtype", "fp16,bf16", "--head-dim", "64", "--head-dim", "32,128", "--html", str(page)]
+    done = python("-m", "assay", "check", "mine:forward", *words, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mine:forward is correct on all" in done.stdout
+    assert "mine:forward is correct on all" in page.read_text()
+
+
+def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, str]) -> None:
+    """Its rows are about what they name, and not about a package that assay needs to find out."""
+    hidden = "from assay.harness import extras; here = extras._installed\n"
+    hidden += "extras._installed = lambda name: name not in ('aiohttp', 'datasets') and here(name)\n"
+    words = ["assay", "doctor", "--json", "--candidate", "assay.harness.attention.faults:rounded_oracle"]
+    command = f"import sys; sys.argv = {words}\n"
+    done = python("-c", f"{hidden}{command}from assay.harness.cli import main; main()", **base_only)
+    assert done.returncode == 3, done.stderr
+    rows = {row["id"]: row for row in json.loads(done.stdout)["examined"]}
+    assert list(rows)[:2] == ["check", "python"]
+    assert rows["check"]["status"] == "ok"
+    assert "assay check is ready" in rows["check"]["found"]
+    assert rows["packages"]["found"] == "not installed: aiohttp, datasets"
+    assert "SGLang is not installed" in rows["sglang"]["found"]
+    assert rows["gpu"]["status"] == "not needed"
+    assert "GiB free on this machine" in rows["memory"]["found"]
 
 
 def test_every_public_name_is_there_without_an_extra(base_only: dict[str, str]) -> None:

@@ -231,7 +231,7 @@ def find(flag: str, name: str) -> Kernel:
             do = f"install {engine}" if is_missing else "name another one, or install what this one needs"
         elif isinstance(error.__cause__, ImportError):
             module = name.partition(":")[0] if is_path(name) else ""
-            do = _advice(error.__cause__, module)
+            do = _respelt(name) or _advice(error.__cause__, module)
         elif isinstance(error.__cause__, SystemExit):
             do = "remove the call that ends the process when the module is imported"
         elif is_path(name):
@@ -239,7 +239,7 @@ def find(flag: str, name: str) -> Kernel:
         else:
             module = name.removesuffix(".py")
             named = f"{module} is a module: name its function too, as {module}:FUNCTION" if _is_module(module) else ""
-            do = named or did_you_mean(name, sorted(published())) or do
+            do = named or _respelt(name) or did_you_mean(name, sorted(published())) or do
         found = f"{flag}: {error}." if flag else f"{str(error)[0].upper()}{str(error)[1:]}."
         raise UsageError(found, expected, do) from None
 
@@ -263,6 +263,16 @@ def _advice_on_path(name: str, cause: BaseException | None) -> str:
     return near.replace("did you mean '", f"did you mean '{module}:") or "check the name of the function"
 
 
+def _respelt(name: str) -> str:
+    """The advice for a name that means ``module:function`` but is a path, or has a dot; empty if there is no such module."""
+    module, colon, function = name.partition(":")
+    module = module.removeprefix("./").removesuffix(".py").replace("/", ".")
+    if not colon:
+        module, _, function = module.rpartition(".")
+    spelt = f"{module}:{function or 'FUNCTION'}"
+    return f"write it as {spelt}" if module and spelt != name and _is_module(module) else ""
+
+
 def _is_module(name: str) -> bool:
     """Whether a name is that of a module that can be imported here. A package around it is imported to find out."""
     try:
@@ -284,8 +294,6 @@ def missing_package(error: ImportError) -> UsageError:
 def _advice(error: ImportError, module: str = "") -> str:
     """What to do about an ImportError. `module` is the kernel's own; empty if it was not named by its module."""
     missing = error.name or "the missing package"
-    if module and module == missing and module.endswith(".py"):
-        return f"write it without .py: {module.removesuffix('.py')}:FUNCTION"
     if not isinstance(error, ModuleNotFoundError) and error.name:  # it is there, without what is imported from it
         return f"correct the import, or install the version of {missing.partition('.')[0]} that it was written for"
     if module and f"{module}.".startswith(f"{missing}."):

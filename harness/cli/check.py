@@ -27,15 +27,19 @@ def check(
     phase: Annotated[
         list[str] | None, typer.Option(help="extend or decode; by default those that the kernel declares.")
     ] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="float16, bfloat16 or float32; by default all three.")] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="float16, bfloat16 or float32, or several as a,b; by default all."),
+    ] = None,
     noise: Annotated[
         str | None,
         typer.Option(help="Quantisation whose noise is allowed; by default the one that the kernel declares."),
     ] = None,
     head_dim: Annotated[
-        list[int] | None,
+        list[str] | None,
         typer.Option(
-            help="Head dimensions that it must compute; by default those that it declares, or 64 and 128.", min=1
+            metavar="INTEGER",
+            help="Head dimensions that it must compute, such as 64,128; by default those that it declares, or these.",
         ),
     ] = None,
     like: Annotated[
@@ -50,8 +54,8 @@ def check(
     json: Json = False,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
-    if html or junit:
-        require("reports", "assay check --html" if html else "assay check --junit")
+    if junit:
+        require("reports", "assay check --junit")
     interpret_without_gpu()
 
     from assay.harness.attention.kernels import declaration
@@ -65,8 +69,9 @@ def check(
     name, loaded = named(kernel)
     declared = declaration(loaded)
     phases = phase or declared.phases
+    dims = _whole_numbers("--head-dim", head_dim) if head_dim else None
     cases = matrix_of(
-        declared, phases=phases, dtypes=dtype, size=size, device=device, head_dims=head_dim, like=like, seed=seed,  # type: ignore[arg-type]
+        declared, phases=phases, dtypes=_words(dtype), size=size, device=device, head_dims=dims, like=_words(like), seed=seed,  # type: ignore[arg-type]
     )  # fmt: skip
     chosen = [one for one in cases if case is None or case in one.name]
     if not chosen:
@@ -88,7 +93,7 @@ def check(
     else:
         with ProgressDisplay(errors) as display:
             result = run(
-                name, phases=phases, dtypes=dtype, head_dims=head_dim, noise=noise, cases=chosen, again=as_given(),
+                name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, cases=chosen, again=as_given(),
                 read_out=read_out, before_reading=announce,
                 progress=lambda done, total: count(display, done, total), watcher=handover.watcher(),
             )  # fmt: skip
@@ -108,3 +113,25 @@ def check(
         write_junit(result, junit)
         say(f"JUnit: {junit}")
     raise typer.Exit(outcome(result.exit_code, headline(result)))
+
+
+def _words(given: list[str] | None) -> list[str] | None:
+    """The words of a flag that may be repeated, or hold several with commas."""
+    return [word.strip() for one in given for word in one.split(",")] if given else None
+
+
+def _whole_numbers(flag: str, given: list[str]) -> tuple[int, ...]:
+    """The numbers of such a flag.
+
+    Raises:
+        UsageError: one of its words is none.
+    """
+    words = _words(given) or []
+    for word in words:
+        if not word.isdecimal() or int(word) < 1:
+            raise UsageError(
+                f"{flag} is {word!r}.",
+                "whole numbers greater than or equal to 1",
+                f"separate several with commas, as in {flag} 64,128",
+            )
+    return tuple(map(int, words))

@@ -192,9 +192,9 @@ def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | N
 
 
 def _last_words(engines: Sequence[Engine]) -> str:
-    """The last line that a server logged which is not ready yet, of the last of them."""
+    """The last line but for warnings that a server logged which is not ready yet, of the last of them."""
     starting = [one for one in engines if isinstance(one, SGLangServer) and one.startup_s is None]
-    lines = [f"{one.role}: {line}" for one in starting if (line := one.last_log_line())]
+    lines = [f"{one.role}: {line}" for one in starting if (line := one.last_step())]
     return lines[-1] if lines else ""
 
 

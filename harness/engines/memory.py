@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
-
 from assay.harness.config import Device
 from assay.harness.engines.launch import CUDA_MEM_FRACTION
 from assay.harness.errors import UsageError
@@ -81,9 +79,18 @@ def available_bytes(device: Device) -> int:
     """Free memory of the device: of the machine or of this container, or of the first visible GPU; 0 if it cannot be read."""
     if device == "cuda":
         return _free_gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    machine = int(psutil.virtual_memory().available)
+    machine = _machine_bytes(Path("/proc/meminfo"))
     container = _container_bytes(Path("/sys/fs/cgroup"))
     return machine if container is None else min(machine, container)
+
+
+def _machine_bytes(meminfo: Path) -> int:
+    """Memory that processes can get without swapping, as Linux estimates it (proc(5), MemAvailable); 0 where it does not."""
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return 0
 
 
 def _container_bytes(cgroup: Path) -> int | None:

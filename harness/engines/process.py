@@ -27,6 +27,8 @@ TAIL_LINES, TAIL_BYTES, LINE_WIDTH, NAME_WIDTH = 20, 256 * 1024, 300, 60
 
 # Never the reason for an exit: the "leaks" that nanobind (in Triton) reports at every exit, up to a hundred lines; successful
 # requests; SGLang's replies to our readiness queries; and the 400 lines of usage before an argparse error.
+_WARNS = re.compile(r"\b\w*Warning: |^\s|\bWARNING\b|\bdeprecated\b", re.IGNORECASE)
+"""A warning: Python's, with the indented line of source below it, or one that the server logged. Every server gives some."""
 _NOISE = re.compile(
     r"nanobind: |See https://nanobind\.|\s+- (leaked (instance|type|function) |\.\.\. skipped remainder)"
     r"|\s+\[-"
@@ -130,6 +132,10 @@ class ServerProcess:
     def last_line(self) -> str:
         """The last line of this launch's log that is not known noise; empty if there is none."""
         return next(iter(_lines(self.recent_log())[-1:]), "")
+
+    def last_step(self) -> str:
+        """The last line of this launch's log that is neither known noise nor a warning: what it is doing; empty for none."""
+        return next((line for line in reversed(_lines(self.recent_log())) if not _WARNS.search(line)), "")
 
     def wrote(self, text: str) -> bool:
         """Whether ``text`` (in lower case) occurs, in any case, in the last `TAIL_BYTES` of this launch's log."""

@@ -180,9 +180,9 @@ class SGLangServer(Engine):
             out_of_memory=process.ran_out_of_memory,
         )
 
-    def last_log_line(self) -> str:
-        """The last line that it logged since it was started; empty if there is none."""
-        return self._process.last_line() if self._process is not None else ""
+    def last_step(self) -> str:
+        """The last line that it logged since it was started, warnings left out; empty if there is none."""
+        return self._process.last_step() if self._process is not None else ""
 
     def _log_tail(self) -> str:
         return self._process.log_tail() if self._process is not None else ""

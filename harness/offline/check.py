@@ -37,6 +37,8 @@ from assay.harness.readout.readout import ReadOut
 from assay.harness.text import percent
 from assay.harness.verdict import UNEXPLAINED, Finding, Verdict, exit_code_of, kernel_verdict
 
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+"""Other words for a dtype, as engines and PyTorch have them."""
 LEAST_COVERED = 0.9
 """Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in
 its declaration: there it is a statement, and not a matter of what happened to be refused."""
@@ -402,7 +404,8 @@ def matrix(
         UsageError: no such phase, dtype, size, device or model.
     """
     known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
-    named = [str(dtype).removeprefix("torch.") for dtype in (known if dtypes is None else dtypes)]
+    words = [str(dtype).removeprefix("torch.") for dtype in (known if dtypes is None else dtypes)]
+    named = [_SHORT.get(word, word) for word in words]
     of: tuple[tuple[str, Sequence[str], Sequence[str] | Mapping[str, object]], ...] = (
         ("phase", phases, PHASES),
         ("dtype", named, known),

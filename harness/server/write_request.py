@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.shadow_errors import FOLDER, written_requests
 from assay.harness.files import write_whole
@@ -36,7 +34,7 @@ def latest_write_request(folder: Path) -> str:
 
 def is_written(folder: Path, token: str) -> bool:
     """Whether every living process that writes has served this request, and at least one has."""
-    served = [latest for process, latest in written_requests(folder).items() if psutil.pid_exists(process)]
+    served = [latest for process, latest in written_requests(folder).items() if Path(f"/proc/{process}").exists()]
     return bool(served) and all(latest == token for latest in served)
 
 

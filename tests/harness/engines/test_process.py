@@ -40,6 +40,21 @@ def test_a_secret_is_left_out_where_the_log_is_quoted(tmp_path: Path) -> None:
     assert process.log_tail().endswith("ServerArgs(api_key=***, port=1)")
 
 
+def test_what_it_is_doing_is_no_warning(tmp_path: Path) -> None:
+    code = """
+import warnings
+print('[12:00:01] Load weight begin.', flush=True)
+warnings.warn('Only CUDA supports AWQ')
+print('/lib/gguf.py:76: UserWarning: Only CUDA supports GGUF')
+print('  warnings.warn(f"Only CUDA supports GGUF")')
+print("[12:00:02] '--disable-cuda-graph' is deprecated and will be removed")
+print('[12:00:02] WARNING server_args.py: no GPU')
+"""
+    process = run_to_end(tmp_path, code)
+    assert process.last_step() == "[12:00:01] Load weight begin."
+    assert "no GPU" in process.last_line()
+
+
 def test_wrote_ignores_case(tmp_path: Path) -> None:
     process = run_to_end(tmp_path, "print('ERROR: Address already IN USE')")
     assert process.wrote("address already in use")
