@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from assay.harness.attention.interpreter_bounds import check_bounds
 from assay.harness.attention.interpreter_rounding import round_to_nearest
 from assay.harness.attention.interpreter_speed import speed_up_interpreter
 
@@ -16,3 +17,4 @@ def interpret_without_gpu() -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
         round_to_nearest()
         speed_up_interpreter()
+        check_bounds()

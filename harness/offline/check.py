@@ -28,7 +28,9 @@ from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
 from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, RAISED, Guard, run_guarded, runs_of
+from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
+from assay.harness.localize.over_reads import over_reads
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.observed import READ_OUT_S, Reader
@@ -232,7 +234,8 @@ def check(
             "choose other cases or phases",
         )
 
-    counted = _counted(loaded, runs_of(len(made), repeats), progress)
+    within = GuardedKernel(loaded)
+    counted = _counted(within, runs_of(len(made), repeats), progress)
     guard = Guard(counted, declared)
     with few_threads([call for _, call in made]):
         case_of = {id(call): case for case, call in made}
@@ -262,6 +265,14 @@ def check(
             how = "returns the memory of an earlier output, which its caller may still hold"
             findings.append(
                 breach(how, f"{len(guard.shared)} calls", (f"for example {describe(guard.shared[0])}",), again)
+            )
+        if within.written:
+            call, how = min(within.written, key=lambda one: (one[0].k.numel(), one[0].q.numel()))
+            calls = len({id(call) for call, _ in within.written})
+            findings.append(breach(how, f"{calls} calls", (f"for example {describe(call)}",), again))
+        if read := over_reads(within, run.results):
+            findings.append(
+                breach(read[1], "calls that are out of bounds", (f"for example {describe(read[0])}",), again)
             )
         worst = worst_of(run.results)
     result = CheckResult(

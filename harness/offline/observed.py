@@ -14,6 +14,7 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.kernels import Declaration
 from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN
+from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.threads import few_threads
 from assay.harness.picture import MAX_QUERIES, Picture
@@ -206,7 +207,7 @@ def held(found: ReadOut, results: Sequence[CallResult]) -> tuple[int, int]:
 def picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Picture | str:
     """The picture of a failing call, read off the kernel now; or why there is none."""
     call = result.call
-    ask = Prober(kernel, PICTURE_CALLS, time.monotonic() + PICTURE_S, str(call.q.device))
+    ask = Prober(GuardedKernel(kernel), PICTURE_CALLS, time.monotonic() + PICTURE_S, str(call.q.device))
     out = ask(call)
     if out is None:
         return f"asked again, the kernel does not answer {describe(call)}"
@@ -284,10 +285,11 @@ def _most_rows(call: AttentionCall) -> int:
 
 
 def _declaring(kernel: Kernel, declared: Declaration) -> Kernel:
-    """The kernel with another declaration."""
+    """The kernel with another declaration; what it writes beyond its tensors does no harm."""
+    within = GuardedKernel(kernel)
 
     def asked(call: AttentionCall) -> Tensor:
-        return kernel(call)
+        return within(call)
 
     asked.assay = declared  # type: ignore[attr-defined]
     return asked

@@ -1,0 +1,97 @@
+"""What a kernel writes and reads around its tensors is seen, and described."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.guarded_memory import GuardedKernel, guards_of
+from assay.harness.localize.kernel_runs import run_once
+from assay.harness.localize.over_reads import over_reads
+from assay.harness.offline.check import check
+from assay.harness.offline.check import matrix as matrix_of
+
+CALL = call_of([(5, 3), (4, 20)], (4, 2), 64, torch.float16, "cpu", seed=3)
+
+
+def heads_of_all_q(call: AttentionCall) -> Tensor:
+    """Reads the kv head of each q head's own number by address, as a kernel does that forgets to divide by the group."""
+    heads = call.q.shape[1]
+    rows, kv_heads, dim = call.k.shape
+    wrong = {
+        name: torch.as_strided(getattr(call, name), (rows, heads, dim), (kv_heads * dim, dim, 1)) for name in ("k", "v")
+    }
+    return rounded_oracle(AttentionCall(**{**vars(call), **wrong}))
+
+
+def beyond_the_end(tensor: Tensor, elements: int) -> Tensor:
+    return torch.as_strided(tensor, (elements,), (1,), tensor.storage_offset() + tensor.numel())
+
+
+def test_the_inputs_are_what_they_were() -> None:
+    seen: list[AttentionCall] = []
+
+    def kernel(call: AttentionCall) -> Tensor:
+        seen.append(call)
+        return rounded_oracle(call)
+
+    out = GuardedKernel(kernel)(CALL)
+    assert torch.equal(out, rounded_oracle(CALL))
+    assert all(torch.equal(getattr(seen[0], name), getattr(CALL, name)) for name in ("q", "k", "v"))
+    assert all(one.tensor.data_ptr() % 64 == 0 and bool(one.whole.isfinite().all()) for one in guards_of(CALL))
+
+
+def test_a_write_to_an_input_is_passed_on() -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        call.v.zero_()
+        return rounded_oracle(call)
+
+    given = CALL.clone()
+    kernel_ = GuardedKernel(kernel)
+    kernel_(given)
+    assert not given.v.any()
+    assert kernel_.written == [], "it is found by whoever gave the input"
+
+
+def test_a_write_behind_an_input_is_seen() -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        beyond_the_end(call.k, 7).fill_(1.0)
+        return rounded_oracle(call)
+
+    guarded = GuardedKernel(kernel)
+    guarded(CALL)
+    assert guarded.written == [(CALL, "writes up to 7 elements beyond the end of k")]
+
+
+def test_a_write_around_the_output_is_a_finding_with_its_call() -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        out = torch.empty_like(call.q)
+        out.copy_(rounded_oracle(call))
+        torch.as_strided(out, (32,), (1,), out.storage_offset() - 32).fill_(2.0)
+        return out
+
+    cases = matrix_of(["decode"], dtypes=["float16"])[:4]
+    result = check(kernel, cases=cases, read_out=0)
+    (finding,) = result.findings
+    assert finding.diagnosis == "the kernel writes up to 32 elements before the start of its output"
+    assert "layer 0 decode" in finding.evidence[0]
+    assert result.exit_code == 1
+
+
+def test_a_read_beyond_the_inputs_is_described() -> None:
+    kernel = GuardedKernel(heads_of_all_q)
+    run = run_once(kernel, [CALL])
+    (result,) = run.results
+    assert result.nonfinite_share == 0.0, "the rows behind an input are finite numbers"
+    found = over_reads(kernel, run.results)
+    assert found is not None
+    assert found[1] == "reads outside of its inputs: q heads 2 and 3 read K and V up to 2 heads beyond the end"
+
+
+def test_a_wrong_kernel_that_stays_within_its_inputs_reads_nothing_outside() -> None:
+    kernel = GuardedKernel(lambda call: oracle(call).to(call.q.dtype) * 2)
+    assert over_reads(kernel, run_once(kernel, [CALL]).results) is None
