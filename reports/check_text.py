@@ -156,11 +156,13 @@ def sentence(results: Sequence[CheckResult]) -> str:
     return f"{why}; {', '.join(parts)}" if why else ", ".join(parts)
 
 
-def render(result: CheckResult, console: Console) -> None:
-    """Print the result to a terminal."""
+def render(result: CheckResult, console: Console, verbose: bool = False) -> None:
+    """Print the result to a terminal; if verbose, with the traceback of a kernel that raises."""
     say(console, f"{headline(result)}. {result.seconds:.1f} s.")
     for finding in result.findings:
         say(console, finding_text(finding, console.width))
+    if verbose and result.traceback:
+        copy(console, result.traceback)
     if result.failing and result.right:
         if result.where:
             say(console, f"Fails exactly where: {result.where}")

@@ -8,7 +8,7 @@ import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli import handover
-from assay.harness.cli.app import ReadOut, app, as_given, console, errors, say
+from assay.harness.cli.app import ReadOut, app, as_given, console, detail, errors, say
 from assay.harness.cli.output import Html, Json, Junit, outcome, print_json
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
@@ -97,7 +97,7 @@ def check(
                 read_out=read_out, before_reading=announce,
                 progress=lambda done, total: count(display, done, total), watcher=handover.watcher(),
             )  # fmt: skip
-    render(result, console)
+    render(result, console, detail.verbose)
     if json:
         from assay.harness.offline.check_document import document_of
 

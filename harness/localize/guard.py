@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from traceback import walk_tb
 
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.kernels import Declaration, output_fault
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, repeat, run_once
+from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
 
 CONTRACT_BROKEN = "contract-broken"
@@ -21,8 +20,6 @@ MAX_REPEATED = 32
 """Calls that are repeated after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling
 the time of an interpreted kernel."""
 
-RAISED = "raised "
-"""How the words of a breach begin where the kernel raised."""
 HELD = 4
 """Outputs that are held, as a caller may hold them, to see whether a later one lies in their memory."""
 
@@ -33,6 +30,7 @@ class Guard:
     Attributes:
         assay: the kernel's declaration.
         breaches: how it broke the contract, in words.
+        tracebacks: of the exceptions among them, by breach.
         failed_repeats: calls that it computed once and then failed to compute again, and why.
         shared: calls whose output lies in the memory of an earlier output.
     """
@@ -40,6 +38,7 @@ class Guard:
     def __init__(self, kernel: Kernel, declared: Declaration) -> None:
         self.assay = declared
         self.breaches: set[str] = set()
+        self.tracebacks: dict[str, str] = {}
         self.failed_repeats: list[tuple[AttentionCall, str]] = []
         self.shared: list[AttentionCall] = []
         self._kernel = kernel
@@ -53,8 +52,9 @@ class Guard:
             raise  # the contract allows a refusal, and a missing package is not a breach of it
         # A kernel may raise anything, and the other calls still have to run. Its sys.exit(0) must not become assay's own exit code.
         except (Exception, SystemExit) as error:
-            first = next(iter(str(error).splitlines()), "")
-            raise self._breach(f"{RAISED}{type(error).__name__}: {first[:200]} ({_line(error)})") from error
+            breach = self._breach(raised(error))
+            self.tracebacks.setdefault(str(breach), traceback_of(error))
+            raise breach from error
         if fault := output_fault(call, out):
             raise self._breach(f"returned: {fault}")
         # The earlier outputs are held, so no allocator has given their memory away.
@@ -77,13 +77,6 @@ def _end(tensor: Tensor) -> int:
     """The address behind its last element."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr() + (last + 1) * tensor.element_size() if tensor.numel() else 0
-
-
-def _line(error: BaseException) -> str:
-    """File and line of the kernel at which it was raised, perhaps by a library that the kernel called."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    kernel = frames[min(1, len(frames) - 1)][0]  # called by the guard, whose frame comes first
-    return f"{Path(kernel).name}, line {[line for file, line in frames if file == kernel][-1]}"
 
 
 def runs_of(calls: int, repeats: int = MAX_REPEATED) -> int:

@@ -107,7 +107,8 @@ class GuardedKernel:
             for side in SIDES:
                 if (one.name, side) in numbers:
                     one.side(side).copy_(numbers[one.name, side])
-        given = replace(call, **{one.name: one.tensor for one in inputs})
+        tensors: dict[str, Any] = {one.name: one.tensor for one in inputs}
+        given = replace(call, **tensors)
         made: list[Guarded] = []
         for one in inputs:
             _bound(one)

@@ -27,10 +27,11 @@ from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
 from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
-from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, RAISED, Guard, run_guarded, runs_of
+from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded, runs_of
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
 from assay.harness.localize.over_reads import over_reads
+from assay.harness.localize.raised import RAISED
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.observed import READ_OUT_S, Reader
@@ -108,6 +109,7 @@ class CheckResult:
         read_out: what was read off the kernel, in how many calls and seconds; None where nothing is serious, or it was not to be
             read. The first serious finding says it.
         declined: what else its declaration leaves out, for example "float32": the matrix has no such case.
+        traceback: of the first exception that the kernel raised, from its own first frame on; empty if it raised none.
     """
 
     kernel: str
@@ -124,6 +126,7 @@ class CheckResult:
     seconds: float
     read_out: ReadOut | None = None
     declined: tuple[str, ...] = ()
+    traceback: str = ""
 
     @property
     def failing(self) -> list[Case]:
@@ -292,6 +295,7 @@ def check(
         test="",
         again=again,
         seconds=time.monotonic() - start,
+        traceback=next((guard.tracebacks[why] for _, why in broken if why in guard.tracebacks), ""),
     )
     if watcher is not None:
         watcher.stands(result)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded
 from assay.harness.localize.kernel_runs import compute
+from assay.harness.offline.check import check
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 
@@ -24,7 +26,7 @@ def raises(call: AttentionCall) -> Tensor:
 @pytest.mark.parametrize(
     ("kernel", "how"),
     [
-        (raises, r"raised IndexError: block 3 \(test_guard.py, line \d+\)$"),
+        (raises, r"raised IndexError: block 3 \(test_guard.py, line \d+, in raises\)$"),
         (lambda call: rounded_oracle(call).float(), "returned: torch.float32"),
         (lambda call: rounded_oracle(call)[1:], r"returned: torch.bfloat16 \[4, 4, 16\]"),
         (lambda call: None, "returned: NoneType"),
@@ -41,9 +43,9 @@ def test_a_breach_names_the_kernels_own_line() -> None:
     def multiplies(call: AttentionCall) -> Tensor:
         return torch.nn.functional.linear(call.q, call.k)
 
-    with pytest.raises(KernelRefused, match=r"\(test_guard.py, line \d+\)$"):
+    with pytest.raises(KernelRefused, match=r"\(test_guard.py, line \d+, in multiplies\)$"):
         Guard(multiplies, Declaration())(CALL)
-    with pytest.raises(KernelRefused, match=r"raised TypeError: .* \(guard.py, line \d+\)$"):
+    with pytest.raises(KernelRefused, match=r"raised TypeError: .* \(when it was called\)$"):
         Guard(lambda: CALL.q, Declaration())(CALL)  # type: ignore[arg-type, misc]
 
 
@@ -95,3 +97,36 @@ def test_a_kernel_that_calls_exit_does_not_end_the_check() -> None:
     assert breach.startswith("raised SystemExit: 0")
     with pytest.raises(AssayError, match=r"called sys\.exit\(0\)"):
         compute(leaves, CALL)
+
+
+def test_a_wrapper_of_assay_is_not_the_kernel() -> None:
+    def helper(call: AttentionCall) -> Tensor:
+        raise ValueError("no such tile")
+
+    @torch.no_grad()
+    def attention(call: AttentionCall) -> Tensor:
+        return helper(call)
+
+    result = check(attention, phases=["decode"], dtypes=["float16"], read_out=0)
+    (finding,) = result.findings
+    assert re.fullmatch(
+        r"the kernel raised ValueError: no such tile \(test_guard.py, line \d+, in helper\)", finding.diagnosis
+    )
+    assert "in attention" in result.traceback
+    assert "in helper" in result.traceback
+    assert "guard.py" not in result.traceback.replace("test_guard.py", ""), "assay's own lines are left out"
+
+
+def test_what_triton_wraps_is_located_in_the_kernel() -> None:
+    def tile() -> None:
+        raise ValueError("arange's range must be a power of 2")
+
+    def attention(call: AttentionCall) -> Tensor:
+        try:
+            tile()
+        except ValueError as error:
+            raise RuntimeError("at 12:8:\n    tl.arange(0, 80)\n    ^\narange's range must be a power of 2") from error
+        return call.q
+
+    with pytest.raises(KernelRefused, match=r"RuntimeError: arange's range must be a power of 2 \(.*, in tile\)$"):
+        Guard(attention, Declaration())(CALL)
