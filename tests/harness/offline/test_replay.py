@@ -139,7 +139,10 @@ def test_a_kernel_that_runs_only_in_a_server_is_judged_by_its_recorded_outputs(
     monkeypatch.syspath_prepend(tmp_path)
     result = replay_recorded(recorded, Backend.parse("ranked:forward"), "again")
     assert [f.id for f in result.findings if f.severity == "serious"] == ["mask-top-left"]
-    assert result.not_run == "outside a server, the kernel raised ValueError: no process group (ranked.py, line 2, in forward)"
+    assert (
+        result.not_run
+        == "outside a server, the kernel raised ValueError: no process group (ranked.py, line 2, in forward)"
+    )
     (not_tested,) = result.not_tested
     assert not_tested.endswith(result.not_run)
 
