@@ -9,7 +9,7 @@ answer and has it on disk before the next one; medians of turns that alternate. 
 their exit. ``assay run`` asks two roles, flushes the cache between its cold questions, imports what it needs, and writes its
 reports; the bare client only sends as many requests to the same server.
 
-httpx and openai are not dependencies of assay; SGLang's environment has both.
+Servers are spoken to as those that assay starts; to a URL it speaks with the openai client.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from assay.harness.engines.base import Engine
+    from assay.harness.evidence.records import Role
 
 MODEL, CONCURRENCY, ROLES = "stub", 32, 2
 PATH = "/v1/chat/completions"
@@ -174,13 +178,23 @@ def cpu_seconds(run: Callable[[], object]) -> float:
     return time.process_time() - begun
 
 
+def as_started(role: Role, url: str) -> Engine:
+    """A server that is spoken to as if assay had started it."""
+    from assay.harness.engines.client import Client
+    from assay.harness.engines.remote import RemoteServer
+
+    class Started(RemoteServer):
+        _speaks = Client
+
+    return Started(role, url, 300.0)
+
+
 def assay_client(url: str, bodies: list[dict[str, Any]]) -> None:
     """assay's client alone: replies are parsed and validated, and dropped."""
     from assay.harness.engines.base import ChatRequest
-    from assay.harness.engines.remote import RemoteServer
 
     asks = [ChatRequest(body["messages"][0]["content"], body["max_tokens"]) for body in bodies]
-    RemoteServer("reference", url, 300.0).ask(asks, CONCURRENCY, lambda index, reply: None)
+    as_started("reference", url).ask(asks, CONCURRENCY, lambda index, reply: None)
 
 
 def interview_seconds(url: str, questions: int) -> float:
@@ -189,13 +203,12 @@ def interview_seconds(url: str, questions: int) -> float:
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import open_folder
     from assay.harness.config import RunSpec
-    from assay.harness.engines.remote import RemoteServer
     from assay.harness.progress import ProgressDisplay
 
     plan = prepare(RunSpec(reference=url, candidate=url, questions=questions, suites=("mmlu",)))
     with tempfile.TemporaryDirectory() as path, ProgressDisplay(Console(file=io.StringIO())) as display:
         folder = open_folder(plan, Path(path) / "run")
-        engines = [RemoteServer("reference", url, 300.0), RemoteServer("candidate", url, 300.0)]
+        engines = [as_started("reference", url), as_started("candidate", url)]
         seconds = cpu_seconds(lambda: collect(plan, folder, display, ready=engines))
         found = len(folder.answers())
     if found != ROLES * questions:

@@ -58,7 +58,7 @@ def make_engine(
     """
     spec, backend = plan.spec, plan.backend(role)
     if backend.is_url:
-        return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout)
+        return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout, model=spec.model)
     return SGLangServer(
         Launch(
             role=role,

@@ -1,6 +1,7 @@
-"""The client side of the OpenAI-compatible interface: requests out, replies in.
+"""The client side of the OpenAI-compatible interface, for servers that assay starts: requests out, replies in.
 
-It uses aiohttp because a request must cost assay's own process little CPU time: the goal is 1 ms with the answer on disk. Measured
+`assay.harness.engines.remote` has the client for other servers. This one uses
+aiohttp because a request must cost assay's own process little CPU time: the goal is 1 ms with the answer on disk. Measured
 with a server that answers at once and 32 requests in flight, per request: openai 2.8: 3.8 ms; httpx 0.28: 3.4 ms (1.0 ms with a
 client for each worker; httpcore walks through all connections of a pool whenever a request begins or ends); aiohttp 3.14: 0.15 ms.
 ``python benchmarks/client.py`` repeats it.
@@ -179,7 +180,7 @@ class Client:
         self.url, self.who, self.timeout_s = url, who, timeout_s
         self._unreported_cache = unreported_cache
         self._proxies, self._check, self._log_tail = proxies, check, log_tail
-        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._api_key = api_key
 
     def error(self, found: str, expected: str = "", do: str = FIND_OUT) -> EngineError:
         """An EngineError about this server, with the last lines of its log."""
@@ -246,7 +247,7 @@ class Client:
 
         async def request() -> Response:
             async with self._session(timeout_s, authorized) as session:
-                exchange = asyncio.ensure_future(_exchange(session, method, f"{self.url}{path}", body))
+                exchange = asyncio.ensure_future(self._exchange(session, method, path, body))
                 return await (self._while_alive(exchange) if watched else exchange)
 
         return asyncio.run(request())
@@ -303,7 +304,7 @@ class Client:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers=self._headers if authorized else {},
+            headers={"Authorization": f"Bearer {self._api_key}"} if authorized else {},
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             trust_env=self._proxies,
         )
@@ -347,17 +348,23 @@ class Client:
 
     async def _send(self, session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> Response:
         """POST, and again after a pause if the connection breaks or the server says that it is busy or failing."""
-        url = f"{self.url}{path}"
         for pause_s in RETRY_PAUSES_S:
             try:
-                response = await _exchange(session, "POST", url, body)
+                response = await self._exchange(session, "POST", path, body)
             except BROKEN:
                 await asyncio.sleep(pause_s)
             else:
                 if response.status not in RETRIED_STATUSES:
                     return response
                 await asyncio.sleep(_retry_after_s(response) or pause_s)
-        return await _exchange(session, "POST", url, body)
+        return await self._exchange(session, "POST", path, body)
+
+    async def _exchange(
+        self, session: aiohttp.ClientSession, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> Response:
+        # A redirected POST would become a GET.
+        async with session.request(method, f"{self.url}{path}", json=body, allow_redirects=False) as response:
+            return await read_response(response)
 
     async def _refusal(self, response: Response) -> EngineError:
         """The error for an unsuccessful status.
@@ -371,12 +378,6 @@ class Client:
 
 
 AnyClient = TypeVar("AnyClient", bound=Client)
-
-
-async def _exchange(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Response:
-    # A redirected POST would become a GET.
-    async with session.request(method, url, json=body, allow_redirects=False) as response:
-        return await read_response(response)
 
 
 async def read_response(response: aiohttp.ClientResponse) -> Response:

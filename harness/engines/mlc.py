@@ -31,7 +31,9 @@ PREFIX = "mlc:"
 
 
 class MlcServer(RemoteServer):
-    """An MLC-LLM server known by its URL."""
+    """An MLC-LLM server known by its URL. Its own addresses are not of OpenAI's interface."""
+
+    _speaks = Client
 
     def __init__(self, role: Role, url: str, request_timeout: float) -> None:
         super().__init__(role, url, request_timeout)

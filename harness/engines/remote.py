@@ -1,19 +1,76 @@
-"""A server that assay did not start: any OpenAI-compatible URL."""
+"""A server that assay did not start: any OpenAI-compatible URL, spoken to with the openai client.
+
+Keys, organisations and projects, proxies, certificates, retries and their pauses are that client's business (``OPENAI_API_KEY``,
+``OPENAI_ORG_ID``, ``OPENAI_PROJECT_ID``, ``HTTPS_PROXY``, ...), so assay can compare any URL that it works with: a gateway, or
+Azure's ``https://NAME.openai.azure.com/openai/v1``. It takes 4 ms of CPU for a request (``benchmarks/client.py``), which does not
+matter at that distance. Answers are read as those of other servers are; streams are timed without it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply, never
-from assay.harness.engines.client import AnyClient, Client
+from assay.harness.engines.client import AnyClient, Client, Response
 from assay.harness.engines.sglang import INFO_TIMEOUT_S, served_models
 from assay.harness.evidence.records import Role
 
+if TYPE_CHECKING:  # the openai client takes a second to import
+    from openai import AsyncOpenAI
+
+_SHOWN = 8
+"""Models that a message names."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class EndpointClient(Client):
+    """A `Client` that sends its requests with the openai client."""
+
+    def _session(self, timeout_s: float | None = None, authorized: bool = True) -> AsyncOpenAI:  # type: ignore[override]
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        # A redirected POST would become a GET.
+        connections = DefaultAsyncHttpxClient(trust_env=self._proxies, follow_redirects=False)
+        return AsyncOpenAI(
+            api_key=self._api_key, base_url=self.url, timeout=timeout_s or self.timeout_s, http_client=connections
+        )
+
+    async def _exchange(
+        self, session: Any, method: str, path: str, body: Mapping[str, Any] | None, *, again: bool = False
+    ) -> Response:
+        """One request, or, if it may be sent `again`, as many as the openai client's retries.
+
+        Raises:
+            OSError: no answer came.
+        """
+        import httpx
+        import openai
+
+        options = {} if again else {"max_retries": 0}
+        try:
+            async with asyncio.timeout(
+                None if again else session.timeout
+            ):  # httpx limits the pauses of an answer, not the whole
+                if method == "GET":
+                    response = await session.get(path, cast_to=httpx.Response, options=options)
+                else:
+                    response = await session.post(path, cast_to=httpx.Response, body=body, options=options)
+        except openai.APIStatusError as error:
+            response = error.response
+        except openai.APITimeoutError as error:
+            raise TimeoutError(str(error)) from error
+        except (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL) as error:
+            cause = error.__cause__ or error
+            raise ConnectionError(str(cause) or type(cause).__name__) from error
+        return Response(response.status_code, response.text)
+
+    async def _send(self, session: Any, path: str, body: Mapping[str, Any]) -> Response:
+        return await self._exchange(session, "POST", path, body, again=True)
 
 
 class RemoteServer(Engine):
@@ -23,9 +80,12 @@ class RemoteServer(Engine):
         role: which side of the comparison it is.
         url: its address; a final ``/v1`` is optional.
         request_timeout: seconds until an answer must be complete.
+        model: the model to ask where the server has several; a server with one is asked for that.
     """
 
-    def __init__(self, role: Role, url: str, request_timeout: float) -> None:
+    _speaks: type[Client] = EndpointClient
+
+    def __init__(self, role: Role, url: str, request_timeout: float, model: str = "") -> None:
         self.role = role
         self.url = url.rstrip("/").removesuffix("/v1")
         self.backend = self.url
@@ -33,9 +93,9 @@ class RemoteServer(Engine):
         self.startup_s: float | None = None
         self.launch_command = ""
         self.evidence: Path | None = None
-        self._model = ""
+        self._model, self._named = "", model
         self._timeout_s = request_timeout
-        self._client = self.client(Client)
+        self._client = self.client(self._speaks)
 
     def client(self, kind: type[AnyClient]) -> AnyClient:
         return kind(
@@ -49,13 +109,16 @@ class RemoteServer(Engine):
         )
 
     def start(self) -> None:
-        """Check that the server answers, and find the model that it serves. Raises EngineError otherwise."""
+        """Check that the server answers, and find the model to ask. Raises EngineError otherwise."""
         names = served_models(self._client)
-        if len(names) != 1:
+        if self._named not in names and len(names) != 1:
+            shown = f"{', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
             raise self._client.error(
-                f"serves {', '.join(names) or 'no model'}.", "one model", "serve a single model under this URL"
+                f"serves {shown or 'no model'}.",
+                "one model",
+                "serve a single model under this URL, or name one with --model",
             )
-        self._model = names[0]
+        self._model = self._named if self._named in names else names[0]
 
     def stop(self) -> None:
         pass
