@@ -14,7 +14,8 @@ from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
-from assay.harness.text import counted, one_line, percent, two_digits
+from assay.harness.offline.coverage import DECLARED
+from assay.harness.text import counted, percent, two_digits
 from assay.harness.verdict import cause_of, serious
 from assay.reports.terminal import copy, finding_lines, finding_text, say, verdict_line
 
@@ -68,21 +69,12 @@ def indifferent(axes: Sequence[Axis]) -> str:
 
 
 def not_covered(result: CheckResult) -> list[str]:
-    """What its declaration excludes, and what the kernel refused, grouped by its reason: how many calls, and the first of them."""
-    by_declaration: dict[str, int] = {}
-    for _, why in result.excluded:
-        by_declaration[why] = by_declaration.get(why, 0) + 1
-    excluded = [f"{why}, by declaration" for why in result.declined]
-    excluded += [f"{why}, by declaration ({counted(count, 'call')})" for why, count in by_declaration.items()]
-    by_words: dict[str, list[str]] = {}
-    for case, why in result.refused:
-        by_words.setdefault(why, []).append(case.name)
-    lines = [
-        f"{counted(len(names), 'call')} refused, for example {names[0]}: {one_line(why)}"
-        for why, names in by_words.items()
-    ]
+    """The gaps: what its declaration leaves out, and what it refused for which reason."""
+    gaps = result.coverage.gaps
+    declared = [gap.sentence for gap in gaps if gap.why == DECLARED]
+    lines = [gap.sentence for gap in gaps if gap.why != DECLARED]
     more = len(lines) - MAX_REFUSALS
-    return excluded + lines[:MAX_REFUSALS] + ([f"and {counted(more, 'more refusal')}"] if more > 0 else [])
+    return declared + lines[:MAX_REFUSALS] + ([f"and {counted(more, 'more refusal')}"] if more > 0 else [])
 
 
 def message(result: CheckResult) -> str:
@@ -96,6 +88,7 @@ def message(result: CheckResult) -> str:
         widths = [max(len(row[column]) for row in table) for column in (0, 1)]
         lines += [f"  {name:<{widths[0]}}  {wrong:<{widths[1]}}  {right}" for name, wrong, right in table]
         lines += [f"  {indifferent(result.axes)}"]
+    lines += [f"covered: {result.coverage.sentence}"] if result.coverage.sentence else []
     lines += [f"missing: {one}" for one in result.missing]
     lines += [f"not covered: {one}" for one in not_covered(result)]
     if result.smallest:
@@ -159,6 +152,8 @@ def sentence(results: Sequence[CheckResult]) -> str:
 def render(result: CheckResult, console: Console, verbose: bool = False) -> None:
     """Print the result to a terminal; if verbose, with the traceback of a kernel that raises."""
     say(console, f"{headline(result)}. {result.seconds:.1f} s.")
+    if result.coverage.sentence:
+        say(console, f"Covered: {result.coverage.sentence}.")
     for finding in result.findings:
         say(console, finding_text(finding, console.width))
     if verbose and result.traceback:

@@ -118,6 +118,14 @@ class KernelRefused(RuntimeError):
     """A kernel cannot serve this call. There is no silent fallback to another kernel."""
 
 
+def refusal_behind(error: BaseException) -> KernelRefused | None:
+    """The refusal that an exception was raised from, as where Triton's interpreter wraps whatever is raised inside a kernel."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KernelRefused):
+        cause = cause.__cause__
+    return cause
+
+
 def cumulative(lens: Iterable[int], device: torch.device | str = "cpu") -> Tensor:
     """Cumulative sequence lengths with a leading zero, int32 [len(lens) + 1]."""
     import torch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from assay.harness.attention.interpreter_bfloat16 import BFLOAT16_BROKEN as BFLOAT16_BROKEN
+from assay.harness.attention.interpreter_bfloat16 import refuse_broken_bfloat16
 from assay.harness.attention.interpreter_bounds import check_bounds
 from assay.harness.attention.interpreter_rounding import round_to_nearest
 from assay.harness.attention.interpreter_speed import speed_up_interpreter
@@ -18,3 +20,4 @@ def interpret_without_gpu() -> None:
         round_to_nearest()
         speed_up_interpreter()
         check_bounds()
+        refuse_broken_bfloat16()

@@ -52,6 +52,8 @@ class Declaration:
         kernels: device kernels that it launches, as regular expressions to be found in their names; see `declares`.
         head_dims: head dims that it computes; None for all.
         dtypes: dtypes that it computes, for example "bfloat16"; None for all.
+        prefix: whether it computes calls with a cached prefix.
+        head_dims_v: head dims of v that it computes, besides that of q and k.
     """
 
     phases: tuple[str, ...] = PHASES
@@ -61,28 +63,35 @@ class Declaration:
     kernels: tuple[str, ...] = ()
     head_dims: tuple[int, ...] | None = None
     dtypes: tuple[str, ...] | None = None
+    prefix: bool = True
+    head_dims_v: tuple[int, ...] = ()
 
     def excludes(self, call: AttentionCall) -> str:
         """Why it does not cover a call, "head_dim 80" for example; empty if it does."""
         head_dim, dtype = call.q.shape[2], str(call.q.dtype).removeprefix("torch.")
         if self.head_dims is not None and head_dim not in self.head_dims:
             return f"head_dim {head_dim}"
-        return dtype if self.dtypes is not None and dtype not in self.dtypes else ""
+        if self.dtypes is not None and dtype not in self.dtypes:
+            return dtype
+        return "a cached prefix" if not self.prefix and any(call.prefixes) else ""
 
 
 def declares(
-    phases: tuple[str, ...] = PHASES,
+    phases: tuple[str, ...] | None = None,
     package: str = "",
     about: str = "",
     noise: str | NoiseFamily = "",
     kernels: tuple[str, ...] = (),
     head_dims: tuple[int, ...] | None = None,
     dtypes: tuple[str, ...] | None = None,
+    prefix: bool = True,
+    head_dims_v: tuple[int, ...] = (),
 ) -> Callable[[Kernel], Kernel]:
     """Declare what a kernel computes: a decorator. A kernel without a declaration is taken to compute every phase.
 
     Args:
-        phases: phases that it computes. The reference backend computes the others, and the report says so.
+        phases: phases that it computes. The reference backend computes the others, and the report says so. None for both; for
+            extend alone if `prefix` is false.
         package: distribution that contains it, whose version reports show; empty for none.
         about: one line of description.
         noise: noise family that its output has: a name, for example "int8_qk", or a composition, for example
@@ -96,13 +105,22 @@ def declares(
 
         head_dims: head dims that it computes; None for all. A check covers no others, and says so.
         dtypes: dtypes that it computes, for example ``("float16", "bfloat16")``; None for all.
+        prefix: whether it computes calls with a cached prefix. A kernel for complete prompts alone does not, and has no decode.
+        head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
+            prefill. A check asks for no others.
 
     Raises:
         ValueError: no phase or an unknown one, no head dim or dtype, no such noise family, or a name that is no regular expression
             or is found in any name.
     """
+    if phases is None:
+        phases = PHASES if prefix else ("extend",)
     if not phases or set(phases) - set(PHASES):
         raise ValueError(f"a kernel declares the phases {phases}; expected one or more of {PHASES}")
+    if not prefix and "decode" in phases:
+        raise ValueError(
+            "a kernel declares decode and prefix=False; expected extend alone: a decode call has a cached prefix"
+        )
     for what, values in (("head_dims", head_dims), ("dtypes", dtypes)):
         if values is not None and (not values or isinstance(values, str)):
             raise ValueError(f"a kernel declares {what}={values!r}; expected a tuple of at least one, or None for all")
@@ -118,7 +136,9 @@ def declares(
             )
 
     def attach(kernel: Kernel) -> Kernel:
-        vars(kernel)["assay"] = Declaration(phases, package, about, name, kernels, head_dims, dtypes)
+        vars(kernel)["assay"] = Declaration(
+            phases, package, about, name, kernels, head_dims, dtypes, prefix, tuple(head_dims_v)
+        )
         return kernel
 
     return attach

@@ -181,17 +181,21 @@ class _Values:
 
 
 def axes(
-    phase: str, size: Size = "small", dtypes: Sequence[torch.dtype] = DTYPES, head_dims: Sequence[int] = HEAD_DIMS
+    phase: str,
+    size: Size = "small",
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    head_dims: Sequence[int] = HEAD_DIMS,
+    prefix: bool = True,
 ) -> dict[str, tuple[Any, ...]]:
-    """The axes of the design for one phase, and their values.
+    """The axes of the design for one phase, and their values; without `prefix`, those of calls that have none.
 
     A decode call has one new token per sequence and always a cached prefix.
     """
     decode = phase == "decode"
     return {
-        "prefix": tuple(p for p in PREFIXES[size] if p or not decode),
+        "prefix": tuple(p for p in PREFIXES[size] if p or not decode) if prefix else (0,),
         "new": (1,) if decode else NEW[size],
-        "batch": tuple(_BATCHES[phase]),
+        "batch": tuple(_BATCHES[phase]) if prefix else ("one", "after no prefix"),
         "heads": HEADS[size],
         "head_dim": tuple(head_dims),
         "dtype": tuple(dtypes),
@@ -212,10 +216,10 @@ _TRIPLES: tuple[tuple[Feature, ...], ...] = (
 
 @cache
 def _design(
-    phase: str, size: Size, dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...], seed: int
+    phase: str, size: Size, dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...], prefix: bool, seed: int
 ) -> tuple[Row, ...]:
     """Rows of the design of one phase, axis -> value."""
-    drawn = axes(phase, size, dtypes, head_dims)
+    drawn = axes(phase, size, dtypes, head_dims, prefix)
     triples = (three for some in _TRIPLES for three in combinations(some, 3))
     pairs = combinations([Feature(axis) for axis in drawn], 2)
     return tuple(covering(drawn, (_FULL, *dict.fromkeys(triples), *pairs), seed))
@@ -230,6 +234,7 @@ def cases(
     head_dims: Sequence[int] | None = None,
     head_dims_v: Sequence[int] = (),
     like: Sequence[str] | None = None,
+    prefix: bool = True,
 ) -> list[Case]:
     """The matrix: first the calls of the seed case, then a covering design for each phase, then calls beyond it.
 
@@ -243,6 +248,7 @@ def cases(
         head_dims_v: head dims of v, in addition to that of q and k.
         like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; None for none in the small matrix, and
             for `COMMON` in the full one.
+        prefix: whether calls may have a cached prefix.
 
     Raises:
         ValueError: no phase, dtype or head dim, or an unknown phase, size or model.
@@ -266,13 +272,14 @@ def cases(
             for new, prefix in ((41, 1), (34, 157))
         ]
     for phase in phases:
-        drawn += [_Values(phase=phase, **row) for row in _design(phase, size, kinds, dims, seed)]
+        drawn += [_Values(phase=phase, **row) for row in _design(phase, size, kinds, dims, prefix, seed)]
     for phase in phases:
         drawn += [
             *_long(phase, size, kinds, dims),
             *_special(phase, size, kinds, dims, other_dims, head_dims_v, models),
         ]
-    return [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
+    made = [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
+    return [case for case in made if prefix or case.condition["cached prefix"] == "none"]
 
 
 def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int]) -> Iterator[_Values]:

@@ -75,7 +75,13 @@ def seeded(fault: SeededFault, kernel: CertifiedKernel) -> Kernel:
     """A kernel with a fault in its output. It declares what the kernel declares."""
     declared = kernel.declared
 
-    @declares(phases=declared.phases, noise=declared.noise, head_dims=declared.head_dims, dtypes=declared.dtypes)
+    @declares(
+        phases=declared.phases,
+        noise=declared.noise,
+        head_dims=declared.head_dims,
+        dtypes=declared.dtypes,
+        prefix=declared.prefix,
+    )
     def faulty(call: AttentionCall) -> Tensor:
         return fault.apply(call, kernel(call).clone(), kernel.truth(call))  # where nothing is changed, not what is kept
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, refusal_behind
 from assay.harness.attention.kernels import Declaration, output_fault
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, repeat, run_once
 from assay.harness.localize.raised import raised, traceback_of
@@ -52,6 +52,8 @@ class Guard:
             raise  # the contract allows a refusal, and a missing package is not a breach of it
         # A kernel may raise anything, and the other calls still have to run. Its sys.exit(0) must not become assay's own exit code.
         except (Exception, SystemExit) as error:
+            if refusal := refusal_behind(error):
+                raise refusal from None
             breach = self._breach(raised(error))
             self.tracebacks.setdefault(str(breach), traceback_of(error))
             raise breach from error

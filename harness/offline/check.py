@@ -18,6 +18,7 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
+from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
 from assay.harness.attention.matrix import cases as cases_of
 from assay.harness.attention.matrix_data import BEYOND_FP16
@@ -34,6 +35,7 @@ from assay.harness.localize.over_reads import over_reads
 from assay.harness.localize.raised import RAISED
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
+from assay.harness.offline.coverage import DECLARABLE, NOTHING, Coverage, advice_on, coverage_of, separating
 from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.readout.readout import ReadOut
@@ -108,7 +110,7 @@ class CheckResult:
         seconds: time taken.
         read_out: what was read off the kernel, in how many calls and seconds; None where nothing is serious, or it was not to be
             read. The first serious finding says it.
-        declined: what else its declaration leaves out, for example "float32": the matrix has no such case.
+        coverage: what the computed cases cover, and the gaps.
         traceback: of the first exception that the kernel raised, from its own first frame on; empty if it raised none.
     """
 
@@ -125,7 +127,7 @@ class CheckResult:
     again: str
     seconds: float
     read_out: ReadOut | None = None
-    declined: tuple[str, ...] = ()
+    coverage: Coverage = NOTHING
     traceback: str = ""
 
     @property
@@ -254,11 +256,14 @@ def check(
         computed = tuple(Computed(case_of[id(o.call)], o.fails) for o in run.results)
         refused = tuple((case_of[id(call)], why) for call, why in run.refused)
         claimed = _claims([one.case for one in computed])
+        named_dtypes = dtypes is not None or declared.dtypes is not None
+        skipped = {case.name for case, why in refused if why == BFLOAT16_BROKEN and not named_dtypes}
         broken = tuple(
             (case, why)
             for case, why in refused
             if why in guard.breaches and (claimed(case) or not why.startswith(RAISED))
         )
+        spared = tuple(one for one in refused if one not in broken)
         findings = _bugs(run, case_of, again) + _breaches(broken, case_of, made, again)
         if guard.failed_repeats:
             call, why = guard.failed_repeats[0]
@@ -282,13 +287,21 @@ def check(
         kernel=name,
         computed=computed,
         worst=None if worst is None else WorstOfMatrix(case_of[id(worst.call)], *worst.worst_cell),
-        refused=tuple(one for one in refused if one not in broken),
+        refused=spared,
         excluded=excluded,
-        declined=_declined(declared, dtypes, head_dims),
+        coverage=coverage_of(
+            [one.call for one in run.results],
+            [one.case for one in computed],
+            spared,
+            excluded,
+            _declined(declared, dtypes, head_dims),
+        ),
         broken=broken,
         missing=tuple(
-            _missing(asked, declared.phases, run)
-            + _refused([case for case, _ in made if not case.beyond], [one.case for one in computed])
+            _missing(asked, declared, run)
+            + _refused(
+                [case for case, _ in made if not (case.beyond or case.name in skipped)], [one.case for one in computed]
+            )
         ),
         findings=tuple(findings),
         smallest="",
@@ -386,6 +399,8 @@ def matrix_of(
         head_dims=declared.head_dims if head_dims is None else head_dims,
         like=like,
         seed=seed,
+        head_dims_v=declared.head_dims_v,
+        prefix=declared.prefix,
     )
 
 
@@ -400,7 +415,8 @@ def _declined(
         [] if declared.dtypes is None or dtypes is not None else [one for one in every if one not in declared.dtypes]
     )
     dims = declared.head_dims if head_dims is None else None
-    return (*kinds, *(f"head_dim {dim}" for dim in HEAD_DIMS if dims is not None and dim not in dims))
+    left = [f"head_dim {dim}" for dim in HEAD_DIMS if dims is not None and dim not in dims]
+    return (*kinds, *left, *["a cached prefix"] * (not declared.prefix))
 
 
 def matrix(
@@ -412,8 +428,12 @@ def matrix(
     head_dims: Sequence[int] | None = None,
     like: Sequence[str] | None = None,
     seed: int = 0,
+    head_dims_v: Sequence[int] = (),
+    prefix: bool = True,
 ) -> list[Case]:
     """The cases of `check` for a kernel without a declaration, with the same arguments.
+
+    `head_dims_v` are head dims of v besides that of q and k; without `prefix`, no call has a cached prefix.
 
     Raises:
         UsageError: no such phase, dtype, size, device or model.
@@ -431,7 +451,7 @@ def matrix(
         for value in values:
             _one_of(what, value, expected)
     on, dims = checked_device(device), None if head_dims is None else tuple(head_dims)
-    return cases_of(tuple(phases), on, [known[one] for one in named], seed, size, dims, like=like)
+    return cases_of(tuple(phases), on, [known[one] for one in named], seed, size, dims, head_dims_v, like, prefix)
 
 
 def checked_device(device: str | None) -> str:
@@ -593,7 +613,7 @@ def breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Findi
     )  # fmt: skip
 
 
-def _missing(asked: Sequence[str], declared: Sequence[str], run: KernelRun) -> list[str]:
+def _missing(asked: Sequence[str], declared: kernels.Declaration, run: KernelRun) -> list[str]:
     """Conditions that were not tested: every phase, with a cached prefix and (extend only) without."""
     calls = [result.call for result in run.results]
     found = []
@@ -601,10 +621,11 @@ def _missing(asked: Sequence[str], declared: Sequence[str], run: KernelRun) -> l
         cached = [all(call.prefixes) for call in calls if call.phase == phase]
         seen = {has_cached_prefix(call.prefixes) for call in calls if call.phase == phase}
         if not cached:
-            why = "" if phase in declared else f" (the kernel declares {' and '.join(declared)} only)"
+            phases = declared.phases
+            why = "" if phase in phases else f" (the kernel declares {' and '.join(phases)} only)"
             found.append(f"no {phase} call was computed{why}")
             continue
-        if True not in seen:
+        if True not in seen and declared.prefix:
             found.append(f"no {phase} call with a cached prefix was computed")
         if phase == "extend" and all(cached):
             found.append("no extend call without a cached prefix was computed")
@@ -624,18 +645,19 @@ def _refused(made: Sequence[Case], computed_cases: Sequence[Case]) -> list[str]:
             found.append(
                 f"only {len(there)} of {len(asked)} {phase} calls were computed; a pass needs {percent(LEAST_COVERED)}"
             )
+        lost = [condition for condition in asked if condition not in there]
+        only = separating(lost, there) if lost else []
+        if len(only) == 1 and only[0].name in DECLARABLE:
+            found.append(_every(phase, only[0].name, list(only[0].failing), list(only[0].right)))
+            continue
         for axis in asked[0]:
             values = dict.fromkeys(condition[axis] for condition in asked)
-            lost = [value for value in values if value not in {condition[axis] for condition in there}]
-            if lost:
-                advice = _declaration(axis, [value for value in values if value not in lost])
-                found.append(f"every {phase} call with {axis} {' or '.join(lost)} was refused{advice}")
+            none = [value for value in values if value not in {condition[axis] for condition in there}]
+            if none:
+                found.append(_every(phase, axis, none, [value for value in values if value not in none]))
     return found
 
 
-def _declaration(axis: str, computed: Sequence[str]) -> str:
-    """How a kernel declares the values of an axis that it computes, in words; empty for what is not declared."""
-    if axis not in ("dtype", "head_dim"):
-        return ""
-    values = [f'"{value}"' if axis == "dtype" else value for value in computed]
-    return f"; declare what it supports: {axis}s=({', '.join(values)}{',' * (len(values) == 1)})"
+def _every(phase: str, axis: str, refused: Sequence[str], computed: Sequence[str]) -> str:
+    what = "a cached prefix" if axis == "cached prefix" else f"{axis} {' or '.join(refused)}"
+    return f"every {phase} call with {what} was refused{advice_on(axis, computed)}"

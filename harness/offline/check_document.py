@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from assay.harness.offline.check import CheckResult
+from assay.harness.offline.coverage import Coverage
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Finding
 
@@ -19,6 +20,37 @@ class CaseWhy(Part):
 
     case: str
     why: str
+
+
+class LengthsCovered(Part):
+    """Lengths of the computed calls of one phase: fewest and most tokens of a sequence, and most sequences of a call."""
+
+    phase: str
+    calls: int
+    new: tuple[int, int]
+    cached: tuple[int, int]
+    sequences: int
+
+
+class GapFound(Part):
+    """Calls that were not computed, and why: "by declaration", or what the kernel or its environment said."""
+
+    what: str
+    why: str
+    calls: int = Field(description="0 if the matrix has no such call")
+    example: str
+
+
+class CoverageFound(Part):
+    """What the computed calls cover."""
+
+    dtypes: tuple[str, ...]
+    head_dims: tuple[int, ...]
+    head_dims_v: tuple[int, ...] = Field(description="those that are not that of q and k")
+    ratios: tuple[int, ...] = Field(description="q heads on each kv head")
+    mqa: bool
+    lengths: tuple[LengthsCovered, ...]
+    gaps: tuple[GapFound, ...]
 
 
 class CheckDocument(Decided):
@@ -42,6 +74,7 @@ class CheckDocument(Decided):
     refused: tuple[CaseWhy, ...]
     excluded: tuple[CaseWhy, ...]
     missing: tuple[str, ...] = Field(description="requirements of a pass that were not tested")
+    coverage: CoverageFound
     findings: tuple[Finding, ...]
     smallest: str
     test: str = Field(description="source of a pytest file that shows the smallest failing call; may be empty")
@@ -69,9 +102,18 @@ def document_of(result: CheckResult, headline: str) -> CheckDocument:
         refused=why(result.refused),
         excluded=why(result.excluded),
         missing=result.missing,
+        coverage=_coverage(result.coverage),
         findings=result.findings,
         smallest=result.smallest,
         test=result.test,
         again=result.again,
         seconds=result.seconds,
     )
+
+
+def _coverage(found: Coverage) -> CoverageFound:
+    return CoverageFound(
+        dtypes=found.dtypes, head_dims=found.head_dims, head_dims_v=found.head_dims_v, ratios=found.ratios, mqa=found.mqa,
+        lengths=tuple(LengthsCovered(phase=phase, **vars(one)) for phase, one in (found.lengths or {}).items()),
+        gaps=tuple(GapFound(**vars(gap)) for gap in found.gaps),
+    )  # fmt: skip

@@ -59,13 +59,15 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     assert result.again in message(result)
 
 
-def test_a_correct_kernel_is_one_sentence() -> None:
+def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
     result = check(rounded_oracle, phases=["decode"])
     assert headline(result).startswith(
         f"assay.harness.attention.faults:rounded_oracle is correct on all {DECODE} calls; worst own error"
     )
     assert "times its bound" in headline(result)
-    assert len(printed(result).splitlines()) == 1
+    said = " ".join(printed(result).split())
+    assert said.startswith(headline(result))
+    assert said.endswith(f"Covered: {result.coverage.sentence}.")
     assert result.exit_code == ExitCode.PASS
 
 

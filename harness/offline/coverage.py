@@ -1,0 +1,208 @@
+"""What a check covered: the dtypes, head dims, ratios of heads and lengths of the calls that a kernel computed, and the gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.interpreter import BFLOAT16_BROKEN
+from assay.harness.attention.matrix import Case
+from assay.harness.localize import axes
+from assay.harness.text import counted, one_line
+
+DECLARED = "by declaration"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of the calls of one phase.
+
+    Attributes:
+        new: fewest and most new tokens of a sequence.
+        cached: fewest and most cached tokens of a sequence.
+        sequences: most sequences of a call.
+        calls: how many calls.
+    """
+
+    new: tuple[int, int]
+    cached: tuple[int, int]
+    sequences: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Calls that were not computed.
+
+    Attributes:
+        what: which, in words: "head_dim 80 or 96", "float32".
+        why: "by declaration", or what the kernel or its environment said.
+        calls: how many; 0 if the matrix has none.
+        example: name of the first of them; empty if the matrix has none.
+    """
+
+    what: str
+    why: str
+    calls: int = 0
+    example: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The gap in words."""
+        extent = f" ({counted(self.calls, 'call')})" if self.calls else ""
+        if self.why == DECLARED:
+            return f"{self.what}, {self.why}{extent}"
+        return f"{self.what or f'some, as {self.example}'}{extent}: {one_line(self.why)}"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a check covered.
+
+    Attributes:
+        dtypes: of the computed calls.
+        head_dims: of q and k, ascending.
+        head_dims_v: those of v that are not that of q and k, ascending.
+        ratios: q heads on each kv head, ascending.
+        mqa: whether there was one kv head for several q heads.
+        lengths: by phase.
+        gaps: what was not computed, and why.
+    """
+
+    dtypes: tuple[str, ...] = ()
+    head_dims: tuple[int, ...] = ()
+    head_dims_v: tuple[int, ...] = ()
+    ratios: tuple[int, ...] = ()
+    mqa: bool = False
+    lengths: Mapping[str, Lengths] | None = None
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """What was covered, in one line; empty if nothing was."""
+        if not self.lengths:
+            return ""
+        parts = [", ".join(self.dtypes), f"head_dim {_listed(self.head_dims)}"]
+        parts += [f"head_dim_v {_listed(self.head_dims_v)}"] * bool(self.head_dims_v)
+        parts += [f"{_listed(self.ratios)} q heads on a kv head{', MQA' * self.mqa}"]
+        for phase, one in self.lengths.items():
+            new = f"{one.new[0]} to {one.new[1]} new tokens, " if phase == "extend" else ""
+            parts += [
+                f"{phase}: {new}{one.cached[0]:,} to {one.cached[1]:,} cached, up to {counted(one.sequences, 'sequence')}"
+            ]
+        return "; ".join(parts)
+
+
+NOTHING = Coverage()
+"""That of no call."""
+
+
+def coverage_of(
+    computed: Sequence[AttentionCall],
+    cases: Sequence[Case],
+    refused: Sequence[tuple[Case, str]],
+    excluded: Sequence[tuple[Case, str]],
+    declined: Sequence[str],
+) -> Coverage:
+    """What the computed calls cover.
+
+    Args:
+        computed: calls that the kernel computed.
+        cases: their cases.
+        refused: cases that it did not compute, and why.
+        excluded: cases that its declaration excludes, and by what.
+        declined: what else its declaration leaves out.
+    """
+    phases: dict[str, list[AttentionCall]] = {}
+    for call in computed:
+        phases.setdefault(call.phase, []).append(call)
+    heads = {(call.q.shape[1], call.k.shape[1]) for call in computed}
+    return Coverage(
+        dtypes=tuple(dict.fromkeys(sorted(str(call.q.dtype).removeprefix("torch.") for call in computed))),
+        head_dims=_ascending(call.q.shape[2] for call in computed),
+        head_dims_v=_ascending(call.v.shape[2] for call in computed if call.v.shape[2] != call.q.shape[2]),
+        ratios=_ascending(q // kv for q, kv in heads if kv > 1 or q == 1),
+        mqa=any(q > kv == 1 for q, kv in heads),
+        lengths={phase: _lengths(calls) for phase, calls in phases.items()},
+        gaps=tuple(_gaps(cases, refused, excluded, declined)),
+    )
+
+
+def _ascending(values: object) -> tuple[int, ...]:
+    return tuple(sorted(set(values)))  # type: ignore[call-overload]
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _lengths(calls: Sequence[AttentionCall]) -> Lengths:
+    new = [length for call in calls for length in call.lens_q]
+    cached = [prefix for call in calls for prefix in call.prefixes]
+    return Lengths(
+        (min(new), max(new)), (min(cached), max(cached)), max(len(call.cu_seqlens_q) - 1 for call in calls), len(calls)
+    )
+
+
+def _gaps(
+    cases: Sequence[Case],
+    refused: Sequence[tuple[Case, str]],
+    excluded: Sequence[tuple[Case, str]],
+    declined: Sequence[str],
+) -> list[Gap]:
+    """Gaps: those that are declared first; refusals for one reason as one, with the values that separate them."""
+    found = [Gap(what, DECLARED) for what in declined]
+    for why, some in _by_reason([(case, why) for case, why in excluded]).items():
+        found.append(Gap(why, DECLARED, len(some), some[0].name))
+    for why, some in _by_reason(refused).items():
+        conditions, others = [case.condition for case in some], [case.condition for case in cases]
+        found_axes = separating(conditions, others)
+        only = "bfloat16" if why == BFLOAT16_BROKEN else _words(found_axes)
+        axis = found_axes[0].name if len(found_axes) == 1 else ""
+        advice = advice_on(axis, [c[axis] for c in others]) if axis and why != BFLOAT16_BROKEN else ""
+        found.append(Gap(only, f"{why}{advice}", len(some), some[0].name))
+    return found
+
+
+def _words(found: Sequence[axes.Axis]) -> str:
+    """The refused values of axes: "head_dim 80, 96"."""
+    return " with ".join(
+        "a cached prefix"
+        if one.name == "cached prefix" and one.right == ("none",)
+        else f"{one.name} {', '.join(one.failing)}"
+        for one in found
+    )
+
+
+def _by_reason(pairs: Sequence[tuple[Case, str]]) -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = {}
+    for case, why in pairs:
+        found.setdefault(why, []).append(case)
+    return found
+
+
+def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[axes.Axis]:
+    """The axes that separate refused calls from computed ones, as a kernel may have meant it.
+
+    Of several that separate them equally well, that which a kernel can declare: dtype, head dim, cached prefix.
+    """
+    for axis in axes.by_axis(refused, computed):
+        if axis.name in DECLARABLE and axis.right and not any(axes.holds([axis], one) for one in computed):
+            return [axis]
+    return axes.confining(refused, computed)
+
+
+def advice_on(axis: str, computed: Sequence[str]) -> str:
+    """How a kernel declares the values of an axis that it computes, in words; empty for what is not declared."""
+    values = sorted(dict.fromkeys(computed), key=lambda value: (len(value), value) if value.isdecimal() else (0, value))
+    if axis == "cached prefix" and set(values) == {"none"}:
+        return "; declare what it supports: prefix=False"
+    if axis not in ("dtype", "head_dim") or not values:
+        return ""
+    words = [f'"{value}"' if axis == "dtype" else value for value in values]
+    return f"; declare what it supports: {axis}s=({', '.join(words)}{',' * (len(words) == 1)})"
+
+
+DECLARABLE = ("dtype", "head_dim", "cached prefix")
+"""Axes whose values a kernel can declare."""

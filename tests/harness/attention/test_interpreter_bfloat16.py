@@ -1,0 +1,66 @@
+"""A right Triton kernel is right on a CPU as well: what the interpreter computes wrongly is not taken for the kernel's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _row(Q, K, V, O, scale, group, prefix, keys, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
+    i, h = tl.program_id(0), tl.program_id(1)
+    d, n, m = tl.arange(0, D), tl.arange(0, N), tl.arange(0, 16)
+    q = tl.load(Q + (i * H + h) * D + d[None, :] + m[:, None] * 0)
+    at = (n[:, None] * G + h // group) * D + d[None, :]
+    seen = n <= i + prefix
+    k = tl.load(K + at, mask=n[:, None] < keys, other=0.0)
+    v = tl.load(V + at, mask=n[:, None] < keys, other=0.0)
+    s = tl.where(seen[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+    p = tl.exp(s - tl.max(s, 1)[:, None])
+    o = tl.dot(p.to(v.dtype), v) / tl.sum(p, 1)[:, None]
+    tl.store(O + (i * H + h) * D + d[None, :] + m[:, None] * 0, o.to(O.dtype.element_ty))
+
+
+def forward(call):
+    out = torch.empty_like(call.q)
+    for b, (new, keys) in enumerate(zip(call.lens_q, call.lens_k)):
+        q0, k0 = int(call.cu_seqlens_q[b]), int(call.cu_seqlens_k[b])
+        q, k, v = call.q[q0 : q0 + new].contiguous(), call.k[k0 : k0 + keys].contiguous(), call.v[k0 : k0 + keys].contiguous()
+        o, (_, heads, dim) = torch.empty_like(q), q.shape
+        size = max(16, triton.next_power_of_2(keys))
+        _row[(new, heads)](q, k, v, o, call.scale, heads // k.shape[1], keys - new, keys, heads, k.shape[1], dim, size)
+        out[q0 : q0 + new] = o
+    return out
+"""
+
+
+def assay_check(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    (folder / "mine.py").write_text(KERNEL)
+    command = [sys.executable, "-m", "assay", "check", "mine:forward", "--read-out", "0", "--phase", "decode", "--case"]
+    return subprocess.run([*command, *flags], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.interpreter
+def test_bfloat16_is_skipped_by_name_where_the_interpreter_is_wrong(tmp_path: Path) -> None:
+    done = assay_check(tmp_path, "decode-1+66-between_others-GQA_4/2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = " ".join(done.stdout.split())
+    assert "Not covered: bfloat16" in words
+    assert "Triton's interpreter computes bfloat16 wrongly in this version; a GPU covers it" in words
+    assert "Covered: float16, float32;" in words
+
+
+@pytest.mark.interpreter
+def test_bfloat16_that_was_asked_for_is_missing(tmp_path: Path) -> None:
+    done = assay_check(tmp_path, "decode-1+66-between_others-GQA_4/2", "--dtype", "bfloat16", "--dtype", "float16")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "Missing: " in done.stdout
+    assert "Not covered: bfloat16" in done.stdout

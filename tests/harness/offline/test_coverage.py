@@ -1,0 +1,98 @@
+"""What a check says that it covered, and what it did not."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.kernels import declares
+from assay.harness.offline.check import check as check_and_read
+from assay.harness.offline.check_document import document_of
+from assay.reports.check_page import to_html
+from assay.reports.check_text import message, not_covered
+
+check = partial(check_and_read, read_out=0)
+
+
+def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page() -> None:
+    result = check(rounded_oracle, phases=["extend"], dtypes=["float16", "float32"])
+    assert result.verdict == "pass"
+    assert result.coverage.sentence == (
+        "float16, float32; head_dim 64, 80, 96, 128, 192, 256; 1, 2, 3, 4, 5, 6, 7, 8, 12, 16 q heads on a kv head, MQA; "
+        "extend: 1 to 600 new tokens, 0 to 4,000 cached, up to 9 sequences"
+    )
+    found = document_of(result, "").coverage
+    assert (found.dtypes, found.head_dims, found.mqa) == (("float16", "float32"), (64, 80, 96, 128, 192, 256), True)
+    [lengths] = found.lengths
+    assert (lengths.phase, lengths.new, lengths.cached, lengths.sequences) == ("extend", (1, 600), (0, 4000), 9)
+    assert lengths.calls == len(result.computed)
+    assert result.coverage.sentence in to_html(result)
+    assert f"covered: {result.coverage.sentence}" in message(result)
+
+
+def test_what_an_undeclared_kernel_raises_on_is_a_gap_with_advice() -> None:
+    def plain(call: AttentionCall) -> Tensor:
+        assert call.q.shape[2] in (64, 128), "head_dim must be 64 or 128"
+        return rounded_oracle(call)
+
+    result = check(plain, phases=["decode"])
+    [gap] = [gap for gap in result.coverage.gaps if gap.what.startswith("head_dim")]
+    assert gap.what == "head_dim 80, 96, 192, 256"
+    assert gap.why.startswith("raised AssertionError: head_dim must be 64 or 128 (")
+    assert gap.why.endswith("declare what it supports: head_dims=(64, 128)")
+    assert (result.verdict, result.coverage.head_dims) == ("pass", (64, 128))
+
+
+def test_a_kernel_for_complete_prompts_says_so() -> None:
+    @declares(prefix=False)
+    def prefill(call: AttentionCall) -> Tensor:
+        assert not any(call.prefixes)
+        return rounded_oracle(call)
+
+    result = check(prefill)
+    assert (result.verdict, result.missing, result.refused) == ("pass", (), ())
+    assert "a cached prefix, by declaration" in not_covered(result)
+    assert result.coverage.lengths is not None
+    assert {phase: one.cached for phase, one in result.coverage.lengths.items()} == {"extend": (0, 0)}
+    with pytest.raises(ValueError, match="expected extend alone"):
+        declares(phases=("extend", "decode"), prefix=False)
+
+
+def test_the_advice_on_a_refusal_names_the_axis_that_separates() -> None:
+    def no_prefix(call: AttentionCall) -> Tensor:
+        if any(call.prefixes):
+            raise KernelRefused("no cached prefix")
+        return rounded_oracle(call)
+
+    result = check(no_prefix, phases=["extend"])
+    assert result.verdict == "inconclusive"
+    assert (
+        "every extend call with a cached prefix was refused; declare what it supports: prefix=False" in result.missing
+    )
+    assert not [one for one in result.missing if "dtype" in one or "head_dim" in one]
+    [gap] = result.coverage.gaps
+    assert gap.what == "a cached prefix"
+    assert gap.why == "no cached prefix; declare what it supports: prefix=False"
+
+
+def test_a_head_dim_of_v_is_covered_where_it_is_declared() -> None:
+    @declares(head_dims=(192,), head_dims_v=(128,))
+    def deepseek(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call)
+
+    result = check(deepseek, phases=["extend"], dtypes=["bfloat16"])
+    assert (result.verdict, result.coverage.head_dims, result.coverage.head_dims_v) == ("pass", (192,), (128,))
+    assert "head_dim 64, by declaration" in not_covered(result)
+
+    @declares(head_dims=(64,), head_dims_v=(32,))
+    def refuses(call: AttentionCall) -> Tensor:
+        if call.v.shape[2] != call.q.shape[2]:
+            raise KernelRefused("v is narrow")
+        return rounded_oracle(call)
+
+    assert check(refuses, dtypes=[torch.float32], phases=["decode"]).verdict == "inconclusive"
