@@ -6,6 +6,7 @@ An `id` is kebab-case and stable; a title is prose and may change, so nothing co
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from html import escape
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, computed_field, model_validator
@@ -54,6 +55,12 @@ def cause_of(findings: Sequence[Finding]) -> Finding | None:
         words = f"{cause.does}: {one_line(cause.operator, _OPERATOR_SHOWN)}"
         return cause.model_copy(update={"does": words})
     return cause
+
+
+def html_of(verdict: Verdict, summary: str, findings: Iterable[Finding]) -> str:
+    """A verdict as a notebook shows it: the summary, and what is wrong."""
+    wrong = [f"<li>{escape(' '.join(filter(None, [one.sentence, one.observed])))}</li>" for one in serious(findings)]
+    return f"<p><strong>{verdict}</strong>: {escape(summary)}</p>" + (f"<ul>{''.join(wrong)}</ul>" if wrong else "")
 
 
 def kernel_verdict(findings: Iterable[Finding], missing: Collection[str], compared: Iterable[Verdict] = ()) -> Verdict:

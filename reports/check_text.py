@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,38 +14,21 @@ from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
 from assay.harness.offline.coverage import DECLARED
-from assay.harness.text import counted, percent, two_digits
-from assay.harness.verdict import cause_of, serious
+from assay.harness.text import counted, two_digits
+from assay.harness.verdict import serious
 from assay.reports.terminal import copy, finding_lines, finding_text, say, verdict_line
 
 MAX_REFUSALS = 3
 MAX_CAUSES = 3
 """Most wrong kernels whose causes one line names."""
+MAX_TEST = 3000
+"""Most characters of a test that a terminal or an assertion shows: more are numbers."""
+TEST_OF_NUMBERS = "A test that reproduces it holds the numbers of the call: --json and --html have it."
 
 
 def headline(result: CheckResult) -> str:
-    """One sentence: what the kernel does wrong if that is known, how many calls are wrong, the worst own error and its bound."""
-    cause = cause_of(result.findings)
-    return _headline(result, cause.does if cause else "")
-
-
-def _headline(result: CheckResult, does: str) -> str:
-    tried = len(result.computed) + len(result.broken)
-    if result.exit_code == ExitCode.NO_VERDICT:
-        verdict = f"No verdict on {result.kernel}: requirements of a pass were not tested"
-    elif result.exit_code == ExitCode.PASS:
-        verdict = f"{result.kernel} is correct on all {tried} calls"
-    elif result.failing:
-        extent = f"wrong on {len(result.failing)} of {tried} calls"
-        verdict = f"{result.kernel} {does}; {extent}" if does else f"{result.kernel} is {extent}"
-    else:
-        verdict = f"{result.kernel} is within its bounds on all {tried} calls, but has serious findings"
-    worst = result.worst
-    if worst is None:
-        return verdict
-    if not math.isfinite(worst.own):
-        return f"{verdict}; an output is not finite"
-    return f"{verdict}; worst own error {percent(worst.own)}, {two_digits(worst.ratio)} times its bound of {percent(worst.bound)}"
+    """One sentence; see `CheckResult.summary`."""
+    return result.summary()
 
 
 def rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
@@ -94,7 +76,7 @@ def message(result: CheckResult) -> str:
     if result.smallest:
         lines += ["", f"smallest failing call: {result.smallest}"]
     lines += [f"reproduce: {result.again}"] if result.again else []
-    if result.test:
+    if result.test and len(result.test) <= MAX_TEST:
         lines += ["as a test:", "", *(f"    {line}".rstrip() for line in result.test.splitlines())]
     return "\n".join(lines)
 
@@ -128,7 +110,7 @@ def cause(results: Sequence[CheckResult]) -> str:
 def cause_first(result: CheckResult) -> str:
     """The cause's title and the numbers, for lines that are cut off at their end."""
     why = cause([result])
-    return f"{why}: {_headline(result, '')}" if why else headline(result)
+    return f"{why}: {result.extent()}" if why else headline(result)
 
 
 def _failing(result: CheckResult) -> tuple[int, int]:
@@ -174,6 +156,9 @@ def render(result: CheckResult, console: Console, verbose: bool = False) -> None
     if result.smallest:
         say(console, f"Smallest failing call: {result.smallest}")
     if result.test:
-        say(console, "A test that reproduces it:\n")
-        copy(console, result.test)
+        if len(result.test) <= MAX_TEST:
+            say(console, "A test that reproduces it:\n")
+            copy(console, result.test)
+        else:
+            say(console, TEST_OF_NUMBERS)
         say(console, verdict_line(result.verdict, f"{headline(result)}."))  # the test may have filled the screen

@@ -14,6 +14,7 @@ from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.text import one_line, two_digits
 from assay.harness.verdict import cause_of
+from assay.reports.check_text import MAX_TEST, TEST_OF_NUMBERS
 from assay.reports.terminal import copy, finding_text, say, verdict_line
 
 
@@ -39,8 +40,11 @@ def render_replay(replay: ReplayResult, console: Console) -> None:
     if replay.smallest:
         say(console, f"Smallest failing call: {replay.smallest}")
     if replay.test:
-        say(console, "A test that reproduces it:\n")
-        copy(console, replay.test)
+        if len(replay.test) <= MAX_TEST:
+            say(console, "A test that reproduces it:\n")
+            copy(console, replay.test)
+        else:
+            say(console, TEST_OF_NUMBERS)
         say(console, verdict_line(replay.verdict, f"{does or replay.candidate + ' is wrong on recorded calls'}."))
     if not replay.findings:
         say(console, "No findings: every own error is within its bound.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import isfinite
 from pathlib import Path
 
 from assay.harness.errors import ExitCode
@@ -11,7 +12,8 @@ from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
-from assay.harness.verdict import Finding, Verdict, exit_code_of, kernel_verdict
+from assay.harness.text import two_digits
+from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, html_of, kernel_verdict
 
 _FILE = "cause.json"
 
@@ -66,6 +68,27 @@ class ReplayResult(Record):
     seconds: float
     smallest: str = ""
     test: str = ""
+
+    def __repr__(self) -> str:
+        return f"<ReplayResult {self.verdict}: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.verdict, self.summary(), self.findings)
+
+    def summary(self) -> str:
+        """One sentence: what the candidate does wrong if that is known, how many calls were examined, and the worst own error."""
+        cause = cause_of(self.findings)
+        does = (
+            f"{self.candidate} {cause.does}"
+            if cause and cause.does
+            else f"{self.candidate}, {len(self.findings)} findings"
+        )
+        worst = (
+            f"worst own error {two_digits(self.worst)} times its bound"
+            if isfinite(self.worst)
+            else "an output is not finite"
+        )
+        return f"{does}; {self.calls} of {self.recorded} recorded calls; {worst}"
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import describe
+from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.verdict import Finding
 
@@ -128,16 +129,50 @@ def _groups(call: AttentionCall, kept: list[int]) -> AttentionCall:
     return replace(call, q=call.q[:, heads], k=call.k[:, kept], v=call.v[:, kept])
 
 
-def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding, noise: str | None = None) -> str:
-    """The source of a pytest file that runs a kernel on a call and fails while its own error is out of bounds.
+@dataclass(frozen=True)
+class Reproduction:
+    """A failing call as source, which imports nothing but the public API.
 
-    It imports nothing but the public API. Its inputs are normal data from a seed, if the kernel fails on such data of the same
-    shape, else the call's own numbers.
+    Attributes:
+        kernel: published name of the kernel or ``module:function``.
+        imports: the lines that it needs.
+        call: the lines that make ``CALL``.
+        noise: the argument that excuses noise which the kernel does not declare; empty for none.
+    """
+
+    kernel: str
+    imports: str
+    call: str
+    noise: str
+
+    def test(self, finding: Finding) -> str:
+        """The source of a pytest file that fails while the kernel's own error is out of bounds, in the words of the finding."""
+        observed = f" Observed: {finding.observed}." if finding.observed else ""
+        return f'''"""{_prose(finding.title)}: the smallest call that shows it."""
+
+{self.imports}
+
+KERNEL = {self.kernel!r}
+{self.call}
+
+
+def test_the_kernel_is_correct() -> None:
+    """{_prose(finding.sentence)}{_prose(observed)}"""
+    assert_correct(KERNEL, CALL{self.noise})
+'''
+
+
+def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding, noise: str | None = None) -> str:
+    """The source of a pytest file that runs a kernel on a call and fails while its own error is out of bounds: `reproduction`."""
+    return reproduction(call, kernel_path, noise).test(finding)
+
+
+def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None) -> Reproduction:
+    """A call as source. Its inputs come from a seed, if the kernel fails on such data of the same shape, else they are its numbers.
 
     Args:
         call: a failing call, best a shrunk one.
         kernel_path: published name of the kernel or ``module:function``.
-        finding: what is wrong; becomes the test's docstring.
         noise: quantisation whose noise is excused; None for what the kernel declares.
 
     Raises:
@@ -147,48 +182,63 @@ def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding, noise: st
     kernel = load(kernel_path)
     declared = declaration(kernel).noise
     noise = declared if noise is None else noise
-    lens = list(zip(call.lens_q, call.prefixes, strict=True))
-    heads = (call.q.shape[1], call.k.shape[1])
-    own = f"scale={call.scale!r}, causal={call.causal}, layer={call.layer}, phase={call.phase!r}"
-    drawn = replace(
-        call_of(lens, heads, call.q.shape[2], call.q.dtype, str(call.q.device)),
-        scale=call.scale, causal=call.causal, layer=call.layer, phase=call.phase,
-    )  # fmt: skip
-    if call.v.shape[2] == call.q.shape[2] and _fails(kernel, drawn, noise):
-        shape = f"{lens}, {heads}, {call.q.shape[2]}, {call.q.dtype}, {str(call.q.device)!r}"
-        inputs = f"replace(call_of({shape}), {own})"
-        imports = "from dataclasses import replace\n\nimport torch\n\nfrom assay import assert_correct, call_of"
-    else:
-        numbers = sum(t.numel() for t in (call.q, call.k, call.v))
-        if numbers > MAX_LITERALS:
-            raise AssayError(
-                f"The kernel fails on this call's own data only, which is {numbers} numbers.",
-                f"at most {MAX_LITERALS} numbers in a test",
-                "shrink the call first, or keep it in a replay pack",
-            )
-        tensors = "".join(f"    {n}={_literal(getattr(call, n))},\n" for n in ("q", "k", "v"))
-        lengths = (f"cu_seqlens_{n}={_literal(getattr(call, f'cu_seqlens_{n}'))}" for n in "qk")
-        inputs = f"AttentionCall(\n{tensors}    {', '.join(lengths)},\n    {own},\n)"
-        imports = "import torch\n\nfrom assay import AttentionCall, assert_correct"
     excused = "" if noise == declared else f", noise={noise!r}"
-    return f'''"""{_prose(finding.title)}: the smallest call that shows it."""
+    own = f"scale={call.scale!r}, causal={call.causal}, layer={call.layer}, phase={call.phase!r}"
+    if drawn := _drawn(call, kernel, noise):
+        seed, (changed, _) = drawn
+        lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
+        shape = f"{lens}, {heads}, {call.q.shape[2]}, {call.q.dtype}, {str(call.q.device)!r}"
+        text = f"CALL = replace(call_of({shape}{f', seed={seed}' * bool(seed)}), {own})"
+        if changed:
+            text += f"\nCALL = replace(CALL, {changed})"
+        imports = "from dataclasses import replace\n\nimport torch\n\nfrom assay import assert_correct, call_of"
+        return Reproduction(kernel_path, imports, text, excused)
+    numbers = sum(t.numel() for t in (call.q, call.k, call.v))
+    if numbers > MAX_LITERALS:
+        raise AssayError(
+            f"The kernel fails on this call's own data only, which is {numbers} numbers.",
+            f"at most {MAX_LITERALS} numbers in a test",
+            "shrink the call first, or keep it in a replay pack",
+        )
+    tensors = "".join(f"    {n}={_literal(getattr(call, n))},\n" for n in ("q", "k", "v"))
+    lengths = (f"cu_seqlens_{n}={_literal(getattr(call, f'cu_seqlens_{n}'))}" for n in "qk")
+    text = f"CALL = AttentionCall(\n{tensors}    {', '.join(lengths)},\n    {own},\n)"
+    return Reproduction(kernel_path, "import torch\n\nfrom assay import AttentionCall, assert_correct", text, excused)
 
-{imports}
 
-KERNEL = {kernel_path!r}
-CALL = {inputs}
+_Change = tuple[str, Callable[[AttentionCall], AttentionCall]]
+_CHANGES: tuple[_Change, ...] = (
+    ("", lambda call: call),
+    ("v=300 * CALL.v", lambda call: replace(call, v=300 * call.v)),
+    ("q=2 * CALL.q, k=2 * CALL.k", lambda call: replace(call, q=2 * call.q, k=2 * call.k)),
+    ("q=4 * CALL.q, k=4 * CALL.k", lambda call: replace(call, q=4 * call.q, k=4 * call.k)),
+    ("k=CALL.k + 6", lambda call: replace(call, k=call.k + 6)),
+    ("q=CALL.q.abs(), k=-8 * CALL.k.abs()", lambda call: replace(call, q=call.q.abs(), k=-8 * call.k.abs())),
+)
+"""What normal data may need before a kernel fails on it, as source and as a function: values beyond the range of fp8, peaked
+weights, an offset of K, scores far below zero."""
+SEEDS = 6
+"""Seeds that are tried of each."""
 
 
-def test_the_kernel_is_correct() -> None:
-    """{_prose(finding.sentence)}"""
-    assert_correct(KERNEL, CALL{excused})
-'''
+def _drawn(call: AttentionCall, kernel: Kernel, noise: str) -> tuple[int, _Change] | None:
+    """The seed, and the change of its data, with which the kernel fails on a call of this shape; None if there is none."""
+    if call.v.shape[2] != call.q.shape[2] or call.layout != "packed" or call.grad_mode:
+        return None
+    lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
+    for change in _CHANGES:
+        for seed in range(SEEDS):
+            made = call_of(lens, heads, call.q.shape[2], call.q.dtype, str(call.q.device), seed)
+            drawn = replace(made, scale=call.scale, causal=call.causal, layer=call.layer, phase=call.phase)
+            if _fails(kernel, change[1](drawn), noise):
+                return seed, change
+    return None
 
 
 def _fails(kernel: Kernel, call: AttentionCall, noise: str) -> bool:
     try:
-        return measure(call, kernel(call.clone()), noise).fails
-    except KernelRefused:
+        return measure(call, GuardedKernel(kernel)(call.clone()), noise).fails
+    except (KernelRefused, ValueError):  # the second: such data overflow the dtype
         return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -14,16 +15,47 @@ from assay.harness.errors import AssayError
 from assay.harness.localize.causes import OUTPUT_SCALED
 from assay.harness.localize.cells import deviation
 from assay.harness.localize.diagnose import describe
-from assay.harness.localize.guard import Guard
+from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
 from assay.harness.localize.kernel_runs import KernelRun, measure
-from assay.harness.localize.shrink import as_pytest, exceeds_bounds_of, shrink
-from assay.harness.verdict import UNEXPLAINED, Finding
+from assay.harness.localize.shrink import Reproduction, exceeds_bounds_of, reproduction, shrink
+from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
 SHRINK_SECONDS = 10.0
 """Time limit for shrinking a failing call; the smallest call found by then is shown."""
 
 
-def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> tuple[str, str]:
+_IN_EVIDENCE = "smallest failing call: "
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The smallest call found that shows a bug.
+
+    Attributes:
+        words: the call in words; empty where nothing is out of bounds.
+        source: the call as source; None where no test can be written.
+    """
+
+    words: str = ""
+    source: Reproduction | None = None
+
+    def test(self, findings: Sequence[Finding]) -> str:
+        """The source of a pytest file that shows it, in the words of the first finding about outputs; empty if there is none."""
+        about = [one for one in serious(findings) if one.id != CONTRACT_BROKEN]
+        return self.source.test(about[0]) if self.source and about else ""
+
+    def named_in(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The findings; the first one about outputs has this call as its smallest."""
+        about = [one for one in serious(findings) if one.id != CONTRACT_BROKEN][:1]
+        evidence = [
+            _IN_EVIDENCE + self.words if self.words and line.startswith(_IN_EVIDENCE) else line
+            for one in about
+            for line in one.evidence
+        ]
+        return [one.model_copy(update={"evidence": tuple(evidence)}) if one in about else one for one in findings]
+
+
+def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> Smallest:
     """The smallest call found that shows the first bug.
 
     Args:
@@ -31,14 +63,10 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
         run: its results on several calls.
         findings: what is wrong with it, named bugs first.
         path: how the kernel can be imported, as ``module:function`` or a published name; empty if it cannot.
-
-    Returns:
-        The call in words and the source of a pytest file. Both are empty where nothing is out of bounds, the second also where
-        no test can be written.
     """
     failing = [result.call for result in run.results if result.fails]
     if not failing:
-        return "", ""
+        return Smallest()
     call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
     finding = next(f for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED))
     with suppress(ValueError):  # a call with another bug, or one that fails only sometimes, stays as it is
@@ -47,11 +75,11 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
         dims = {result.call.q.shape[2] for result in run.results} | set(guard.assay.head_dims or ())
         call = shrink(timed, call, _same_bug(guard, finding.id), head_dims=dims)
     if not path:
-        return describe(call), ""
+        return Smallest(describe(call))
     try:
-        return describe(call), as_pytest(call, path, finding, guard.assay.noise)
+        return Smallest(describe(call), reproduction(call, path, guard.assay.noise))
     except AssayError:  # it fails on its own data only, which is too large for a test
-        return describe(call), ""
+        return Smallest(describe(call))
 
 
 def _same_bug(guard: Guard, finding: str) -> Callable[[AttentionCall, Tensor], bool]:

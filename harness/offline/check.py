@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shlex
 import time
@@ -39,8 +40,8 @@ from assay.harness.offline.coverage import DECLARABLE, NOTHING, Coverage, advice
 from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.readout.readout import ReadOut
-from assay.harness.text import percent
-from assay.harness.verdict import UNEXPLAINED, Finding, Verdict, exit_code_of, kernel_verdict
+from assay.harness.text import percent, two_digits
+from assay.harness.verdict import UNEXPLAINED, Finding, Verdict, cause_of, exit_code_of, html_of, kernel_verdict
 
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 """Other words for a dtype, as engines and PyTorch have them."""
@@ -89,7 +90,7 @@ class WorstOfMatrix:
         return self.own / self.bound
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckResult:
     """A kernel's result on a matrix.
 
@@ -129,6 +130,37 @@ class CheckResult:
     read_out: ReadOut | None = None
     coverage: Coverage = NOTHING
     traceback: str = ""
+
+    def __repr__(self) -> str:
+        return f"<CheckResult {self.verdict}: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.verdict, self.summary(), self.findings)
+
+    def summary(self) -> str:
+        """One sentence: what the kernel does wrong if that is known, how many calls are wrong, and the worst own error."""
+        cause = cause_of(self.findings)
+        return self.extent(cause.does if cause else "")
+
+    def extent(self, does: str = "") -> str:
+        """`summary` with other words for what the kernel does wrong; empty to leave them out."""
+        tried = len(self.computed) + len(self.broken)
+        if self.exit_code == ExitCode.NO_VERDICT:
+            verdict = f"No verdict on {self.kernel}: requirements of a pass were not tested"
+        elif self.exit_code == ExitCode.PASS:
+            verdict = f"{self.kernel} is correct on all {tried} calls"
+        elif self.failing:
+            wrong = f"wrong on {len(self.failing)} of {tried} calls"
+            verdict = f"{self.kernel} {does}; {wrong}" if does else f"{self.kernel} is {wrong}"
+        else:
+            verdict = f"{self.kernel} is within its bounds on all {tried} calls, but has serious findings"
+        worst = self.worst
+        if worst is None:
+            return verdict
+        if not math.isfinite(worst.own):
+            return f"{verdict}; an output is not finite"
+        times = f"{two_digits(worst.ratio)} times its bound of {percent(worst.bound)}"
+        return f"{verdict}; worst own error {percent(worst.own)}, {times}"
 
     @property
     def failing(self) -> list[Case]:
@@ -313,8 +345,12 @@ def check(
     if watcher is not None:
         watcher.stands(result)
     with few_threads([call for _, call in made]):
-        smallest, test = smallest_call(guard, run, findings, path)
-    result = replace(result, smallest=smallest, test=test, seconds=time.monotonic() - start)
+        smallest = smallest_call(guard, run, findings, path)
+    findings = smallest.named_in(findings)
+    result = replace(
+        result, findings=tuple(findings), smallest=smallest.words, test=smallest.test(findings),
+        seconds=time.monotonic() - start,
+    )  # fmt: skip
     if watcher is not None:
         watcher.stands(result)
     reader = read_out if isinstance(read_out, Reader) else Reader(read_out)
@@ -322,7 +358,10 @@ def check(
         return result
     before_reading(result)
     observed = reader.observe(findings, loaded, guard.assay, run.results)
-    return replace(result, findings=observed.findings, read_out=observed.read, seconds=time.monotonic() - start)
+    return replace(
+        result, findings=observed.findings, test=smallest.test(observed.findings), read_out=observed.read,
+        seconds=time.monotonic() - start,
+    )  # fmt: skip
 
 
 def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:

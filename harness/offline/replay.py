@@ -78,12 +78,13 @@ def replay(
             return _result(Backend.parse(candidate), KernelRun(()), examined, broken, seconds, seconds, ())
         broken = _breaches(guard, [call for call, why in found.run.refused if why in guard.breaches], reproduce)
         named = [one for one in found.findings if one.id != CALL_REFUSED or one.diagnosis not in guard.breaches]
-        smallest, test = smallest_call(guard, found.run, found.findings, candidate)
+        smallest = smallest_call(guard, found.run, found.findings, candidate)
+        named = smallest.named_in(named)
         observed = Reader(read_out).observe_recorded((*named, *broken), kernel, guard.assay, found.run.results)
         result = _result(
             Backend.parse(candidate), found.run, examined, observed.findings, found.seconds, found.first_finding_s, (),
         )  # fmt: skip
-    return result.model_copy(update={"smallest": smallest, "test": test})
+    return result.model_copy(update={"smallest": smallest.words, "test": smallest.test(result.findings)})
 
 
 def _counted(guard: Guard, total: int, progress: Callable[[int, int], None]) -> Kernel:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -479,3 +480,40 @@ def test_the_smallest_call_has_a_head_dim_that_the_kernel_was_seen_to_compute() 
     result = check(textbook, phases=["decode"], dtypes=["float32"], read_out=0)
     assert "head_dim 64" in result.smallest
     assert asked == {64, 128}
+
+
+def test_a_result_is_one_line_and_has_a_summary() -> None:
+    result = check(fault("prefix-dropped"), phases=["decode"], dtypes=["float32"], head_dims=[64], read_out=0)
+    assert "\n" not in repr(result)
+    assert len(repr(result)) < 300
+    assert result.summary() in repr(result)
+    assert result.summary().startswith("forward drops the cached prefix") or "; wrong on" in result.summary()
+    assert result._repr_html_().startswith("<p><strong>regression</strong>: ")
+    assert "<ul><li>" in result._repr_html_()
+
+
+def test_one_smallest_call_is_named_everywhere_and_the_test_has_the_words_of_the_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "averaging.py").write_text(
+        "from dataclasses import replace\nfrom assay import oracle\n\ndef forward(call):\n"
+        "    return oracle(replace(call, q=call.q * 0.5)).to(call.q.dtype)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = check("averaging:forward", phases=["decode"], dtypes=["float32"], head_dims=[64], read_out=20)
+    finding = result.findings[0]
+    assert f"smallest failing call: {result.smallest}" in finding.evidence
+    assert finding.operator
+    assert finding.operator.replace('"', "'") in result.test, "what was read, in the docstring"
+    assert "torch.tensor(" not in result.test, "its data come from a seed"
+
+
+def test_data_that_are_not_normal_come_from_a_seed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clamping.py").write_text(
+        "from dataclasses import replace\nfrom assay import oracle\n\ndef forward(call):\n"
+        "    return oracle(replace(call, v=call.v.clamp(-448, 448))).to(call.q.dtype)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = check("clamping:forward", phases=["decode"], dtypes=["float16"], head_dims=[64], read_out=0)
+    assert "CALL = replace(CALL, v=300 * CALL.v)" in result.test
+    assert len(result.test) < 1000
