@@ -309,11 +309,9 @@ def check(
         if within.written:
             call, how = min(within.written, key=lambda one: (one[0].k.numel(), one[0].q.numel()))
             calls = len({id(call) for call, _ in within.written})
-            findings.append(breach(how, f"{calls} calls", (f"for example {describe(call)}",), again))
+            findings.append(_outside(how, f"{calls} calls", call, again))
         if read := over_reads(within, run.results):
-            findings.append(
-                breach(read[1], "calls that are out of bounds", (f"for example {describe(read[0])}",), again)
-            )
+            findings.append(_outside(read[1], "calls that are out of bounds", read[0], again))
         worst = worst_of(run.results)
     result = CheckResult(
         kernel=name,
@@ -348,7 +346,7 @@ def check(
         smallest = smallest_call(guard, run, findings, path)
     findings = smallest.named_in(findings)
     result = replace(
-        result, findings=tuple(findings), smallest=smallest.words, test=smallest.test(findings),
+        result, findings=_outside_first(findings), smallest=smallest.words, test=smallest.test(findings),
         seconds=time.monotonic() - start,
     )  # fmt: skip
     if watcher is not None:
@@ -359,7 +357,7 @@ def check(
     before_reading(result)
     observed = reader.observe(findings, loaded, guard.assay, run.results)
     return replace(
-        result, findings=observed.findings, test=smallest.test(observed.findings), read_out=observed.read,
+        result, findings=_outside_first(observed.findings), test=smallest.test(observed.findings), read_out=observed.read,
         seconds=time.monotonic() - start,
     )  # fmt: skip
 
@@ -642,6 +640,20 @@ def _breaches(
         smallest = min((call_of[name] for name in names), key=lambda call: (call.k.numel(), call.q.numel()))
         found.append(breach(some[0][1], where, (f"smallest such call: {describe(smallest)}",), again))
     return found
+
+
+def _outside(how: str, where: str, call: AttentionCall, again: str) -> Finding:
+    """The finding that a kernel accesses memory outside of its tensors."""
+    return breach(how, where, (f"for example {describe(call)}",), again).model_copy(
+        update={"title": "memory outside of its tensors", "does": how}
+    )
+
+
+def _outside_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings; an access outside comes before an error that neither a hypothesis nor the read-out explains."""
+    first = [one for one in findings if one.id == CONTRACT_BROKEN and one.does]
+    unread = bool(findings) and findings[0].id == UNEXPLAINED and not findings[0].operator
+    return (*first, *(one for one in findings if one not in first)) if unread else tuple(findings)
 
 
 def breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:

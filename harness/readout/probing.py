@@ -237,6 +237,7 @@ class Prober:
         device: where calls are made.
         shapes: (head_dim, head_dim_v) that it is asked for, besides what it declares; None for any. A kernel that was written for
             one head_dim may write beyond its output with another, which ends the process.
+        compiles: whether a first call of its shape may compile: its time is not counted. So it is on a GPU.
         asked: calls that it got.
         raised: calls that it did not answer, by the reason.
         of_kind: calls that it got, by layer and phase.
@@ -250,6 +251,7 @@ class Prober:
     until: float = field(default_factory=lambda: time.monotonic() + 60.0)
     device: str = "cpu"
     shapes: frozenset[tuple[int, int]] | None = None
+    compiles: bool = field(init=False)
     asked: int = 0
     raised: dict[str, int] = field(default_factory=dict)
     of_kind: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -257,6 +259,10 @@ class Prober:
     overwritten: Counter[str] = field(default_factory=Counter)
     history: History = field(default_factory=History)
     _last: tuple[Tensor, Tensor] | None = None
+    _shapes_seen: set[tuple[object, ...]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.compiles = self.device != "cpu"
 
     def __call__(self, call: AttentionCall, as_it_lies: bool = False) -> Tensor | None:
         """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU.
@@ -279,6 +285,7 @@ class Prober:
         self.asked += 1
         self.of_kind[call.layer, call.phase] += 1
         given = call if as_it_lies else call.clone()
+        begun = time.monotonic()
         try:
             with kernel_threads():
                 out = self.kernel(given)
@@ -286,6 +293,8 @@ class Prober:
             kind = REFUSED if isinstance(error, KernelRefused) else type(error).__name__
             self.raised[kind] = self.raised.get(kind, 0) + 1
             return None
+        finally:
+            self._leave_out_compilation(call, time.monotonic() - begun)
         if fault := output_fault(call, out):
             self.raised[fault] = self.raised.get(fault, 0) + 1
             return None
@@ -296,6 +305,13 @@ class Prober:
         self._last = (out, out.clone())
         self.history = self.history.after(call, found)
         return found
+
+    def _leave_out_compilation(self, call: AttentionCall, seconds: float) -> None:
+        """Give the time of a first call of its shape back: a compiler specialises on dtype, heads and head dims."""
+        shape = (call.phase, call.q.dtype, call.q.shape[1:], call.k.shape[1:], call.v.shape[1:], call.causal)
+        if self.compiles and shape not in self._shapes_seen:
+            self._shapes_seen.add(shape)
+            self.until += seconds
 
     def may_ask(self, call: AttentionCall) -> bool:
         """Whether the kernel computes such calls, as far as it is known or declared."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby, islice
@@ -282,3 +283,19 @@ def test_same_and_with_values() -> None:
     assert changed.k is call.k
     assert not changed.v.any()
     assert call.v.any()
+
+
+def test_the_time_in_which_a_kernel_compiles_is_not_counted() -> None:
+    def compiling(call: AttentionCall) -> Tensor:
+        if call.q.shape[1:] not in seen:
+            seen.add(call.q.shape[1:])
+            time.sleep(0.2)
+        return rounded_oracle(call)
+
+    for compiles, left in ((True, 10.2), (False, 10.0)):
+        seen: set[object] = set()
+        prober = Prober(compiling, until=10.0 + time.monotonic())
+        prober.compiles, begun = compiles, prober.until - 10.0
+        for _ in range(2):
+            prober(Plan(((3, 4),)).make())
+        assert prober.until - begun == pytest.approx(left, abs=0.1)
