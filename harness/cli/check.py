@@ -48,6 +48,12 @@ def check(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the matrix and of its data.", min=0)] = 0,
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
+    calls: Annotated[
+        int | None,
+        typer.Option(
+            help="How often the kernel runs in all, to see it become wrong; by default 1,000, in full 2,000.", min=0
+        ),
+    ] = None,
     read_out: ReadOut = 60.0,
     html: Html = None,
     junit: Junit = None,
@@ -59,8 +65,8 @@ def check(
     interpret_without_gpu()
 
     from assay.harness.attention.kernels import declaration
+    from assay.harness.offline.check import CALLS, matrix_of, named
     from assay.harness.offline.check import check as run
-    from assay.harness.offline.check import matrix_of, named
     from assay.harness.offline.interrupted import interrupted
     from assay.harness.progress import ProgressDisplay
     from assay.reports.check_text import headline, render
@@ -79,6 +85,8 @@ def check(
             f"No case's name contains {case!r}.", f"part of a name, for example of {cases[0].name}", "try another"
         )
 
+    most = calls if calls is not None else 0 if case else CALLS[size]  # type: ignore[index]
+
     def announce(found: CheckResult) -> None:
         text = f"{headline(found)}. Reading what it computes, for at most {read_out:g} s."
         if not console.quiet:
@@ -93,7 +101,8 @@ def check(
     else:
         with ProgressDisplay(errors) as display:
             result = run(
-                name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, cases=chosen, again=as_given(),
+                name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size, cases=chosen,  # type: ignore[arg-type]
+                again=as_given(), calls=most,
                 read_out=read_out, before_reading=announce,
                 progress=lambda done, total: count(display, done, total), watcher=handover.watcher(),
             )  # fmt: skip

@@ -33,6 +33,7 @@ class Guard:
         tracebacks: of the exceptions among them, by breach.
         failed_repeats: calls that it computed once and then failed to compute again, and why.
         shared: calls whose output lies in the memory of an earlier output.
+        runs: how many times the kernel ran.
     """
 
     def __init__(self, kernel: Kernel, declared: Declaration) -> None:
@@ -41,10 +42,12 @@ class Guard:
         self.tracebacks: dict[str, str] = {}
         self.failed_repeats: list[tuple[AttentionCall, str]] = []
         self.shared: list[AttentionCall] = []
+        self.runs = 0
         self._kernel = kernel
         self._held: deque[Tensor] = deque(maxlen=HELD)
 
     def __call__(self, call: AttentionCall) -> Tensor:
+        self.runs += 1
         try:
             with kernel_threads(), call.grad_context():
                 out = self._kernel(call)

@@ -28,7 +28,8 @@ from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize import axes
-from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
+from assay.harness.localize.diagnose import CALL_REFUSED, STATE_KEPT, TITLES, describe, diagnose
+from assay.harness.localize.endurance import endure
 from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded, runs_of
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
@@ -41,13 +42,26 @@ from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.readout.readout import ReadOut
 from assay.harness.text import percent, two_digits
-from assay.harness.verdict import UNEXPLAINED, Finding, Verdict, cause_of, exit_code_of, html_of, kernel_verdict
+from assay.harness.verdict import (
+    UNEXPLAINED,
+    Finding,
+    Verdict,
+    cause_of,
+    exit_code_of,
+    html_of,
+    kernel_verdict,
+    serious,
+)
 
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 """Other words for a dtype, as engines and PyTorch have them."""
 LEAST_COVERED = 0.9
 """Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in
 its declaration: there it is a statement, and not a matter of what happened to be refused."""
+CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
+"""How often a kernel runs in all: one may become wrong after many calls. What the matrix leaves of them takes at most
+`ENDURANCE_S` seconds."""
+ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 ONE_LAYER = 0.8
 """Share of calls in one layer from which on layers are not told apart, unless the failing calls are those of some layers."""
 ASSERTED_S = 10.0
@@ -207,6 +221,7 @@ def check(
     cases: Sequence[Case] | None = None,
     again: str = "",
     repeats: int = MAX_REPEATED,
+    calls: int | None = None,
     read_out: float | Reader = READ_OUT_S,
     before_reading: Callable[[CheckResult], None] = lambda result: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -231,6 +246,8 @@ def check(
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
+        calls: how often the kernel runs in all, the matrix included: the rest on one cheap call of each phase. None for 1,000, for
+            2,000 with the full matrix, and for none but the matrix where `cases` are given.
         read_out: most seconds that reading a wrong kernel takes, 60 by default, 0 not to read it; or what reads it, and keeps that.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
         progress: receives how many times the kernel has run on the matrix, of how many times in all, after each.
@@ -249,7 +266,10 @@ def check(
     asked = tuple(phases) if phases is not None else declared.phases
     path = name if isinstance(kernel, str) or kernels.is_path(name) else ""
     if path and cases is None and not again:
-        again = _command(path, phases or (), dtypes or (), noise, size, device, head_dims or (), like or (), seed)
+        again = _command(
+            path, phases or (), dtypes or (), noise, size, device, head_dims or (), like or (), seed, calls
+        )
+    most_runs = calls if calls is not None else CALLS[size] if cases is None else 0
     if cases is None:
         cases = matrix_of(
             declared, phases=phases, dtypes=dtypes, size=size, device=device, head_dims=head_dims, like=like, seed=seed
@@ -308,11 +328,17 @@ def check(
             )
         if within.written:
             call, how = min(within.written, key=lambda one: (one[0].k.numel(), one[0].q.numel()))
-            calls = len({id(call) for call, _ in within.written})
-            findings.append(_outside(how, f"{calls} calls", call, again))
+            number = len({id(call) for call, _ in within.written})
+            findings.append(_outside(how, f"{number} calls", call, again))
         if read := over_reads(within, run.results):
             findings.append(_outside(read[1], "calls that are out of bounds", read[0], again))
-        worst = worst_of(run.results)
+        if not serious(findings):
+            plain = Guard(loaded, declared)  # without guards around each tensor, which take longer than a small call
+            endured = endure(plain, run.results, guard.runs, most_runs, ENDURANCE_S[size])
+            guard.runs = endured.runs
+            if endured.call is not None:
+                findings.append(_not_endured(endured.call, endured.how, again))
+        runs, worst = guard.runs, worst_of(run.results)
     result = CheckResult(
         kernel=name,
         computed=computed,
@@ -325,6 +351,7 @@ def check(
             spared,
             excluded,
             _declined(declared, dtypes, head_dims),
+            runs,
         ),
         broken=broken,
         missing=tuple(
@@ -555,7 +582,7 @@ def _one_of(what: str, value: str, known: Sequence[str] | Mapping[str, object]) 
 
 def _command(
     path: str, phases: Sequence[str], dtypes: Sequence[torch.dtype | str], noise: str | None, size: str,
-    device: str | None, head_dims: Sequence[int], like: Sequence[str], seed: int,
+    device: str | None, head_dims: Sequence[int], like: Sequence[str], seed: int, calls: int | None,
 ) -> str:  # fmt: skip
     words = ["assay", "check", path]
     words += [word for phase in phases for word in ("--phase", phase)]
@@ -567,6 +594,7 @@ def _command(
         ("size", size, "small"),
         ("device", device, None),
         ("seed", seed, 0),
+        ("calls", calls, None),
     ):
         words += [f"--{flag}", str(value)] * (value != usual)
     return shlex.join(words)
@@ -654,6 +682,14 @@ def _outside_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     first = [one for one in findings if one.id == CONTRACT_BROKEN and one.does]
     unread = bool(findings) and findings[0].id == UNEXPLAINED and not findings[0].operator
     return (*first, *(one for one in findings if one not in first)) if unread else tuple(findings)
+
+
+def _not_endured(call: AttentionCall, how: str, again: str) -> Finding:
+    """The finding that a kernel became wrong after many runs."""
+    return Finding(
+        id=STATE_KEPT, title=TITLES[STATE_KEPT], severity="serious", where=f"{call.phase}, after many runs",
+        diagnosis=f"the kernel {how}", evidence=(f"the call: {describe(call)}",), reproduce=again,
+    )  # fmt: skip
 
 
 def breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:

@@ -51,6 +51,7 @@ class CoverageFound(Part):
     mqa: bool
     lengths: tuple[LengthsCovered, ...]
     gaps: tuple[GapFound, ...]
+    runs: int = Field(description="how many times the kernel ran")
 
 
 class CheckDocument(Decided):
@@ -115,5 +116,5 @@ def _coverage(found: Coverage) -> CoverageFound:
     return CoverageFound(
         dtypes=found.dtypes, head_dims=found.head_dims, head_dims_v=found.head_dims_v, ratios=found.ratios, mqa=found.mqa,
         lengths=tuple(LengthsCovered(phase=phase, **vars(one)) for phase, one in (found.lengths or {}).items()),
-        gaps=tuple(GapFound(**vars(gap)) for gap in found.gaps),
+        gaps=tuple(GapFound(**vars(gap)) for gap in found.gaps), runs=found.runs,
     )  # fmt: skip

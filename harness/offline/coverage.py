@@ -68,6 +68,7 @@ class Coverage:
         mqa: whether there was one kv head for several q heads.
         lengths: by phase.
         gaps: what was not computed, and why.
+        runs: how many times the kernel ran.
     """
 
     dtypes: tuple[str, ...] = ()
@@ -77,6 +78,7 @@ class Coverage:
     mqa: bool = False
     lengths: Mapping[str, Lengths] | None = None
     gaps: tuple[Gap, ...] = ()
+    runs: int = 0
 
     @property
     def sentence(self) -> str:
@@ -91,7 +93,7 @@ class Coverage:
             parts += [
                 f"{phase}: {new}{one.cached[0]:,} to {one.cached[1]:,} cached, up to {counted(one.sequences, 'sequence')}"
             ]
-        return "; ".join(parts)
+        return "; ".join([*parts, f"{self.runs:,} runs"])
 
 
 NOTHING = Coverage()
@@ -104,6 +106,7 @@ def coverage_of(
     refused: Sequence[tuple[Case, str]],
     excluded: Sequence[tuple[Case, str]],
     declined: Sequence[str],
+    runs: int,
 ) -> Coverage:
     """What the computed calls cover.
 
@@ -113,6 +116,7 @@ def coverage_of(
         refused: cases that it did not compute, and why.
         excluded: cases that its declaration excludes, and by what.
         declined: what else its declaration leaves out.
+        runs: how many times the kernel ran.
     """
     phases: dict[str, list[AttentionCall]] = {}
     for call in computed:
@@ -126,6 +130,7 @@ def coverage_of(
         mqa=any(q > kv == 1 for q, kv in heads),
         lengths={phase: _lengths(calls) for phase, calls in phases.items()},
         gaps=tuple(_gaps(cases, refused, excluded, declined)),
+        runs=runs,
     )
 
 

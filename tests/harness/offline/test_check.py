@@ -438,6 +438,27 @@ def test_what_changes_from_run_to_run_is_wrong() -> None:
     assert NONDETERMINISM in kinds(check(after(1), phases=["decode"]))
 
 
+@pytest.mark.parametrize("how", ["wrong", "raises"])
+def test_a_kernel_that_becomes_wrong_after_many_runs_is_wrong(how: str) -> None:
+    runs = 0
+
+    def tires(call: AttentionCall) -> Tensor:
+        nonlocal runs
+        runs += 1
+        if runs <= 700:
+            return rounded_oracle(call)
+        if how == "raises":
+            raise RuntimeError("out of slots")
+        return torch.zeros_like(call.q)
+
+    given = {"phases": ["decode"], "dtypes": ["float16"]}
+    assert check(tires, calls=600, **given).verdict == "pass"
+    runs = 0
+    result = check(tires, **given)
+    assert (result.verdict, kinds(result), result.coverage.runs) == ("regression", [STATE_KEPT], 701)
+    assert "in its run 701" in result.findings[0].diagnosis
+
+
 def test_noise_is_excused_only_where_it_is_declared() -> None:
     def coarse(call: AttentionCall) -> Tensor:
         return honest_outputs(call, FAMILIES["int8_kv"], members=1)[0].to(call.q.dtype)

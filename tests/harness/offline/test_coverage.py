@@ -24,7 +24,7 @@ def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page() -> Non
     assert result.verdict == "pass"
     assert result.coverage.sentence == (
         "float16, float32; head_dim 64, 80, 96, 128, 192, 256; 1, 2, 3, 4, 5, 6, 7, 8, 12, 16 q heads on a kv head, MQA; "
-        "extend: 1 to 600 new tokens, 0 to 4,000 cached, up to 9 sequences"
+        "extend: 1 to 600 new tokens, 0 to 4,000 cached, up to 9 sequences; 1,000 runs"
     )
     found = document_of(result, "").coverage
     assert (found.dtypes, found.head_dims, found.mqa) == (("float16", "float32"), (64, 80, 96, 128, 192, 256), True)
