@@ -216,6 +216,7 @@ class RunSpec(BaseModel):
             for name in ("margin", "alpha", "greedy_margin", "latency_bound", "growth")
         }
         weaker["logits_limit"] = self.logits_limit is not None
+        weaker["require"] = "require" in self.policy_from and not self.require
         weaker["envelope_tokens"] = self.envelope < ENVELOPE_TOKENS[self.device]
         return tuple(self.policy_line(name) for name in POLICY if weaker.get(name))
 

@@ -119,7 +119,8 @@ class RunFolder:
         Raises:
             EvidenceError: a file cannot be read, or the record cannot be written.
         """
-        self.update(self.progress().model_copy(update={"sealed": seal_of(self.path)}))
+        progress = self.progress()
+        self.update(progress.model_copy(update={"sealed": seal_of(self.path) | progress.stated}))
 
     def check_sealed(self) -> None:
         """Refuse a finished run whose evidence is not as it was when it ended.
@@ -127,7 +128,8 @@ class RunFolder:
         Raises:
             EvidenceError: a file was changed, removed or added.
         """
-        check_seal(self.path, self.progress().sealed)
+        progress = self.progress()
+        check_seal(self.path, progress.sealed, progress.stated)
 
     def items(self) -> list[Item]:
         """What both servers are asked.

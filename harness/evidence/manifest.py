@@ -115,7 +115,8 @@ class Progress(Record):
         seconds: time that it has taken so far.
         servers: its servers, as they report themselves.
         failure: what ended it early; None if nothing did.
-        sealed: hash of each file of its evidence when it ended; empty while it goes on. See `assay.harness.evidence.seal`.
+        sealed: hash of each file of its evidence when it ended, and of `stated`; empty while it goes on. See
+            `assay.harness.evidence.seal`.
     """
 
     run: str = ""
@@ -123,6 +124,12 @@ class Progress(Record):
     servers: tuple[ServerManifest, ...] = ()
     failure: Failure | None = None
     sealed: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """Hash of what the servers reported, the phases that each claims included: it is part of the seal."""
+        servers = "".join(server.model_dump_json() for server in self.servers)
+        return {"progress.json": hashlib.sha256(servers.encode()).hexdigest()}
 
 
 def hash_items(items: Iterable[Item]) -> str:

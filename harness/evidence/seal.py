@@ -39,19 +39,21 @@ def seal_of(folder: Path) -> dict[str, str]:
     return found
 
 
-def check_seal(folder: Path, sealed: Mapping[str, str]) -> None:
+def check_seal(folder: Path, sealed: Mapping[str, str], stated: Mapping[str, str]) -> None:
     """Refuse evidence that is not as it was when its run ended.
 
     Args:
         folder: the run's.
-        sealed: `seal_of` the folder at that time; empty for a run that has not ended, where nothing is checked.
+        sealed: `seal_of` the folder at that time, and `stated`; empty for a run that has not ended, where nothing is checked.
+
+        stated: hashes of what the file with the seal itself states now.
 
     Raises:
         EvidenceError: a file was changed, removed or added.
     """
     if not sealed:
         return
-    now = seal_of(folder)
+    now = {**seal_of(folder), **stated}
     changed = sorted(name for name in sealed.keys() & now.keys() if sealed[name] != now[name])
     removed, added = sorted(sealed.keys() - now.keys()), sorted(now.keys() - sealed.keys())
     parts = (("changed", changed), ("removed", removed), ("added", added))

@@ -250,7 +250,7 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
         *rules.check_accuracy_tested(spec.suites),
         *latency.checks,
         *_check_required(spec, ran, gate=status is not None),
-        rules.check_policy(spec.weakened),
+        rules.check_policy((*spec.weakened, *rules.only_declared(spec.bounds, evidence.folder.manifest().noise))),
     ]
 
 

@@ -119,18 +119,29 @@ def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
     ]
 
 
+def only_declared(bounds: Mapping[str, float], noise: Mapping[Role, str]) -> list[str]:
+    """Noise of the candidate that the kernel alone declares: it widens every bound, and no line of policy says so.
+
+    Args:
+        bounds: the policy's, by noise family.
+        noise: the family that each role's backend declares; empty for rounding alone.
+    """
+    declared = noise.get("candidate", "")
+    return [f"noise = {declared} (declared by the kernel alone)"] if declared and declared not in bounds else []
+
+
 def check_policy(weakened: Sequence[str]) -> Check:
     """Whether the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence.
 
     Args:
-        weakened: the lines of policy that pass more than their defaults do.
+        weakened: the lines of policy that pass more than their defaults do, and what `only_declared` found.
     """
     id_, title = "policy", "no limit of the policy is wider than its default"
     if not weakened:
         return Check(
             id=id_, title=title, status="ok", found="margins, error rates and envelope are the defaults, or stricter"
         )
-    settles = "leave these lines out for a verdict by the defaults"
+    settles = "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]"
     return Check(id=id_, title=title, status="not checked", found="; ".join(weakened), settles=settles)
 
 

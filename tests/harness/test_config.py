@@ -215,6 +215,8 @@ def test_loads_are_lists_in_a_file_and_comma_lists_on_the_command_line(tmp_path:
         ({"logits_limit": 0.1}, ("logits_limit = 0.1 (--logits-limit)",)),
         ({"latency_bound": 2.0, "growth": 9.0}, ("latency_bound = 2.0 (--latency-bound)", "growth = 9.0 (--growth)")),
         ({"envelope_tokens": 128}, ("envelope_tokens = 128 (--envelope-tokens)",)),
+        ({"require": ""}, ("require = () (--require)",)),
+        ({"require": "mmlu"}, ()),
         ({"envelope_tokens": 1024, "device": "cuda"}, ("envelope_tokens = 1024 (--envelope-tokens)",)),
     ],
 )

@@ -110,6 +110,14 @@ def add_a_cause(folder: RunFolder) -> None:
     (folder.path / "cause.json").write_text("{}")
 
 
+def claim_no_phase(folder: RunFolder) -> None:
+    def change(made: Any) -> None:
+        for server in made["servers"]:
+            server["claimed_phases"] = []
+
+    edit_json(folder.path / "progress.json", change)
+
+
 def remove(name: str) -> Tamper:
     def tamper(folder: RunFolder) -> None:
         path = folder.path / name
@@ -144,6 +152,7 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
     "baselines-removed": (remove("baseline"), "baseline/status.json was removed"),
     "fault-removed": (remove("servers/candidate/sensitivity"), "servers/candidate/sensitivity/record.json was removed"),
     "cause-added": (add_a_cause, "cause.json was added"),
+    "phases-unclaimed": (claim_no_phase, "progress.json was changed"),
 }
 
 
