@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli import handover
 from assay.harness.cli.app import ReadOut, app, console, errors, say
 from assay.harness.cli.flags import STARTED, Config, Out, instrumented_spec, spec_flags
 from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
@@ -67,7 +68,10 @@ def replay(
     json: Json = False,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
+    from assay.harness.evidence.cause import ReplayResult
     from assay.harness.offline import replay as replaying
+    from assay.harness.offline.interrupted import with_end
+    from assay.harness.verdict import serious
     from assay.reports.replay_terminal import render_replay
 
     interpret_without_gpu()
@@ -75,14 +79,21 @@ def replay(
     def show_first(found: Sequence[Finding]) -> None:
         say(f"First: {found[0].sentence}")
 
-    with progress(errors) as display:
-        result = replaying.replay(
-            pack,
-            candidate,
-            on_first=show_first,
-            read_out=read_out,
-            progress=lambda done, total: display.count(f"{candidate}: runs on recorded calls", done, total),
-        )
+    left = handover.known()
+    if left and isinstance(left.result, ReplayResult):
+        result = left.result
+        if serious(result.findings):
+            result = result.model_copy(update={"findings": with_end(result.findings, left)})
+    else:
+        with progress(errors) as display:
+            result = replaying.replay(
+                pack,
+                candidate,
+                on_first=show_first,
+                read_out=read_out,
+                progress=lambda done, total: display.count(f"{candidate}: runs on recorded calls", done, total),
+                watcher=handover.watcher(),
+            )
     render_replay(result, console)
     if json:
         print_json(result.model_dump_json(indent=2))

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from assay.harness.attention.call import AttentionCall
     from assay.harness.attention.matrix import Case
+    from assay.harness.evidence.cause import ReplayResult
     from assay.harness.offline.check import CheckResult
     from assay.harness.offline.interrupted import Known
     from assay.harness.offline.watcher import Watcher
@@ -74,7 +75,7 @@ def watcher() -> Watcher:
         def computed(self, case: Case, fails: bool, own: float, bound: float) -> None:
             handover.put("computed", case.name, fails, own, bound)
 
-        def stands(self, result: CheckResult) -> None:
+        def stands(self, result: CheckResult | ReplayResult) -> None:
             handover.put("stands", result)
 
     return Hands()

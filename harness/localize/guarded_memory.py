@@ -98,10 +98,12 @@ class GuardedKernel:
         self._kernel = kernel
 
     def __call__(self, call: AttentionCall) -> Tensor:
+        __tracebackhide__ = True
         return self.among(call, {})
 
     def among(self, call: AttentionCall, numbers: Mapping[tuple[str, Side], Tensor]) -> Tensor:
         """The output with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `guards_of`."""
+        __tracebackhide__ = True
         inputs = guards_of(call)
         for one in inputs:
             for side in SIDES:

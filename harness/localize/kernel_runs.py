@@ -212,6 +212,7 @@ def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
         UsageError: a package that the kernel imports is not installed.
         KernelRefused: the kernel refuses the call. Also whatever else it raises.
     """
+    __tracebackhide__ = True
     try:
         with kernel_threads(), call.grad_context():
             out = kernel(call)

@@ -401,17 +401,22 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
         noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
 
     Raises:
-        AssertionError: the error is out of bounds; the message names the bug where a hypothesis fits.
+        AssertionError: the error is out of bounds, and the message names the bug where a hypothesis fits; or the kernel writes
+            outside of its tensors.
         AssayError: its output breaks the contract.
         UsageError: no such kernel or noise, or a package that the kernel imports is not installed.
         KernelRefused: the kernel refuses the call.
     """
+    __tracebackhide__ = True  # pytest shows the test and the kernel
     name, loaded = named(kernel)
     if noise:
         _known_family(noise)
     declared = kernels.declaration(loaded)
     declared = replace(declared, noise=declared.noise if noise is None else noise)
-    result = measure(call, compute(loaded, call.clone()), declared.noise)
+    within = GuardedKernel(loaded)
+    result = measure(call, compute(within, call.clone()), declared.noise)
+    if within.written:
+        raise AssertionError(f"{name} on {describe(call)}: the kernel {within.written[0][1]}")
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
         own, bound = result.worst_cell

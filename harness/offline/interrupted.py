@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from assay.harness.attention.matrix import Case
+from assay.harness.evidence.cause import ReplayResult
 from assay.harness.offline.check import CheckResult, Computed, WorstOfMatrix
 from assay.harness.text import percent
 from assay.harness.verdict import UNEXPLAINED, Finding, serious
@@ -25,12 +26,17 @@ class Known:
     how: str
     call: str
     computed: tuple[tuple[str, bool, float, float], ...] = ()
-    result: CheckResult | None = None
+    result: CheckResult | ReplayResult | None = None
 
     @property
     def end(self) -> str:
         """How and where the process ended."""
         return f"{self.how} {f'in {self.call}' if self.call else 'outside of a call'}"
+
+    @property
+    def asked_for_more(self) -> str:
+        """The same of a process that ended after its kernel's result was known."""
+        return f"asked for more, the process of the kernel {self.end}"
 
 
 def interrupted(known: Known, kernel: str, cases: Sequence[Case], again: str) -> CheckResult:
@@ -45,8 +51,11 @@ def interrupted(known: Known, kernel: str, cases: Sequence[Case], again: str) ->
         cases: cases of the check.
         again: a command that repeats it.
     """
-    if known.result is not None:
-        return _with_end(known.result, f"asked for more, the process of the kernel {known.end}")
+    if isinstance(known.result, CheckResult):
+        result = known.result
+        if not serious(result.findings):
+            return replace(result, missing=(*result.missing, known.asked_for_more))
+        return replace(result, findings=with_end(result.findings, known))
     by_name = {case.name: case for case in cases}
     done = [one for one in known.computed if one[0] in by_name]
     computed = tuple(Computed(by_name[name], fails) for name, fails, _, _ in done)
@@ -77,10 +86,8 @@ def interrupted(known: Known, kernel: str, cases: Sequence[Case], again: str) ->
     )  # fmt: skip
 
 
-def _with_end(result: CheckResult, end: str) -> CheckResult:
-    """A result whose first serious finding says how the process ended, or which lacks a requirement of a pass."""
-    wrong = serious(result.findings)
-    if not wrong:
-        return replace(result, missing=(*result.missing, end))
-    first = wrong[0].model_copy(update={"evidence": (*wrong[0].evidence, end)})
-    return replace(result, findings=tuple(first if one is wrong[0] else one for one in result.findings))
+def with_end(findings: Sequence[Finding], known: Known) -> tuple[Finding, ...]:
+    """The findings; the first serious one says how the process ended."""
+    first = serious(findings)[0]
+    told = first.model_copy(update={"evidence": (*first.evidence, known.asked_for_more)})
+    return tuple(told if one is first else one for one in findings)

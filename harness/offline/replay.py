@@ -18,12 +18,14 @@ from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
 from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
 from assay.harness.localize.guard import Guard, run_guarded
+from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import breach
 from assay.harness.offline.observed import READ_OUT_S, Reader, recorded_outputs
+from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.verdict import Finding, serious
 
 RUNS_OF_A_CALL = 3
@@ -39,6 +41,7 @@ def replay(
     on_first: Callable[[Sequence[Finding]], None] = lambda findings: None,
     read_out: float = READ_OUT_S,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    watcher: Watcher | None = None,
 ) -> ReplayResult:
     """Run a kernel on recorded calls and name what is wrong with it.
 
@@ -52,6 +55,7 @@ def replay(
         on_first: receives the first findings at once, if there are any; they may still change.
         read_out: most seconds that reading a wrong kernel takes, 60 by default; 0 not to read it.
         progress: receives how many times the kernel has run, of how many times in all, after each.
+        watcher: is told of the result before a wrong kernel is read, and of the calls that it then gets.
 
     Raises:
         UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
@@ -65,7 +69,8 @@ def replay(
         raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
     chosen = choose(recorded)
     calls = [_on_device(one.call) for one in chosen]
-    guard, examined = Guard(kernel, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
+    within = GuardedKernel(kernel)
+    guard, examined = Guard(within, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
     counted = _counted(guard, RUNS_OF_A_CALL * len(calls), progress)
     start = time.monotonic()
     with few_threads(calls):
@@ -78,13 +83,25 @@ def replay(
             return _result(Backend.parse(candidate), KernelRun(()), examined, broken, seconds, seconds, ())
         broken = _breaches(guard, [call for call, why in found.run.refused if why in guard.breaches], reproduce)
         named = [one for one in found.findings if one.id != CALL_REFUSED or one.diagnosis not in guard.breaches]
+        broken += [
+            breach(how, "recorded calls", (f"for example {describe(call)}",), reproduce)
+            for call, how in within.written[:1]
+        ]
         smallest = smallest_call(guard, found.run, found.findings, candidate)
         named = smallest.named_in(named)
-        observed = Reader(read_out).observe_recorded((*named, *broken), kernel, guard.assay, found.run.results)
-        result = _result(
-            Backend.parse(candidate), found.run, examined, observed.findings, found.seconds, found.first_finding_s, (),
-        )  # fmt: skip
-    return result.model_copy(update={"smallest": smallest.words, "test": smallest.test(result.findings)})
+
+        def result_of(findings: Sequence[Finding]) -> ReplayResult:
+            made = _result(
+                Backend.parse(candidate), found.run, examined, findings, found.seconds, found.first_finding_s, ()
+            )
+            return made.model_copy(update={"smallest": smallest.words, "test": smallest.test(findings)})
+
+        asked = kernel
+        if watcher is not None:
+            watcher.stands(result_of((*named, *broken)))
+            asked = watched(kernel, watcher)
+        observed = Reader(read_out).observe_recorded((*named, *broken), asked, guard.assay, found.run.results)
+    return result_of(observed.findings)
 
 
 def _counted(guard: Guard, total: int, progress: Callable[[int, int], None]) -> Kernel:

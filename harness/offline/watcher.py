@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from assay.harness.attention.matrix import Case
+    from assay.harness.evidence.cause import ReplayResult
     from assay.harness.offline.check import CheckResult
 
 
@@ -27,7 +28,7 @@ class Watcher:
     def computed(self, case: Case, fails: bool, own: float, bound: float) -> None:
         """A case was computed: whether it is out of bounds, own error and bound of its worst cell and head."""
 
-    def stands(self, result: CheckResult) -> None:
+    def stands(self, result: CheckResult | ReplayResult) -> None:
         """What is known so far. The kernel is about to get calls beyond the matrix."""
 
 

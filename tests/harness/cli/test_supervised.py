@@ -110,6 +110,13 @@ def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(tmp_path: Path, com
     assert NO_VERDICT.format("exited with status 0") in done.stderr
 
 
+def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(tmp_path: Path) -> None:
+    recorded = str(pack(tmp_path / "pack"))
+    done = assay(tmp_path, "replay", recorded, "--candidate", "ending_kernels:exits_when_it_is_read")
+    assert done.returncode == 1, done.stderr
+    assert "asked for more, the process of the kernel exited with status 0 in layer 1 " in done.stdout
+
+
 def test_sys_exit_where_no_guard_expects_it_does_not_pass(tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:leaves", "--phase", "decode")
     assert done.returncode == 3

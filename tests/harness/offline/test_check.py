@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -538,3 +541,29 @@ def test_data_that_are_not_normal_come_from_a_seed_too(tmp_path: Path, monkeypat
     result = check("clamping:forward", phases=["decode"], dtypes=["float16"], head_dims=[64], read_out=0)
     assert "CALL = replace(CALL, v=300 * CALL.v)" in result.test
     assert len(result.test) < 1000
+
+
+def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text("def forward(call):\n    raise ValueError('no such tile')\n")
+    (tmp_path / "test_raising.py").write_text(
+        "import torch\nfrom assay import assert_correct, call_of\n\n\ndef test_it():\n"
+        "    assert_correct('raising:forward', call_of([(3, 4)], (2, 1), 64, torch.float32, 'cpu'))\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    path = os.pathsep.join([str(tmp_path), str(Path.cwd())])
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert "raising.py:2: ValueError" in done.stdout
+    assert "harness/" not in done.stdout
+    assert len(done.stdout.splitlines()) < 30
