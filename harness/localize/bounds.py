@@ -18,16 +18,17 @@ from assay.harness.attention.honest import MEMBERS, honest_outputs, members_by_w
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.localize.cells import CallCells, cells_of
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds
+from assay.harness.stats.query_bounds import query_bounds, rarest, structure, with_all_heads
 
 CELLS = 20_000
-"""Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 2 of all matrices. The small matrix has about
+"""Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 4 of all matrices. The small matrix has about
 2,000, the full one 15,000."""
 MAX_MEMBERS = 48
 """Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
 _FEW_QUERIES = 16
 """Queries of a cell up to which one rounding may decide in a longer call as well."""
-_RARE = 5.5
-"""Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 2 / `CELLS`."""
+_RARE = 5.6
+"""Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 4 / `CELLS`."""
 _SMALL = 2**16
 """Scores of a call (queries x keys x heads) from which on an ensemble has `MEMBERS`."""
 _LEAST_ROUNDING, _LEAST_ACCUMULATION = 0.5, 6.0
@@ -148,7 +149,7 @@ class CallNoise:
         # A kernel implements attention in one way. Where ways differ, as where TF32 cuts off the only weight of a query, the noise
         # of all members together is less than that of the noisiest way.
         bounds = [
-            cell_bounds(errors.numpy(), freedom.numpy(), CELLS, FALSE_FLAGS / 2, common.numpy())
+            cell_bounds(errors.numpy(), freedom.numpy(), CELLS, FALSE_FLAGS / 4, common.numpy())
             for errors, freedom, common in zip(
                 torch.split(ensemble.errors, list(ensemble.ways)), ensemble.freedom, ensemble.common, strict=True
             )
@@ -189,20 +190,54 @@ def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> T
     repeated with `_RARE` times their size; what that adds to `_RARE` times their error is the excess of one query. It happens to
     one query of a cell at a time. Where the error grows linearly, as with INT8 on most data, it is zero.
     """
-    scores = replace(family, v=None, p=None)
     right = truth(call, cells.rows)
-    usual, rare = (
-        (honest_outputs(call, scores, cells.rows, MEMBERS, stretch=stretch) - right)
-        .abs()
-        .sum(-1)
-        .nan_to_num(nan=0.0, posinf=0.0)
-        for stretch in (1.0, _RARE)
-    )
-    excess = (rare - _RARE * usual).clamp(min=0.0).amax(0)  # [rows, heads]
+    excess = _rare_excess(call, family, cells.rows, right, _RARE)
     here = [cells.of_row == cell for cell in range(len(cells.sequence))]
     worst = torch.stack([excess[rows].amax(0) for rows in here])
     size = torch.stack([right[rows].abs().sum((0, 2)) for rows in here])
     return torch.where(size > 0, worst / size, 0.0).cpu()
+
+
+def _rare_excess(call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor, rare: float) -> Tensor:
+    """The excess of each query, in units of the output summed over head_dim, float64 [rows, num_q_heads]; `right` is the truth."""
+    scores = replace(family, v=None, p=None)
+    usual, stretched = (
+        _off(honest_outputs(call, scores, rows, MEMBERS, stretch=stretch), right) for stretch in (1.0, rare)
+    )
+    return (stretched - rare * usual).clamp(min=0.0).amax(0)
+
+
+def _off(outputs: Tensor, right: Tensor) -> Tensor:
+    """Sum of |output - truth| over head_dim, [members, rows, num_q_heads]; 0 where it is not finite."""
+    return (outputs - right).abs().sum(-1).nan_to_num(nan=0.0, posinf=0.0)
+
+
+def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, own: Tensor) -> Tensor:
+    """The largest error that noise explains in single queries, by head, and over all heads together.
+
+    Args:
+        call: the call.
+        family: the noise family.
+        rows: packed query rows, int64 [rows], in increasing order.
+        own: sum of |output - truth| of each, float64 [rows, num_q_heads + 1], on the CPU; the last column is for all heads. What a
+            rare draw adds is simulated only where this is above the bound.
+
+    Returns:
+        Bounds on the same: those of `assay.harness.stats.query_bounds`, of the noisiest way of implementing attention.
+    """
+    right = truth(call, rows)
+    members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else MAX_MEMBERS
+    off = (honest_outputs(call, family, rows, members) - right).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    ways = [query_bounds(one) for one in torch.split(off, members_by_way(call, family, members))]
+    bounds, freedom = (torch.stack(values) for values in zip(*ways, strict=True))
+    bounds, freedom = bounds.amax(0), freedom.amin(0)
+    above = own > bounds
+    if bool(above.any()) and (family.q is not None or family.k is not None):
+        some = above.any(1).nonzero().flatten()
+        here = some.to(right.device)
+        excess = _rare_excess(call, family, rows[here], right[here], rarest(float(freedom[above].min())))
+        bounds[some] += with_all_heads(excess).cpu()
+    return bounds
 
 
 def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members: int | None = None) -> Ensemble:
@@ -225,28 +260,9 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
     products = by_cell(torch.einsum("mrhd,nrhd->rhmn", off, off))  # [cells, heads, members, members]
     ways = members_by_way(call, family, members)
     ends = np.cumsum([0, *ways]).tolist()
-    of_ways = [_structure(products[..., start:stop, start:stop]) for start, stop in pairwise(ends)]
+    of_ways = [structure(products[..., start:stop, start:stop]) for start, stop in pairwise(ends)]
     freedom, common = (torch.stack(values).cpu() for values in zip(*of_ways, strict=True))
     squares = right.square().sum((0, 2))
     slopes = ((right + off) * right).sum((1, 3)) / torch.where(squares > 0, squares, 1.0)
     assert errors.shape == (count, heads, members)
     return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom, common, slopes.cpu(), tuple(ways))
-
-
-def _structure(products: Tensor) -> tuple[Tensor, Tensor]:
-    """Satterthwaite's freedom of what differs between members, and the share of their mean square that they have in common.
-
-    Args:
-        products: inner products of the members' error vectors, [cells, num_q_heads, members, members].
-    """
-    members = products.shape[-1]
-    square = products.diagonal(dim1=-2, dim2=-1).mean(-1)
-    pairs = members * (members - 1)
-    shared = ((products.sum((-1, -2)) - members * square) / pairs).clamp(min=0.0)  # E<a, b> of two members
-    rows, every = products.mean(-1, keepdim=True), products.mean((-1, -2), keepdim=True)
-    centred = products - rows - rows.transpose(-1, -2) + every
-    own = centred.diagonal(dim1=-2, dim2=-1)
-    spread = own.mean(-1) * members / (members - 1)  # trace(C)
-    others = (centred.square().sum((-1, -2)) - own.square().sum(-1)) / pairs - (spread / members).square()  # trace(C^2)
-    freedom = spread.square() / torch.maximum(others, spread.square() / 1e5).clamp(min=torch.finfo(spread.dtype).tiny)
-    return freedom.clamp(min=1.0), torch.where(square > 0, shared / square, 0.0)

@@ -113,14 +113,21 @@ def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
 
     NaN in `expected` means undefined and is not compared. Infinity in it matches anything that is not finite.
     """
+    return merged(row_deviation(out, expected, cells), cells)
+
+
+def row_deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Tensor:
+    """The same by query: float64 [rows, num_q_heads, 3], the fields of `Deviation`, on the device of `out`."""
     a, b = (_compared(values.detach(), cells).double() for values in (out, expected))
     undefined = b.isnan()
     agree = (b.isinf() & ~a.isfinite()) | undefined
     difference = torch.where(agree, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"), posinf=float("inf"))
     size = torch.where(b.isfinite(), b.abs(), 0.0)
-    compared = (~undefined).double()
+    return torch.stack([values.sum(-1) for values in (difference, size, (~undefined).double())], -1)
 
-    by_row = torch.stack([values.sum(-1) for values in (difference, size, compared)], -1)
+
+def merged(by_row: Tensor, cells: CallCells) -> Deviation:
+    """What `row_deviation` returned, by cell."""
     # One transfer for all three: each synchronises with the GPU.
     return Deviation(*cells.sums(by_row).cpu().unbind(-1))
 

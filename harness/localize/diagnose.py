@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from assay.harness.attention.call import AttentionCall
@@ -73,6 +74,8 @@ def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
         more = f" ({len(further)} more fit as well)" if further else ""
         evidence.append(f"on these calls, {first.words} is equivalent to {second.words}{more}")
     nonfinite = max(result.nonfinite_share for result in cause.failing)
+    if queries := _queries(cause):
+        evidence.append(queries)
     if nonfinite:
         evidence.append(f"not finite: up to {percent(nonfinite)} of a call's output")
     best = cause.hypotheses[0] if cause.hypotheses else None
@@ -134,6 +137,23 @@ def _extent(cause: Cause) -> str:
         f"{count} calls of these layers are out of bounds; the worst has an own error "
         f"of {percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}; "
         f"failing cached prefixes: {', '.join(map(str, cause.prefixes[:MAX_PREFIXES]))}{more}"
+    )
+
+
+def _queries(cause: Cause) -> str:
+    """The worst of the queries that are out of bounds in cells within theirs, in words; empty if there is none."""
+    wrong = [(result, result.wrong_queries) for result in cause.failing if result.wrong_queries]
+    if not wrong:
+        return ""
+    result, queries = max(wrong, key=lambda pair: pair[1][0].excess)
+    worst, rows = queries[0], {one.row for one in queries}
+    sequence = bisect_right(list(itertools.accumulate(result.call.lens_q)), worst.row)
+    at = worst.row - sum(result.call.lens_q[:sequence])
+    heads = "all heads together" if worst.head is None else f"head {result.call.first_head + worst.head}"
+    of = f"{len(rows)} single {'query is' if len(rows) == 1 else 'queries are'} out of bounds there"
+    return (
+        f"{of}; the worst is query {at} of sequence {sequence}, {heads}: {percent(worst.own)} "
+        f"(noise explains {percent(worst.bound)}): {describe(result.call)}"
     )
 
 

@@ -13,16 +13,44 @@ from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRe
 from assay.harness.attention.honest import sample_rows, truth
 from assay.harness.attention.kernels import declaration, missing_package, output_fault
 from assay.harness.errors import AssayError
-from assay.harness.localize.bounds import CallNoise, least_bound, noise_on
+from assay.harness.evidence.error_sums import ratio
+from assay.harness.localize.bounds import CallNoise, bounds_of_queries, least_bound, noise_on
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
-from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, size_of
+from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, merged, row_deviation, size_of
 from assay.harness.localize.threads import kernel_threads
+from assay.harness.stats.query_bounds import with_all_heads
 
 FIT_ROUNDINGS = 3.0
 """A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
 would be tighter."""
+QUERY_SHARE = 2.0
+"""An error of a query up to this multiple of what its cell may have per query is never out of bounds. It is the scale of a query
+whose values cancel, and spares simulating the others."""
+MAX_QUERIES = 64
+"""Most queries of a call that are simulated one by one: those with the largest errors."""
 MAX_SCORES, MAX_ROWS = 2**27, 1024
 """A call with more scores (queries x keys x heads) is compared on this many of its queries; see `sample_rows`."""
+
+
+@dataclass(frozen=True)
+class QueryError:
+    """The error of a query that stands out from its cell.
+
+    Attributes:
+        place: its place among the rows that are compared.
+        row: its packed query row.
+        head: q head of the call; None for all heads together.
+        own: relative L1 against the oracle.
+        bound: the largest that noise explains.
+        excess: own error as a multiple of its bound.
+    """
+
+    place: int
+    row: int
+    head: int | None
+    own: float
+    bound: float
+    excess: float
 
 
 @dataclass(frozen=True)
@@ -34,6 +62,7 @@ class CallResult:
         out: the kernel's output, [total_q, num_q_heads, head_dim_v].
         cells: the cells of the call.
         off: distance to the oracle's output.
+        by_row: the same by query, float64 [rows, num_q_heads, 3], as `assay.harness.localize.cells.row_deviation` returns it.
         products: sum of output * truth, float64 [cells, num_q_heads], on the CPU; not finite where the output is not.
         squares: sum of truth * truth, likewise.
         limits: what noise explains on this call.
@@ -49,6 +78,7 @@ class CallResult:
     out: Tensor
     cells: CallCells
     off: Deviation
+    by_row: Tensor
     products: Tensor
     squares: Tensor
     limits: CallNoise
@@ -97,8 +127,49 @@ class CallResult:
 
     @cached_property
     def failing(self) -> Tensor:
-        """Cells and heads whose own error is out of bounds, bool [cells, num_q_heads]."""
-        return self.own > self.bounds
+        """Cells and heads whose own error is out of bounds, or that of a query in them, bool [cells, num_q_heads]."""
+        failing = self.own > self.bounds
+        for one in self.wrong_queries:
+            failing[self.cells.of_row[one.place], slice(None) if one.head is None else one.head] = True
+        return failing
+
+    @cached_property
+    def queries(self) -> tuple[QueryError, ...]:
+        """Queries of cells within their bounds whose own error is suspiciously large, worst first, by head and over all heads.
+
+        An error is compared with what that very query costs honest implementations, and with `QUERY_SHARE` of what its cell may
+        have per query. Only queries beyond the second are simulated (`assay.harness.localize.bounds.bounds_of_queries`).
+        """
+        of_row = self.cells.of_row.cpu()
+        queries = torch.bincount(of_row, minlength=len(self.own))[:, None]
+        limit = with_all_heads(QUERY_SHARE * self.bounds.cpu() * self.off.size / queries)
+        own = with_all_heads(self.by_row[..., 0]).cpu()
+        wrong = (self.own > self.bounds).cpu()
+        seen = torch.cat([wrong, wrong.any(1, keepdim=True)], 1) | (queries == 1)  # the cell says it already
+        excess = torch.where(seen[of_row] | (own == 0), 0.0, own / limit[of_row])
+        suspects = (excess > 1).any(1).nonzero().flatten()
+        if not len(suspects):
+            return ()
+        worst = excess[suspects].amax(1).argsort(descending=True)[:MAX_QUERIES]
+        suspects = suspects[worst].sort()[0]
+        rows = suspects if self.cells.rows is None else self.cells.rows.cpu()[suspects]
+        own, heads = own[suspects], self.own.shape[1]
+        bounds = bounds_of_queries(self.call, self.limits.family, rows.to(self.call.q.device), own)
+        bounds = torch.maximum(bounds, limit[of_row[suspects]])
+        size = with_all_heads(self.by_row[..., 1]).cpu()[suspects].clamp(min=torch.finfo(torch.float64).tiny)
+        near = (own > limit[of_row[suspects]]) & ~seen[of_row[suspects]]
+        found = [
+            QueryError(
+                place=int(suspects[at]),
+                row=int(rows[at]),
+                head=head if head < heads else None,
+                own=float(own[at, head] / size[at, head]),
+                bound=float(bounds[at, head] / size[at, head]),
+                excess=float(own[at, head] / bounds[at, head]),
+            )
+            for at, head in near.nonzero().tolist()
+        ]
+        return tuple(sorted(found, key=lambda one: -one.excess))
 
     @property
     def fails(self) -> bool:
@@ -107,21 +178,34 @@ class CallResult:
 
     @cached_property
     def worst_cell(self) -> tuple[float, float]:
-        """Own error and bound of the cell and head with the largest own error relative to its bound."""
+        """Own error and bound of the cell and head, or of the query, with the largest own error relative to its bound."""
         cell, head = divmod(int((self.own / self.bounds).argmax()), self.own.shape[1])
         bound = torch.maximum(self.bounds[cell, head], self.limits.bounds_of([cell])[0, head])
-        return float(self.own[cell, head]), float(bound)
+        own, bound = float(self.own[cell, head]), float(bound)
+        if self.queries and self.queries[0].excess > own / bound:
+            return self.queries[0].own, self.queries[0].bound
+        return own, bound
+
+    @property
+    def wrong_queries(self) -> tuple[QueryError, ...]:
+        """Queries out of their bounds in cells that are within theirs, worst first; all heads together only where no head is."""
+        wrong = [one for one in self.queries if one.excess > 1]
+        by_head = {one.place for one in wrong if one.head is not None}
+        return tuple(one for one in wrong if one.head is not None or one.place not in by_head)
 
     @property
     def worst(self) -> float:
-        """Largest own error over cells and heads, as a multiple of its bound; above 1 it is out of bounds."""
+        """Largest own error over cells, queries and heads, as a multiple of its bound; above 1 it is out of bounds."""
         own, bound = self.worst_cell
         return own / bound
 
     @property
     def most(self) -> float:
         """An upper limit of `worst` that needs no simulation."""
-        return float(self.own.max()) / least_bound(self.call)
+        of_row = self.cells.of_row.cpu()
+        per_query = self.off.size / torch.bincount(of_row, minlength=len(self.own))[:, None]
+        by_query = ratio(self.by_row[..., 0].cpu(), QUERY_SHARE * per_query[of_row])
+        return max(float(self.own.max()), float(by_query.max())) / least_bound(self.call)
 
     @property
     def nonfinite_share(self) -> float:
@@ -192,7 +276,8 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
     compared = out if rows is None else out[rows]
     by_row = torch.stack([(compared.double() * right).sum(-1), right.square().sum(-1)], -1)
     products, squares = cells.sums(by_row).cpu().unbind(-1)
-    return CallResult(call, out, cells, deviation(out, right, cells), products, squares, noise_on(call, noise, cells))
+    off = row_deviation(out, right, cells)
+    return CallResult(call, out, cells, merged(off, cells), off, products, squares, noise_on(call, noise, cells))
 
 
 def _require_contract(call: AttentionCall, out: object) -> None:

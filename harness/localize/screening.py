@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.hypotheses import Hypothesis
-from assay.harness.localize.cells import Deviation, deviation
+from assay.harness.localize.cells import Deviation, deviation, row_deviation
 from assay.harness.localize.kernel_runs import CallResult
+from assay.harness.stats.query_bounds import with_all_heads
 
 SHARES = (16, 4, 2, 1)
 """Of the queries, a sixteenth is compared first, then up to a quarter, up to half and all of them."""
@@ -52,7 +53,26 @@ def _explaining(hypothesis: Hypothesis, result: CallResult) -> Deviation | None:
             return None
     assert total is not None
     beyond = total.relative_l1 > result.fit_bounds
-    return None if bool(beyond[result.failing].any()) else total
+    return None if bool(beyond[result.failing].any()) or _leaves_queries(hypothesis, result) else total
+
+
+def _leaves_queries(hypothesis: Hypothesis, result: CallResult) -> bool:
+    """Whether a query out of bounds in a cell within its own stays out of bounds: its cell would excuse any hypothesis."""
+    if not result.wrong_queries:
+        return False
+    places = torch.tensor(sorted({one.place for one in result.wrong_queries}), device=result.cells.of_row.device)
+    cells = result.cells.at(places)
+    expected = hypothesis.compute(result.call, cells.rows)
+    if expected is None:
+        return True
+    off = with_all_heads(row_deviation(result.out, expected, cells)[..., 0]).cpu()
+    size = with_all_heads(result.by_row[..., 1]).cpu()
+    at = {int(place): number for number, place in enumerate(places)}
+    return any(
+        float(off[at[one.place], -1 if one.head is None else one.head])
+        > one.bound * float(size[one.place, -1 if one.head is None else one.head])
+        for one in result.wrong_queries
+    )
 
 
 def _shares(result: CallResult) -> Iterator[Tensor | None]:

@@ -299,10 +299,7 @@ def check(
 
         def computed_one(one: CallResult) -> None:
             if watcher is not None:
-                cell = int((one.own / one.bounds).argmax())
-                watcher.computed(
-                    case_of[id(one.call)], one.fails, float(one.own.ravel()[cell]), float(one.bounds.ravel()[cell])
-                )
+                watcher.computed(case_of[id(one.call)], one.fails, *one.worst_cell)
 
         run = run_guarded(guard, [call for _, call in made], repeats, computed_one)
         computed = tuple(Computed(case_of[id(o.call)], o.fails) for o in run.results)

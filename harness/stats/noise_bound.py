@@ -18,7 +18,6 @@ FALSE_FLAGS = 1e-3
 """Largest share of comparisons (a matrix, a session of a shadow) of an honest kernel in which any cell may be flagged."""
 MODEL_FACTOR = 1.3
 """What implementations that the ensemble does not hold may add to its noise. Measured: `benchmarks/honest_kernels.py`."""
-
 Floats = NDArray[np.float64]
 
 

@@ -8,11 +8,15 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.honest import family, honest_outputs, truth
+from assay.harness.attention.hypotheses import FAMILY
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
-from assay.harness.localize.kernel_runs import measure, run_and_repeat
+from assay.harness.localize.kernel_runs import KernelRun, measure, run_and_repeat
+from assay.harness.localize.screening import Comparisons
 from assay.harness.verdict import Finding
 
 CALLS = [
@@ -135,3 +139,62 @@ def test_a_cell_fits_a_bug_within_the_noise_that_other_keys_would_cost_it() -> N
     assert (quantised.fit_bounds == quantised.bounds.amax()).all()
     assert float(quantised.bounds.min()) < 0.5 * float(quantised.bounds.max())
     assert (exact.fit_bounds < quantised.fit_bounds).all()
+
+
+LONG = call_of([(2048, 0)], (2, 1), 16, torch.bfloat16, "cpu", seed=3)
+
+
+def zeroed(out: Tensor, rows: list[int], heads: slice = slice(None)) -> Tensor:
+    out = out.clone()
+    out[rows, heads] = 0
+    return out
+
+
+@pytest.mark.parametrize(("rows", "heads"), [([700, 1301, 2047], slice(None)), ([1301], slice(1, 2))])
+def test_single_wrong_queries_do_not_drown_in_their_cells(rows: list[int], heads: slice) -> None:
+    right = rounded_oracle(LONG)
+    assert not measure(LONG, right).fails
+    result = measure(LONG, zeroed(right, rows, heads))
+    assert not bool((result.own > result.bounds).any())  # the cells average over hundreds of queries
+    assert result.fails
+    assert {one.row for one in result.wrong_queries} == set(rows)
+    assert result.worst > 5
+    assert result.worst_cell[0] == pytest.approx(1.0, abs=0.01)
+    finding = only(diagnose(KernelRun((result,))))
+    assert any(f"query {result.wrong_queries[0].row} of sequence 0" in line for line in finding.evidence)
+
+
+@pytest.mark.parametrize("noise", ["int8_qk", "int8_kv", "fp8_kv", "int8_qk_fp8_pv", "fp4_kv", "fp16_accumulation"])
+def test_a_wrong_query_of_a_quantised_kernel_is_out_of_bounds(noise: str) -> None:
+    call = call_of([(1024, 0)], (4, 2), 32, torch.bfloat16, "cpu", seed=4)
+    honest = honest_outputs(call, family(noise), members=2, seed=5)[0].to(call.q.dtype)
+    assert not measure(call, honest, noise).fails
+    heads = (
+        slice(None) if noise == "fp4_kv" else slice(1, 2)
+    )  # FP4 costs a query 15 %, so that one head alone says little
+    for wrong in (0 * honest[301], honest[77], 2 * honest[301]):
+        out = honest.clone()
+        out[301, heads] = wrong[heads]
+        result = measure(call, out, noise)
+        assert result.fails
+        if not bool((result.own > result.bounds).any()):
+            assert {one.row for one in result.wrong_queries} == {301}
+
+
+def test_a_query_whose_values_cancel_is_no_false_alarm() -> None:
+    """The truth of one query is a thousandth of the others', and no rounding is smaller for that."""
+    call = call_of([(256, 0)], (2, 1), 32, torch.bfloat16, "cpu", seed=6)
+    right = truth(call)
+    call.v[200] -= (
+        right[200, 0] / (call.scale * call.q[200, 0].double() @ call.k[:201, 0].double().T).softmax(0)[200]
+    ).to(call.v.dtype)
+    size = truth(call).abs().sum(-1)
+    assert size[200, 0] < size[:, 0].median() / 20
+    for kernel in (rounded_oracle, torch_sdpa):
+        assert not measure(call, kernel(call)).fails
+
+
+def test_a_hypothesis_must_explain_the_wrong_queries() -> None:
+    result = measure(LONG, zeroed(rounded_oracle(LONG), [1301]))
+    compared = Comparisons()
+    assert all(compared.explaining(hypothesis, result) is None for hypothesis in FAMILY)

@@ -1,0 +1,78 @@
+"""Bounds of single queries: how large an error another honest implementation makes in the worst of up to `QUERIES` queries.
+
+A cell averages over its queries, so a few wholly wrong ones drown in a cell of thousands. The theory is that of cells
+(`assay.harness.stats.noise_bound`), for the error vector of one query, and its distribution is taken at a far smaller rate: the
+probability that the largest of n errors is above its bound is at most n times that of one of them (Bonferroni), so it does not
+matter which of the queries are looked at, or why.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.harness.stats.noise_bound import FALSE_FLAGS, MODEL_FACTOR, cell_bounds, f_quantile_above
+
+QUERIES = 10**9
+"""Queries x heads among which an honest kernel has one out of bounds in at most `FALSE_FLAGS` / 4 of all comparisons."""
+QUERY_FACTOR = 2.0
+"""`MODEL_FACTOR` of one query: what a block of another size, or its outlier, costs one query does not average out. Measured:
+`benchmarks/honest_kernels.py`."""
+_FREEDOM_SHARE = 0.5
+"""Share of the estimated freedom of a query that is relied on: few members tell it to about a factor."""
+
+
+def query_bounds(off: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest error that noise explains in each query, by head, and over all heads together.
+
+    An error is not divided by the size of its query: where values cancel, it is no smaller for that.
+
+    Args:
+        off: output - truth of honest implementations of one way, [members, rows, heads, head_dim]; finite.
+
+    Returns:
+        Bounds on the sum of |output - truth|, and the freedom that was relied on, each float64 [rows, heads + 1], on the CPU; the
+        last column is for all heads.
+
+    Raises:
+        ValueError: fewer than two members.
+    """
+    products = torch.einsum("mrhd,nrhd->rhmn", off, off)
+    freedom, shared = structure(torch.cat([products, products.sum(1, keepdim=True)], 1))
+    errors = with_all_heads(off.abs().sum(-1)).cpu().numpy()
+    free = np.maximum(1.0, _FREEDOM_SHARE * freedom.cpu().numpy())
+    bounds = cell_bounds(errors, free, QUERIES, FALSE_FLAGS / 4, shared.cpu().numpy())
+    return torch.from_numpy(QUERY_FACTOR / MODEL_FACTOR * bounds), torch.from_numpy(free)
+
+
+def rarest(freedom: float) -> float:
+    """The root mean square, in standard deviations, of the rarest draw of `freedom` independent roundings: 7.2 of a single one."""
+    return float(np.sqrt(f_quantile_above(FALSE_FLAGS / 4 / QUERIES, freedom, 1e9)))
+
+
+def with_all_heads(by_head: Tensor) -> Tensor:
+    """[..., heads] -> [..., heads + 1], the last column being the sum."""
+    return torch.cat([by_head, by_head.sum(-1, keepdim=True)], -1)
+
+
+def structure(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Satterthwaite's freedom of what differs between members, and the share of their mean square that they have in common.
+
+    Args:
+        products: inner products of the members' error vectors, [..., members, members].
+
+    Returns:
+        Each [...].
+    """
+    members = products.shape[-1]
+    square = products.diagonal(dim1=-2, dim2=-1).mean(-1)
+    pairs = members * (members - 1)
+    shared = ((products.sum((-1, -2)) - members * square) / pairs).clamp(min=0.0)  # E<a, b> of two members
+    rows, every = products.mean(-1, keepdim=True), products.mean((-1, -2), keepdim=True)
+    centred = products - rows - rows.transpose(-1, -2) + every
+    own = centred.diagonal(dim1=-2, dim2=-1)
+    spread = own.mean(-1) * members / (members - 1)  # trace(C)
+    others = (centred.square().sum((-1, -2)) - own.square().sum(-1)) / pairs - (spread / members).square()  # trace(C^2)
+    freedom = spread.square() / torch.maximum(others, spread.square() / 1e5).clamp(min=torch.finfo(spread.dtype).tiny)
+    return freedom.clamp(min=1.0), torch.where(square > 0, shared / square, 0.0)
