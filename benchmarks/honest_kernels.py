@@ -1,21 +1,22 @@
 """How often honest kernels of every noise family are flagged on the op-level matrix, and how far bounds lie above their noise.
 
 The kernels here share no code with the ensemble that bounds come from: they round as real kernels do, without random phases, in
-loops over blocks. Run it with ``nice python benchmarks/honest_kernels.py --matrices 1000``; it needs no GPU and prints one line per
-family.
+loops over blocks. ``nice python benchmarks/honest_kernels.py --matrices 1000`` checks 1,000 whole matrices, the families in turn,
+on all cores, and prints one line per family; ``--minutes`` ends it earlier, ``--device cuda`` runs on a GPU in few processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.attention.oracle import right_aligned, sequences
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.localize.kernel_runs import measure
-from assay.harness.offline.check import check
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.kernel_runs import CallResult, run_once
 
 RATIOS_OF = 5
 """A fifth of the matrices also measure how far bounds lie above the noise, which simulates every cell, needed or not."""
@@ -53,7 +54,7 @@ def fp8(dtype: torch.dtype, x: Tensor) -> Tensor:
 
 
 def fp4(x: Tensor) -> Tensor:
-    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=x.device)
     return grid[(x.abs()[..., None] - grid).abs().argmin(-1)] * x.sign()
 
 
@@ -98,8 +99,8 @@ class Blocked:
             )
             starts = list(range(0, k.shape[1], self.block))
             parts = []
-            top = torch.full((*q.shape[:2], 1), -math.inf)
-            total, sums = torch.zeros_like(top), torch.zeros(*q.shape[:2], v.shape[2])
+            top = q.new_full((*q.shape[:2], 1), -math.inf)
+            total, sums = torch.zeros_like(top), q.new_zeros(*q.shape[:2], v.shape[2])
             for start in reversed(starts) if self.backwards else starts:
                 keys = slice(start, start + self.block)
                 scores = call.scale * (q @ k[:, keys].transpose(1, 2))
@@ -207,8 +208,10 @@ class Outcome:
     Attributes:
         family: what the kernel declared.
         flagged: ids of its findings.
-        worst: worst own error over bound.
+        worst: worst own error over bound, of a cell.
+        query: worst own error over bound of a single query; 0 where none stands out from its cell.
         ratios: bound over the noise of this kernel, of each call: its worst cell of many queries.
+        calls: calls that were compared.
         seconds: time taken.
         seed: of the matrix.
         kernel: number of the kernel in its family.
@@ -217,37 +220,49 @@ class Outcome:
     family: str
     flagged: tuple[str, ...]
     worst: float
+    query: float
     ratios: tuple[float, ...]
+    calls: int
     seconds: float
     seed: int
     kernel: int
 
 
-def outcome(job: tuple[str, int, int, int]) -> Outcome:
-    """Check one kernel on a random part of the matrix of a seed."""
-    family, number, seed, size = job
-    torch.set_num_threads(1)
-    made = cases(seed=seed, size="small")
-    some: list[Case] = random.Random(seed).sample(made, min(size, len(made)))
-    kernel = KERNELS[family][number]
+@dataclass(frozen=True)
+class Job:
+    """A kernel, by its number in its family, and the seed of the matrix; `cases` of it at random, or 0 for all."""
 
-    @declares(noise=family)
+    family: str
+    kernel: int
+    seed: int
+    cases: int
+    device: str
+
+
+def outcome(job: Job) -> Outcome:
+    """Run one kernel on the matrix of a seed, and diagnose it as `assay check` does."""
+    torch.set_num_threads(1)
+    start = time.monotonic()
+    some: list[Case] = cases(seed=job.seed, size="small", device=job.device)
+    if job.cases:
+        some = random.Random(job.seed).sample(some, min(job.cases, len(some)))
+    kernel = KERNELS[job.family][job.kernel]
+
+    @declares(noise=job.family)
     def declared(call: AttentionCall) -> Tensor:
         return kernel(call)
 
-    result = check(declared, cases=some)
-    worst = result.worst.ratio if result.worst else 0.0
-    flagged = tuple(
-        f.id for f in result.findings if f.severity != "info"
-    )  # a part of a matrix does not cover all conditions
-    ratios = () if seed // 10 % RATIOS_OF else tuple(ratio_of(declared, case, family) for case in some)
-    return Outcome(family, flagged, worst, ratios, result.seconds, seed, number)
+    run = run_once(declared, [case.make() for case in some])
+    flagged = tuple(one.id for one in diagnose(run) if one.severity != "info")
+    worst = max(float((one.own / one.bounds).max()) for one in run.results)
+    query = max((one.queries[0].excess for one in run.results if one.queries), default=0.0)
+    ratios = () if job.seed // 10 % RATIOS_OF else tuple(map(ratio_of, run.results))
+    seconds = time.monotonic() - start
+    return Outcome(job.family, flagged, worst, query, ratios, len(run.results), seconds, job.seed, job.kernel)
 
 
-def ratio_of(kernel: Kernel, case: Case, family: str) -> float:
+def ratio_of(result: CallResult) -> float:
     """The bound over the own error of a kernel on a call, in the median cell."""
-    call = case.make()
-    result = measure(call, kernel(call), family)
     seen = result.own > 0
     return float((result.limits.bounds / result.own)[seen].median()) if bool(seen.any()) else math.nan
 
@@ -261,38 +276,48 @@ def main() -> None:
     """Run the matrices and print one line per family."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--matrices", type=int, default=1000)
-    parser.add_argument("--cases", type=int, default=24, help="cases of each matrix, chosen at random")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--cases", type=int, default=0, help="cases of each matrix, chosen at random; all by default")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop then, with the matrices that are done")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--families", nargs="*", default=list(KERNELS))
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     jobs = []
     for n in range(given.matrices):
         family = given.families[n % len(given.families)]
-        jobs.append((family, n // len(given.families) % len(KERNELS[family]), given.seed + n, given.cases))
+        kernel = n // len(given.families) % len(KERNELS[family])
+        jobs.append(Job(family, kernel, given.seed + n, given.cases, given.device))
     start, outcomes = time.monotonic(), []
-    with ProcessPoolExecutor(given.processes) as pool:
-        for one in pool.map(outcome, jobs):
+    with get_context("spawn").Pool(given.processes) as pool:
+        for one in pool.imap_unordered(outcome, jobs):
             outcomes.append(one)
-            if len(outcomes) % 100 == 0 or len(outcomes) == len(jobs):
+            late = time.monotonic() - start > 60 * given.minutes
+            if len(outcomes) % 100 == 0 or len(outcomes) == len(jobs) or late:
                 print_table(outcomes, given.families, time.monotonic() - start)
+            if late:
+                break
 
 
 def print_table(outcomes: list[Outcome], families: list[str], seconds: float) -> None:
     """One line per family, and one for each flagged matrix."""
-    print(f"{'family':18s} matrices flagged  worst own/bound  median of worst  median bound/noise  seconds")
+    print(
+        f"{'family':18s} matrices flagged  worst cell/bound  worst query/bound  median of worst  median bound/noise  "
+        "calls  seconds"
+    )
     for family in families:
         of = [one for one in outcomes if one.family == family]
         if not of:
             continue
         flagged = [one for one in of if one.flagged]
         print(
-            f"{family or 'exact':18s} {len(of):8d} {len(flagged):7d}  {max(one.worst for one in of):15.2f}  "
-            f"{statistics.median(one.worst for one in of):15.2f}  {median_ratio(of):18.2f}  "
-            f"{statistics.mean(one.seconds for one in of):7.2f}"
+            f"{family or 'exact':18s} {len(of):8d} {len(flagged):7d}  {max(one.worst for one in of):16.2f}  "
+            f"{max(one.query for one in of):17.2f}  {statistics.median(one.worst for one in of):15.2f}  "
+            f"{median_ratio(of):18.2f}  {max(one.calls for one in of):5d}  {statistics.mean(one.seconds for one in of):7.2f}"
         )
         for one in flagged:
-            print(f"    seed {one.seed} kernel {one.kernel}: {', '.join(one.flagged)}, worst {one.worst:.2f}")
+            ids = ", ".join(one.flagged)
+            print(f"    seed {one.seed} kernel {one.kernel}: {ids}, worst cell {one.worst:.2f}, query {one.query:.2f}")
     total = sum(bool(one.flagged) for one in outcomes)
     print(f"{len(outcomes)} matrices, {total} flagged, {seconds:.0f} s", flush=True)
 

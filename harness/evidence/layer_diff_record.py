@@ -124,9 +124,11 @@ def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowE
         for one in cells.headers
     )
     truth = cells.truth.chosen(np.isin(cells.truth.index[:, DIMENSIONS.index("phase")], phases)).exchanged()
+    queries = cells.queries.chosen(np.isin(cells.queries.index[:, DIMENSIONS.index("phase")], phases)).exchanged()
     return replace(
-        cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], headers=tuple(headers), truth=truth
-    )
+        cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], headers=tuple(headers), truth=truth,
+        queries=queries,
+    )  # fmt: skip
 
 
 def layers_seen(place: Path) -> tuple[int, ...]:

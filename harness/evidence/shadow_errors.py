@@ -25,11 +25,12 @@ from assay.harness.evidence import error_sums
 from assay.harness.evidence.error_sums import SUMS, Floats
 from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.truth_errors import TruthErrors, joined
+from assay.harness.evidence.worst_queries import WorstQueries, joined_queries
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
 FOLDER = "shadow"
-SCHEMA: Literal["assay.shadow/3"] = "assay.shadow/3"
+SCHEMA: Literal["assay.shadow/4"] = "assay.shadow/4"
 CONDITIONS = {"phase": PHASES, "prefix": CACHED_PREFIX.labels, "position": POSITION.labels, "batch": PLACE}
 """Dimensions of a cell besides layer and head, with their labels in order. Files hold indices into the labels."""
 DIMENSIONS = ("layer", "head", *CONDITIONS)
@@ -38,6 +39,7 @@ Integers = NDArray[np.int64]
 _SHAPE = tuple(len(labels) for labels in CONDITIONS.values())
 CONDITION_COUNT = math.prod(_SHAPE)
 _TRUTH = "truth."  # begins the names of the tensors with errors against the truth
+_QUERIES = "queries."  # and of those with the worst queries
 
 
 def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> Integers:
@@ -68,6 +70,9 @@ def _bucket(values: NDArray[np.int_], buckets: Buckets) -> NDArray[np.int_]:
 
 class WorstCase(Record):
     """The query and head with the largest relative L1 in a layer and phase.
+
+    It is shown; what is judged is the worst query against the truth (`assay.harness.evidence.worst_queries`), among which the worst
+    of each call is, by this measure and by the absolute one.
 
     Attributes:
         relative_l1: sum |candidate - reference| / sum |reference| over the head's dimension; infinite if not finite.
@@ -122,7 +127,7 @@ class ShadowHeader(Record):
         write_request: the latest write request that was served; see `assay.harness.server.write_request`.
     """
 
-    schema_id: Literal["assay.shadow/3"] = SCHEMA
+    schema_id: Literal["assay.shadow/4"] = SCHEMA
     run: str = ""
     reference: str
     candidate: str
@@ -173,9 +178,10 @@ class ShadowErrors:
     Attributes:
         index: int64 [cells, 6], the columns of `DIMENSIONS`: layer and head by number, the others into `CONDITIONS`.
         sums: float64 [cells, 9], the columns of `SUMS`.
-        max_abs: float64 [cells], largest absolute difference.
+        max_abs: float64 [cells], largest absolute difference. It is shown, not judged: it has no scale.
         headers: one per process.
         truth: errors against the truth.
+        queries: the worst query of each cell, against the truth.
     """
 
     index: Integers
@@ -183,6 +189,7 @@ class ShadowErrors:
     max_abs: Floats
     headers: tuple[ShadowHeader, ...]
     truth: TruthErrors = field(default_factory=TruthErrors.none)
+    queries: WorstQueries = field(default_factory=WorstQueries.none)
 
     @property
     def worst(self) -> tuple[WorstCase, ...]:
@@ -272,8 +279,9 @@ def _table(axes: dict[str, tuple[str, ...]], sums: Floats, largest: Floats) -> E
 
 
 def write_shadow_errors(
-    path: Path, index: Integers, sums: Floats, max_abs: Floats, header: ShadowHeader, truth: TruthErrors | None = None
-) -> None:
+    path: Path, index: Integers, sums: Floats, max_abs: Floats, header: ShadowHeader, truth: TruthErrors | None = None,
+    queries: WorstQueries | None = None,
+) -> None:  # fmt: skip
     """Replace the file of a process.
 
     Args:
@@ -283,13 +291,16 @@ def write_shadow_errors(
         max_abs: float64 [cells].
         header: what they describe.
         truth: errors against the truth; None for none.
+        queries: the worst queries; None for none.
 
     Raises:
         EvidenceError: the disk is full or not writable.
     """
     truth = truth or TruthErrors.none()
     against_truth = {_TRUTH + one.name: np.ascontiguousarray(getattr(truth, one.name)) for one in fields(TruthErrors)}
-    tensors = {"index": index, "sums": sums, "max_abs": max_abs, **against_truth}
+    queries = queries or WorstQueries.none()
+    worst = {_QUERIES + one.name: np.ascontiguousarray(getattr(queries, one.name)) for one in fields(WorstQueries)}
+    tensors = {"index": index, "sums": sums, "max_abs": max_abs, **against_truth, **worst}
     content = save(tensors, {"header": header.model_dump_json()})
     write_whole(path, content, durable=False)
 
@@ -325,6 +336,7 @@ def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
         np.concatenate([one.max_abs for one in read]),
         tuple(header for one in read for header in one.headers),
         joined([one.truth for one in read]),
+        joined_queries([one.queries for one in read]),
     )
 
 
@@ -338,6 +350,7 @@ def _read(path: Path) -> ShadowErrors:
                 file.get_tensor("max_abs"),
                 headers=(header,),
                 truth=TruthErrors(*(file.get_tensor(_TRUTH + one.name) for one in fields(TruthErrors))),
+                queries=WorstQueries(*(file.get_tensor(_QUERIES + one.name) for one in fields(WorstQueries))),
             )
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
         raise EvidenceError(

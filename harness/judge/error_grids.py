@@ -178,7 +178,9 @@ def truth_rows(against: AgainstNoise) -> tuple[TruthRow, ...]:
     """The candidate and the reference against the truth, by phase and layer."""
     rows = []
     for layer, phase in against.places:
-        cells, gains, reference = (one.of(layer, phase) for one in (against.cells, against.gains, against.reference))
+        cells, gains, reference, queries = (
+            one.of(layer, phase) for one in (against.cells, against.gains, against.reference, against.queries)
+        )
         whole = gains.index[:, HEAD] < 0
         (own, bound), (served, served_bound) = _worst_of(cells), _worst_of(reference)
         gain, gain_bound = _worst_of(Measured(gains.index[whole], gains.observed[whole], gains.bound[whole]))
@@ -193,7 +195,7 @@ def truth_rows(against: AgainstNoise) -> tuple[TruthRow, ...]:
                 gain_bound=gain_bound,
                 reference_own=served,
                 reference_bound=served_bound,
-                out_of_bounds=bool(cells.flagged.any() or gains.flagged.any()),
+                out_of_bounds=bool(cells.flagged.any() or gains.flagged.any() or queries.flagged.any()),
             )
         )
     return tuple(rows)

@@ -13,6 +13,7 @@ from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.config import RunSpec
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.shadow_errors import CONDITIONS, DIMENSIONS, ShadowErrors
+from assay.harness.evidence.worst_queries import place
 from assay.harness.judge.report import NOT_FINITE, Metric
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, Measured
 from assay.harness.stats.noise_bound import FALSE_FLAGS
@@ -20,8 +21,10 @@ from assay.harness.text import one_line, percent, some, two_digits
 from assay.harness.verdict import Finding, Verdict, serious
 
 WORST_CELL, WORST_GAIN, WORST_APART = "worst-own-error", "worst-gain", "worst-difference"
+WORST_QUERY = "worst-query"
 WORST_CALL, POLICY = "worst-recorded-call", "largest-own-error"
 OUT_OF_BOUNDS, GAIN, TOO_QUIET, WRONG_REFERENCE = "own-error-out-of-bounds", "gain", "noise-missing", "reference-wrong"
+QUERY_OUT_OF_BOUNDS = "query-out-of-bounds"
 """Ids of findings that the cells show."""
 _CACHED = (DIMENSIONS.index("prefix"), CACHED_PREFIX.labels.index(CACHED_PREFIX.labels[-1]))
 
@@ -55,16 +58,18 @@ class LayersJudgement(NamedTuple):
 def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
     """Whether the candidate is as right as noise allows, in every layer, head and condition that the shadow saw.
 
-    - *regression*: in a cell the candidate's own error is out of bounds, or its gain in a head, layer or phase; or over all
-      queries it is farther from the reference than the bounds of both allow; or a recorded call is out of bounds, or behaves
-      otherwise wrongly; or an own error is above the policy's bound of the kernel's family.
+    - *regression*: in a cell the candidate's own error is out of bounds, or that of a single query, or its gain in a head, layer or
+      phase; or over all queries it is farther from the reference than the bounds of both allow; or a recorded call is out of
+      bounds, or behaves otherwise wrongly; or an own error is above the policy's bound of the kernel's family.
     - *inconclusive*: the reference itself is out of bounds; or nothing was compared with the truth or examined, the candidate
       did not compute a call, no call had a cached prefix; or its error is smaller than its declared quantisation must cost.
     """
     against, replay = evidence.against, evidence.replay
     if (found := wrong_reference(evidence)) is not None:
         return LayersJudgement("inconclusive", f"{found.title}: {one_line(found.where)}: {found.diagnosis}.", "")
-    tests = ((against.cells, WORST_CELL), (against.gains, WORST_GAIN), (against.apart, WORST_APART))
+    tests = (
+        (against.cells, WORST_CELL), (against.queries, WORST_QUERY), (against.gains, WORST_GAIN), (against.apart, WORST_APART),
+    )  # fmt: skip
     for measured, metric in tests:
         if measured.flagged.any():
             why = f"{_sentence(metric, measured, evidence.errors)}."
@@ -78,9 +83,12 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
         return LayersJudgement("inconclusive", why, WORST_CELL)
     cells = against.cells
     worst = f"The worst own error is {two_digits(float(cells.excess.max()))}x what noise explains"
+    query = f"that of a single query {two_digits(float(against.queries.excess.max(initial=0.0)))}x"
     gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))}x"
     return LayersJudgement(
-        "pass", f"{worst}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)}).", WORST_CELL
+        "pass",
+        f"{worst}, {query}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)}).",
+        WORST_CELL,
     )
 
 
@@ -133,16 +141,20 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
     """
     against, errors = evidence.against, evidence.errors
     found = [wrong_reference(evidence), quiet_finding(evidence)]
-    if (rest := _unnamed(evidence)).flagged.any():
+    if (rest := _unnamed(evidence, against.cells)).flagged.any():
         found.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, rest, errors))
+    if (queries := _unnamed(evidence, against.queries)).flagged.any() and not against.cells.flagged.any():
+        found.append(
+            _finding(QUERY_OUT_OF_BOUNDS, "single queries out of bounds", "serious", WORST_QUERY, queries, errors)
+        )
     if against.gains.flagged.any() and not against.cells.flagged.any():  # else the error explains the gain
         found.append(_finding(GAIN, "output scaled", "serious", WORST_GAIN, against.gains, errors))
     return [one.model_copy(update={"reproduce": reproduce}) for one in found if one]
 
 
-def _unnamed(evidence: LayerEvidence) -> Measured:
-    """The cells of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
-    cells, replay = evidence.against.cells, evidence.replay
+def _unnamed(evidence: LayerEvidence, cells: Measured) -> Measured:
+    """The tests of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
+    replay = evidence.replay
     named = (
         {(one.layer, one.phase) for one in replay.bounds if one.worst > 1} if replay and not evidence.foreign else set()
     )
@@ -153,11 +165,11 @@ def _unnamed(evidence: LayerEvidence) -> Measured:
 
 def wrong_reference(evidence: LayerEvidence) -> Finding | None:
     """The finding that the reference is out of its own bounds, which says nothing about the candidate; None if it is not."""
-    measured = evidence.against.reference
-    if not measured.flagged.any():
-        return None
-    title = "the reference is not right, so it proves nothing about the candidate"
-    return _finding(WRONG_REFERENCE, title, "warning", WORST_CELL, measured, evidence.errors)
+    against, title = evidence.against, "the reference is not right, so it proves nothing about the candidate"
+    for measured, metric in ((against.reference, WORST_CELL), (against.reference_queries, WORST_QUERY)):
+        if measured.flagged.any():
+            return _finding(WRONG_REFERENCE, title, "warning", metric, measured, evidence.errors, "reference")
+    return None
 
 
 def quiet_finding(evidence: LayerEvidence) -> Finding | None:
@@ -181,30 +193,44 @@ def quiet_finding(evidence: LayerEvidence) -> Finding | None:
     )
 
 
-def _finding(id_: str, title: str, severity: str, metric: str, measured: Measured, errors: ShadowErrors) -> Finding:
+def _finding(
+    id_: str, title: str, severity: str, metric: str, measured: Measured, errors: ShadowErrors, role: str = "candidate"
+) -> Finding:
     return Finding.model_validate(
         {
             "id": id_,
             "title": title,
             "severity": severity,
             "where": _where(measured.index[measured.flagged], errors),
-            "diagnosis": _sentence(metric, measured, errors).partition(": ")[2],
+            "diagnosis": _sentence(metric, measured, errors, role).partition(": ")[2],
             "evidence": (f"{int(measured.flagged.sum()):,} of {len(measured.index):,} tests flag it",),
             "reproduce": "",
         }
     )
 
 
-def _sentence(metric: str, measured: Measured, errors: ShadowErrors) -> str:
+def _sentence(metric: str, measured: Measured, errors: ShadowErrors, role: str = "candidate") -> str:
     """Where numbers are out of bounds, and the worst of them."""
     worst = int(np.argmax(measured.excess))
     observed, bound = float(measured.observed[worst]), float(measured.bound[worst])
     what = {
         WORST_CELL: "the own error is {}, {}x what noise explains ({})",
+        WORST_QUERY: "the own error of a query is {}, {}x what noise explains ({})",
         WORST_GAIN: "the output is scaled by {}, {}x what noise explains ({})",
         WORST_APART: "the outputs differ by {} over all queries, {}x what noise explains ({})",
     }[metric].format(percent(observed), two_digits(float(measured.excess[worst])), percent(bound))
+    if metric == WORST_QUERY:
+        what += f", {_query(measured, worst, errors, role)}"
     return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"
+
+
+def _query(measured: Measured, worst: int, errors: ShadowErrors, role: str) -> str:
+    """Which query a test of queries is about: "position 701 of a request, 512 of them cached, layer 2, head 3"."""
+    same = (errors.queries.index == measured.index[worst]).all(1)
+    position, prefix = place(getattr(errors.queries, role)[int(np.flatnonzero(same)[0])])
+    head = int(measured.index[worst, HEAD])
+    of = "all heads together" if head < 0 else f"head {head}"
+    return f"at position {position} behind {prefix} cached tokens, layer {int(measured.index[worst, LAYER])}, {of}"
 
 
 def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
@@ -240,6 +266,10 @@ def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
         _metric(
             WORST_CELL, "worst own error, cells of the layer diff", against.cells,
             "Relative L1 against fp64 on the same inputs, by cell",
+        ),
+        _metric(
+            WORST_QUERY, "worst own error, single queries", against.queries,
+            "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
         ),
         _metric(
             WORST_GAIN, "worst gain, heads of the layer diff", against.gains,

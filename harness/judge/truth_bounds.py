@@ -1,9 +1,10 @@
 """Errors against the truth -> what noise does not explain: the statistics behind the verdict on layers. Pure functions.
 
 Every sampled cell (layer, head, condition) of every claimed phase is tested, and the gain of every head, of every layer, and of
-each phase. Bounds come from honest implementations on the same queries (`assay.harness.stats.noise_bound`). All tests of a session
-together flag an honest kernel at most at the rate `FALSE_FLAGS`. Queries that were not sampled are held against the reference,
-within what the bounds of both allow.
+each phase, and the worst query of every cell. Bounds come from honest implementations on the same queries
+(`assay.harness.stats.noise_bound`, `assay.harness.stats.query_bounds`). All tests of a session together flag an honest kernel at
+most at the rate `FALSE_FLAGS`: half of it for cells, a quarter each for gains and for queries. Queries that were not sampled are
+held against the reference, within what the bounds of both allow, and the farthest of each call against the truth.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from assay.harness.evidence.error_sums import Floats
 from assay.harness.evidence.folder import REPEAT_RUN
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader
 from assay.harness.evidence.truth_errors import TruthErrors, gain, own_error
+from assay.harness.evidence.worst_queries import own_and_bound
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile_above, freedom_of_spread
 
 SLACK_BELOW = 2.0
@@ -87,7 +89,10 @@ class AgainstNoise:
     Attributes:
         cells: own error of the candidate, by cell.
         gains: absolute gain of the candidate, by head, by layer, and by phase.
+        queries: own error of the worst query of each cell, against what honest implementations cost that very query; head -1 is all
+            heads together. The bound holds for the worst of 10^9 queries (`assay.harness.stats.query_bounds`).
         reference: own error of the reference, by cell, against its own family.
+        reference_queries: own error of the reference's worst queries, likewise.
         apart: difference between candidate and reference over all queries, sampled or not, by cell; the bound is the sum of the
             largest bounds of both in the layer and phase.
         quiet: where the candidate's error is smaller than its declared quantisation must cost.
@@ -95,7 +100,9 @@ class AgainstNoise:
 
     cells: Measured
     gains: Measured
+    queries: Measured
     reference: Measured
+    reference_queries: Measured
     apart: Measured
     quiet: tuple[Quiet, ...]
 
@@ -114,11 +121,14 @@ def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
     """
     errors = shadow.truth
     cells = _cells(errors, errors.candidate, errors.candidate_honest, FALSE_FLAGS / 2)
-    reference = _cells(errors, errors.reference, errors.reference_honest, FALSE_FLAGS)
+    reference = _cells(errors, errors.reference, errors.reference_honest, FALSE_FLAGS / 2)
+    worst = shadow.queries
     return AgainstNoise(
         cells=cells,
-        gains=_gains(errors, FALSE_FLAGS / 2, _tolerance(shadow.headers[0])),
+        gains=_gains(errors, FALSE_FLAGS / 4, _tolerance(shadow.headers[0])),
+        queries=Measured(worst.index, *own_and_bound(worst.candidate)),
         reference=reference,
+        reference_queries=Measured(worst.index, *own_and_bound(worst.reference)),
         apart=_apart(shadow, cells, reference),
         quiet=tuple(_quiet(errors)) if _quantises(shadow.headers[0].candidate_noise) else (),
     )

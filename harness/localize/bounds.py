@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -18,7 +18,14 @@ from assay.harness.attention.honest import MEMBERS, honest_outputs, members_by_w
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.localize.cells import CallCells, cells_of
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds
-from assay.harness.stats.query_bounds import query_bounds, rarest, structure, with_all_heads
+from assay.harness.stats.query_bounds import (
+    least_error,
+    query_bounds,
+    rare_excess_of_queries,
+    rarest,
+    structure,
+    with_all_heads,
+)
 
 CELLS = 20_000
 """Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 4 of all matrices. The small matrix has about
@@ -31,9 +38,6 @@ _RARE = 5.6
 """Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 4 / `CELLS`."""
 _SMALL = 2**16
 """Scores of a call (queries x keys x heads) from which on an ensemble has `MEMBERS`."""
-_LEAST_ROUNDING, _LEAST_ACCUMULATION = 0.5, 6.0
-"""What any implementation may pay: half an eps of the output's dtype, the most that its last rounding costs each number, and a few
-eps of a float32 accumulator."""
 
 
 def least_bound(call: AttentionCall, noise: str = "") -> float:
@@ -43,8 +47,7 @@ def least_bound(call: AttentionCall, noise: str = "") -> float:
         ValueError: no such noise family.
     """
     family(noise)
-    work = torch.promote_types(call.q.dtype, torch.float32)
-    return _LEAST_ROUNDING * torch.finfo(call.q.dtype).eps + _LEAST_ACCUMULATION * torch.finfo(work).eps
+    return least_error(call.q.dtype)
 
 
 def bound_of(call: AttentionCall, noise: str = "") -> float:
@@ -191,25 +194,11 @@ def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> T
     one query of a cell at a time. Where the error grows linearly, as with INT8 on most data, it is zero.
     """
     right = truth(call, cells.rows)
-    excess = _rare_excess(call, family, cells.rows, right, _RARE)
+    excess = rare_excess_of_queries(call, family, cells.rows, right, _RARE)
     here = [cells.of_row == cell for cell in range(len(cells.sequence))]
     worst = torch.stack([excess[rows].amax(0) for rows in here])
     size = torch.stack([right[rows].abs().sum((0, 2)) for rows in here])
     return torch.where(size > 0, worst / size, 0.0).cpu()
-
-
-def _rare_excess(call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor, rare: float) -> Tensor:
-    """The excess of each query, in units of the output summed over head_dim, float64 [rows, num_q_heads]; `right` is the truth."""
-    scores = replace(family, v=None, p=None)
-    usual, stretched = (
-        _off(honest_outputs(call, scores, rows, MEMBERS, stretch=stretch), right) for stretch in (1.0, rare)
-    )
-    return (stretched - rare * usual).clamp(min=0.0).amax(0)
-
-
-def _off(outputs: Tensor, right: Tensor) -> Tensor:
-    """Sum of |output - truth| over head_dim, [members, rows, num_q_heads]; 0 where it is not finite."""
-    return (outputs - right).abs().sum(-1).nan_to_num(nan=0.0, posinf=0.0)
 
 
 def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, own: Tensor) -> Tensor:
@@ -235,7 +224,7 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     if bool(above.any()) and (family.q is not None or family.k is not None):
         some = above.any(1).nonzero().flatten()
         here = some.to(right.device)
-        excess = _rare_excess(call, family, rows[here], right[here], rarest(float(freedom[above].min())))
+        excess = rare_excess_of_queries(call, family, rows[here], right[here], rarest(float(freedom[above].min())))
         bounds[some] += with_all_heads(excess).cpu()
     return bounds
 

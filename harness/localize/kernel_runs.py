@@ -18,14 +18,11 @@ from assay.harness.localize.bounds import CallNoise, bounds_of_queries, least_bo
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, merged, row_deviation, size_of
 from assay.harness.localize.threads import kernel_threads
-from assay.harness.stats.query_bounds import with_all_heads
+from assay.harness.stats.query_bounds import QUERY_SHARE, with_all_heads
 
 FIT_ROUNDINGS = 3.0
 """A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
 would be tighter."""
-QUERY_SHARE = 2.0
-"""An error of a query up to this multiple of what its cell may have per query is never out of bounds. It is the scale of a query
-whose values cancel, and spares simulating the others."""
 MAX_QUERIES = 64
 """Most queries of a call that are simulated one by one: those with the largest errors."""
 MAX_SCORES, MAX_ROWS = 2**27, 1024
@@ -180,8 +177,8 @@ class CallResult:
     def worst_cell(self) -> tuple[float, float]:
         """Own error and bound of the cell and head, or of the query, with the largest own error relative to its bound."""
         cell, head = divmod(int((self.own / self.bounds).argmax()), self.own.shape[1])
-        bound = torch.maximum(self.bounds[cell, head], self.limits.bounds_of([cell])[0, head])
-        own, bound = float(self.own[cell, head]), float(bound)
+        own = float(self.own[cell, head])
+        bound = float(torch.maximum(self.bounds[cell, head], self.limits.bounds_of([cell])[0, head]))
         if self.queries and self.queries[0].excess > own / bound:
             return self.queries[0].own, self.queries[0].bound
         return own, bound

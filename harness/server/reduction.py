@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,14 @@ from torch import Tensor
 
 from assay.harness.evidence.error_sums import SUMS, Floats, ratio
 from assay.harness.evidence.shadow_errors import CONDITION_COUNT, CONDITIONS, Integers
+
+
+class Worst(NamedTuple):
+    """A number of the worst query and head of a call, float64 [] (float32 precision on a GPU), and its index into [rows, heads],
+    int64 []."""
+
+    value: Tensor
+    at: Tensor
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class LayerSums:
         self._sums = torch.zeros(CONDITION_COUNT, heads, len(SUMS), dtype=torch.float64, device=device)
         self._max_abs = torch.zeros(CONDITION_COUNT, heads, dtype=torch.float64, device=device)
 
-    def measure(self, out: Tensor, reference: Tensor, conditions: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(self, out: Tensor, reference: Tensor, conditions: Tensor) -> tuple[Worst, Worst]:
         """Add the errors of a call: on a GPU with one kernel, elsewhere with `row_errors` and `add`.
 
         Args:
@@ -71,17 +80,19 @@ class LayerSums:
             conditions: int64 [rows], condition of each query.
 
         Returns:
-            Relative L1 of the worst query and head (float64 [], with float32 precision on a GPU), and its index into
-            [rows, heads] (int64 []). Both are on the device.
+            The worst query and head by relative L1, and by the sum of |out - reference|, which is not misled by a query whose
+            reference is nearly zero. On the device.
         """
         if out.is_cuda:
             from assay.harness.server.reduction_kernel import reduce, unpack
 
-            return unpack(reduce(out, reference, conditions, self._sums, self._max_abs))
+            by_relative, by_difference = unpack(reduce(out, reference, conditions, self._sums, self._max_abs))
+            return Worst(*by_relative), Worst(*by_difference)
         errors = row_errors(out, reference)
         self.add(errors, conditions)
-        value, at = errors.relative_l1.flatten().max(0)
-        return value.double(), at
+        difference = errors.sums[..., SUMS.index("difference")]
+        (relative, at), (farthest, where) = (one.flatten().max(0) for one in (errors.relative_l1, difference))
+        return Worst(relative.double(), at), Worst(farthest, where)
 
     def add(self, errors: RowErrors, conditions: Tensor) -> None:
         """Add the errors of a call. `conditions` is int64 [rows], the condition of each query."""

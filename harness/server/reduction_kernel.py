@@ -67,6 +67,9 @@ def _reduce(  # type: ignore[no-untyped-def]
     bits = relative.to(tl.int32, bitcast=True).to(tl.int64) << 32
     packed = tl.where(there, bits + (last - (row * heads + head)).to(tl.int64), 0)
     tl.atomic_max(worst, tl.max(packed, 0), sem="relaxed")
+    far = difference.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64) << 32
+    far = tl.where(there, far + (last - (row * heads + head)).to(tl.int64), 0)
+    tl.atomic_max(worst + 1, tl.max(far, 0), sem="relaxed")
 
     # Queries of a sequence are adjacent, so a block has few conditions, usually one.
     condition = tl.load(conditions + row, mask=there, other=none).to(tl.int32)
@@ -110,14 +113,14 @@ def reduce(
         warps: warps per program.
 
     Returns:
-        int64 [1] on the device: the worst query and head of the call, for `unpack`.
+        int64 [2] on the device, for `unpack`: the worst query and head of the call by relative L1, and by difference.
     """
     out, reference = (t if t.stride(-1) == 1 else t.contiguous() for t in (out, reference))
     rows, heads, dim = reference.shape
     double = reference.dtype in (torch.float32, torch.float64)
     block_dim = triton.next_power_of_2(dim)
     block_rows = max(1, (tile // 2 if double else tile) // block_dim)
-    worst = torch.zeros(1, dtype=torch.int64, device=out.device)
+    worst = torch.zeros(2, dtype=torch.int64, device=out.device)
     _reduce[(heads, triton.cdiv(rows, block_rows))](
         out, reference, conditions, sums, max_abs.view(torch.int64), worst, rows, heads,
         out.stride(0), out.stride(1), reference.stride(0), reference.stride(1),
@@ -127,6 +130,8 @@ def reduce(
     return worst
 
 
-def unpack(worst: Tensor) -> tuple[Tensor, Tensor]:
-    """Relative L1 of the worst query and head (float64 [], float32 precision), and its index into [rows, heads] (int64 [])."""
-    return (worst >> 32).to(torch.int32).view(torch.float32).double()[0], (_LAST - (worst & 0xFFFFFFFF))[0]
+def unpack(worst: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The worst query and head by relative L1, and by the sum of |out - reference|: its number (float64 [], float32 precision) and
+    its index into [rows, heads] (int64 [])."""
+    values = (worst >> 32).to(torch.int32).view(torch.float32).double()
+    return list(zip(values, _LAST - (worst & 0xFFFFFFFF), strict=True))

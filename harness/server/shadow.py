@@ -30,6 +30,7 @@ from assay.harness.evidence.shadow_errors import (
     write_shadow_errors,
 )
 from assay.harness.evidence.truth_errors import joined
+from assay.harness.evidence.worst_queries import joined_queries
 from assay.harness.server.candidates import Candidate, output_of, packed_call
 from assay.harness.server.envelope_tally import EnvelopeTally
 from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
@@ -108,8 +109,8 @@ class Shadow:
             if self._writer is not None and self._writer.wants(metadata):
                 self._record(metadata, call, reference, got)
             if got is not None:
-                self._measure(metadata, call, got, reference)
-                self._compare_with_truth(call, got, reference)
+                worst = self._measure(metadata, call, got, reference)
+                self._compare_with_truth(call, got, reference, worst)
                 if self.tally is not None:
                     self.tally.count(call)
         except Exception as error:  # the model has its output already
@@ -151,11 +152,12 @@ class Shadow:
         self._row_count += len(numbers)
         self._sampled += len(self._rows)
 
-    def _measure(self, metadata: CallMetadata, call: EngineCall, got: Tensor, reference: Tensor) -> None:
+    def _measure(self, metadata: CallMetadata, call: EngineCall, got: Tensor, reference: Tensor) -> list[int]:
+        """Add the differences of a call; return the queries that differ most, by relative L1 and by the difference itself."""
         layer, heads = metadata.layer, reference.shape[1]
         if layer not in self._sums:
             self._sums[layer] = LayerSums(heads, reference.device)
-        value, at = self._sums[layer].measure(got, reference, self._conditions)
+        (value, at), (_, farthest) = self._sums[layer].measure(got, reference, self._conditions)
         latest = torch.stack([value, torch.full_like(value, call.forward_pass.number), at.double()])
         known = self._worst.get((layer, metadata.phase))
         self._worst[layer, metadata.phase] = (
@@ -165,8 +167,10 @@ class Shadow:
             row, head = divmod(int(at), heads)
             sequence, position = call.forward_pass.locate(row)
             self._record(metadata, call, reference, got, float(value), (sequence, head, position))
+        return (torch.stack([at, farthest]) // heads).tolist()
 
-    def _compare_with_truth(self, call: EngineCall, got: Tensor, reference: Tensor) -> None:
+    def _compare_with_truth(self, call: EngineCall, got: Tensor, reference: Tensor, worst: list[int]) -> None:
+        """Compare sampled queries with the truth, and those in `worst`: a wrong query differs from the reference."""
         assert self._candidate is not None
         layer = call.layer.layer_id
         try:
@@ -177,8 +181,7 @@ class Shadow:
                 families = (self._noise, self._reference_noise(call.phase))
                 self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families)
             [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
-            conditions = self._numbers[self._rows]
-            self._truth[layer, call.phase].add(packed, got, reference, self._rows, conditions, seed)
+            self._truth[layer, call.phase].add(packed, got, reference, self._rows, self._numbers, seed, worst)
         except (
             Exception
         ) as error:  # out of memory, an unknown noise family: the layer lacks its comparison, and that is said
@@ -247,7 +250,9 @@ class Shadow:
         index, sums, max_abs = (np.concatenate(parts) for parts in zip(empty, *cells, strict=False))
         truth = [sums.cells(layer, self._rank * sums.heads) for (layer, _), sums in sorted(self._truth.items())]
         path = self._folder / FOLDER / f"{os.getpid()}.safetensors"
-        write_shadow_errors(path, index, sums, max_abs, header, joined(truth) if truth else None)
+        queries = [sums.queries(layer, self._rank * sums.heads) for (layer, _), sums in sorted(self._truth.items())]
+        against_truth = (joined(truth), joined_queries(queries)) if truth else ()
+        write_shadow_errors(path, index, sums, max_abs, header, *against_truth)
 
     def _resolve_worst(self) -> None:
         """Look up the requests of the worst cases, and drop the passes."""

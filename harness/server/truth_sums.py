@@ -5,6 +5,8 @@ Only sampled queries are compared (`assay.harness.server.row_sample`). Sums are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +16,8 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.honest import family, here, honest_outputs, truth
 from assay.harness.evidence.shadow_errors import CONDITIONS
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, TruthErrors
+from assay.harness.evidence.worst_queries import WorstQueries
+from assay.harness.server.query_maxima import QueryMaxima
 
 _AT_ONCE = 2**24
 """Most elements of honest outputs that are reduced at once: 128 MiB of float64."""
@@ -43,10 +47,11 @@ class TruthSums:
         self._members: list[int] = []
         self.dtype = self.accumulation = ""
         self._sums: dict[int, tuple[Tensor, Tensor]] = {}
+        self._queries = QueryMaxima()
 
     def add(
         self, call: AttentionCall, candidate: Tensor, reference: Tensor, rows: NDArray[np.int64],
-        conditions: NDArray[np.int64], seed: int,
+        conditions: NDArray[np.int64], seed: int, also: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """Add a call.
 
@@ -55,10 +60,16 @@ class TruthSums:
             candidate: its output, [total_q, num_q_heads, head_dim_v].
             reference: the reference's output, in the same shape.
             rows: the queries to compare, by row.
-            conditions: condition of each of these queries.
-            seed: of what honest implementations draw: another one for each call, since roundings of one call say nothing of those
+            conditions: condition of each query of the call, [total_q].
+            seed: of what honest implementations draw: another one for each call, as roundings of one say nothing of those
                 of the next.
+            also: rows that are compared one by one as well. They were chosen for what the candidate computed, so they are left
+                out of the sums.
         """
+        sampled = len(rows)
+        rows = np.concatenate([rows, np.setdiff1d(np.asarray(also, dtype=np.int64), rows)])
+        order = np.argsort(rows)
+        rows, summed = rows[order], torch.from_numpy(np.flatnonzero(order < sampled)).to(call.q.device)
         at = torch.from_numpy(rows).to(call.q.device)
         right = truth(call, at)
         defined = right.isfinite()
@@ -70,7 +81,10 @@ class TruthSums:
         outputs = [torch.stack([candidate[at], reference[at]]).double(), *honest]
         by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 4]
         size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
-        numbers, place = np.unique(conditions, return_inverse=True)
+        roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
+        self._queries.add(call, outputs[0], roles, right, defined, rows, conditions[rows])
+        by_row, size, rows = by_row[:, summed], size[summed], rows[summed.cpu().numpy()]
+        numbers, place = np.unique(conditions[rows], return_inverse=True)
         where = torch.from_numpy(place.ravel()).to(at.device)
         sums = by_row.new_zeros(len(by_row), len(numbers), *by_row.shape[2:]).index_add_(1, where, by_row)
         sizes = size.new_zeros(len(numbers), *size.shape[1:]).index_add_(0, where, size)
@@ -78,6 +92,10 @@ class TruthSums:
             known = self._sums.get(condition)
             new = (sums[:, number], sizes[number])
             self._sums[condition] = new if known is None else (known[0] + new[0], known[1] + new[1])
+
+    def queries(self, layer: int, first_head: int) -> WorstQueries:
+        """The worst query of each cell; arguments are those of `cells`."""
+        return self._queries.cells(layer, first_head)
 
     def cells(self, layer: int, first_head: int) -> TruthErrors:
         """The cells with their layer and heads.

@@ -8,10 +8,15 @@ matter which of the queries are looked at, or why.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.honest import MEMBERS, honest_outputs
+from assay.harness.attention.noise import NoiseFamily
 from assay.harness.stats.noise_bound import FALSE_FLAGS, MODEL_FACTOR, cell_bounds, f_quantile_above
 
 QUERIES = 10**9
@@ -19,6 +24,12 @@ QUERIES = 10**9
 QUERY_FACTOR = 2.0
 """`MODEL_FACTOR` of one query: what a block of another size, or its outlier, costs one query does not average out. Measured:
 `benchmarks/honest_kernels.py`."""
+QUERY_SHARE = 2.0
+"""An error of a query up to this multiple of what its cell may have per query is never out of bounds. It is the scale of a query
+whose values cancel, and spares simulating the others."""
+_LEAST_ROUNDING, _LEAST_ACCUMULATION = 0.5, 6.0
+"""What any implementation may pay: half an eps of the output's dtype, the most that its last rounding costs each number, and a few
+eps of a float32 accumulator."""
 _FREEDOM_SHARE = 0.5
 """Share of the estimated freedom of a query that is relied on: few members tell it to about a factor."""
 
@@ -49,6 +60,38 @@ def query_bounds(off: Tensor) -> tuple[Tensor, Tensor]:
 def rarest(freedom: float) -> float:
     """The root mean square, in standard deviations, of the rarest draw of `freedom` independent roundings: 7.2 of a single one."""
     return float(np.sqrt(f_quantile_above(FALSE_FLAGS / 4 / QUERIES, freedom, 1e9)))
+
+
+def rare_excess_of_queries(
+    call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor, rare: float
+) -> Tensor:
+    """What a draw of `rare` standard deviations of stored Q and K costs each query beyond that multiple of its usual error.
+
+    Args:
+        call: the call.
+        family: the noise family.
+        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        right: the truth of these, float64 [rows, num_q_heads, head_dim_v].
+        rare: standard deviations.
+
+    Returns:
+        Sum over head_dim, float64 [rows, num_q_heads].
+    """
+    scores = replace(family, v=None, p=None)
+    usual, stretched = (
+        (honest_outputs(call, scores, rows, MEMBERS, stretch=stretch) - right)
+        .abs()
+        .sum(-1)
+        .nan_to_num(nan=0.0, posinf=0.0)
+        for stretch in (1.0, rare)
+    )
+    return (stretched - rare * usual).clamp(min=0.0).amax(0)
+
+
+def least_error(dtype: torch.dtype) -> float:
+    """A lower limit of every bound on relative L1 in this dtype."""
+    work = torch.promote_types(dtype, torch.float32)
+    return _LEAST_ROUNDING * torch.finfo(dtype).eps + _LEAST_ACCUMULATION * torch.finfo(work).eps
 
 
 def with_all_heads(by_head: Tensor) -> Tensor:

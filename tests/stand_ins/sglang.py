@@ -19,7 +19,7 @@ from assay.harness.server.shadow import Shadow
 from assay.harness.server.substitution import Substitution
 from assay.harness.server.tracer import Tracer
 
-HEADS, KV_HEADS, DIM, LAYERS, SLOTS = 4, 2, 8, 3, 64
+HEADS, KV_HEADS, DIM, LAYERS, SLOTS = 4, 2, 8, 3, 256
 
 
 class Pool:
@@ -76,7 +76,7 @@ class Server:
     """Stand-in for a scheduler: requests of 16 slots each, and forward passes through all layers."""
 
     def __init__(self, seed: int = 0) -> None:
-        table = torch.arange(SLOTS).reshape(4, 16)
+        table = torch.arange(SLOTS).reshape(4, 64)
         self.runner = SimpleNamespace(
             req_to_token_pool=SimpleNamespace(req_to_token=table), token_to_kv_pool=Pool(), device="cpu"
         )
@@ -98,7 +98,7 @@ class Server:
             layer: attributes of each layer.
         """
         new, prefix = [n for n, _ in lens], [p for _, p in lens]
-        slots = torch.cat([torch.arange(p, p + n) + 16 * i for i, (n, p) in enumerate(lens)])
+        slots = torch.cat([torch.arange(p, p + n) + 64 * i for i, (n, p) in enumerate(lens)])
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(name=mode), extend_seq_lens_cpu=new, extend_prefix_lens_cpu=prefix,
             seq_lens=torch.tensor([n + p for n, p in lens]), req_pool_indices=torch.arange(len(lens)),

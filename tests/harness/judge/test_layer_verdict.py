@@ -13,6 +13,7 @@ from assay.harness.config import make_spec
 from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TruthErrors
+from assay.harness.evidence.worst_queries import WorstQueries
 from assay.harness.judge.layer_verdict import LayerEvidence, LayersJudgement, findings, judge_layers
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.stats.noise_bound import FALSE_FLAGS
@@ -87,6 +88,23 @@ def test_one_cell_of_one_head_is_enough(shadowed: Any, wrong: float) -> None:
     judged = judge(errors)
     assert judged.verdict == "regression"
     assert judged.why.startswith("extend, layer 1 of 4, head 3 of 4, cached prefix >= 16: ")
+
+
+def test_one_wrong_query_is_a_regression_though_no_cell_is_out_of_bounds(shadowed: Any) -> None:
+    errors = shadowed()
+    index = np.array([[2, 3, *errors.index[0, 2:]], [2, -1, *errors.index[0, 2:]]])
+    right, wrong = (0.02, 0.08, 1.0, 17.0, 4.0), (1.0, 0.08, 1.0, 701.0, 512.0)
+    fine = replace(errors, queries=WorstQueries(index, np.array([right, right]), np.array([right, right])))
+    assert judge(fine).verdict == "pass"
+    assert "that of a single query 0.25x" in judge(fine).why
+    bad = replace(errors, queries=WorstQueries(index, np.array([wrong, right]), np.array([right, right])))
+    judged = judge(bad)
+    assert (judged.verdict, judged.decided_by) == ("regression", "worst-query")
+    assert "at position 701 behind 512 cached tokens, layer 2, head 3" in judged.why
+    assert ids(bad) == ["query-out-of-bounds"]
+    reference = replace(errors, queries=WorstQueries(index, np.array([right, right]), np.array([right, wrong])))
+    assert judge(reference).verdict == "inconclusive"
+    assert "layer 2, all heads together" in judge(reference).why
 
 
 def test_a_uniform_gain_of_a_thousandth_is_a_regression_that_no_bound_on_an_error_sees(shadowed: Any) -> None:

@@ -24,7 +24,8 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.backend import Backend
 from assay.harness.evidence.pack import Source, rank_folder, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
-from assay.harness.evidence.truth_errors import OUTPUT_SUMS, own_error
+from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, own_error
+from assay.harness.evidence.worst_queries import COLUMNS
 from assay.harness.judge.checks import check_layers
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.offline.replay import diagnose_recorded
@@ -373,3 +374,27 @@ def test_processes_that_share_the_heads_are_joined(
     assert set(compared.cells.index[compared.cells.flagged, 1]) == {5}
     found = diagnose_recorded(tmp_path / "pack", Backend.parse("torch_native"), "")
     assert [one.where for one in found] == ["extend, all 3 layers, head 5 of 8"]
+
+
+def test_a_wrong_query_that_no_sample_holds_is_compared_with_the_truth_and_named(
+    shadowing: Shadowing, tmp_path: Path
+) -> None:
+    def drops_a_query(call: AttentionCall) -> Tensor:
+        out = right(call)
+        if call.layer == 1:
+            out[60 + 37, 2] = 0
+        return out
+
+    server, shadow = shadowing(drops_a_query)
+    server.step("extend", [(60, 0), (61, 0), (62, 0)])  # of 183 queries 128 are sampled
+    server.step("extend", [(60, 0), (61, 0), (62, 0)])
+    errors = seen(shadow, tmp_path)
+    compared = compare_with_noise(errors)
+    flagged = compared.queries.index[compared.queries.flagged]
+    assert {tuple(row) for row in flagged[:, :2]} == {(1, 2), (1, -1)}
+    assert set(errors.queries.candidate[compared.queries.flagged][:, COLUMNS.index("position")]) == {37}
+    assert compared.queries.observed.max() == pytest.approx(1.0, abs=0.01)
+    assert not compared.reference_queries.flagged.any()
+    # Queries that were chosen for their difference are no part of the sums.
+    elements = errors.truth.truth[(errors.truth.index[:, :2] == (1, 2)).all(1), TRUTH_SUMS.index("elements")].sum()
+    assert elements == errors.headers[0].sampled_rows * DIM
