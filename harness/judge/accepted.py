@@ -32,6 +32,7 @@ class Comparison:
         decision: on the questions that both answered; None where there were none.
         growth: largest factor by which an own error grew; None where none was measured both times.
         decided_by: id of the metric that decided; empty where nothing was measured both times.
+        p_regression: of the test of accuracy; None where an own error grew too far, which is measured and not tested.
     """
 
     verdict: Verdict
@@ -39,6 +40,7 @@ class Comparison:
     decision: Decision | None
     growth: float | None
     decided_by: str
+    p_regression: float | None = None
 
 
 def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status, non_inferior: bool) -> SuiteResult | None:
@@ -99,7 +101,12 @@ def compare_accepted(
         parts.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
     by_growth = decision is None or (grown and verdict != "regression")
     return Comparison(
-        "regression" if grown else verdict, " ".join(parts), decision, most, _GROWTH if by_growth else _LOSS
+        "regression" if grown else verdict,
+        " ".join(parts),
+        decision,
+        most,
+        _GROWTH if by_growth else _LOSS,
+        None if grown or decision is None else decision.p_regression,
     )
 
 
@@ -139,7 +146,7 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
         why=" ".join([compared.why, *([f"Policy: {' and '.join(lines)}."] if lines else [])]),
         metrics=tuple(metrics),
         decided_by=compared.decided_by,
-        p_regression=compared.decision.p_regression if compared.decision else None,
+        p_regression=compared.p_regression,
     )
 
 

@@ -20,7 +20,7 @@ from assay.harness.ingest.results.runs import changes_of
 from assay.harness.ingest.source import two
 from assay.harness.judge.report import Report
 from assay.harness.text import one_line
-from assay.harness.verdict import Check, Verdict, cause_of
+from assay.harness.verdict import WORST_FIRST, Check, Verdict, cause_of
 
 BEYOND = "beyond-stop"
 """Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
@@ -304,6 +304,8 @@ def _runs(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
 def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: Report) -> CompareResult:
     """Compare two runs whose reports are at hand: by the answers to the questions that both asked, with what changed beside.
 
+    The verdict is no better than that of the new run itself: answers say nothing of layers, logits or kernels that did not run.
+
     Args:
         left: the accepted run.
         right: the new one.
@@ -320,11 +322,23 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: 
             "",
             "name the folders of both runs",
         )
-        return _result(left, right, limits, "inconclusive", [missing.found], [missing], changes=changes)
+        alone = _result(left, right, limits, "inconclusive", [missing.found], [missing], changes=changes)
+        return _capped(alone, b)
     found = _answers(left, right, limits)
     cause = _new_cause(a, b) if found.verdict == "regression" else []
     headline = _headline(found.verdict, [*cause, *found.reasons[:1]])
-    return found.model_copy(update={"changes": changes, "headline": headline})
+    return _capped(found.model_copy(update={"changes": changes, "headline": headline}), b)
+
+
+def _capped(found: CompareResult, b: Report) -> CompareResult:
+    """A comparison that is no better than the new run's own verdict."""
+    if WORST_FIRST.index(found.verdict) <= WORST_FIRST.index(b.verdict):
+        return found
+    said = f"B's own verdict is {b.verdict}: {b.headline}"
+    own = requirement("own-verdict", "B passes by its own report", said.rstrip("."), "", "see the report of B")
+    reasons = (said, *found.reasons)
+    checks = (*found.checks, own)
+    return found.model_copy(update={"verdict": b.verdict, "headline": said, "reasons": reasons, "checks": checks})
 
 
 def _new_cause(a: Report, b: Report) -> list[str]:

@@ -23,8 +23,8 @@ COVERS: dict[ResultKind, str] = {
         "that both servers ran on equal, idle machines: assay bench does."
     ),
     "runs": (
-        "A pass covers the candidates' answers to the questions that both runs asked. Each run's own report says which kernels "
-        "ran, and whether its candidate passed."
+        "A pass covers the candidates' answers to the questions that both runs asked, of a new run that passes by itself. Each "
+        "run's own report says which kernels ran."
     ),
     "tests": "A pass covers the outcomes of these tests. It does not show that they can fail, or what they ran on.",
 }

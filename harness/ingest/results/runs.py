@@ -23,8 +23,8 @@ def _verdicts(a: Report, b: Report) -> Iterator[Change]:
     for name in dict.fromkeys((*mine, *theirs)):
         x, y = mine.get(name, "not run"), theirs.get(name, "not run")
         if x != y:
-            known = x in WORST_FIRST and y in WORST_FIRST
-            worse = WORST_FIRST.index(y) < WORST_FIRST.index(x) if known else None
+            ranks = badness_of(x), badness_of(y)
+            worse = None if ranks[0] is None or ranks[1] is None else ranks[1] > ranks[0]
             title = f"verdict of the suite {name}" if name else "verdict"
             yield Change(id=f"verdict-{name}" if name else "verdict", title=title, a=x, b=y, worse=worse)
     for one in a.suites:
@@ -33,6 +33,12 @@ def _verdicts(a: Report, b: Report) -> Iterator[Change]:
             value = next((found for found in other.metrics if found.id == metric.id), None) if other else None
             if value is not None and value.text != metric.text:
                 yield Change(id=f"{one.id}-{metric.id}", title=f"{one.id}: {metric.title}", a=metric.text, b=value.text)
+
+
+def badness_of(verdict: str) -> int | None:
+    """Orders verdicts; None for one that does not say how good a candidate is: a suite that was not run, and an engine's error."""
+    known = verdict in WORST_FIRST and verdict != "error"
+    return len(WORST_FIRST) - 1 - WORST_FIRST.index(verdict) if known else None
 
 
 def _findings(a: Report, b: Report) -> Iterator[Change]:

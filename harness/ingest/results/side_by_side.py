@@ -15,7 +15,7 @@ from assay.harness.ingest.results.assay_run import AssayRun
 from assay.harness.ingest.results.compare import Limits, compare_two_runs
 from assay.harness.ingest.results.comparison import COVERS, CompareResult
 from assay.harness.ingest.results.loaded import Loaded, load
-from assay.harness.ingest.results.runs import LEAST_FACTOR, environment_of
+from assay.harness.ingest.results.runs import LEAST_FACTOR, badness_of, environment_of
 from assay.harness.ingest.results.runs_comparison import Group, HeadMaps, RunCell, RunColumn, RunRow, RunsComparison
 from assay.harness.ingest.source import Source
 from assay.harness.judge.history import line_of, worst_own
@@ -122,7 +122,7 @@ def _comparison(
 def _renamed(headline: str, name: str) -> str:
     """A pair calls its second run B; here it may be C. What does not name it at all gets its name in front."""
     renamed = re.sub(r"\bB(?= is |'s )", name, headline)
-    return renamed if renamed.startswith(f"{name} ") else f"{name}: {renamed}"
+    return renamed if renamed.startswith((f"{name} ", f"{name}'s ")) else f"{name}: {renamed}"
 
 
 def _rows(of_runs: Iterable[Sequence[_Fact]]) -> list[RunRow]:
@@ -170,19 +170,18 @@ def _facts(
 
 
 def _verdicts(report: Report) -> Iterator[_Fact]:
-    rank = len(WORST_FIRST) - 1
-    yield _Fact("verdict", "verdict", "verdict", report.verdict, rank - WORST_FIRST.index(report.verdict))
+    yield _Fact("verdict", "verdict", "verdict", report.verdict, badness_of(report.verdict))
     found = serious(report.findings)
     yield _Fact(
         "verdict",
         "cause",
         "cause",
         "; ".join(dict.fromkeys(one.title for one in found)) or "none found",
-        float(bool(found)),
+        None if report.verdict == "error" else float(bool(found)),
     )
     for suite in report.suites:
         title = f"suite {suite.id}"
-        yield _Fact("verdict", f"verdict-{suite.id}", title, suite.verdict, rank - WORST_FIRST.index(suite.verdict))
+        yield _Fact("verdict", f"verdict-{suite.id}", title, suite.verdict, badness_of(suite.verdict))
     for suite in report.suites:
         for metric in suite.metrics:
             yield _Fact("measured", f"{suite.id}-{metric.id}", f"{suite.id}: {metric.title}", metric.text)

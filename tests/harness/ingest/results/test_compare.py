@@ -219,7 +219,9 @@ def test_two_runs_are_compared_over_the_beginning_that_both_asked(run: Callable[
     assert result.overall is not None
     assert (result.overall.pairs, result.overall.test) == (300, "betting")
     assert [(one.id, one.count) for one in result.overall.unpaired] == [("beyond-stop", 100)]
-    assert result.verdict == "pass"
+    assert result.overall.verdict == "pass"
+    assert result.verdict == "inconclusive", "as the run itself, of which nothing but questions is there"
+    assert result.headline.startswith("B's own verdict is inconclusive: ")
     assert "Each run's own report" in result.covers
 
 
@@ -243,7 +245,9 @@ def test_the_headline_of_two_runs_carries_the_cause_that_is_new(run: Callable[..
     assert compare_two_runs(*runs, LIMITS, bad, bad).headline.startswith("B is worse than A: Loss ")
 
 
-def test_two_reports_show_what_changed_and_give_no_verdict(examples: ModuleType, tmp_path: Path) -> None:
+def test_two_reports_show_what_changed_and_the_verdict_is_that_of_the_new_run(
+    examples: ModuleType, tmp_path: Path
+) -> None:
     good, bad = examples.passing(), examples.regression()
     found = {one.id: one for one in changes_of(good, bad)}
     assert (found["verdict"].a, found["verdict"].b, found["verdict"].worse) == ("pass", "regression", True)
@@ -253,6 +257,7 @@ def test_two_reports_show_what_changed_and_give_no_verdict(examples: ModuleType,
     for path, report in zip(paths, (good, bad), strict=True):
         path.write_text(report.model_dump_json())
     result = compare(*paths, LIMITS)
-    assert (result.verdict, result.exit_code) == ("inconclusive", 3)
+    assert (result.verdict, result.exit_code) == ("regression", 1)
+    assert compare(*paths[::-1], LIMITS).verdict == "inconclusive", "reports have no answers"
     assert result.changes
     assert "name the folders of both runs" in next(one.settles for one in result.checks if one.id == "answers")

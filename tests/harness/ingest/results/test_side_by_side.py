@@ -33,7 +33,7 @@ def compared(tmp_path: Path, examples: ModuleType) -> RunsComparison:
     paths = []
     for name, own, head in (("a", 0.005, 0.002), ("b", 0.0052, 0.002), ("c", 1.4, 1.4)):
         paths.append(tmp_path / f"{name}.json")
-        paths[-1].write_text(to_json(with_layers(examples.regression(), own, head)))
+        paths[-1].write_text(to_json(with_layers(examples.passing(), own, head)))
     return compare_runs(paths, Limits())
 
 
@@ -81,3 +81,17 @@ def test_a_run_is_named_once(tmp_path: Path, examples: ModuleType) -> None:
         compare_runs([path, path], Limits())
     with pytest.raises(UsageError, match="2 to 26"):
         compare_runs([path], Limits())
+
+
+def test_a_comparison_is_no_better_than_the_runs_own_verdict_and_an_error_is_not_better(
+    tmp_path: Path, examples: ModuleType
+) -> None:
+    paths = [tmp_path / f"{name}.json" for name in "abc"]
+    failed = examples.regression().model_copy(update={"verdict": "error"})
+    for path, report in zip(paths, (examples.regression(), failed, examples.regression()), strict=True):
+        path.write_text(to_json(report))
+    compared = compare_runs(paths, Limits())
+    assert [one.compared for one in compared.runs] == [None, "error", "regression"]
+    assert compared.runs[2].sentence.startswith("C's own verdict is regression: ")
+    assert compared.exit_code == 1
+    assert [cell.worse for cell in row(compared, "verdict").cells] == [None, None, None]
