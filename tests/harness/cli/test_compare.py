@@ -63,15 +63,15 @@ def test_runs_are_put_side_by_side(
         paths.append(tmp_path / f"{name}.json")
         paths[-1].write_text(to_json(getattr(examples, name)()))
     flags = ["--html", tmp_path / "c.html", "--junit", tmp_path / "c.xml"]
-    assert call(monkeypatch, *paths, *flags) == 3, "reports without answers have no verdict"
+    assert call(monkeypatch, *paths, *flags) == 1, "as the worst of their own verdicts"
     shown = capsys.readouterr().out
-    assert "verdict: A pass; B regression (worse); C error (worse)" in shown
-    assert shown.splitlines()[-1].startswith("INCONCLUSIVE (exit code 3): B: No verdict: ")
+    assert "verdict: A pass; B regression (worse); C error\n" in shown
+    assert shown.splitlines()[-1].startswith("REGRESSION (exit code 1): B's own verdict is regression: ")
     page = (tmp_path / "c.html").read_text()
     assert 'class="worse">regression' in page
     (suite,) = JUnitXml.fromfile(str(tmp_path / "c.xml"))
     assert {case.name for case in suite} >= {"B", "C", "answers"}
-    assert call(monkeypatch, *paths[:2], "--json") == 3
+    assert call(monkeypatch, *paths[:2], "--json") == 1
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "assay.compare-runs/1"
     assert [one["name"] for one in document["runs"]] == ["A", "B"]
