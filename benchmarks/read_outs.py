@@ -1,6 +1,7 @@
 """How well the operator of a kernel is read: hypotheses, the catalogue's faults, random faults, and kernels that are right.
 
     python benchmarks/read_outs.py hypotheses catalogue drawn held-out right --seeds 200-259 --processes 2
+    python benchmarks/read_outs.py --kernels some/kernels.py some/folder --processes 16    # kernels of your own
     python benchmarks/read_outs.py sage_attn torch_sdpa --device cuda --seeds 0-199    # kernels that are right, by name
 
 Each kernel is read from nothing. What was read is then tried on calls of another distribution than those that it was mined from, in
@@ -11,6 +12,10 @@ a kernel that has seen no call yet, and this decides:
 - silent: nothing was said;
 - wrongly: all else.
 
+A module given by path has a list `KERNELS` of (name, function of an `AttentionCall`, true description in one line); of a folder,
+all such modules are read. Each module is loaded anew for each kernel, so that none remembers a call. False is what was stated as
+exact (it gave all outputs that were seen) and is not truly so.
+
 A kernel that is right must be silent. One line of JSON is printed for each kernel, and a table at the end.
 """
 
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import statistics
 import time
 from collections import Counter
@@ -26,6 +32,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -85,6 +92,12 @@ class Outcome:
     false: int
     calls: int
     cpu_s: float
+    exact: bool = False
+
+    @property
+    def exact_and_false(self) -> bool:
+        """Whether the sentence was stated as exact, and is not."""
+        return bool(self.said) and self.exact and self.how != "truly"
 
 
 HELD = {"held-out": HELD_OUT, "held-out-second": SECOND, "held-out-third": THIRD}
@@ -104,11 +117,26 @@ def made(case: Case) -> tuple[Callable[[], Kernel], str]:
     if case.kind in HELD:
         held = next(one for one in HELD[case.kind] if one.id == case.name)
         return held.make, held.truth
+    if case.kind.endswith(".py"):
+        truth = next(about for name, _, about in kernels_of(Path(case.kind)) if name == case.name)
+        return lambda: next(made for name, made, _ in kernels_of(Path(case.kind)) if name == case.name), truth
     if case.kind == "named":
         return lambda: named(case.name)[1], ""
     family, number = case.name.split("/")
     kernel = right_kernels()[family][int(number)]
     return lambda: declares(noise=family.split("-")[0])(lambda call: kernel(call)), ""
+
+
+def kernels_of(module: Path) -> list[tuple[str, Kernel, str]]:
+    """The kernels of a module given by path, loaded anew: (name, kernel, what is wrong with it)."""
+    found: list[tuple[str, Kernel, str]] = runpy.run_path(str(module))["KERNELS"]
+    return found
+
+
+def modules(paths: list[Path]) -> list[Path]:
+    """The modules with kernels among files and folders."""
+    files = [file for path in paths for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
+    return [file.resolve() for file in files if "KERNELS" in runpy.run_path(str(file))]
 
 
 def with_fault(seeded: SeededFault) -> Kernel:
@@ -143,6 +171,8 @@ def cases(kinds: list[str], seeds: range, device: str) -> Iterator[Case]:
             yield from (Case(kind, one.id) for one in ALL if not one.equivalent)
         elif kind == "drawn":
             yield from (Case(kind, str(seed)) for seed in seeds)
+        elif kind.endswith(".py"):
+            yield from (Case(kind, name) for name, _, _ in kernels_of(Path(kind)))
         elif kind in HELD:
             yield from (Case(kind, one.id) for one in HELD[kind])
         elif kind != "right":
@@ -163,9 +193,8 @@ def outcome(case: Case) -> Outcome:
     spent = time.process_time() - begun
     text = said(found)
     if case.kind in ("right", "named"):
-        return Outcome(
-            *case_of(case), "wrongly" if text else "silent", text, "", found.all.wrong, 0, 0, 0, found.calls, spent
-        )
+        how = "wrongly" if text else "silent"
+        return Outcome(*case_of(case), how, text, "", found.all.wrong, 0, 0, 0, found.calls, spent, found.exact)
     wrong, explained, right, false = tried(found.operator, make())
     how = "wrongly"
     if not text:
@@ -174,7 +203,7 @@ def outcome(case: Case) -> Outcome:
         how = "truly"
     elif explained >= PARTLY * wrong and false <= FALSE * right:
         how = "partly"
-    return Outcome(*case_of(case), how, text, truth, wrong, explained, right, false, found.calls, spent)
+    return Outcome(*case_of(case), how, text, truth, wrong, explained, right, false, found.calls, spent, found.exact)
 
 
 def case_of(case: Case) -> tuple[str, str, int]:
@@ -207,8 +236,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "kinds",
-        nargs="+",
+        nargs="*",
         help="hypotheses, catalogue, drawn, held-out, held-out-second, held-out-third, right, or a kernel that is right by name",
+    )
+    parser.add_argument(
+        "--kernels", nargs="+", type=Path, default=[], help="modules with a list KERNELS, or folders of such"
     )
     parser.add_argument("--device", default="cpu", help="of kernels by name")
     parser.add_argument("--seeds", default="200-259", help="first and last seed of random faults, and of right kernels")
@@ -216,9 +248,12 @@ def main() -> None:
     parser.add_argument("--number", type=int, help="only so many kernels")
     given = parser.parse_args()
     first, last = (int(number) for number in given.seeds.split("-"))
+    kinds = [*given.kinds, *map(str, modules(given.kernels))]
+    if not kinds:
+        parser.error("no kernels; name kinds of kernels, or give --kernels PATH")
     outcomes = []
     with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
-        for one in pool.map(outcome, islice(cases(given.kinds, range(first, last + 1), given.device), given.number)):
+        for one in pool.map(outcome, islice(cases(kinds, range(first, last + 1), given.device), given.number)):
             outcomes.append(one)
             print(json.dumps(asdict(one)), flush=True)
     print_table(outcomes)
@@ -227,17 +262,17 @@ def main() -> None:
 def kind_of(one: Outcome) -> str:
     if one.kind == "right":
         return f"right {one.name.split('/')[0] or 'exact'}"
-    return one.name if one.kind == "named" else one.kind
+    return one.name if one.kind == "named" else Path(one.kind).name
 
 
 def print_table(outcomes: list[Outcome]) -> None:
-    print(f"{'kind':22s} kernels  truly partly silent wrongly  calls (median, most)  CPU s (median, 95 %, most)")
+    print(f"{'kind':22s} kernels  truly partly silent wrongly  false  calls (median, most)  CPU s (median, 95 %, most)")
     for kind in dict.fromkeys(kind_of(one) for one in outcomes):
         of = [one for one in outcomes if kind_of(one) == kind]
-        how = Counter(one.how for one in of)
+        how, false = Counter(one.how for one in of), sum(one.exact_and_false for one in of)
         calls, cpu = [one.calls for one in of], sorted(one.cpu_s for one in of)
         print(
-            f"{kind:22s} {len(of):7d} {how['truly']:6d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d}  "
+            f"{kind:22s} {len(of):7d} {how['truly']:6d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d} {false:6d}  "
             f"{statistics.median(calls):10.0f} {max(calls):6d}  "
             f"{statistics.median(cpu):14.1f} {cpu[int(0.95 * (len(cpu) - 1))]:6.1f} {cpu[-1]:6.1f}"
         )

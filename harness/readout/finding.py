@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -144,7 +143,7 @@ class Finder:
         """
         known, samples, until = self.operator, list(self.samples), self.prober.until
         self.causal_only = False
-        self.prober.until = min(until, time.monotonic() + _WITHOUT_MASK_S)
+        self.prober.until = min(until, self.prober.clock() + _WITHOUT_MASK_S)
         try:
             self.screen([*self._apart, *(replace(plan, seed=plan.seed + 1) for plan in self._apart)])
             self.screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)

@@ -23,7 +23,7 @@ from assay.harness.readout.features import Ints
 from assay.harness.readout.finding import Finder
 from assay.harness.readout.forms import CallContext, Fit, Row, fits
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import BudgetSpentError, Plan, Prober
+from assay.harness.readout.probing import BudgetSpentError, Plan, Prober, budget_clock
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Reading, row_errors
 from assay.harness.readout.readout import ReadOut
@@ -102,11 +102,11 @@ def read_recorded(calls: Sequence[Recorded], seconds: float = SECONDS) -> Passiv
 
     Args:
         calls: recorded calls of one kernel, in any order.
-        seconds: most time; what is known by then is returned.
+        seconds: most CPU time; what is known by then is returned.
     """
     begun, cpu = time.monotonic(), time.process_time()
     with few_threads(()):
-        search = _Search(calls, begun + seconds)
+        search = _Search(calls, seconds)
         complete = True
         try:
             search.run()
@@ -127,10 +127,10 @@ class _Search:
 
     Args:
         calls: recorded calls.
-        until: when it ends, on the clock of `time.monotonic`.
+        seconds: most CPU time.
     """
 
-    def __init__(self, calls: Sequence[Recorded], until: float) -> None:
+    def __init__(self, calls: Sequence[Recorded], seconds: float) -> None:
         draw = np.random.default_rng(0)
         every = [_sample(one, draw) for one in _ordered(calls)]
         self._wrong = [sample for sample in every if sample.bad.any()][:_MOST_WRONG]
@@ -141,7 +141,7 @@ class _Search:
         self.solved = self.tried = 0
         self._read: list[tuple[Sample, Solved]] = []
         dtype = calls[0].call.q.dtype if calls else torch.float32
-        self.finder = Finder(Prober(_nobody, 0, until), "normal", dtype, Exactness())
+        self.finder = Finder(Prober(_nobody, 0, seconds, clock=budget_clock("cpu")), "normal", dtype, Exactness())
 
     def run(self) -> None:
         """Find the operator.

@@ -15,7 +15,7 @@ from assay.harness.localize.threads import few_threads
 from assay.harness.readout.finding import Finder
 from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import REFUSED, BudgetSpentError, Plan, Prober
+from assay.harness.readout.probing import REFUSED, BudgetSpentError, Plan, Prober, budget_clock
 from assay.harness.readout.samples import Exactness, Sample, Tally
 from assay.harness.readout.sentences import sentence
 
@@ -93,13 +93,14 @@ def read_out(
         kernel: the kernel. It may raise, and answer NaN.
         noise: noise family; None for what the kernel declares.
         calls: most calls that it gets.
-        seconds: most time; a call that was begun is not interrupted.
+        seconds: most time, on `budget_clock`; a call that was begun is not interrupted.
         device: of the calls.
         seed: of their data, and of what is drawn.
         shapes: (head_dim, head_dim_v) that it is asked for, besides the head dims that it declares; None for any.
     """
     begun, cpu = time.monotonic(), time.process_time()
-    prober = Prober(kernel, calls, begun + seconds, device, None if shapes is None else frozenset(shapes))
+    known = None if shapes is None else frozenset(shapes)
+    prober = Prober(kernel, calls, seconds, device, known, clock=budget_clock(device))
     family = declaration(kernel).noise if noise is None else noise
     finder: Finder | None = None
     complete = True

@@ -69,6 +69,8 @@ def _effect(effect: Effect) -> Said:
             return _moved(effect)
         case Scale():
             return f"scores are multiplied by {_formula(effect.factor)}", []
+        case Times(factor) if factor.words in ("0", "-0"):
+            return NOT_WRITTEN, []
         case Times():
             return f"the output is multiplied by {_formula(effect.factor)}", []
         case ScaleAndTimes():
@@ -147,12 +149,16 @@ def _added(effect: Plus) -> str:
     return f"{_number(effect.value)}{of} is added to every element of the output"
 
 
+NOT_WRITTEN = "the output is not written: it is zero"
+"""What is zero was most likely never stored; nothing is scaled by zero."""
+
+
 def _constant(value: float) -> str:
     if math.isnan(value):
         return "the output is NaN"
     if math.isinf(value):
         return "the output is infinite"
-    return "the output is zero" if value == 0 else f"every element of the output is {_number(value)}"
+    return NOT_WRITTEN if value == 0 else f"every element of the output is {_number(value)}"
 
 
 def _limited(effect: Limited) -> str:

@@ -29,7 +29,10 @@ from assay.harness.offline.check import CheckResult, assert_correct, check
 from assay.harness.offline.observed import Reader, held, picture_on
 from assay.harness.offline.replay import replay, replay_recorded
 from assay.harness.picture import Picture
+from assay.harness.readout.effects import Constant, Kept
+from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.readout import ReadOut, read_out
+from assay.harness.readout.samples import Tally
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.verdict import OPERATOR, Finding
 
@@ -221,6 +224,25 @@ def test_an_assertion_says_what_was_read_if_it_gives_the_output() -> None:
     with pytest.raises(AssertionError, match="own error") as raised:
         assert_correct(elsewhere, replace(CASES[0].make(), layer=21))
     assert "observed" not in str(raised.value)
+
+
+def test_what_was_read_is_tried_on_every_failing_call_before_it_is_said() -> None:
+    def beyond_reach(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call) * 2 if call.layer == 21 else NO_MASK(call)
+
+    far = [replace(one, make=partial(_given, replace(one.make(), layer=21))) for one in CASES]
+    finding = first(checked(beyond_reach, [*CASES, *far]))
+    assert finding.operator != SAYS
+    assert any("no rule was found" in line for line in finding.evidence)
+
+
+def test_what_depends_on_earlier_calls_is_not_tried_on_calls_without_an_order() -> None:
+    kept = ReadOut(Operator((Clause(Kept((0.0, 1.0))),)), all=Tally(10, 10, 0))
+    [call] = [CASES[0].make()]
+    wrong = measure(call, NO_MASK(call), "")
+    assert observed._tried(kept, [wrong]) is kept
+    other = ReadOut(Operator((Clause(Constant(0.0)),)), all=Tally(10, 10, 0))
+    assert not observed._tried(other, [wrong]).exact
 
 
 # Recorded calls

@@ -185,7 +185,7 @@ def test_a_kernel_of_one_head_dim_is_read_with_it(monkeypatch: pytest.MonkeyPatc
     few(monkeypatch, SMALL)
     found = finder(declares(head_dims=(128,))(Faulty(nothing)))
     found.run()
-    assert sentence(found.operator) == "the output is zero"
+    assert sentence(found.operator) == "the output is not written: it is zero"
     assert {sample.queries.call.q.shape[2] for sample in found.samples} == {128}
 
 
@@ -689,7 +689,7 @@ def test_a_threshold_between_the_calls_that_were_seen_is_found(monkeypatch: pyte
     few(monkeypatch, [EXTEND, PREFIX, DECODE, Plan(((60, 0),)), Plan(((50, 4), (8, 40)))])
     found = finder(LONG_WRONG)
     found.run()
-    assert sentence(found.operator) == "the output is zero, only where 30 or more tokens are new"
+    assert sentence(found.operator) == "the output is not written: it is zero, only where 30 or more tokens are new"
     assert found.tally(found.operator, found.samples).exact
     assert {29, 30} <= {new for sample in found.samples for new, _ in sample.plan.lens}
     fresh = [sample.plan for sample in found.samples if sample.fresh]

@@ -21,6 +21,7 @@ from assay.harness.readout.probing import (
     BudgetSpentError,
     Plan,
     Prober,
+    budget_clock,
     drawn_plans,
     fixed_plans,
     repeated_plans,
@@ -299,3 +300,14 @@ def test_the_time_in_which_a_kernel_compiles_is_not_counted() -> None:
         for _ in range(2):
             prober(Plan(((3, 4),)).make())
         assert prober.until - begun == pytest.approx(left, abs=0.1)
+
+
+def test_a_budget_is_cpu_time_so_that_a_busy_machine_reads_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, cpu = [100.0], [10.0]
+    monkeypatch.setattr(time, "monotonic", lambda: wall[0])
+    monkeypatch.setattr(time, "process_time", lambda: cpu[0])
+    clock, on_a_gpu = budget_clock("cpu"), budget_clock("cuda:0")
+    wall[0], cpu[0] = 104.0, 12.0
+    assert (clock(), on_a_gpu()) == (2.0, 4.0)
+    wall[0] = 150.0
+    assert clock() == 10.0  # what waits ends too

@@ -134,11 +134,12 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (Scale(SCALES[0]), "scores are multiplied by 1 / scale: the softmax scale is missing"),
     (Scale(SCALES[3]), "scores are multiplied by ln 2: exp2 without log2(e) in the scale"),
     (Scale(constant_formula(2.0)), "scores are multiplied by 2"),
+    (Times(constant_formula(0.0)), "the output is not written: it is zero"),
     (Times(constant_formula(0.9)), "the output is multiplied by 0.9"),
     (Times(TIMES[-2]), "the output is multiplied by the number of q heads per kv head"),
     (Plus(0.5), "0.5 is added to every element of the output"),
     (Plus(-0.01, relative=True), "0.01 times the mean |output| of the call is subtracted from every element of the output"),
-    (Constant(0.0), "the output is zero"), (Constant(float("nan")), "the output is NaN"),
+    (Constant(0.0), "the output is not written: it is zero"), (Constant(float("nan")), "the output is NaN"),
     (Constant(float("inf")), "the output is infinite"), (Constant(3.0), "every element of the output is 3"),
     (Kept((0.0, 1.0)), "the output of the previous call is returned"),
     (Kept((0.7, 0.3)), "the output is 0.7 times the right one plus 0.3 times that of the previous call"),
@@ -398,14 +399,15 @@ def test_a_named_mask_says_by_itself_that_it_is_causal() -> None:
 def test_clauses_follow_each_other() -> None:
     first, second = Clause(source("query i - 1"), when(lit("i", ">=", 1))), Clause(Constant(0.0))
     assert sentence(Operator((first, second))) == (
-        "query i gets the output of query i - 1, except for the first query of a sequence. Elsewhere, the output is zero"
+        "query i gets the output of query i - 1, except for the first query of a sequence. "
+        "Elsewhere, the output is not written: it is zero"
     )
     assert sentence(Operator()) == ""
 
 
 def test_what_shows_now_and_then_says_how_often() -> None:
     assert sentence(Operator((Clause(Constant(0.0), when(DECODE), 0.25),))) == (
-        "the output is zero, only in decode; it shows in 25 % of these calls"
+        "the output is not written: it is zero, only in decode; it shows in 25 % of these calls"
     )
 
 
@@ -430,7 +432,7 @@ def test_the_issue_s_examples() -> None:
         ("query i sees keys j <= i + (prefix rounded up to 16)",
          "query i: the i-th new token of its sequence; key j: the j-th of the sequence; prefix: its number of cached tokens; "
          "all from 0"),
-        ("the output is zero, only in decode", ""),
+        ("the output is not written: it is zero, only in decode", ""),
     ],
 )  # fmt: skip
 def test_the_legend_explains_the_symbols_of_a_sentence(text: str, explained: str) -> None:
