@@ -9,7 +9,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.honest import honest_outputs, truth
-from assay.harness.attention.matrix import cases
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.oracle import oracle, right_aligned, sequences
 from assay.harness.attention.sage import sage_attn
@@ -71,8 +70,7 @@ def key_by_key(call: AttentionCall) -> Tensor:
 
 def test_a_float32_kernel_that_adds_key_by_key_is_within_bounds() -> None:
     # The one call of 121,000 in which an honest kernel was flagged, by 1 %.
-    name = "decode-1+129-one-MQA_4/1-d64-float32-peaky-page1"
-    [call] = [case.make() for case in cases(seed=311) if case.name == name]
+    call = replace(peaky(call_of([(1, 129)], (4, 1), 64, torch.float32, "cpu", 3_110_075), 2.0), phase="decode")
     assert bool((own(key_by_key(call), call) <= CallNoise(call).bounds_where(own(key_by_key(call), call))).all())
 
 
@@ -217,8 +215,7 @@ def test_a_rare_draw_of_coarse_scores_may_make_another_key_win() -> None:
 
 def test_a_query_with_one_key_is_within_the_noisiest_way_of_its_family() -> None:
     """TF32 cuts off its only weight in one of two ways: an error that all numbers of the output share."""
-    named = "extend-129+0-one_token_last-MHA_4/4-d64-float32-peaky-page16"
-    call = next(case for case in cases(seed=1) if case.name == named).make()
+    call = peaky(call_of([(129, 0), (1, 33)], (4, 4), 64, torch.float32, "cpu", 10_026), 2.0)
     noise, right = CallNoise(call, "tf32", at_once=True), truth(call)[:1]
     for seed in range(1, 6):
         off = honest_outputs(call, noise.family, members=48, seed=seed)[:, :1] - right
