@@ -32,6 +32,8 @@ def render_replay(replay: ReplayResult, console: Console) -> None:
         if replay.calls
         else f"None of {replay.recorded} recorded calls was computed.",
     )
+    for phase, text in replay.envelope.items():
+        say(console, f"The pack's {phase} calls: {text or 'none'}.")
     for finding in replay.findings:
         say(console, finding_text(finding, console.width))
         say(console, f"  $ {finding.reproduce}")

@@ -6,6 +6,8 @@ from collections.abc import Collection
 from math import isfinite
 from pathlib import Path
 
+from pydantic import Field
+
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.nonce import check_run
@@ -40,6 +42,8 @@ class ReplayResult(Record):
         calls: calls that were examined.
         recorded: calls in the pack, in the phases that the candidate computes.
         with_prefix: examined calls with a cached prefix of at least `assay.harness.conditions.CACHED_PREFIX_TOKENS` tokens.
+        envelope: by phase that the candidate claims, which layers, new tokens and cached prefixes the pack's calls have, in words;
+            empty where it has none of the phase. Only `replay` of a pack fills it in: a run has an envelope of its own.
         worst: largest own error over calls, cells and heads, as a multiple of its bound.
         bounds: by layer and phase.
         findings: what is wrong, named where a hypothesis fits.
@@ -59,6 +63,7 @@ class ReplayResult(Record):
     calls: int
     recorded: int
     with_prefix: int
+    envelope: dict[str, str] = Field(default_factory=dict)
     worst: float
     bounds: tuple[LayerBound, ...]
     findings: tuple[Finding, ...]
@@ -94,7 +99,12 @@ class ReplayResult(Record):
     def missing(self) -> tuple[str, ...]:
         """Requirements of a pass that were not tested."""
         found = [] if self.with_prefix else ["no call had a cached prefix: record a pack with the prefix cache on"]
-        return (*found, *filter(None, [self.not_run]))
+        lacking = [
+            f"the pack has no {phase} call, which the kernel claims"
+            for phase, text in self.envelope.items()
+            if not text
+        ]
+        return (*found, *lacking, *filter(None, [self.not_run]))
 
     @property
     def verdict(self) -> Verdict:

@@ -26,6 +26,7 @@ from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import breach
 from assay.harness.offline.observed import READ_OUT_S, Reader, recorded_outputs
 from assay.harness.offline.watcher import Watcher, watched
+from assay.harness.text import ranges
 from assay.harness.verdict import Finding, serious
 
 RUNS_OF_A_CALL = 3
@@ -90,11 +91,14 @@ def replay(
         smallest = smallest_call(guard, found.run, found.findings, candidate)
         named = smallest.named_in(named)
 
+        envelope = {phase: _envelope([one for one in recorded if one.phase == phase]) for phase in phases}
+
         def result_of(findings: Sequence[Finding]) -> ReplayResult:
             made = _result(
                 Backend.parse(candidate), found.run, examined, findings, found.seconds, found.first_finding_s, ()
             )
-            return made.model_copy(update={"smallest": smallest.words, "test": smallest.test(findings)})
+            test = smallest.test(findings)
+            return made.model_copy(update={"smallest": smallest.words, "test": test, "envelope": envelope})
 
         asked = kernel
         if watcher is not None:
@@ -211,6 +215,16 @@ def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bo
     Arguments and errors are those of `replay_recorded`.
     """
     return diagnose(_recorded_run(pack, candidate, served)[1], reproduce)
+
+
+def _envelope(recorded: Sequence[RecordedCall]) -> str:
+    """Layers, new tokens and cached prefixes of calls, in words; empty without a call."""
+    if not recorded:
+        return ""
+    layers = {one.layer for one in recorded}
+    new = {length for one in recorded for length in one.call.lens_q}
+    cached = {length for one in recorded for length in one.call.prefixes}
+    return f"layers {ranges(layers)}; {ranges(new)} new tokens, {ranges(cached)} cached; {len(recorded)} calls"
 
 
 @dataclass(frozen=True)

@@ -267,3 +267,11 @@ def test_a_kernel_that_is_wrong_only_in_its_server_is_read_from_its_recorded_out
     assert any(line.startswith("read from recorded calls, without asking the kernel") for line in finding.evidence)
     assert finding.operator.endswith(", only in q head 0 and in layer 1")
     assert finding.picture is not None
+
+
+def test_a_pack_without_a_claimed_phase_gives_no_pass_and_its_envelope_is_stated(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", sdpa, layers=2, lens_of=[[(3, 0)], [(9, 16)]])
+    result = replay(recorded, "assay.harness.attention.sdpa:torch_sdpa", read_out=0)
+    assert result.exit_code == ExitCode.NO_VERDICT
+    assert result.envelope == {"extend": "layers 0-1; 3, 9 new tokens, 0, 16 cached; 4 calls", "decode": ""}
+    assert result.missing == ("the pack has no decode call, which the kernel claims",)
