@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from assay.harness.compare.answers import Pair
 from assay.harness.compare.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
-from assay.harness.compare.noise_limits import swing_limit
+from assay.harness.compare.noise_limits import MAX_SWING, swing_limit
 from assay.harness.config import RunSpec
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
@@ -25,7 +26,8 @@ _APART = "texts-apart"
 def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str]) -> SuiteResult:
     """Whether few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
 
-    The limit of "close" is the larger of what the declared noise explains and `FLOOR_FACTOR` times the reference's own floor. Fewer
+    The limit of "close" is the larger of what the declared noise explains and `FLOOR_FACTOR` times the reference's own floor, which
+    erratic answers do not raise: they rule out a pass, and where they are a larger share than the margin a regression too. Fewer
     than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number.
 
     Args:
@@ -34,10 +36,14 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
         answers: all answers: the reference's second ones give its run-to-run floor.
         noise: noise families that the roles declare.
     """
-    pairs = list({one.item.prompt_hash: one for one in reversed(pairs)}.values())[::-1]
+    asked = list({one.item.prompt_hash: one for one in reversed(pairs)}.values())[::-1]
+    # Where neither role says anything, nothing was compared.
+    pairs = [one for one in asked if any(a.text or a.tokens for a in (one.reference, one.candidate))]
     again = {a.item: a for a in answers if a.suite == "greedy" and a.role == "reference" and a.repeat > 0}
     floors = [floor_between(p.reference.tokens, again[p.item.id].tokens) for p in pairs if p.item.id in again]
-    floor, declared = max(floors, default=0.0), [name for name in noise if name]
+    declared = [name for name in noise if name]
+    steady, erratic = _steady(floors, swing_limit(declared))
+    floor = max(steady, default=0.0)
     limit = max(swing_limit(declared), FLOOR_FACTOR * floor)
     compared = [(p, _divergence(p, floor, limit)) for p in pairs]
     differing = [(p, divergence) for p, divergence in compared if divergence]
@@ -47,6 +53,12 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
         apart, len(pairs), spec.greedy_margin, spec.alpha, items="greedy texts", bad_clause="differ by more than noise"
     )
     verdict, why = _verdict(decision, pairs)
+    if erratic:
+        why = (
+            f"The reference is erratic: asked again, {len(erratic)} of {len(floors)} of its answers changed by up to "
+            f"{max(erratic):.2g} nats, beyond what noise and {FLOOR_FACTOR:g} times their median explain. {why}"
+        )
+        verdict = "inconclusive" if verdict == "pass" or len(erratic) > spec.greedy_margin * len(floors) else verdict
     first = min((divergence.position for _, divergence in differing), default=None)
     source = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
     return SuiteResult(
@@ -92,12 +104,24 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
                 title="reference's own floor",
                 value=floor if floors else None,
                 text=f"{floor:.2g} nats" if floors else "not measured",
-                explain=f"Largest change of log-odds of the reference asked twice, over {len(floors)} prompts",
+                explain=f"Largest change of log-odds of the reference asked twice, over {len(floors)} prompts, "
+                f"{len(erratic)} of them erratic and left out",
             ),
         ),
         decided_by=_APART,
         divergences=tuple(_row(p, divergence) for p, divergence in differing),
     )
+
+
+def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], list[float]]:
+    """The floors of prompts that may set a limit, in nats, and those of an erratic reference, which may not.
+
+    Erratic is what exceeds `FLOOR_FACTOR` times the median, which a few answers do not move, and what noise explains; no floor
+    raises the limit beyond `MAX_SWING`.
+    """
+    usual = min(FLOOR_FACTOR * median(floors), MAX_SWING / FLOOR_FACTOR) if floors else 0.0
+    most = max(explained, usual)
+    return [one for one in floors if one <= most], [one for one in floors if one > most]
 
 
 def _divergence(one: Pair, floor: float, limit: float) -> TextDivergence | None:

@@ -144,3 +144,35 @@ def test_honest_candidates_pass_in_95_percent_of_runs(share: float) -> None:
 def test_no_number_of_prompts_drops_a_suite_without_a_word(field: str) -> None:
     with pytest.raises(UsageError, match="at least 1; to leave the suite out, name the others with --suites"):
         make_spec({"reference": "torch_native", "candidate": "sage_attn", field: 0})
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(1, "regression"), (16, "inconclusive")])
+def test_an_erratic_reference_excuses_nothing(judged: Callable[..., SuiteResult], times: int, verdict: str) -> None:
+    asked: dict[int, int] = {}
+
+    def say(role: Role, number: int) -> tuple[Token, ...]:
+        if role == "candidate":
+            return swapped_by(16.0)(role, number)
+        asked[number] = asked.get(number, 0) + 1
+        return (token("A", -1e-7, "B", -8.0 if asked[number] > 1 and number < times else -16.0),)
+
+    suite = judged(say)
+    assert suite.verdict == verdict
+    assert {one.kind for one in suite.divergences} == {"apart"}
+    assert suite.why.startswith(f"The reference is erratic: asked again, {times} of 32 of its answers")
+
+
+def test_an_erratic_reference_is_no_pass(judged: Callable[..., SuiteResult]) -> None:
+    asked: dict[int, int] = {}
+
+    def say(role: Role, number: int) -> tuple[Token, ...]:
+        asked[number] = asked.get(number, 0) + (role == "reference")
+        return (token("A", -1e-7, "B", -8.0 if asked[number] > 1 and number == 0 else -16.0),)
+
+    assert judged(say).verdict == "inconclusive"
+
+
+def test_two_roles_that_answer_nothing_have_compared_nothing(judged: Callable[..., SuiteResult]) -> None:
+    suite = judged(lambda role, number: ())
+    assert suite.verdict == "inconclusive"
+    assert "Nothing was compared" in suite.why
