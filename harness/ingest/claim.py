@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from pydantic import ConfigDict, Field, computed_field
 
 from assay.harness.errors import ExitCode, UsageError
+from assay.harness.ingest.quantity import UNIT, Unit, spelled, unit_of
 from assay.harness.ingest.recognise import statements_of
 from assay.harness.ingest.statement import Statement
 from assay.harness.schema import RULE, Part
@@ -28,7 +29,9 @@ _ALL = re.compile(r"(?:all|every) (?:the )?(?:\d+ )?tests? (?:have |has |are )?p
 _TEST = re.compile(r"(?P<name>\S+) (?:has |is )?(?P<outcome>passed|passes|failed|fails)", re.IGNORECASE)
 _NUMBER = re.compile(
     r"(?P<name>[A-Za-z][^<>=≥≤≈~]*?)\s*(?P<op>>=|<=|≥|≤|==|=|>|<|≈|~|\bis\b|\bof\b|:)\s*(?P<about>[~≈])?\s*"
-    r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<percent>%)?(?P<plus>\+)?"
+    r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<percent>%)?"
+    rf"(?P<plus>\+)?(?:\s*(?P<unit>{UNIT}))?(?P<more>\+)?",
+    re.IGNORECASE,
 )
 _OPERATORS = {"≥": ">=", "≤": "<=", "≈": "~", "==": "=", "is": "=", "of": "=", ":": "="}
 _SCORE = ("score", "accuracy", "acc")
@@ -46,6 +49,7 @@ class Claim(NamedTuple):
         strict: whether the limits themselves are excluded.
         number: as it was written, a percentage as a share.
         outcome: that a test is said to have.
+        unit: of the number, if one was given.
     """
 
     text: str
@@ -56,6 +60,7 @@ class Claim(NamedTuple):
     strict: bool = False
     number: float = math.nan
     outcome: str = ""
+    unit: Unit | None = None
 
 
 class CheckedClaim(Part):
@@ -133,14 +138,15 @@ def _of_number(text: str, match: re.Match[str]) -> Claim:
     about = bool(match["about"]) or operator == "~"
     slack = unit if about else 0.0
     low, high = number - slack, number + slack
-    if match["plus"] or operator in (">", ">="):
+    if match["plus"] or match["more"] or operator in (">", ">="):
         high = math.inf
     elif operator in ("<", "<="):
         low = -math.inf
     elif not about:
         low, high = number - unit / 2, number + unit / 2
     strict = operator in "<>" and not about
-    return Claim(text, "number", match["name"].strip(), low, high, strict, number)
+    given = unit_of(match["unit"]) if match["unit"] else None
+    return Claim(text, "number", match["name"].strip(), low, high, strict, number, unit=given)
 
 
 def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
@@ -199,11 +205,22 @@ def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
         return _checked(
             claim, "undecided", f"{claim.name} is a share from 0 to 1; say {claim.number:g} % if that is meant", found
         )
-    against = [one for one in found if not _holds(claim, float(one.value))]
-    values = listed(list(dict.fromkeys(f"{float(one.value):g}" for one in against or found)))
+    if claim.unit:
+        fitting = [one for one in found if one.unit and one.unit.kind == claim.unit.kind]
+        if not fitting:
+            return _checked(claim, "undecided", f"the evidence does not state {claim.name} in that unit", found)
+        found = fitting
+    against = [one for one in found if not _holds(claim, _in_unit(claim, one))]
+    values = listed(list(dict.fromkeys(f"{_in_unit(claim, one):g}" for one in against or found)))
     if against:
         return _checked(claim, "refuted", f"the evidence says {values}", against)
     return _checked(claim, "confirmed", f"the evidence says {values}", found)
+
+
+def _in_unit(claim: Claim, one: Statement) -> float:
+    """A number that is stated, in the unit of the claim."""
+    scale = one.unit.size / claim.unit.size if claim.unit and one.unit else 1.0
+    return float(one.value) * scale
 
 
 def _holds(claim: Claim, value: float) -> bool:
@@ -225,7 +242,7 @@ def _core(name: str) -> str:
 
 
 def _means(said: str, one: Statement) -> bool:
-    return any(_core(said) == _core(name) for name in one.names)
+    return any(_core(word) == _core(name) for name in one.names for word in (said, spelled(said)))
 
 
 def _short(one: Statement) -> str:

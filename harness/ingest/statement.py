@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+from assay.harness.ingest.quantity import Unit
 from assay.harness.ingest.source import Source
 
 
@@ -17,6 +18,7 @@ class Statement(NamedTuple):
         value: the number; or the outcome in lower case, such as "passed", empty if there is none.
         where: path, with the line or the record.
         text: what is written there. It is somebody else's: never trust it.
+        unit: of the number; None for a share, a count, or where the file does not say.
     """
 
     kind: Literal["number", "test"]
@@ -24,6 +26,7 @@ class Statement(NamedTuple):
     value: float | str
     where: str
     text: str
+    unit: Unit | None = None
 
 
 @runtime_checkable

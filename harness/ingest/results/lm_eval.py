@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.ingest.result import Document
+from assay.harness.ingest.guessing import below_guessing
+from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Table
 from assay.harness.ingest.results.json_files import json_object, json_rows, read_object
 from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
 from assay.harness.ingest.results.statements import score_names, statements_of
@@ -25,6 +26,9 @@ INVALID = "[invalid]"
 """What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
 _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
+_SHARES = ("acc", "exact_match")
+"""Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`."""
+_TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
 
 
@@ -45,8 +49,17 @@ class LmEval:
         return all(f'"{key}"' in first for key in _SAMPLE_KEYS[:3]) or _is_results(source.path, head)
 
     def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
+        """See `FileReader`. Scores that a results file states are shown where it has no samples beside it."""
+        document = document_of(source, self.id, self.title, self.results(source))
+        pairs = [(samples, results) for samples, results in _pairs(source.path) if results]
+        alone = [one for samples, results in pairs if samples is None for one in _scores(results)]
+        found = [one for results in dict.fromkeys(results for _, results in pairs) for one in _below_guessing(results)]
+        if not alone:
+            return document.model_copy(update={"findings": tuple(found)})
+        tables = [_table(id, title, [one for one in alone if one.grouped == inside]) for id, title, inside in _TABLES]
+        file = document.file.model_copy(update={"lines": len(alone), "read": len(alone), "unit": "score"})
+        shown = (*document.tables, *(table for table in tables if table.rows))
+        return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(found)})
 
     def statements(self, source: Source) -> Iterable[Statement]:
         """The scores that lm-eval states, and those that its samples have."""
@@ -100,20 +113,64 @@ def _is_results(path: Path, head: str) -> bool:
     return all(key in document for key in _RESULT_KEYS)
 
 
-def _stated(path: Path) -> Iterator[Statement]:
+class _Score(NamedTuple):
+    """A score that a results file states: of a task or a group, of so many questions, 0 if the file does not say."""
+
+    task: str
+    metric: str
+    value: float
+    questions: int
+    line: int
+    grouped: bool
+
+
+def _scores(path: Path) -> Iterator[_Score]:
     """The scores of a results file: those of groups too, and without the standard errors."""
     text = path.read_text(encoding="utf-8", errors="replace")
-    for task, scores in (json_object(text, str(path)).get("results") or {}).items():
-        for metric, value in scores.items():
+    found = json_object(text, str(path))
+    members = found.get("group_subtasks") or {}
+    grouped = {one for some in members.values() if isinstance(some, list) for one in some}
+    for task, scores in (found.get("results") or {}).items():
+        for metric, value in scores.items() if isinstance(scores, dict) else ():
             if isinstance(value, (int, float)) and "," in metric and "_stderr," not in metric:
-                names = score_names(task, metric)
-                yield Statement(
-                    "number",
-                    names,
-                    float(value),
-                    f"{path}:{_line(text, task, metric)}",
-                    f"{task}: {metric} {value:.4f}",
-                )
+                of = _questions(task, found.get("n-samples") or {}, members, frozenset())
+                yield _Score(task, metric, float(value), of, _line(text, task, metric), task in grouped)
+
+
+def _table(id: str, title: str, scores: Iterable[_Score]) -> Table:
+    rows = tuple(
+        (one.task, one.metric, f"{one.value:.4f}", f"{one.questions:,}" if one.questions else "") for one in scores
+    )
+    return Table(id=id, title=title, columns=("task", "metric", "score", "questions"), rows=rows)
+
+
+def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any], above: frozenset[str]) -> int:
+    """The questions of a task, or of all tasks of a group; `above` are the groups that it is in."""
+    count = counts.get(task)
+    if isinstance(count, dict):
+        effective = count.get("effective")
+        return effective if isinstance(effective, int) else 0
+    inside = members.get(task)
+    if task in above or not isinstance(inside, list):
+        return 0
+    return sum(_questions(one, counts, members, above | {task}) for one in inside if isinstance(one, str))
+
+
+def _stated(path: Path) -> Iterator[Statement]:
+    for one in _scores(path):
+        text = f"{one.task}: {one.metric} {one.value:.4f}"
+        yield Statement("number", score_names(one.task, one.metric), one.value, f"{path}:{one.line}", text)
+
+
+def _below_guessing(path: Path) -> Iterator[CitedFinding]:
+    """Of groups and of tasks in none: a group of many tasks has some that are below guessing by chance."""
+    for one in _scores(path):
+        if one.grouped or one.metric.partition(",")[0] not in _SHARES or not 0 <= one.value <= 1:
+            continue
+        said = Excerpt(first=one.line, last=one.line, text=f"{one.task}: {one.metric} {one.value:.4f}")
+        found = below_guessing(one.task, one.value, one.questions, one.task, (), (said,))
+        if found:
+            yield found
 
 
 def _line(text: str, *keys: str) -> int:

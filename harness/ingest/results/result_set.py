@@ -63,6 +63,7 @@ class ResultSet(Part):
     sampling: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
     settings: dict[str, str] = Field(default_factory=dict, description="everything else that identifies the run")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
+    figures: dict[str, str] = Field(default_factory=dict, description="what the tool summed up itself, as text")
     items: tuple[ResultItem, ...] = ()
     latencies: tuple[Latencies, ...] = ()
     requests: tuple[tuple[int, int], ...] = Field((), description="tokens in and out of each request of a benchmark")
@@ -113,7 +114,7 @@ def document_of(source: Source, format_id: str, title: str, reading: Reading) ->
             source, format_id, title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
         ),
         facts=tuple(fact for one in reading.sets for fact in _facts(one)),
-        tables=(_table(reading.sets),) if reading.sets else (),
+        tables=tuple(table for table in (_table(reading.sets), _figures(reading.sets)) if table.rows),
     )
 
 
@@ -125,12 +126,21 @@ def _facts(one: ResultSet) -> list[Fact]:
     )
 
 
+def _figures(sets: list[ResultSet]) -> Table:
+    """What serving benchmarks sum up: a row for each run, a column for each figure that any of them has."""
+    runs = [one for one in sets if one.kind == "latencies"]
+    columns = tuple(dict.fromkeys(name for one in runs for name in one.figures))
+    rows = [(one.task, f"{one.failed:,}", *(one.figures.get(name, "") for name in columns)) for one in runs]
+    return Table(id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:ROWS_SHOWN]))
+
+
 def _table(sets: list[ResultSet]) -> Table:
+    sets = [one for one in sets if one.kind != "latencies"]
     rows = [
         (
             one.task,
             one.metric or one.kind,
-            f"{len(one.items) or len(one.requests):,}",
+            f"{len(one.items):,}",
             "" if one.accuracy is None else f"{one.accuracy:.4f}",
             "" if one.shots is None else str(one.shots),
             f"{sum(item.parsed is None for item in one.items):,}" if one.kind == "answers" else "",

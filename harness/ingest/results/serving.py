@@ -65,11 +65,16 @@ def _set(source: Source, row: Mapping[str, Any], line: int) -> ResultSet:
         version=str(info.get("version", "")) if isinstance(info, dict) else "",
         kind="latencies",
         task=str(row.get("dataset_name", "serving")),
-        settings={key: str(row[key]) for key in (*_SETTINGS, *_SHOWN) if row.get(key) is not None},
+        settings={key: str(row[key]) for key in _SETTINGS if row.get(key) is not None},
+        figures={key: _text(row[key]) for key in _SHOWN if row.get(key) is not None},
         latencies=_latencies(row) if listed else (),
         requests=tuple(zip(row["input_lens"], row["output_lens"], strict=False)) if listed else (),
         failed=sum(bool(error) for error in errors),
     )
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _latencies(row: Mapping[str, Any]) -> tuple[Latencies, ...]:

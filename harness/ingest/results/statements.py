@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from assay.harness.ingest.quantity import quantity
 from assay.harness.ingest.results.result_set import Reading, ResultSet
 from assay.harness.ingest.statement import Statement
 
@@ -33,11 +34,12 @@ def _score(one: ResultSet) -> Iterable[Statement]:
 
 
 def figures(one: ResultSet) -> Iterable[Statement]:
-    """The numbers among the settings of a set: what a tool summed up itself."""
-    for name, written in one.settings.items():
+    """The numbers that a tool summed up itself, and those among the settings of the set."""
+    for name, written in (one.settings | one.figures).items():
         try:
             value = float(written)
         except ValueError:
             continue
-        names = score_names(one.task, name) if name == "score" else (name, f"{one.task} {name}")
-        yield Statement("number", names, value, one.source, f"{one.task}: {name} {written}")
+        names, unit = quantity(name)
+        spelt = score_names(one.task, name) if name == "score" else (*names, f"{one.task} {name}")
+        yield Statement("number", spelt, value, one.source, f"{one.task}: {name} {written}", unit)

@@ -33,8 +33,11 @@ _SECTIONS = {
 _FAILURE = re.compile(
     r"_{3,} .+ _{3,}|(?:_ )+_?|[\w./<>-]+:\d+: (?:in \S+|\w*)|E {3,}.*|E|> {3,}.*|-{3,} Captured .* -{3,}|\w+ += .*"
 )
+_FAILED = re.compile(r"_{3,} (?P<name>[^_ ].*?) _{3,}")
+_RAISED = re.compile(r"E {3,}(?P<what>\S.*)")
+_AT = re.compile(r"(?P<at>[\w./<>-]+:\d+): (?P<kind>[A-Za-z_]\w*)")
 _SUMMARY = re.compile(
-    r"(?P<outcome>FAILED|PASSED|ERROR|SKIPPED|XFAIL|XPASS)(?: \[\d+\])? (?P<id>\S+::\S+|\S+\.py(?::\d+)?)(?::? (?:- )?.*)?"
+    r"(?P<outcome>FAILED|PASSED|ERROR|SKIPPED|XFAIL|XPASS)(?: \[\d+\])? (?P<id>\S+::\S+|\S+\.py(?::\d+)?)(?: - (?P<why>.*)|:? .*)?"
 )
 _DURATION = re.compile(
     r"(?P<seconds>[\d.]+)s (?P<phase>call|setup|teardown) +(?P<id>\S+)|\(\d+ durations < [\d.]+s hidden\..*\)"
@@ -64,6 +67,13 @@ class Blocks:
         self._trace: Trace | None = None
         self._source_due = False
         self._warned = 0
+        self._failed = -1
+        self._raised: tuple[int, str] | None = None
+
+    @property
+    def failed(self) -> int:
+        """Index of the test whose failure pytest reports here, with what it had printed; -1 elsewhere."""
+        return self._failed if self._section == "failures" else -1
 
     def record(self, number: int, message: str) -> str:
         """A logged message that begins a block."""
@@ -140,14 +150,41 @@ class Blocks:
             return self._summary(number, text)
         if self._section == "durations":
             return self._duration(text)
+        if self._section == "failures":
+            self._failure(number, text)
         pattern = {"failures": _FAILURE, "warnings": _PLACE}.get(self._section)
         return "pytest-detail" if pattern and pattern.fullmatch(text) else ""
+
+    def _failure(self, number: int, text: str) -> None:
+        """A line of pytest's own report of a failure: the test, what it raised (``E``), and where (``path:line: Error``)."""
+        title, raised, place = _FAILED.fullmatch(text), _RAISED.fullmatch(text), _AT.fullmatch(text)
+        if title:
+            self._failed = self._index(title["name"])
+            self._raised = None
+        elif raised and self._raised is None:
+            self._raised = (number, raised["what"])
+        elif place and self._raised:
+            line, what = self._raised
+            kind = place["kind"]
+            said = what if what.startswith(kind) else f"{kind}: {what}"
+            if len(self._log.traces) < KEPT:
+                self._log.traces.append(Trace(line, number, (place["at"],), said, line, self._failed))
+            self._raised = None
+
+    def _index(self, name: str) -> int:
+        """The test that a section of failures is about, by the end of its id: ``TestClass.test_name[case]``; -1 if none is."""
+        name = name.removeprefix("ERROR at setup of ").removeprefix("ERROR at teardown of ")
+        ends = [at for id, at in self._log.ids.items() if id.partition("::")[2].replace("::", ".") == name]
+        return ends[0] if len(ends) == 1 else -1
 
     def _summary(self, number: int, text: str) -> str:
         match = _SUMMARY.fullmatch(text)
         if not match:
             return ""
         index = self._log.ids.get(match["id"])
+        known = index is not None and any(one.test == index for one in self._log.traces)
+        if index is not None and match["why"] and not known and len(self._log.traces) < KEPT:
+            self._log.traces.append(Trace(number, number, (), match["why"], number, index))
         if index is not None and not self._log.tests[index].outcome:
             self._log.tests[index].outcome, self._log.tests[index].outcome_line = match["outcome"].lower(), number
         return "pytest-detail"

@@ -102,6 +102,7 @@ _BARE = (
     # pytest and unittest.
     ("test-method", r"\[CI Test Method\] [\w.]+"),
     ("pytest-header", r"platform \w+ -- Python [\d.]+\S*, pytest-\S+, pluggy-\S+(?: -- \S+)?"),
+    ("pytest-header", r"hypothesis profile '[\w-]+'.*"),
     ("pytest-header", r"(?:cachedir|rootdir|configfile|plugins|testpaths|asyncio): \S.*"),
     ("pytest-header", r"collect(?:ing|ed) (?:\.\.\. ?)?(?:collected )?(?:\d+ items?)?(?: / .*)?"),
     ("unittest", r"Ran \d+ tests? in [\d.]+s|OK(?: \(.*\))?|-{70}|={70}"),

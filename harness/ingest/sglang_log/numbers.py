@@ -17,6 +17,8 @@ _SCORES = re.compile(rf"'(?P<name>[^']{{1,80}})': (?:np\.\w+\()?(?P<value>{_NUMB
 _ASSERTED = re.compile(
     rf"(?P<value>(?:np\.\w+\()?{_NUMBER}\)?) not (?P<than>(?:greater|less) than(?: or equal to)?) (?P<bound>{_NUMBER})"
 )
+_COMPARED = re.compile(rf"assert (?P<value>(?:np\.\w+\()?{_NUMBER}\)?) (?P<than>>=?|<=?) (?P<bound>{_NUMBER})")
+_THAN = {">": "greater than", ">=": "greater than or equal to", "<": "less than", "<=": "less than or equal to"}
 _LIMIT = re.compile(r"ChatCompletionSampler .*self\.max_tokens=(\d+)(?: |$)")
 _START_UP = {
     "weights-end": (("model", r"type=(\w+)"), ("dtype", r"dtype=([\w.]+)"), ("weights", r"mem usage=([\d.]+ GB)")),
@@ -30,11 +32,12 @@ _COMPILED = {kind: tuple((name, re.compile(p)) for name, p in rows) for kind, ro
 
 
 def asserted(exception: str) -> tuple[float, str, float] | None:
-    """What a failed comparison of unittest says: the value, the words of the comparison, and the bound."""
-    match = _ASSERTED.search(exception)
+    """What a failed comparison of unittest or pytest says: the value, the comparison in unittest's words, and the bound."""
+    match = _ASSERTED.search(exception) or _COMPARED.search(exception)
     if not match:
         return None
-    return float(re.sub(r"np\.\w+\(|\)", "", match["value"])), match["than"], float(match["bound"])
+    value = float(re.sub(r"np\.\w+\(|\)", "", match["value"]))
+    return value, _THAN.get(match["than"], match["than"]), float(match["bound"])
 
 
 class Numbers:

@@ -44,8 +44,8 @@ class LogReader:
 
     @property
     def test(self) -> int:
-        """Index of the test that is running; -1 if none or several are."""
-        return self._open[0] if len(self._open) == 1 else -1
+        """Index of the test that is running, or whose output pytest shows again; -1 if none or several are."""
+        return self._open[0] if len(self._open) == 1 else self._blocks.failed
 
     def read(self, lines: Iterable[Line]) -> Log:
         """Read all lines. The log is complete when this returns."""

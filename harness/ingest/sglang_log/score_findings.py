@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from assay.harness.ingest import guessing
+from assay.harness.ingest.guessing import GUESSING, LEVEL
 from assay.harness.ingest.result import CitedFinding
 from assay.harness.ingest.sglang_log.citing import cite, finding, has_failed, outcome, runaway_bursts, test_name
 from assay.harness.ingest.sglang_log.facts import Group, Log, Metric, Trace, Where
 from assay.harness.ingest.sglang_log.numbers import asserted
 from assay.harness.stats.binomial import at_most
 from assay.harness.text import one_line
-
-GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1}
-"""Score that guessing gets: four choices (MMLU, arXiv:2009.03300; GPQA, 2311.12022; HellaSwag, 1905.07830), or ten (MMLU-Pro,
-2406.01574).
-"""
-LEVEL = 0.05
-"""Level of the test of a score against guessing."""
 
 
 def questions(log: Log, metric: Metric) -> tuple[int, Where] | None:
@@ -39,24 +34,14 @@ def below_guessing(log: Log) -> Iterable[CitedFinding]:
     """A score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
     for name, metric in scores(log):
         of = questions(log, metric)
-        if name not in GUESSING or of is None or metric.value >= GUESSING[name]:
+        if of is None:
             continue
-        guess, right = GUESSING[name], round(metric.value * of[0])
-        p = at_most(right, of[0], guess)
-        sure = p < LEVEL
         group = _group(log, metric)
-        words = "less than guessing explains" if sure else "below guessing, within its noise"
-        evidence = [f"{right} of {of[0]} right; guessing gets {guess:g}; exact binomial test, one-sided: p = {p:.2g}"]
-        evidence += [f"by group: {by_group(group)}"] if group else []
-        yield finding(
-            "score-below-guessing",
-            "Score below guessing",
-            "serious" if sure else "info",
-            test_name(log, metric.test),
-            f"{name} {metric.value:g} is {words}: {right} of {of[0]} right, p = {p:.2g}.",
-            evidence,
-            cite((metric.line, metric.text), of[1], *([(group.line, group.text)] if group else [])),
-        )
+        evidence = [f"by group: {by_group(group)}"] if group else []
+        cites = cite((metric.line, metric.text), of[1], *([(group.line, group.text)] if group else []))
+        found = guessing.below_guessing(name, metric.value, of[0], test_name(log, metric.test), evidence, cites)
+        if found:
+            yield found
 
 
 def _group(log: Log, metric: Metric) -> Group | None:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from assay.harness.ingest.quantity import quantity, unit_of
 from assay.harness.ingest.sglang_log.facts import Log
 from assay.harness.ingest.statement import Statement
 
 _PASSING = frozenset({"passed", "xfailed"})
+_AFTER_NUMBER = re.compile(r"^[^:]*: *\S+")
 
 
 def statements(log: Log, path: str) -> Iterable[Statement]:
     """Statements in the order of their lines, but for those of a summary, which come last."""
     for metric in log.metrics:
-        yield Statement("number", (metric.name,), metric.value, f"{path}:{metric.line}", metric.text)
+        names, unit = quantity(metric.name)
+        unit = unit or unit_of(_AFTER_NUMBER.sub("", metric.text))
+        yield Statement("number", names, metric.value, f"{path}:{metric.line}", metric.text, unit)
     for group in log.groups:
         for name, value in group.scores.items():
             yield Statement("number", (name,), value, f"{path}:{group.line}", f"'{name}': {value:g}")
     for block in log.blocks:
         for name, written, line in block.rows:
             if re.fullmatch(r"-?[\d.]+", written) and written.count(".") < 2:
-                short = name.partition("(")[0].strip()
-                yield Statement("number", (name, short), float(written), f"{path}:{line}", f"{name}: {written}")
+                names, unit = quantity(name)
+                yield Statement("number", names, float(written), f"{path}:{line}", f"{name}: {written}", unit)
     for test in log.tests:
         line = test.outcome_line or test.line
         names = (test.id, test.id.rpartition("::")[2], test.id.partition(" ")[0])

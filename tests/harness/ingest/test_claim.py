@@ -178,3 +178,32 @@ def test_a_damaged_junit_file_is_an_error(tmp_path: Path) -> None:
     junit.write_text('<testsuites><testsuite name="s"><testcase')
     with pytest.raises(EvidenceError, match="not JUnit XML"):
         verify([junit], ["all tests passed"])
+
+
+@pytest.mark.parametrize(
+    ("claim", "outcome"),
+    [
+        ("throughput >= 90 tok/s", "confirmed"),
+        ("throughput >= 100 tokens per second", "refuted"),
+        ("output throughput 96+ tok/s", "undecided"),
+        ("output throughput: 96+ tok/s", "confirmed"),
+        ("request throughput > 20 req/min", "confirmed"),
+        ("throughput > 50 ms", "undecided"),
+    ],
+)
+def test_a_rate_is_decided_in_its_unit(claim: str, outcome: str, seed_log: Path) -> None:
+    assert outcomes(verify([seed_log], [claim])) == [outcome]
+
+
+@pytest.mark.parametrize(
+    ("claim", "outcome"),
+    [
+        ("TTFT < 0.1 s", "confirmed"),
+        ("TTFT < 10 ms", "refuted"),
+        ("latency < 0.001 min", "refuted"),
+        ("TTFT < 1 s", "confirmed"),
+    ],
+)
+def test_a_time_is_decided_in_its_unit(claim: str, outcome: str) -> None:
+    path = Path(__file__).parents[2] / "data" / "results" / "serving_a.jsonl"
+    assert outcomes(verify([path], [claim])) == [outcome]

@@ -237,3 +237,49 @@ def test_the_prompt_of_a_log_does_not_hold_the_answer(data: Path) -> None:
     a, b = (load(data / f"inspect_{side}.eval").reading.sets[0].items for side in "ab")
     assert {item.key: item.prompt_hash for item in a} == {item.key: item.prompt_hash for item in b}
     assert [item.answer for item in a] != [item.answer for item in b]
+
+
+def stated_alone(path: Path, results: dict[str, object], **more: object) -> Path:
+    """A results file of lm-eval without samples."""
+    head = {"configs": {}, "versions": {}, "n-shot": {}, "lm_eval_version": "0.4.13"}
+    path.write_text(json.dumps({"results": results} | head | more, indent=2))
+    return path
+
+
+def test_scores_without_samples_are_shown_and_held_against_guessing(tmp_path: Path) -> None:
+    scores = {
+        "mmlu": {"alias": "mmlu", "acc,none": 0.2312, "acc_stderr,none": 0.0036},
+        "mmlu_anatomy": {"acc,none": 0.2, "acc_norm,none": 0.21},
+        "gsm8k": {"exact_match,strict-match": 0.01},
+    }
+    counts = {"mmlu_anatomy": {"effective": 135}, "mmlu_rest": {"effective": 13907}, "gsm8k": {"effective": 1319}}
+    inside = {"mmlu": ["mmlu_anatomy", "mmlu_rest"], "gsm8k": []}
+    path = stated_alone(tmp_path / "results_x.json", scores, group_subtasks=inside, **{"n-samples": counts})
+    document = LmEval().read(Source.of(path))
+    shown = {row[:2]: row[2:] for table in document.tables for row in table.rows}
+    assert shown["mmlu", "acc,none"] == ("0.2312", "14,042")
+    assert shown["gsm8k", "exact_match,strict-match"] == ("0.0100", "1,319")
+    assert document.file.read == 4
+    (found,) = document.findings
+    assert (found.id, found.severity, found.where) == ("score-below-guessing", "serious", "mmlu")
+    assert path.read_text().splitlines()[found.cites[0].first - 1].strip() == '"acc,none": 0.2312,'
+
+
+def test_scores_of_single_subjects_are_no_finding_of_their_own(tmp_path: Path) -> None:
+    scores = {"mmlu": {"acc,none": 0.5}, "mmlu_law": {"acc,none": 0.0}}
+    path = stated_alone(
+        tmp_path / "results_x.json",
+        scores,
+        group_subtasks={"mmlu": ["mmlu_law"]},
+        **{"n-samples": {"mmlu_law": {"effective": 99}}},
+    )
+    assert not LmEval().read(Source.of(path)).findings
+
+
+def test_a_serving_run_shows_its_figures(data: Path) -> None:
+    (table,) = Serving().read(Source.of(data / "serving_a.jsonl")).tables
+    assert table.id == "figures"
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    raw = json.loads((data / "serving_a.jsonl").read_text())
+    assert float(row["median_ttft_ms"]) == pytest.approx(raw["median_ttft_ms"], rel=1e-3)
+    assert (row["completed"], row["failed"]) == ("40", "0")

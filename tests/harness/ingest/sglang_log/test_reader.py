@@ -224,3 +224,39 @@ def test_unittest_output_is_read() -> None:
     )
     assert log.read == 4
     assert [one.outcome for one in log.tests] == ["failed", "passed"]
+
+
+PYTEST = """============================= test session starts ==============================
+platform linux -- Python 3.11.7, pytest-9.0.1, pluggy-1.6.0
+collected 2 items
+
+test_eval.py::test_mmlu FAILED                                           [ 50%]
+test_eval.py::test_latency PASSED                                        [100%]
+
+=================================== FAILURES ===================================
+__________________________________ test_mmlu ___________________________________
+
+    def test_mmlu():
+        score = 0.125
+>       assert score >= 0.6
+E       assert 0.125 >= 0.6
+
+test_eval.py:3: AssertionError
+=========================== short test summary info ============================
+FAILED test_eval.py::test_mmlu - assert 0.125 >= 0.6
+========================= 1 failed, 1 passed in 0.02s ==========================
+"""
+
+
+def test_a_failure_of_pytest_says_why() -> None:
+    log = read(*PYTEST.splitlines())
+    (trace,) = log.traces
+    assert trace.exception == "AssertionError: assert 0.125 >= 0.6"
+    assert trace.functions == ("test_eval.py:3",)
+    assert log.tests[trace.test].id == "test_eval.py::test_mmlu"
+
+
+def test_the_summary_of_pytest_says_why_where_the_failure_was_not_kept() -> None:
+    lines = [line for line in PYTEST.splitlines() if not line.startswith(("E ", "test_eval.py:3"))]
+    (trace,) = read(*lines).traces
+    assert trace.exception == "assert 0.125 >= 0.6"

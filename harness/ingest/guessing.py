@@ -1,0 +1,56 @@
+"""A score beside what guessing gets: the one thing that a score says without a second one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from assay.harness.ingest.result import CitedFinding, Excerpt
+from assay.harness.stats.binomial import at_most
+
+GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1}
+"""Score that guessing gets: four choices (MMLU, arXiv:2009.03300; GPQA, 2311.12022; HellaSwag, 1905.07830), or ten (MMLU-Pro,
+2406.01574).
+"""
+LEVEL = 0.05
+"""Level of the test of a score against guessing."""
+
+
+def guessed_share(task: str) -> float | None:
+    """The score that guessing gets on a task, by its name or its longest known beginning (`mmlu_anatomy`); None if unknown."""
+    name = task.lower()
+    known = [one for one in GUESSING if name == one or name.startswith(f"{one}_")]
+    return GUESSING[max(known, key=len)] if known else None
+
+
+def below_guessing(
+    task: str, score: float, count: int, where: str, evidence: Iterable[str], cites: tuple[Excerpt, ...]
+) -> CitedFinding | None:
+    """The finding that a score is below what guessing gets, with its exact one-sided p-value; None if it is not.
+
+    Args:
+        task: such as "mmlu" or "mmlu_anatomy".
+        score: share of right answers, 0 to 1.
+        count: questions.
+        where: what the score is of, for people.
+        evidence: what else is known.
+        cites: the lines that state it.
+    """
+    guess = guessed_share(task)
+    if guess is None or score >= guess or not count:
+        return None
+    right = round(score * count)
+    p = at_most(right, count, guess)
+    words = "less than guessing explains" if p < LEVEL else "below guessing, within its noise"
+    return CitedFinding(
+        id="score-below-guessing",
+        title="Score below guessing",
+        severity="serious" if p < LEVEL else "info",
+        where=where,
+        diagnosis=f"{task} {score:g} is {words}: {right:,} of {count:,} right, p = {p:.2g}.",
+        evidence=(
+            f"{right} of {count} right; guessing gets {guess:g}; exact binomial test, one-sided: p = {p:.2g}",
+            *evidence,
+        ),
+        reproduce="",
+        cites=cites,
+    )

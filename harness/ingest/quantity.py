@@ -1,0 +1,84 @@
+"""What benchmarks call a time or a rate, and in which unit: so that a claim of one spelling finds the number of another."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_SECOND = {"s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0}
+_RATE = re.compile(
+    r"(?P<what>tok|toks|token|tokens|t|req|reqs|request|requests)\s*(?:/|per\s+)\s*(?P<time>s|sec|second|min)"
+)
+UNIT = rf"(?:{_RATE.pattern.replace('?P<what>', '?:').replace('?P<time>', '?:')}|ms|us|µs|seconds?|secs?|min|s)"
+"""Pattern of a unit that `unit_of` knows."""
+_IN_PARENTHESES = re.compile(r"\((?P<unit>[^()]{1,20})\)\s*:?\s*$")
+_STATISTICS = ("mean", "average", "avg", "median", "p50", "p90", "p95", "p99", "std", "max", "min", "last", "peak")
+_TYPICAL = ("mean", "average", "avg", "median", "p50")
+_SPELLINGS = (
+    ("time to first token", "ttft"), ("time to the first token", "ttft"), ("inter-token latency", "itl"),
+    ("inter token latency", "itl"), ("time per output token", "tpot"), ("end-to-end", "e2e"), ("end to end", "e2e"),
+    ("output token throughput", "output throughput"), ("total token throughput", "total throughput"),
+    ("input token throughput", "input throughput"), ("generation throughput", "output throughput"),
+    ("gen throughput", "output throughput"), ("decode throughput", "output throughput"),
+    ("prompt throughput", "input throughput"), ("e2el", "e2e latency"),
+)  # fmt: skip
+_SHORT = {"output throughput": "throughput", "e2e latency": "latency"}
+
+
+class Unit(NamedTuple):
+    """A unit: `kind` is "time" (base: seconds), "tokens" or "requests" (base: per second), and `size` of it in the base."""
+
+    kind: str
+    size: float
+
+
+def unit_of(text: str) -> Unit | None:
+    """The unit that a text is: "ms", "tok/s", "requests per second"; None if it is none of a time or a rate."""
+    text = text.strip().lower()
+    if text in _SECOND:
+        return Unit("time", _SECOND[text])
+    rate = _RATE.fullmatch(text)
+    if rate is None:
+        return None
+    return Unit("requests" if rate["what"].startswith("req") else "tokens", 1 / _SECOND[rate["time"]])
+
+
+class Quantity(NamedTuple):
+    """A time or a rate: what it may be called, the full name first, and its unit."""
+
+    names: tuple[str, ...]
+    unit: Unit | None
+
+
+def quantity(name: str) -> Quantity:
+    """What a benchmark's name of a figure means: "Median TTFT (ms)", "median_ttft_ms", "output_throughput".
+
+    A mean or a median has the name without the statistic too: who says "TTFT" means a typical one. The throughput is that of output
+    tokens, the latency that of a whole request.
+    """
+    words, unit = name.strip(), None
+    given = _IN_PARENTHESES.search(words)
+    if given:
+        words, unit = words[: given.start()], unit_of(given["unit"])
+    elif name.endswith(("_ms", "_s")):
+        words, _, last = name.rpartition("_")
+        unit = unit_of(last)
+    words = spelled(words)
+    if unit is None and words.endswith("throughput"):
+        unit = Unit("requests" if "request" in words else "tokens", 1.0)
+    first, _, rest = words.partition(" ")
+    names = [name, words]
+    if first in _STATISTICS and rest:
+        names += [f"{first} {_SHORT[rest]}"] if rest in _SHORT else []
+        names += [rest, *filter(None, [_SHORT.get(rest)])] if first in _TYPICAL else []
+    elif words in _SHORT:
+        names.append(_SHORT[words])
+    return Quantity(tuple(dict.fromkeys(names)), unit)
+
+
+def spelled(words: str) -> str:
+    """A name in the spelling that `quantity` uses."""
+    words = " ".join(words.lower().replace("_", " ").split())
+    for one, other in _SPELLINGS:
+        words = words.replace(one, other)
+    return words
