@@ -30,14 +30,25 @@ def below_guessing(
     Args:
         task: such as "mmlu" or "mmlu_anatomy".
         score: share of right answers, 0 to 1.
-        count: questions.
+        count: questions; 0 if unknown, and then nothing is tested.
         where: what the score is of, for people.
         evidence: what else is known.
         cites: the lines that state it.
     """
     guess = guessed_share(task)
-    if guess is None or score >= guess or not count:
+    if guess is None or score >= guess:
         return None
+    if not count:
+        return CitedFinding(
+            id="score-below-guessing",
+            title="Score below guessing",
+            severity="warning",
+            where=where,
+            diagnosis=f"{task} {score:g} is below {guess:g}, which guessing gets; of how many questions is not said.",
+            evidence=tuple(evidence),
+            reproduce="",
+            cites=cites,
+        )
     right = round(score * count)
     p = at_most(right, count, guess)
     words = "less than guessing explains" if p < LEVEL else "below guessing, within its noise"

@@ -15,7 +15,9 @@ _IN_PARENTHESES = re.compile(r"\((?P<unit>[^()]{1,20})\)\s*:?\s*$")
 _STATISTICS = ("mean", "average", "avg", "median", "p50", "p90", "p95", "p99", "std", "max", "min", "last", "peak")
 _TYPICAL = ("mean", "average", "avg", "median", "p50")
 _SPELLINGS = (
-    ("time to first token", "ttft"), ("time to the first token", "ttft"), ("inter-token latency", "itl"),
+    ("time-to-first-token", "ttft"), ("time-per-output-token", "tpot"), ("time to first token", "ttft"),
+    ("time to the first token", "ttft"), ("inter-token latency", "itl"),
+    ("prompt eval time, rate", "input throughput"), ("eval time, rate", "output throughput"),
     ("inter token latency", "itl"), ("time per output token", "tpot"), ("end-to-end", "e2e"), ("end to end", "e2e"),
     ("output token throughput", "output throughput"), ("total token throughput", "total throughput"),
     ("input token throughput", "input throughput"), ("generation throughput", "output throughput"),

@@ -21,9 +21,11 @@ READERS = (
     "assay.harness.ingest.tensors",
     "assay.harness.ingest.sglang_log",
     "assay.harness.ingest.trace",
+    "assay.harness.ingest.any_log",
 )
 """Packages of readers, in the order in which they are asked. Each has a `READER`, or `READERS`. Results come before logs, which are
-known by any line: a JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log.
+known by any line: a JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log. Any
+other text comes last.
 """
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""

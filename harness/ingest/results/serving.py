@@ -1,8 +1,9 @@
-"""``sglang.benchmark.serving`` (``sglang.bench_serving``): its JSON lines, one for each run of the benchmark.
+"""``sglang.benchmark.serving`` (``sglang.bench_serving``) and ``vllm bench serve``: a JSON object for each run of the benchmark.
 
 Read in SGLang 0.5.23, ``benchmark/serving.py``: the summary, in ms, is always written; the lists of requests (``ttfts``, ``itls``
 and lengths, in seconds and tokens) with ``--output-details``. The time of a request is its time to the first token plus the times
-between tokens. A request that failed has an error text and zeros.
+between tokens. A request that failed has an error text and zeros. vLLM's benchmark (``benchmarks/serve.py``, 0.11) descends from
+the same script: ``--save-result`` writes one object with the same names, the lists with ``--save-detailed``, before the summary.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.harness.ingest.result import Document
-from assay.harness.ingest.results.json_files import json_rows
+from assay.harness.ingest.results.json_files import json_object, json_rows
 from assay.harness.ingest.results.result_set import Latencies, Reading, ResultSet, document_of
 from assay.harness.ingest.results.statements import statements_of
 from assay.harness.ingest.source import Source
@@ -20,21 +21,25 @@ from assay.harness.ingest.statement import Statement
 _KEYS = ("request_throughput", "mean_ttft_ms", "median_itl_ms")
 _LISTS = ("ttfts", "itls", "input_lens", "output_lens")
 _SETTINGS = ("backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len", "random_input_len",
-             "random_output_len", "random_range_ratio", "num_prompts", "seed", "tag")  # fmt: skip
+             "random_output_len", "random_range_ratio", "num_prompts", "seed", "tag", "model_id", "endpoint_type",
+             "burstiness")  # fmt: skip
+_VLLM = ("model_id", "tokenizer_id", "num_prompts", "request_throughput")
 _SHOWN = ("completed", "request_throughput", "output_throughput", "median_ttft_ms", "median_tpot_ms", "median_itl_ms",
           "median_e2e_latency_ms", "p99_ttft_ms", "p99_e2e_latency_ms")  # fmt: skip
 
 
 class Serving:
-    """Reads the results of SGLang's serving benchmark."""
+    """Reads the results of the serving benchmarks of SGLang and vLLM."""
 
-    id = "sglang-serving"
-    title = "sglang.benchmark.serving results"
+    id = "serving"
+    title = "Results of a serving benchmark"
 
     def recognises(self, source: Source) -> bool:
-        """A JSON line with the benchmark's throughput and latencies."""
-        first = source.head_text.lstrip().partition("\n")[0]
-        return first.startswith("{") and all(f'"{key}"' in first for key in _KEYS)
+        """A JSON object with the benchmark's throughput and latencies, or with vLLM's names of model and tokenizer."""
+        head = source.head_text.lstrip()
+        first = head.partition("\n")[0]
+        by_line = all(f'"{key}"' in first for key in _KEYS)
+        return head.startswith("{") and (by_line or all(f'"{key}"' in head for key in _VLLM))
 
     def read(self, source: Source) -> Document:
         """See `FileReader`."""
@@ -47,11 +52,23 @@ class Serving:
     def results(self, source: Source, metric: str = "") -> Reading:
         """A set for each run of the file, in its order. `metric` is not used."""
         reading = Reading(unit="run")
-        for number, row in json_rows(source, _KEYS, reading):
+        for number, row in _rows(source, reading):
             reading.sets.append(_set(source, row, number))
         if any(not one.requests for one in reading.sets):
             reading.notes.append("no times of single requests: run the benchmark with --output-details")
         return reading
+
+
+def _rows(source: Source, reading: Reading) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    """The runs of a file: one a line, or one object over several lines."""
+    if source.head_text.strip().partition("\n")[0].rstrip() != "{":
+        return json_rows(source, _KEYS, reading)
+    row = json_object(source.path.read_bytes(), str(source.path))
+    if not all(key in row for key in _KEYS):
+        reading.refuse(1, f"without {', '.join(key for key in _KEYS if key not in row)}")
+        return ()
+    reading.read += 1
+    return ((1, row),)
 
 
 def _set(source: Source, row: Mapping[str, Any], line: int) -> ResultSet:
@@ -61,7 +78,7 @@ def _set(source: Source, row: Mapping[str, Any], line: int) -> ResultSet:
     return ResultSet(
         source=f"{source.path}:{line}",
         format=Serving.id,
-        tool="sglang.benchmark.serving",
+        tool="vllm bench serve" if "tokenizer_id" in row else "sglang.benchmark.serving",
         version=str(info.get("version", "")) if isinstance(info, dict) else "",
         kind="latencies",
         task=str(row.get("dataset_name", "serving")),

@@ -27,7 +27,7 @@ FILES = {
     "inspect_a.json": "inspect-ai",
     "simple_evals_a/gsm8k_tiny.html": "simple-evals",
     "simple_evals_a/gsm8k_tiny.json": "simple-evals",
-    "serving_a.jsonl": "sglang-serving",
+    "serving_a.jsonl": "serving",
     "junit_a.xml": "junit",
 }
 
