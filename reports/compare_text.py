@@ -97,13 +97,9 @@ def render_compare(result: CompareResult, console: Console) -> None:
 
 def _changes(result: CompareResult, console: Console) -> None:
     for flip in result.flips[:5]:
-        say(
-            console,
-            one_line(
-                f"{flip.direction}: {flip.task} {flip.key[:16]}, expected {flip.target!r}: A {flip.a!r}, B {flip.b!r}",
-                300,
-            ),
-        )
+        what = repr(flip.question[:80]) if flip.question else flip.key[:16]
+        words = f"{flip.direction}: {flip.task} {what}, expected {flip.target!r}: A {flip.a!r}, B {flip.b!r}"
+        say(console, one_line(words, 300))
     if result.overall and result.overall.lost + result.overall.gained > 5:
         say(console, f"… and {result.overall.lost + result.overall.gained - 5:,} more flips: see --json or --html")
     for outcome in result.outcomes[:SHOWN]:

@@ -24,7 +24,9 @@ def _tensors() -> None:
 
 @tensors_app.command()
 def diff(
-    a: Annotated[Path, typer.Argument(help="The reference's dump: a folder, or a .safetensors or .pt file.")],
+    a: Annotated[
+        Path, typer.Argument(help="The reference's dump: a folder, or a .safetensors, .pt, .npz or .npy file.")
+    ],
     b: Annotated[Path, typer.Argument(help="The candidate's dump.")],
     exact: Annotated[bool, typer.Option("--exact", help="Every bit must be equal.")] = False,
     tolerance: Annotated[

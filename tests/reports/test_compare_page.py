@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -99,3 +101,70 @@ def test_one_of_a_thing_has_no_plural() -> None:
     page = to_html(one.model_copy(update={"a": one.a.model_copy(update={"read": 1, "unit": "test"})}))
     assert "1 test read" in page
     assert "1 tests read" not in page
+
+
+def choices(folder: Path, name: str, loglikelihoods: list[list[float]]) -> Path:
+    """Samples of a multiple-choice task, as lm-eval 0.4.9 writes them."""
+    rows = []
+    for number, scores in enumerate(loglikelihoods):
+        texts = ["the mitochondrion", "incomprehensibilities", "a ribosome", "none of these"]
+        rows.append({
+            "doc_id": number, "doc": {"question": f"Which organelle is number {number}?", "choices": texts, "answer": 1},
+            "target": "1",
+            "arguments": {f"gen_args_{n}": {"arg_0": "Q", "arg_1": f" {text}"} for n, text in enumerate(texts)},
+            "resps": [[[str(one), "False"]] for one in scores], "filtered_resps": [[str(one), "False"] for one in scores],
+            "filter": "none", "metrics": ["acc"], "doc_hash": f"d{number}", "prompt_hash": f"p{number}", "target_hash": "t",
+            "acc": float(max(scores) == scores[1]),
+        })  # fmt: skip
+    path = folder / name / "samples_organelles_2026-11-20.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def multiple_choice(tmp_path: Path) -> CompareResult:
+    right, wrong = [-2.0, -0.5, -3.0, -4.0], [-0.25, -2.0, -3.0, -4.0]
+    a, b = choices(tmp_path, "a", [right] * 40), choices(tmp_path, "b", [wrong] * 5 + [right] * 35)
+    return compare(a, b, Limits())
+
+
+def test_flips_of_multiple_choice_show_questions_letters_and_choices(multiple_choice: CompareResult) -> None:
+    flip = multiple_choice.flips[0]
+    assert flip.question == "Which organelle is number 0?"
+    assert flip.target == "B: incomprehensibilities"
+    assert flip.a == "B: incomprehensibilities (A -2.00, B -0.50, C -3.00, D -4.00)"
+    assert flip.b.startswith("A: the mitochondrion (A -0.25")
+    for text in (to_html(multiple_choice), terminal(multiple_choice)):
+        assert "Which organelle is number 0?" in text
+        assert "[[[" not in text
+
+
+@pytest.mark.browser
+def test_no_word_of_a_comparison_is_broken_on_a_phone(
+    chrome: Any, screenshot: Any, tmp_path: Path, multiple_choice: CompareResult
+) -> None:
+    path = tmp_path / "compare.html"
+    path.write_text(to_html(multiple_choice), encoding="utf-8")
+    screenshot.resize(chrome, 390, 844)
+    chrome.get(path.as_uri())
+    assert chrome.execute_script("return document.documentElement.scrollWidth") == 390
+    broken = chrome.execute_script(BROKEN)
+    assert broken == []
+
+
+BROKEN = """
+const broken = [];
+for (const cell of document.querySelectorAll("td, th")) {
+  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    for (const word of node.textContent.matchAll(/[A-Za-z,]{1,24}/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map(one => Math.round(one.top))).size > 1) broken.push(word[0]);
+    }
+  }
+}
+return broken;
+"""

@@ -211,6 +211,7 @@ def _flips(task: str, pairs: Iterable[ItemPair]) -> list[AnswerFlip]:
             task=task,
             key=one.a.key,
             direction="lost" if one.loss > 0 else "gained",
+            question=one.a.question[:TEXT_KEPT],
             target=one.a.target[:TEXT_KEPT],
             a=one.a.answer[:TEXT_KEPT],
             b=one.b.answer[:TEXT_KEPT],

@@ -51,6 +51,7 @@ class AnswerFlip(Part):
     task: str
     key: str
     direction: Literal["lost", "gained"]
+    question: str = ""
     target: str
     a: str
     b: str

@@ -16,6 +16,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
 from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Table
 from assay.harness.ingest.results.json_files import json_object, json_rows, read_object
+from assay.harness.ingest.results.lm_eval_choices import choices, chosen, described, question, target
 from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
 from assay.harness.ingest.results.statements import score_names, statements_of
 from assay.harness.ingest.source import Source
@@ -260,12 +261,15 @@ def _score(row: Mapping[str, Any], metric: str) -> float | None:
 def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
     items = []
     for row in rows:
-        answer, parsed = _first(row["resps"]), _first(row["filtered_resps"])
+        given = choices(row)
+        answer = described(given, metric) if given else _first(row["resps"])
+        parsed = chosen(given, metric).letter if given else _first(row["filtered_resps"])
         items.append(
             ResultItem(
                 key=str(row["doc_hash"]),
                 prompt_hash=str(row["prompt_hash"]),
-                target=str(row.get("target", "")),
+                question=question(row),
+                target=target(given, row.get("target", "")) if given else str(row.get("target", "")),
                 answer=answer,
                 parsed=None if parsed == INVALID else parsed,
                 score=_score(row, metric),
@@ -275,7 +279,7 @@ def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
 
 
 def _first(responses: Any) -> str:
-    """The first response of a document; of a multiple-choice document, the log-likelihoods of all choices."""
+    """The first response of a document; all of them, as JSON, where there are several."""
     values = responses if isinstance(responses, list) else [responses]
     if len(values) > 1:
         return json.dumps(values, ensure_ascii=False)

@@ -26,6 +26,7 @@ class ResultItem(Part):
 
     key: str = Field(description="of the document within its task: a hash of it, or its id")
     prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
+    question: str = Field("", description="what was asked, in one line; empty where the tool does not record it")
     target: str = Field("", description="the expected answer")
     answer: str = Field("", description="the text that the model wrote, or the outcome of a test")
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")

@@ -1,8 +1,8 @@
 """A dump of tensors, whoever wrote it: which tensors it holds, where in the model each was taken, and how to map one.
 
 Recognised by content: SGLang's dumper and its ``--debug-tensor-dump-output-folder`` (0.5.23), the dumps of ``SGLANG_KERNEL_API_*``
-(0.5.23) and of FlashInfer's level 10 (0.6.18, ``flashinfer/api_logging.py``), and plain safetensors or .pt files such as hooks on a
-Hugging Face model save.
+(0.5.23) and of FlashInfer's level 10 (0.6.18, ``flashinfer/api_logging.py``), and plain safetensors, .pt, .npz or .npy files such
+as hooks on a Hugging Face model save.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from torch import Tensor
 from assay.harness.errors import UsageError
 from assay.harness.ingest.tensors.files import NoTensor, Unreadable, leaves, load_torch, safetensors_entries
 from assay.harness.ingest.tensors.names import Place, pairing_key, place_of, tags_of
+from assay.harness.ingest.tensors.numpy_files import arrays, load_array
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy")
 _PASS = re.compile(r"Pass(\d+)$")
 _RANK = re.compile(r"(TP\d+_PP\d+)_Rank\d+_pid\d+$")
 _CALL = re.compile(r"\d{8}_\d{6}_\d+_pid\d+_(?P<function>.+)_call(?P<number>\d+)$")
@@ -201,6 +202,10 @@ def _from_file(file: Path, root: Path) -> Iterator[StoredTensor]:
             for n in entry.shape:
                 size *= n
             yield StoredTensor(f"{inside}{name}", place_of(name, step), file, _mapped(entry, file), size)
+        return
+    if file.suffix in (".npz", ".npy"):
+        for name, size in arrays(file):
+            yield StoredTensor(f"{inside}{name}", place_of(name, step), file, partial(load_array, file, name), size)
         return
     for name, tensor in leaves(load_torch(file)):
         yield StoredTensor(f"{inside}{name}", place_of(name, step), file, _held(file, name), tensor.nbytes)

@@ -7,6 +7,7 @@ from collections import Counter
 from assay.harness.ingest.result import Document, Fact, FileRead, Table
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.tensors.dump import TITLES, Dump, format_of, open_dump, tensor_files
+from assay.harness.ingest.tensors.numpy_files import MAGIC
 from assay.harness.text import ranges
 
 _ZIP = b"PK\x03\x04"
@@ -19,12 +20,13 @@ class TensorReader:
     title = "tensor dump"
 
     def recognises(self, source: Source) -> bool:
-        """A folder whose first tensor file is one, or a file that begins as safetensors or as a PyTorch zip file."""
+        """A folder whose first tensor file is one, or a file that begins as safetensors, a PyTorch zip file, or one of NumPy."""
         if source.path.is_dir():
             return bool(format_of(tensor_files(source.path)))
         length = int.from_bytes(source.head[:8], "little")
         safetensors = length < 100 << 20 and source.head[8:9] == b"{" and b'"data_offsets"' in source.head
-        return safetensors or (source.head.startswith(_ZIP) and b"data.pkl" in source.head)
+        zipped = source.head.startswith(_ZIP) and (b"data.pkl" in source.head or MAGIC in source.head)
+        return safetensors or zipped or source.head.startswith(MAGIC)
 
     def read(self, source: Source) -> Document:
         """List its tensors. None of them is loaded.
