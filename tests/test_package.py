@@ -121,6 +121,9 @@ def test_nothing_installs_another_project_by_the_name_of_the_command() -> None:
         if file.exists() and file != Path(__file__)
         for match in re.finditer(BARE, file.read_text())
     ]
+    projects = [tomllib.loads(file.read_text()) for file in TEXTS if file.name == "pyproject.toml" and file.exists()]
+    needed = [line for one in projects for line in one.get("project", {}).get("dependencies", [])]
+    found += [line for line in needed if Requirement(line).name == "assay"]
     assert not found, f"write {extras.DISTRIBUTION}"
     for bare in (
         "pip install assay",
@@ -150,6 +153,34 @@ def test_the_repository_has_one_url() -> None:
     assert {url.removeprefix("https://github.com/") for url in urls} == {
         extras.REPOSITORY.removeprefix("https://github.com/")
     }
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readme_begins_with_what_its_readers_have_and_is_short() -> None:
+    first = README.split("\n## ")[0]
+    for has, command in (("a kernel", "check"), ("a server", "run"), ("a log", "ingest"), ("two results", "compare")):
+        assert re.search(rf"\| \*\*{has}\*\*.*\| `assay {command} ", first), has
+    assert len(README.encode()) <= 7_500
+
+
+def test_every_command_of_the_readme_is_one() -> None:
+    """And what a page of the documentation links to is there."""
+    from assay.harness.cli.app import COMMANDS
+
+    pages = [ROOT / "README.md", ROOT / "docs" / "running.md"]
+    code = [text for page in pages for text in re.findall(r"```\n.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
+    typed = {word for text in code for word in re.findall(r"^`?assay ([a-z][a-z-]+)", text, re.MULTILINE)}
+    assert {"check", "run", "ingest", "compare"} <= typed <= set(COMMANDS)
+    for page in pages:
+        for link in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            assert target.exists(), link
+            titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if anchor else []
+            anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert not anchor or anchor in anchors, link
 
 
 # One import package.

@@ -98,14 +98,16 @@ def _diagnosis(cause: Cause, best: Hypothesis | None, layers: Sequence[int], hea
     """What is computed, where, how far that is from the named formula and from attention, and where the kernel is correct."""
     condition = cause.conditions[0].words if cause.conditions else ""
     place = wording.place(cause.phases, condition, cause.only_there, _spans(cause, layers, heads))
-    away = f"{percent(cause.oracle_error)} from correct attention"
+    away = f"correct attention differs by {percent(cause.oracle_error)}"
     if best is None:
         off = away if math.isfinite(cause.oracle_error) else "it is not finite"
         text = f"No known bug explains the output {place}: {off}"
     else:
         leak = " (leak across requests)" if best.kind == LEAK else ""
-        off = away if math.isfinite(cause.oracle_error) else "and not finite where attention is"
-        text = f'Computes "{best.title}"{leak} {place}: {percent(cause.hypothesis_error)} from that formula, {off}'
+        off = away if math.isfinite(cause.oracle_error) else "it is not finite where attention is"
+        text = (
+            f'Computes "{best.title}"{leak} {place}: matches that formula to {percent(cause.hypothesis_error)}; {off}'
+        )
     if others := " or ".join(f'"{h.title}"' for h in cause.hypotheses[1:]):
         text += f"; on these calls it cannot be distinguished from {others}"
     right = f" Correct {wording.correct(cause.conditions[0].otherwise)}." if cause.conditions else ""

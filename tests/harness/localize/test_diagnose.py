@@ -51,7 +51,7 @@ def test_the_seed_case_is_named() -> None:
     assert finding.does == "applies a top-left causal mask once a prefix is cached"
     assert re.fullmatch(
         r'Computes "causal mask top-left" in extend with a cached prefix \(layer 0, all 4 heads\): '
-        r"0\.\d+ % from that formula, \d+ % from correct attention\. Correct without a cached prefix\.",
+        r"matches that formula to 0\.\d+ %; correct attention differs by \d+ %\. Correct without a cached prefix\.",
         finding.diagnosis,
     )
     assert finding.sentence == finding.diagnosis
@@ -127,7 +127,7 @@ def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
     assert finding.id == UNEXPLAINED
     assert finding.does == "computes something other than attention"
     assert re.fullmatch(
-        r"No known bug explains the output in extend \(all 2 layers, head 1 of 4\): 1\d+ % from correct attention\.",
+        r"No known bug explains the output in extend \(all 2 layers, head 1 of 4\): correct attention differs by 1\d+ %\.",
         finding.diagnosis,
     )
     assert finding.where == "extend, all 2 layers, head 1 of 4"
