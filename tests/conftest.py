@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,13 @@ if (sglang := importlib.util.find_spec("sglang")) is not None and sglang.submodu
     models = (Path(next(iter(sglang.submodule_search_locations))) / "srt" / "models").glob("*.py")
     unused = sorted({file.stem for file in models} - {"llama", "registry", "utils", "__init__"})
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(unused))
+
+# A shell starts what runs in its background with these signals ignored, and children inherit that: a test of Ctrl-C would wait.
+# A handler is not inherited. This process itself goes on after a hang-up.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # CI must be reproducible, and no test may fail because the machine is busy.
 settings.register_profile("local", deadline=None)
