@@ -333,6 +333,9 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mine:forward is correct on all" in done.stdout
     assert "mine:forward is correct on all" in page.read_text()
+    explained = python("-m", "assay", "explain", "mask-top-left", "--html", str(page), **env)
+    assert explained.returncode == 0, explained.stderr
+    assert "causal mask top-left" in page.read_text()
 
 
 def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, str]) -> None:

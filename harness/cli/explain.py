@@ -9,7 +9,6 @@ import typer
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.output import Html
 from assay.harness.errors import UsageError
-from assay.harness.extras import require
 
 
 @app.command()
@@ -20,8 +19,6 @@ def explain(
     html: Html = None,
 ) -> None:
     """Explain a finding: its picture, wrong and right code, and public bugs of its kind."""
-    if html:
-        require("reports", "assay explain --html")
     from assay.harness.explain.pages import page
     from assay.harness.localize.threads import few_threads
     from assay.reports.explain_text import render, render_list

@@ -48,7 +48,7 @@ def test_without_a_layer_diff_there_is_no_section(examples: ModuleType) -> None:
 def test_the_findings_with_their_command_come_first(report: Report) -> None:
     page = to_html(report)
     places = [
-        page.index(f'id="{name}"') for name in ("verdict", "cause", "next", "why", "layer-diff", "suite-1", "checks")
+        page.index(f'id="{name}"') for name in ("verdict", "cause", "next", "why", "suite-1", "layer-diff", "checks")
     ]
     assert places == sorted(places)
     assert report.findings[0].reproduce in page[places[1] : places[3]]

@@ -103,13 +103,13 @@ def test_a_page_is_written_on_request(
     assert "assay check checked_kernels:wrong --case extend-41+1-one" in page
 
 
-def test_a_page_without_its_packages_is_refused_before_the_kernel_runs(
+def test_junit_without_its_package_is_refused_before_the_kernel_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("assay.harness.extras._installed", lambda name: name != "jinja2")
-    assert call(monkeypatch, "checked_kernels:wrong", "--html", "check.html") == 2
-    assert "assay check --html needs packages that are not installed: jinja2" in capsys.readouterr().err
-    assert not (tmp_path / "check.html").exists()
+    monkeypatch.setattr("assay.harness.extras._installed", lambda name: name != "junitparser")
+    assert call(monkeypatch, "checked_kernels:wrong", "--junit", "check.xml") == 2
+    assert "assay check --junit needs packages that are not installed: junitparser" in capsys.readouterr().err
+    assert not (tmp_path / "check.xml").exists()
 
 
 def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
