@@ -95,6 +95,7 @@ class RemoteServer(Engine):
         self.evidence: Path | None = None
         self._model, self._named = "", model
         self._timeout_s = request_timeout
+        self._flushes = True
         self._client = self.client(self._speaks)
 
     def client(self, kind: type[AnyClient]) -> AnyClient:
@@ -130,8 +131,10 @@ class RemoteServer(Engine):
         return {}
 
     def flush_cache(self) -> None:
-        """POST /flush_cache, which SGLang has; other servers may refuse it."""
-        self._client.status("/flush_cache", INFO_TIMEOUT_S, method="POST")
+        """POST /flush_cache, which SGLang has. Other servers may refuse it; one that does not answer is not asked again."""
+        if self._flushes:
+            timeout = min(INFO_TIMEOUT_S, self._timeout_s)
+            self._flushes = self._client.status("/flush_cache", timeout, method="POST") is not None
 
     def ask(
         self,

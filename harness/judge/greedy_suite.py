@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
+from assay.harness.backend import Backend
 from assay.harness.compare.answers import Pair
 from assay.harness.compare.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
 from assay.harness.compare.noise_limits import MAX_SWING, swing_limit
 from assay.harness.config import RunSpec
-from assay.harness.evidence.records import Answer
+from assay.harness.evidence.records import Answer, Role
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import ShareDecision, decide_share
 from assay.harness.stats.share import p_not_above
@@ -45,14 +46,18 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
     steady, erratic = _steady(floors, swing_limit(declared))
     floor = max(steady, default=0.0)
     limit = max(swing_limit(declared), FLOOR_FACTOR * floor)
-    compared = [(p, _divergence(p, floor, limit)) for p in pairs]
+    started: dict[Role, bool] = {
+        "reference": not Backend.parse(spec.reference).is_url,
+        "candidate": not Backend.parse(spec.candidate).is_url,
+    }
+    compared = [(p, _divergence(p, floor, limit, started)) for p in pairs]
     differing = [(p, divergence) for p, divergence in compared if divergence]
     kinds = [divergence.kind for _, divergence in differing]
     apart = kinds.count("apart")
     decision = decide_share(
         apart, len(pairs), spec.greedy_margin, spec.alpha, items="greedy texts", bad_clause="differ by more than noise"
     )
-    verdict, why = _verdict(decision, pairs)
+    verdict, why = _verdict(decision, pairs, started)
     if erratic:
         why = (
             f"The reference is erratic: asked again, {len(erratic)} of {len(floors)} of its answers changed by up to "
@@ -124,23 +129,34 @@ def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], lis
     return [one for one in floors if one <= most], [one for one in floors if one > most]
 
 
-def _divergence(one: Pair, floor: float, limit: float) -> TextDivergence | None:
-    """How two texts differ. The texts are believed over their tokens, which an engine may leave out."""
+def _told(answer: Answer, started: Mapping[Role, bool]) -> bool:
+    """Whether an answer came with its log-probabilities. Of a server that assay started, one that is not finite is the candidate's
+    doing; an endpoint may leave them out, or fill them with anything.
+    """
+    return answer.text == "" or (bool(answer.tokens) and (started[answer.role] or is_finite(answer.tokens)))
+
+
+def _divergence(one: Pair, floor: float, limit: float, started: Mapping[Role, bool]) -> TextDivergence | None:
+    """How two texts differ. The texts are believed over their tokens; equal ones differ only where both have log-probabilities."""
+    equal = one.reference.text == one.candidate.text
+    if equal and not all(_told(answer, started) for answer in (one.reference, one.candidate)):
+        return None
     found = compare_text(one.reference.tokens, one.candidate.tokens, floor, limit)
-    if found is None and one.reference.text != one.candidate.text:
+    if found is None and not equal:
         return TextDivergence(kind="apart", position=0, gap=None)
     return found
 
 
-def _verdict(decision: ShareDecision, pairs: Sequence[Pair]) -> tuple[Verdict, str]:
+def _verdict(decision: ShareDecision, pairs: Sequence[Pair], started: Mapping[Role, bool]) -> tuple[Verdict, str]:
     """The verdict on the share of texts apart, unless the reference is broken or too few prompts were asked."""
     broken = sum(not is_finite(p.reference.tokens) for p in pairs)
     if broken:
         why = f"The reference's own log-probabilities are not finite in {broken} of {len(pairs)} texts, so nothing can be compared."
         return "inconclusive", why
-    untold = sum(one.text != "" and not one.tokens for pair in pairs for one in (pair.reference, pair.candidate))
+    untold = sum(not _told(one, started) for pair in pairs for one in (pair.reference, pair.candidate))
     if decision.verdict == "pass" and untold:
-        why = f"{untold} of {2 * len(pairs)} answers came without log-probabilities; use a server that gives them."
+        lack = f"{untold} of {2 * len(pairs)} answers came without log-probabilities"
+        why = f"{lack}, or without finite ones; use a server that gives them."
         return "inconclusive", why
     if decision.verdict == "pass" and len(pairs) < MIN_PROMPTS:
         why = f"{len(pairs)} distinct prompts were answered; at least {MIN_PROMPTS} are needed for a pass (--greedy-prompts)."

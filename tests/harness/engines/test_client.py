@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import sys
 import threading
 import time
@@ -515,6 +516,19 @@ def test_a_remote_server_is_asked_for_its_only_model(mock: MockServer) -> None:
     assert json.loads(mock.bodies[0])["model"] == "mock-model"
     assert "/flush_cache" in mock.asked
     assert (server.evidence, server.arguments(), server.startup_s) == (None, {}, None)
+
+
+def test_an_endpoint_that_does_not_answer_is_asked_once_to_flush_its_cache_and_not_for_longer_than_a_request() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = RemoteServer("reference", f"http://127.0.0.1:{silent.getsockname()[1]}", 0.3)
+        began = time.monotonic()
+        for _ in range(4):
+            server.flush_cache()
+        assert time.monotonic() - began < 30, "the time-out of information is 60 s"
+        silent.settimeout(0.1)
+        silent.accept()[0].close()
+        with pytest.raises(TimeoutError):
+            silent.accept()
 
 
 @pytest.mark.parametrize(("models", "found"), [(["a", "b"], "serves a, b"), ([], "serves no model")])

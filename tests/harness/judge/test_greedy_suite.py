@@ -176,3 +176,29 @@ def test_two_roles_that_answer_nothing_have_compared_nothing(judged: Callable[..
     suite = judged(lambda role, number: ())
     assert suite.verdict == "inconclusive"
     assert "Nothing was compared" in suite.why
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_endpoint_without_usable_log_probabilities_is_no_regression(
+    judged: Callable[..., SuiteResult], value: float
+) -> None:
+    def say(role: Role, number: int) -> tuple[Token, ...]:
+        return nan(role, number) if role == "reference" else (Token(text="A", logprob=value, top=()),)
+
+    suite = judged(say, candidate="http://gateway:8000")
+    assert (suite.verdict, suite.divergences) == ("inconclusive", ())
+    assert "128 of 256 answers came without log-probabilities" in suite.why
+
+
+def test_equal_texts_of_which_one_came_without_tokens_do_not_differ(tmp_path: Path, scored_runs: ModuleType) -> None:
+    spec = scored_runs.spec_of(suites=("greedy",), greedy_prompts=MIN_PROMPTS)
+    folder = scored_runs.run_of(tmp_path / "run", spec)
+    scored_runs.answer_all(folder, swapped_by(0.0))
+    records = folder.path / "records.jsonl"
+    told = [Answer.model_validate_json(line) for line in records.read_text().splitlines()]
+    without = [
+        one.model_copy(update={"text": "A", "tokens": () if one.role == "candidate" else one.tokens}) for one in told
+    ]
+    records.write_text(jsonl.lines_of(without))
+    (suite,) = build(folder).suites
+    assert (suite.verdict, suite.divergences) == ("inconclusive", ())
