@@ -25,7 +25,7 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.attention.published import is_path as is_path
-from assay.harness.attention.published import native_backend
+from assay.harness.attention.published import native_backend, working_folder_searched
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
@@ -166,7 +166,7 @@ def load(name: str) -> Kernel:
     what = f"kernel {name!r}" if path == name or native else f"kernel {name!r} ({path})"
     interpret_without_gpu()
     try:
-        with _exits_raised():
+        with working_folder_searched(module), _exits_raised():
             found: Any = importlib.import_module(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
@@ -296,7 +296,8 @@ def _respelt(name: str) -> str:
 def _is_module(name: str) -> bool:
     """Whether a name is that of a module that can be imported here. A package around it is imported to find out."""
     try:
-        return all(part.isidentifier() for part in name.split(".")) and importlib.util.find_spec(name) is not None
+        with working_folder_searched(name):
+            return all(part.isidentifier() for part in name.split(".")) and importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 
 GROUP = "assay.kernels"
 _NATIVE_KERNELS = {"sglang": "assay.harness.engines.native_kernel:kernel"}
@@ -27,3 +31,28 @@ def native_backend(name: str) -> tuple[str, str] | None:
     """
     engine, colon, backend = name.partition(":")
     return (_NATIVE_KERNELS[engine], backend) if colon and engine in _NATIVE_KERNELS else None
+
+
+@contextmanager
+def working_folder_searched(module: str) -> Iterator[None]:
+    """Have modules looked for in the working folder too, and last, while a kernel's module is imported or its source is found.
+
+    Afterwards the folder is on Python's path only if the module was imported from there: what such a kernel imports when it is
+    called is found as in a server. Nothing else that assay imports may come from a folder in which it happens to be called.
+
+    Args:
+        module: the kernel's module.
+    """
+    here = Path.cwd()
+    if str(here) in sys.path:  # by PYTHONPATH, or as Python itself was called
+        yield
+        return
+    sys.path.append(str(here))
+    try:
+        yield
+    finally:
+        top = module.partition(".")[0]
+        place = getattr(sys.modules.get(module), "__file__", None)
+        from_here = place and (Path(place).parent == here or Path(place).is_relative_to(here / top))
+        if not from_here and str(here) in sys.path:
+            sys.path.remove(str(here))

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
-from assay.harness.attention.published import is_path, published
+from assay.harness.attention.published import is_path, published, working_folder_searched
 
 _ASSAY = __name__.partition(".")[0]
 # Beside a kernel's Python files: what it may load or compile.
@@ -34,6 +34,11 @@ def source_hashes(name: str) -> dict[str, str]:
         name: a kernel's published name, or ``module:function``.
     """
     module = (name if is_path(name) else published()[name]).partition(":")[0]
+    with working_folder_searched(module):
+        return _hashes(module)
+
+
+def _hashes(module: str) -> dict[str, str]:
     files: dict[str, Path] = {}
     installed: set[str] = set()
     waiting = [module]

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -283,7 +282,6 @@ def _version(
 
 def main() -> None:
     """Entry point. Errors become a sentence and an exit code."""
-    sys.path.append(str(Path.cwd()))  # kernels named module:function are found there, as in a server
     code = _run()
     try:
         sys.stdout.flush()

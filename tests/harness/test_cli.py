@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,29 @@ def test_a_kernel_is_found_in_the_working_directory(
     flags = ["--candidate", "kernel_of_this_test:forward", "--model", "./nowhere"]
     assert call(monkeypatch, "run", "--out", "out", *flags) == 2
     assert "./nowhere" in capsys.readouterr().err, "the kernel was fine, the next thing was not"
+
+
+def test_a_command_that_reads_a_file_imports_nothing_from_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "optional_import_of_this_test.py").write_text("raise AssertionError('ran')\n")
+    (tmp_path / "server.log").write_text("Score: 0.5\n")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert call(monkeypatch, "ingest", str(tmp_path / "server.log")) == 3
+    assert importlib.util.find_spec("optional_import_of_this_test") is None
+
+
+def test_the_working_directory_is_searched_only_while_a_kernel_is_imported_and_stays_if_it_is_from_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "from_here_of_this_test.py").write_text("def forward(call):\n    return call.q\n")
+    (tmp_path / "optional_import_of_this_test.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    kernels.load("sage_attn")
+    assert importlib.util.find_spec("optional_import_of_this_test") is None
+    kernels.load("from_here_of_this_test:forward")
+    assert importlib.util.find_spec("optional_import_of_this_test") is not None, "what it imports when it is called"
 
 
 def test_a_foreign_folder_is_not_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
