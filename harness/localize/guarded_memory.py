@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.interpreter_bounds import memory
 from assay.harness.attention.kernels import declaration
+from assay.harness.localize.threads import kernel_threads
 
 Side = Literal["front", "back"]
 SIDES: tuple[Side, ...] = ("front", "back")
@@ -115,7 +116,7 @@ class GuardedKernel:
         for one in inputs:
             _bound(one)
         try:
-            with memory.watching() as seen, _Allocations(made, call.q.device):
+            with memory.watching() as seen, _Allocations(made, call.q.device), kernel_threads():
                 out = self._kernel(given)
         finally:
             for one in (*inputs, *made):

@@ -269,11 +269,12 @@ def check(
         again = _command(
             path, phases or (), dtypes or (), noise, size, device, head_dims or (), like or (), seed, calls
         )
-    most_runs = calls if calls is not None else CALLS[size] if cases is None else 0
+    most_runs = calls or 0
     if cases is None:
         cases = matrix_of(
             declared, phases=phases, dtypes=dtypes, size=size, device=device, head_dims=head_dims, like=like, seed=seed
         )
+        most_runs = CALLS[size] if calls is None else calls
     with few_threads(()):
         made = [(case, call) for case in cases if (call := case.make()).phase in asked]
     declared = replace(declared, noise=declared.noise if noise is None else noise)

@@ -503,7 +503,7 @@ def test_the_smallest_call_has_a_head_dim_that_the_kernel_was_seen_to_compute() 
 
     result = check(textbook, phases=["decode"], dtypes=["float32"], read_out=0)
     assert "head_dim 64" in result.smallest
-    assert asked == {64, 128}
+    assert min(asked) == 64, "shrinking would go below"
 
 
 def test_a_result_is_one_line_and_has_a_summary() -> None:
