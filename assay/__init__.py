@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from assay.harness.extras import Extra
     from assay.harness.judge.report import Report as Report
     from assay.harness.offline.check import CheckResult as CheckResult
-    from assay.harness.offline.check import assert_correct as assert_correct
-    from assay.harness.offline.check import check as check
-    from assay.harness.offline.replay import replay as replay
+    from assay.harness.offline.supervised import assert_correct as assert_correct
+    from assay.harness.offline.supervised import check as check
+    from assay.harness.offline.supervised import replay as replay
     from assay.harness.run import run as run
     from assay.harness.verdict import Check as Check
     from assay.harness.verdict import Finding as Finding
@@ -56,13 +56,13 @@ _HOME = {
     "NoiseFamily": "assay.harness.attention.noise",
     "Quantised": "assay.harness.attention.noise",
     "oracle": "assay.harness.attention.oracle",
-    "check": "assay.harness.offline.check",
+    "check": "assay.harness.offline.supervised",
     "CheckResult": "assay.harness.offline.check",
-    "assert_correct": "assay.harness.offline.check",
+    "assert_correct": "assay.harness.offline.supervised",
     "cases": "assay.harness.attention.matrix",
     "Case": "assay.harness.attention.matrix",
     "call_of": "assay.harness.attention.sample_calls",
-    "replay": "assay.harness.offline.replay",
+    "replay": "assay.harness.offline.supervised",
     "ReplayResult": "assay.harness.evidence.cause",
     "run": "assay.harness.run",
     "RunSpec": "assay.harness.config",

@@ -98,7 +98,7 @@ class Assay:
         """
         __tracebackhide__ = True
         _prepare(self._config)
-        from assay.harness.offline.check import check
+        from assay.harness.offline.supervised import check
         from assay.reports.check_text import message
 
         result = check(
@@ -144,23 +144,22 @@ class AssayCase:
         __tracebackhide__ = True
         from assay.harness.attention.kernels import declaration
         from assay.harness.errors import ExitCode
-        from assay.harness.offline.check import check, named
+        from assay.harness.localize.threads import few_threads
+        from assay.harness.offline.check import named
         from assay.harness.offline.observed import Reader
+        from assay.harness.offline.supervised import check_and_read
         from assay.reports.check_text import message
 
-        if why := declaration(named(self.kernel)[1]).excludes(self.case.make()):
+        kernel = named(self.kernel)[1]
+        with few_threads(()):
+            call = self.case.make()
+        if why := declaration(kernel).excludes(call):
             pytest.skip(f"not covered by declaration: {why}")
         again = f"assay check {self.kernel} --case {self.case.name}" if isinstance(self.kernel, str) else ""
         reader = self._config.stash[_READER]
         if not isinstance(reader, Reader):
             reader = self._config.stash[_READER] = Reader()
-        result = check(
-            self.kernel,
-            phases=[self.case.condition["phase"]],
-            cases=[self.case],
-            again=again,
-            read_out=reader,
-        )
+        result, self._config.stash[_READER] = check_and_read(self.kernel, self.case, again, reader)
         self._config.stash[_RESULTS].append(result)
         if result.refused and self.case.beyond:
             pytest.skip(f"not covered: {result.refused[0][1]}")
@@ -170,7 +169,7 @@ class AssayCase:
                 "Expected: an output of every case that its declaration does not exclude\n"
                 "What to do: declare what it supports, for example @declares(head_dims=(64, 128))"
             )
-        if result.exit_code == ExitCode.REGRESSION:
+        if result.exit_code == ExitCode.REGRESSION or not result.computed:
             raise AssertionError(message(result))
         return result
 
@@ -202,7 +201,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     _prepare(metafunc.config)
     from assay.harness.attention.kernels import declaration
     from assay.harness.errors import UsageError
-    from assay.harness.offline.check import matrix_of, named
+    from assay.harness.localize.threads import few_threads
+    from assay.harness.offline.check import LEAST_LEFT, matrix_of, named
 
     option = metafunc.config.getoption
     given = dict(marker.kwargs)
@@ -213,6 +213,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         made = matrix_of(declaration(kernel), **given)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+    with few_threads(()):
+        left = sum(not declaration(kernel).excludes(case.make()) for case in made)
+    if left < LEAST_LEFT * len(made):
+        raise pytest.UsageError(
+            f"{marker.args[0]} declares so little that {left} of {len(made)} cases are left: the others would be skipped.\n"
+            "Expected: cases of what it declares\n"
+            f"What to do: correct @declares, or what {metafunc.definition.nodeid} asks for"
+        )
     metafunc.parametrize(
         "assay_case", [(marker.args[0], case) for case in made], ids=[case.name for case in made], indirect=True
     )

@@ -178,9 +178,9 @@ def load(name: str) -> Kernel:
         raise KernelRefused(
             f"{what} cannot be imported: its module ends the process with status {error.code}"
         ) from error
-    except KernelRefused:  # of an engine's own backend, with its reason
+    except (KernelRefused, KeyboardInterrupt):  # of an engine's own backend, with its reason; of the user
         raise
-    except Exception as error:  # a kernel's code, not assay's: whatever it raises is its own
+    except BaseException as error:  # a kernel's code, not assay's: whatever it raises is its own
         raise KernelRefused(f"{what} cannot be imported: its module raises {_raised(error)}") from error
     if not callable(found):
         raise KernelRefused(f"{what} is {type(found).__name__}, expected a function of an AttentionCall")
@@ -190,7 +190,7 @@ def load(name: str) -> Kernel:
     return kernel
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: BaseException) -> str:
     """An exception and the last line that it passed: "ValueError: no licence (mine.py, line 3)"."""
     if isinstance(error, SyntaxError):
         name, line, said = error.filename or "", error.lineno, error.msg

@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from assay import __version__
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.interruption import like_ctrl_c
+from assay.harness.offline.handover import Handover
 from assay.harness.portable import portable
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ class _Detail:
 
 
 detail = _Detail()
+handover = Handover()
+"""What the process of a supervised command leaves: the command then runs once more, calls no kernel, and renders it."""
 
 
 def say(text: str) -> None:

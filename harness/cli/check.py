@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli import handover
-from assay.harness.cli.app import ReadOut, app, as_given, console, detail, errors, say
+from assay.harness.cli.app import ReadOut, app, as_given, console, detail, errors, handover, say
 from assay.harness.cli.output import Html, Json, Junit, outcome, print_json
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
@@ -97,7 +97,7 @@ def check(
             display.count("runs of the kernel", done, total)
 
     if left := handover.known():
-        result = interrupted(left, name, chosen, as_given())
+        result = interrupted(replace(left, asked=(name, chosen, as_given())))
     else:
         with ProgressDisplay(errors) as display:
             result = run(

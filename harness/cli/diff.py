@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli import handover
-from assay.harness.cli.app import ReadOut, app, console, errors, say
+from assay.harness.cli.app import ReadOut, app, console, errors, handover, say
 from assay.harness.cli.flags import STARTED, Config, Out, instrumented_spec, spec_flags
 from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
 from assay.harness.config import SERVER_FLAGS
@@ -70,8 +69,7 @@ def replay(
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
     from assay.harness.evidence.cause import ReplayResult
     from assay.harness.offline import replay as replaying
-    from assay.harness.offline.interrupted import with_end
-    from assay.harness.verdict import serious
+    from assay.harness.offline.interrupted import interrupted_replay
     from assay.reports.replay_terminal import render_replay
 
     interpret_without_gpu()
@@ -79,11 +77,8 @@ def replay(
     def show_first(found: Sequence[Finding]) -> None:
         say(f"First: {found[0].sentence}")
 
-    left = handover.known()
-    if left and isinstance(left.result, ReplayResult):
-        result = left.result
-        if serious(result.findings):
-            result = result.model_copy(update={"findings": with_end(result.findings, left)})
+    if (left := handover.known()) and isinstance(left.result, ReplayResult):
+        result = interrupted_replay(left.result, left)
     else:
         with progress(errors) as display:
             result = replaying.replay(

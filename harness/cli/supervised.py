@@ -15,15 +15,14 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from assay.harness.cli.app import CTRL_C, INTERRUPTED, errors, report_error
+from assay.harness.cli.app import CTRL_C, INTERRUPTED, errors, handover, report_error
 from assay.harness.cli.app import main as run_command
-from assay.harness.cli.handover import handover
 from assay.harness.cli.streams import keep_open
-from assay.harness.errors import AssayError, ExitCode
+from assay.harness.errors import ExitCode
+from assay.harness.offline.own_process import enable_faulthandler, end_with, ended_early, how_ended
 
 GRACE_S = 5.0
 """Seconds that a command has to end after a signal; then it is killed, since a kernel in native code keeps Python from noticing."""
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
@@ -67,14 +66,14 @@ def supervise(command: Callable[[], None]) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *forwarded})
     code, signalled = _attend(command, before, forwarded)
     if not signalled and isinstance(code, str) and handover.ended(code):
-        report_error(_ended_early(code, "what it had found is below"))
+        report_error(ended_early(code, "what it had found is below"))
         code, signalled = _attend(command, before, forwarded)
     if isinstance(code, int):
         return code
     if signalled:
         errors.print(INTERRUPTED, markup=False)
     else:
-        report_error(_ended_early(code, "there is no verdict"))
+        report_error(ended_early(code, "there is no verdict"))
     return ExitCode.NO_VERDICT
 
 
@@ -86,7 +85,7 @@ def _attend(
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        _end_with(supervisor)
+        end_with(supervisor)
         os.close(ended)
         _run(command, end)
     os.close(end)
@@ -96,15 +95,12 @@ def _attend(
     with suppress(BlockingIOError):
         if os.read(ended, 1) == bytes([code % 256]):
             return code, signalled
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}", signalled
+    return how_ended(code), signalled
 
 
 def _run(command: Callable[[], None], end: int) -> NoReturn:
     """Run the command in this process, and name its exit code at its end."""
-    import faulthandler
-
-    with suppress(AttributeError, OSError, ValueError):  # there may be no standard error
-        faulthandler.enable()  # shows where a kernel crashed
+    enable_faulthandler()
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt_once)
     code = 0
@@ -125,16 +121,6 @@ def _interrupt_once(number: int, frame: FrameType | None) -> NoReturn:
     """End the command at the first SIGINT. A process group and the supervisor may both pass it on: the second one is ignored."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def _end_with(supervisor: int) -> None:
-    """Have this process killed when its supervisor ends, however that ends. Linux only; elsewhere it goes on."""
-    import ctypes
-
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:
-        os._exit(ExitCode.NO_VERDICT)
 
 
 def _wait(child: int, forwarded: Sequence[signal.Signals]) -> tuple[int, bool]:
@@ -159,11 +145,3 @@ def _wait(child: int, forwarded: Sequence[signal.Signals]) -> tuple[int, bool]:
             deadline = deadline or time.monotonic() + GRACE_S
             if told.si_code <= 0:  # sent by a process: SI_USER, not SI_KERNEL
                 os.kill(child, told.si_signo)
-
-
-def _ended_early(how: str, so: str) -> AssayError:
-    return AssayError(
-        f"The process that ran the kernel {how} before the command had ended; {so}.",
-        "a kernel that returns an output or raises an exception",
-        "see what it wrote above. If it crashed, its own stack is there; if it was killed by SIGKILL, memory may have run out",
-    )

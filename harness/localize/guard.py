@@ -53,8 +53,11 @@ class Guard:
                 out = self._kernel(call)
         except (KernelRefused, ImportError):
             raise  # the contract allows a refusal, and a missing package is not a breach of it
-        # A kernel may raise anything, and the other calls still have to run. Its sys.exit(0) must not become assay's own exit code.
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        # A kernel may raise anything, and the other calls still have to run. Its sys.exit(0) must not become assay's own exit code,
+        # nor its pytest.skip() the outcome of a test.
+        except BaseException as error:
             if refusal := refusal_behind(error):
                 raise refusal from None
             breach = self._breach(raised(error))

@@ -17,6 +17,7 @@ from assay.harness.evidence.error_sums import ratio
 from assay.harness.localize.bounds import CallNoise, bounds_of_queries, least_bound, noise_on
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, merged, row_deviation, size_of
+from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
 from assay.harness.stats.query_bounds import QUERY_SHARE, with_all_heads
 
@@ -290,9 +291,9 @@ def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
     """A kernel's output on a call. The kernel may write to the call.
 
     Raises:
-        AssayError: the output breaks the contract.
+        AssayError: the output breaks the contract, or the kernel raised something; its traceback is among the details.
         UsageError: a package that the kernel imports is not installed.
-        KernelRefused: the kernel refuses the call. Also whatever else it raises.
+        KernelRefused: the kernel refuses the call.
     """
     __tracebackhide__ = True
     try:
@@ -300,10 +301,13 @@ def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
             out = kernel(call)
     except ImportError as error:
         raise missing_package(error) from error
-    except SystemExit as error:  # as assay's own exit code, 0 would be a pass
-        raise AssayError(
-            f"The kernel called sys.exit({error.code}).", "an output, or an exception", "fix the kernel"
-        ) from error
+    except (AssayError, KernelRefused, KeyboardInterrupt):
+        raise
+    except (
+        BaseException
+    ) as error:  # its sys.exit(0) must not become assay's exit code, nor its pytest.skip() a test's outcome
+        found = f"The kernel {raised(error)}."
+        raise AssayError(found, "an output, or KernelRefused", "fix the kernel", details=traceback_of(error)) from error
     _require_contract(call, out)
     return out
 

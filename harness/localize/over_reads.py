@@ -30,7 +30,9 @@ def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[At
                 return call, words
         except KernelRefused:
             continue
-        except Exception:  # a kernel that raises now and then is found elsewhere
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a kernel that raises now and then is found elsewhere
             return None
     return None
 

@@ -58,6 +58,8 @@ _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "flo
 LEAST_COVERED = 0.9
 """Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in
 its declaration: there it is a statement, and not a matter of what happened to be refused."""
+LEAST_LEFT = 0.1
+"""Share of the calls that were asked for that a declaration must leave for a pass."""
 CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 """How often a kernel runs in all: one may become wrong after many calls. What the matrix leaves of them takes at most
 `ENDURANCE_S` seconds."""
@@ -292,6 +294,8 @@ def check(
             "choose other cases or phases",
         )
 
+    if watcher is not None:
+        watcher.asked(name, [case for case, _ in made], again)
     within = GuardedKernel(loaded)
     counted = _counted(within, runs_of(len(made), repeats), progress)
     guard = Guard(counted, declared)
@@ -354,6 +358,7 @@ def check(
         broken=broken,
         missing=tuple(
             _missing(asked, declared, run)
+            + _hardly_declared(len(excluded), len(made))
             + _refused(
                 [case for case, _ in made if not (case.beyond or case.name in skipped)], [one.case for one in computed]
             )
@@ -387,16 +392,19 @@ def check(
     )  # fmt: skip
 
 
-def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:
+def assert_correct(
+    kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None, watcher: Watcher | None = None
+) -> None:
     """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
 
-    A kernel that is wrong is read, once in a process and for at most 10 seconds; the message says what it was observed to
+    A kernel that is wrong is read, for at most 10 seconds; the message says what it was observed to
     compute, if that gives its output on this call.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
         call: the call.
         noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
+        watcher: is told of each call.
 
     Raises:
         AssertionError: the error is out of bounds, and the message names the bug where a hypothesis fits; or the kernel writes
@@ -407,6 +415,7 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     """
     __tracebackhide__ = True  # pytest shows the test and the kernel
     name, loaded = named(kernel)
+    loaded = loaded if watcher is None else watched(loaded, watcher)
     if noise:
         _known_family(noise)
     declared = kernels.declaration(loaded)
@@ -720,6 +729,13 @@ def _missing(asked: Sequence[str], declared: kernels.Declaration, run: KernelRun
         if phase == "extend" and all(cached):
             found.append("no extend call without a cached prefix was computed")
     return found
+
+
+def _hardly_declared(excluded: int, left: int) -> list[str]:
+    """What a declaration excludes, if that is nearly everything."""
+    asked = excluded + left
+    hardly = left < LEAST_LEFT * asked
+    return [f"its declaration excludes {excluded} of {asked} calls that were asked for"] * hardly
 
 
 def _refused(made: Sequence[Case], computed_cases: Sequence[Case]) -> list[str]:

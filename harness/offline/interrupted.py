@@ -21,12 +21,14 @@ class Known:
         call: the call that the kernel had begun, in words; empty if it was computing none.
         computed: cases that were computed: by name, whether out of bounds, own error and bound of the worst cell and head.
         result: the result as it stood; None if the matrix was not yet done.
+        asked: the kernel's name, the cases of its check, and a command that repeats it; None if it ended before, or was no check.
     """
 
     how: str
     call: str
     computed: tuple[tuple[str, bool, float, float], ...] = ()
     result: CheckResult | ReplayResult | None = None
+    asked: tuple[str, Sequence[Case], str] | None = None
 
     @property
     def end(self) -> str:
@@ -39,23 +41,22 @@ class Known:
         return f"asked for more, the process of the kernel {self.end}"
 
 
-def interrupted(known: Known, kernel: str, cases: Sequence[Case], again: str) -> CheckResult:
-    """The result of a check whose process the kernel ended.
+def interrupted(known: Known) -> CheckResult:
+    """The result of a check whose process the kernel ended, once it was known what was asked.
 
     If the matrix was done, its verdict stands. If not, the calls before the end count: the kernel is wrong if one of them is, and
     else there is no verdict.
 
     Args:
-        known: what the process left.
-        kernel: its name.
-        cases: cases of the check.
-        again: a command that repeats it.
+        known: what the process left, with what it was asked.
     """
+    assert known.asked is not None
+    kernel, cases, again = known.asked
     if isinstance(known.result, CheckResult):
         result = known.result
         if not serious(result.findings):
             return replace(result, missing=(*result.missing, known.asked_for_more))
-        return replace(result, findings=with_end(result.findings, known))
+        return replace(result, findings=_with_end(result.findings, known))
     by_name = {case.name: case for case in cases}
     done = [one for one in known.computed if one[0] in by_name]
     computed = tuple(Computed(by_name[name], fails) for name, fails, _, _ in done)
@@ -86,7 +87,14 @@ def interrupted(known: Known, kernel: str, cases: Sequence[Case], again: str) ->
     )  # fmt: skip
 
 
-def with_end(findings: Sequence[Finding], known: Known) -> tuple[Finding, ...]:
+def interrupted_replay(result: ReplayResult, known: Known) -> ReplayResult:
+    """The result of a replay as it stood when the kernel ended its process."""
+    if not serious(result.findings):
+        return result
+    return result.model_copy(update={"findings": _with_end(result.findings, known)})
+
+
+def _with_end(findings: Sequence[Finding], known: Known) -> tuple[Finding, ...]:
     """The findings; the first serious one says how the process ended."""
     first = serious(findings)[0]
     told = first.model_copy(update={"evidence": (*first.evidence, known.asked_for_more)})

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import mmap
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.kernels import declaration
+from assay.harness.localize.diagnose import describe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +20,15 @@ if TYPE_CHECKING:
     from assay.harness.offline.check import CheckResult
 
 
+class CopiedError(Exception):
+    """A kernel forked its process, and a call returned in the copy too."""
+
+
 class Watcher:
     """Is told what a check does. This one does nothing with it."""
+
+    def asked(self, kernel: str, cases: Sequence[Case], again: str) -> None:
+        """The kernel's name, the cases that it is about to compute, and a command that repeats the check."""
 
     def begins(self, call: AttentionCall) -> None:
         """The kernel gets a call."""
@@ -32,10 +43,43 @@ class Watcher:
         """What is known so far. The kernel is about to get calls beyond the matrix."""
 
 
+class Records(Watcher):
+    """Makes a record of what it is told: a name, and what belongs to it.
+
+    Args:
+        put: receives each record.
+    """
+
+    def __init__(self, put: Callable[..., None]) -> None:
+        self._put = put
+
+    def asked(self, kernel: str, cases: Sequence[Case], again: str) -> None:
+        self._put("asked", kernel, tuple(cases), again)
+
+    def begins(self, call: AttentionCall) -> None:
+        self._put("begins", describe(call))
+
+    def ends(self) -> None:
+        self._put("ends")
+
+    def computed(self, case: Case, fails: bool, own: float, bound: float) -> None:
+        self._put("computed", case.name, fails, own, bound)
+
+    def stands(self, result: CheckResult | ReplayResult) -> None:
+        self._put("stands", result)
+
+
 def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
-    """The kernel, which tells the watcher of each call; on a GPU, a call ends once it is computed."""
+    """The kernel, which tells the watcher of each call; on a GPU, a call ends once it is computed.
+
+    A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. The
+    kernel gets no further call then; each raises `CopiedError`.
+    """
+    process, copied = os.getpid(), mmap.mmap(-1, 1)  # memory that copies of the process share
 
     def forward(call: AttentionCall) -> Tensor:
+        if copied[0]:
+            raise CopiedError("it forked its process, and its call returned in the copy too")
         watcher.begins(call)
         try:
             out = kernel(call)
@@ -45,8 +89,17 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
                 torch.cuda.synchronize()
             return out
         finally:
+            if os.getpid() != process:
+                copied[0] = 1
+                os._exit(0)
             watcher.ends()
 
     functools.update_wrapper(forward, kernel, updated=())
-    forward.assay = declaration(kernel)  # type: ignore[attr-defined]
+    vars(forward).update(assay=declaration(kernel), watched=kernel)
     return forward
+
+
+def unwatched(kernel: Kernel) -> Kernel:
+    """The kernel that `watched` was given; a kernel that it was not given is itself."""
+    found: Kernel = getattr(kernel, "watched", kernel)
+    return found

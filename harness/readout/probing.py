@@ -307,7 +307,9 @@ class Prober:
         try:
             with kernel_threads():
                 out = self.kernel(given)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as in `assay.harness.localize.guard`
             kind = REFUSED if isinstance(error, KernelRefused) else type(error).__name__
             self.raised[kind] = self.raised.get(kind, 0) + 1
             return None

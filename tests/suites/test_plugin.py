@@ -47,7 +47,7 @@ def test_each_refused_call(assay_case):
     assay_case.check()
 
 
-@pytest.mark.assay_kernel("refusing:halves", phases=["decode"], dtypes=["float32"])
+@pytest.mark.assay_kernel("refusing:halves", phases=["decode"], dtypes=["float16", "float32"])
 def test_each_excluded_call(assay_case):
     assay_case.check()
 """
@@ -195,7 +195,19 @@ def test_each_case_is_a_test(
     refused = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_refused_call[")]
     assert set(refused) == {"failure"}  # what was not computed is no pass
     excluded = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_excluded_call[")]
-    assert set(excluded) == {"skipped"}
+    assert set(excluded) == {"skipped", "failure"}
+
+
+def test_a_declaration_that_leaves_nearly_nothing_is_no_pass(documented: Path, tmp_path: Path) -> None:
+    """Every case would be skipped, which pytest takes for a success."""
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n\n@pytest.mark.assay_kernel('refusing:halves', dtypes=['float32'])\n"
+        "def test_it(assay_case):\n    assay_case.check()\n"
+    )
+    done, _ = run(tmp_path)
+    assert done.returncode not in (0, 1, 5)
+    assert "refusing:halves declares so little that" in done.stdout + done.stderr
 
 
 def test_wrong_use_of_the_marker_is_said(tmp_path: Path) -> None:
@@ -217,3 +229,155 @@ def test_flags_are_its_own_and_reach_the_check(documented: Path) -> None:
     done, _ = run(documented, "test_my_kernels.py", "--assay-device", "cuda:99")
     assert done.returncode == 1
     assert "cuda:99" in done.stdout
+
+
+ENDING = """
+import ctypes, os, sys, unittest
+import pytest
+from assay import oracle
+
+
+def right(call):
+    return oracle(call).to(call.q.dtype)
+
+
+def exits(call):
+    os._exit(0)
+
+
+def crashes(call):
+    ctypes.string_at(0)
+
+
+def skips(call):
+    pytest.skip("not today")
+
+
+def skips_the_test(call):
+    raise unittest.SkipTest("not today")
+
+
+def expects_to_fail(call):
+    pytest.xfail("not today")
+
+
+def leaves(call):
+    pytest.exit("not today", returncode=0)
+
+
+def is_read():
+    frame = sys._getframe()
+    while frame and not frame.f_globals["__name__"].startswith("assay.harness.readout."):
+        frame = frame.f_back
+    return frame is not None
+
+
+def skips_when_it_is_read(call):
+    return pytest.skip("not today") if is_read() else right(call) * 2
+
+
+def copies(call):
+    os.fork()
+    return right(call)
+"""
+TEST_ENDING = """
+import os
+
+import pytest
+import torch
+from assay import assert_correct, call_of
+from ending import *
+
+KERNELS = [exits, crashes, skips, expects_to_fail, leaves]
+SMALL = dict(phases=["decode"], dtypes=["float32"], head_dims=[64])
+HERE = os.getpid()
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, copies], ids=lambda kernel: kernel.__name__)
+def test_check(assay, kernel):
+    assay.check(kernel, **SMALL)
+
+
+def test_read(assay):
+    assay.check(skips_when_it_is_read, **SMALL, read_out=1)
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, skips_the_test], ids=lambda kernel: kernel.__name__)
+def test_call(kernel):
+    assert_correct(kernel, call_of([(1, 4)], (2, 1), 64, torch.float32, "cpu"))
+
+
+@pytest.mark.assay_kernel("ending:exits", **SMALL)
+def test_exits(assay_case):
+    assay_case.check()
+
+
+@pytest.mark.assay_kernel("ending:skips", **SMALL)
+def test_skips(assay_case):
+    assay_case.check()
+
+
+def test_closure(assay):
+    assay.check(lambda call: os._exit(0), **SMALL)
+
+
+def test_right(assay):
+    assert assay.check(lambda call: right(call), **SMALL).computed
+    assert os.getpid() == HERE
+"""
+
+
+@pytest.fixture(scope="module")
+def ending(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]]:
+    folder = tmp_path_factory.mktemp("ending")
+    (folder / "ending.py").write_text(ENDING)
+    (folder / "test_ending.py").write_text(TEST_ENDING)
+    return run(folder, "test_ending.py", "-k", "not _exits[ and not _skips[ or 1+16-")
+
+
+def test_a_kernel_that_ends_its_process_or_its_test_is_no_pass(
+    ending: tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]],
+) -> None:
+    done, found = ending
+    assert done.returncode == 1, done.stdout + done.stderr
+    wrong = {name: outcome(case) for name, case in found.items() if name != "test_right"}
+    assert [name for name, came in wrong.items() if came != "failure"] == []
+    assert {name.partition("[")[0] for name in wrong} == {
+        "test_check",
+        "test_call",
+        "test_exits",
+        "test_skips",
+        "test_closure",
+        "test_read",
+    }
+    assert outcome(found["test_right"]) == "passed"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("test_check[exits]", "the process of the kernel exited with status 0 in layer 0 decode"),
+        ("test_check[crashes]", "the process of the kernel was killed by SIGSEGV in layer 0 decode"),
+        ("test_check[skips]", "the kernel raised Skipped: not today ("),
+        ("test_check[expects_to_fail]", "the kernel raised XFailed: not today"),
+        ("test_check[leaves]", "the kernel raised Exit: not today"),
+        ("test_read", "ending:skips_when_it_is_read is wrong on "),
+        ("test_check[copies]", "it forked its process"),
+        ("test_call[skips_the_test]", "The kernel raised SkipTest: not today (ending.py, line 24, in skips_the_test)"),
+        ("test_call[leaves]", "The kernel raised Exit: not today"),
+        ("test_call[exits]", "The process that ran the kernel exited with status 0"),
+        ("test_closure", "the process of the kernel exited with status 0 in layer 0 decode"),
+    ],
+)
+def test_how_a_kernel_ended_is_said(
+    ending: tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]], name: str, says: str
+) -> None:
+    assert says in "".join(ending[1][name].itertext())
+
+
+def test_a_kernel_that_forks_gives_one_verdict(
+    ending: tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]],
+) -> None:
+    assert ending[0].stdout.count("short test summary info") == 1

@@ -42,18 +42,24 @@ class Leaves:
 
 leaves = Leaves()
 
+def is_read():
+    frame = sys._getframe()
+    while frame and not frame.f_globals["__name__"].startswith("assay.harness.readout."):
+        frame = frame.f_back
+    return frame is not None
+
 def hangs_when_it_is_read(call):
-    if call.layer:
+    if is_read():
         print("hanging", flush=True)
         ctypes.CDLL(None).sleep(600)
     return rounded_oracle(call) * 2
 
 def exits_when_it_is_read(call):
-    if call.layer:
+    if is_read():
         os._exit(0)
     return rounded_oracle(call) * 2
 """
-NO_VERDICT = "The process that ran the kernel {} before the command had ended; there is no verdict."
+NO_VERDICT = "The process that ran the kernel {} before its work was done; there is no verdict."
 
 
 def assay(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -76,7 +82,7 @@ def pack(folder: Path) -> Path:
 def test_a_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:exits", "--phase", "decode")
     assert done.returncode == 3
-    assert "The process that ran the kernel exited with status 0 before the command had ended" in done.stderr
+    assert "The process that ran the kernel exited with status 0 before its work was done" in done.stderr
     assert "the process of the kernel exited with status 0 in layer 0 decode, new+prefix 1+" in done.stdout
     assert "What to do" in done.stderr
 
@@ -114,7 +120,7 @@ def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(tm
     recorded = str(pack(tmp_path / "pack"))
     done = assay(tmp_path, "replay", recorded, "--candidate", "ending_kernels:exits_when_it_is_read")
     assert done.returncode == 1, done.stderr
-    assert "asked for more, the process of the kernel exited with status 0 in layer 1 " in done.stdout
+    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
 
 
 def test_sys_exit_where_no_guard_expects_it_does_not_pass(tmp_path: Path) -> None:
@@ -131,7 +137,7 @@ def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(tmp_path:
         in done.stderr
     )
     assert "ending_kernels:exits_when_it_is_read scales its output; wrong on" in done.stdout
-    assert "asked for more, the process of the kernel exited with status 0 in layer 1 " in done.stdout
+    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
     assert "A test that reproduces it" in done.stdout
 
 

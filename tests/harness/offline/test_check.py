@@ -564,6 +564,17 @@ def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(tmp_path: Pa
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
-    assert "raising.py:2: ValueError" in done.stdout
+    assert "raised ValueError: no such tile (raising.py, line 2, in forward)" in done.stdout
+    assert 'raising.py", line 2, in forward' in done.stdout
+    assert "raise ValueError('no such tile')" in done.stdout
     assert "harness/" not in done.stdout
     assert len(done.stdout.splitlines()) < 30
+
+
+def test_a_declaration_that_excludes_nearly_all_that_was_asked_for_is_no_pass() -> None:
+    half = declares(dtypes=("float16",))(lambda call: rounded_oracle(call))
+    asked = cases(("decode",), dtypes=[torch.float32], head_dims=[64])[:19]
+    asked += cases(("decode",), dtypes=[torch.float16], head_dims=[64])[:1]
+    result = check(half, cases=asked, phases=["decode"])
+    assert result.exit_code == ExitCode.NO_VERDICT
+    assert "its declaration excludes 19 of 20 calls that were asked for" in result.missing
