@@ -2,16 +2,17 @@
 
     python benchmarks/logit_verdicts.py
 
-Three tables: the coverage of the bootstrap-t interval beside +-1.96 standard errors, for 8 to 128 prompts, normal and skewed data;
+Four tables: the coverage of the bootstrap-t interval beside +-1.96 standard errors, for 8 to 128 prompts, normal and skewed data;
 the verdicts of greedy for candidates of which 0 to 20 % of the texts are apart; and those of logits for honest candidates, as noisy
-as the reference's own floor, and for worse ones. Takes ten minutes; fewer with --runs.
+as the reference's own floor, and for worse ones; and those of logits with heavy tails, beside those of the mean alone. Takes ten
+minutes; fewer with --runs. --tails prints the last table alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -87,17 +88,24 @@ def greedy() -> Table:
 
 def logits_verdict(floor: float, excess: float, sigma: float) -> str:
     """The verdict on a candidate whose mean KL is the floor's plus an excess, in nats."""
+    return verdict_on(
+        [(floor + excess) * lognormal(sigma)(MIN_PROMPTS) for _ in CACHE_STATES],
+        floor * lognormal(sigma)(FLOOR_PROMPTS),
+    )
+
+
+def verdict_on(kls: Sequence[Array], floor: Array) -> str:
+    """The verdict on the mean KLs of prompts, cold and cached."""
     prompts, rows = [], []
-    for condition in CACHE_STATES:
-        kl = (floor + excess) * lognormal(sigma)(MIN_PROMPTS)
-        change = np.sqrt(2 * kl / POSITIONS) * RNG.normal(size=MIN_PROMPTS)
-        prompts.append(PromptMeans(condition, kl, change, floor * lognormal(sigma)(FLOOR_PROMPTS)))
+    for condition, kl in zip(CACHE_STATES, kls, strict=True):
+        change = np.sqrt(2 * kl / POSITIONS) * RNG.normal(size=len(kl))
+        prompts.append(PromptMeans(condition, kl, change, floor))
         unknown = dict.fromkeys(("mean_kl", "stderr", "median", "p99", "p999", "max", "same_top"))
         rows.append(
             LogitsRow(
                 condition=condition,
-                positions=MIN_PROMPTS * POSITIONS,
-                sequences=MIN_PROMPTS,
+                positions=len(kl) * POSITIONS,
+                sequences=len(kl),
                 max_at="",
                 top_k=20,
                 **unknown,
@@ -126,11 +134,54 @@ def logits(runs: int) -> Table:
     return table
 
 
+def mixed(share: float) -> Callable[[int], Array]:
+    """A fifth of the limit, but for a share of prompts that has 1 nat."""
+    usual, limit = lognormal(0.8), kl_limit(())
+    return lambda n: np.where(RNG.random(n) < share, 1.0 / limit, 0.2 * usual(n))
+
+
+def scaled(mean: float, sigma: float) -> Callable[[int], Array]:
+    return lambda n: mean * lognormal(sigma)(n)
+
+
+TAILS: dict[str, Callable[[int], Array]] = {
+    "honest: a fifth of the limit, sigma 0.8": scaled(0.2, 0.8),
+    "honest: half the limit, sigma 1.2": scaled(0.5, 1.2),
+    "at the limit, sigma 1": scaled(1.0, 1.0),
+    "at the limit, sigma 2": scaled(1.0, 2.0),
+    "at the limit, sigma 3": scaled(1.0, 3.0),
+    "1 nat in 0.5 % of prompts": mixed(0.005),
+    "1 nat in 1 % of prompts": mixed(0.01),
+    "1 nat in 3 % of prompts": mixed(0.03),
+}
+"""Mean KLs of prompts over the limit, under one condition; the other one has the same prompts."""
+
+
+def tails(runs: int) -> Table:
+    """Shares of passes of the mean alone, as before there were other rules, and of the suite; and of its regressions."""
+    table = Table("mean KL of a prompt", "prompts", "pass, by the mean alone", "pass", "regression")
+    limit = kl_limit(())
+    for name, draw in TAILS.items():
+        for n in (64, 256):
+            alone, seen = 0, []
+            for _ in range(runs):
+                kl = draw(n)
+                alone += bootstrap_t(kl, ALPHA / 2).high <= 1
+                seen.append(verdict_on([limit * kl] * 2, np.zeros(FLOOR_PROMPTS)))
+            shares = (alone / runs, seen.count("pass") / runs, seen.count("regression") / runs)
+            table.add_row(name, str(n), *(f"{share:.3f}" for share in shares))
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=400, help="simulated runs for each row")
-    runs = parser.parse_args().runs
-    console = Console()
+    parser.add_argument("--tails", action="store_true", help="the table of heavy tails alone")
+    given = parser.parse_args()
+    runs, console = given.runs, Console()
+    console.print(f"Heavy tails, the limit that of rounding ({runs} runs)", tails(runs))
+    if given.tails:
+        return
     console.print(
         f"Intervals of level 0.95 ({runs} runs; standard error of a share of 0.95: {math.sqrt(0.0475 / runs):.3f})",
         coverage(runs),

@@ -40,8 +40,8 @@ Placement = Literal["auto", "together", "in-turn"]
 
 # Defaults of a device.
 PROFILES: dict[str, dict[str, Any]] = {
-    "cpu": {"reference": "torch_native", "candidate": "sage_attn"},
-    "cuda": {"reference": "triton", "candidate": "sage_attn"},
+    "cpu": {"reference": "torch_native", "candidate": "sage_attn", "logits_prompts": 64},
+    "cuda": {"reference": "triton", "candidate": "sage_attn", "logits_prompts": 256},
 }
 
 

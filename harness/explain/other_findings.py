@@ -127,6 +127,14 @@ OTHERS: dict[str, OtherFinding] = {
         DIFF,
         "warning",
     ),
+    "reference-erratic": OtherFinding(
+        "erratic reference",
+        "The reference was asked some prompts twice, and its log-odds changed by more than noise explains. "
+        "What it says of the candidate is then in doubt: such a run is no pass.",
+        "Find out what makes the reference differ from run to run: batching, another load on the machine, or a race in its kernel.",
+        RUN,
+        "warning",
+    ),
     "accuracy": OtherFinding(
         "loss of accuracy",
         "The candidate answers fewer questions right than the reference, by more than the margin. The finding names the condition "

@@ -29,7 +29,7 @@ from assay.harness.judge.decide import WHOLE, decide, holm_corrected
 from assay.harness.judge.envelope import check_envelope, envelope_result
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
 from assay.harness.judge.forced_settings import with_common_settings
-from assay.harness.judge.greedy_suite import greedy_suite
+from assay.harness.judge.greedy_suite import erratic_reference, greedy_suite
 from assay.harness.judge.headline import scope_of, shown_by
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
 from assay.harness.judge.logits_suite import logits_suite
@@ -326,9 +326,11 @@ def _findings(
 ) -> list[Finding]:
     """The cause that the layer diff names comes first, then what the answers show, then the times."""
     lost = any(suite.id == "mmlu" and suite.verdict == "regression" for suite in suites)
+    erratic = erratic_reference(evidence.pairings["greedy"].pairs, evidence.answers, evidence.noise, reproduce)
     return [
         *_causes(evidence),
         *([accuracy_finding(evidence.accuracy.prefix.pairs, reproduce)] if lost else []),
+        *filter(None, [erratic]),
         *(latency.result.findings if latency.result else ()),
     ]
 

@@ -14,7 +14,7 @@ from assay.harness.evidence.records import Answer, Role
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import ShareDecision, decide_share
 from assay.harness.stats.share import p_not_above
-from assay.harness.verdict import Verdict
+from assay.harness.verdict import Finding, Verdict
 
 MIN_PROMPTS = 128
 """Fewer prompts give no pass. With 128 and a margin of 10 %, up to 6 texts apart pass: a candidate of which 2 % are apart passes in
@@ -40,8 +40,7 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
     asked = list({one.item.prompt_hash: one for one in reversed(pairs)}.values())[::-1]
     # Where neither role says anything, nothing was compared.
     pairs = [one for one in asked if any(a.text or a.tokens for a in (one.reference, one.candidate))]
-    again = {a.item: a for a in answers if a.suite == "greedy" and a.role == "reference" and a.repeat > 0}
-    floors = [floor_between(p.reference.tokens, again[p.item.id].tokens) for p in pairs if p.item.id in again]
+    floors = _floors(pairs, answers)
     declared = [name for name in noise if name]
     steady, erratic = _steady(floors, swing_limit(declared))
     floor = max(steady, default=0.0)
@@ -59,10 +58,7 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
     )
     verdict, why = _verdict(decision, pairs, started)
     if erratic:
-        why = (
-            f"The reference is erratic: asked again, {len(erratic)} of {len(floors)} of its answers changed by up to "
-            f"{max(erratic):.2g} nats, beyond what noise and {FLOOR_FACTOR:g} times their median explain. {why}"
-        )
+        why = f"The reference is erratic: {_erratic_words(floors, erratic)} {why}"
         verdict = "inconclusive" if verdict == "pass" or len(erratic) > spec.greedy_margin * len(floors) else verdict
     first = min((divergence.position for _, divergence in differing), default=None)
     source = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
@@ -115,6 +111,45 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
         ),
         decided_by=_APART,
         divergences=tuple(_row(p, divergence) for p, divergence in differing),
+    )
+
+
+def erratic_reference(
+    pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], reproduce: str
+) -> Finding | None:
+    """The finding that the reference, asked again, answers differently by more than noise; None if it does not.
+
+    Args:
+        pairs: greedy answers of both roles.
+        answers: all answers.
+        noise: noise families that the roles declare.
+        reproduce: the command that repeats the run.
+    """
+    floors = _floors(pairs, answers)
+    _, erratic = _steady(floors, swing_limit([name for name in noise if name]))
+    if not erratic:
+        return None
+    return Finding(
+        id="reference-erratic",
+        title="erratic reference",
+        severity="warning",
+        where="the reference's greedy texts",
+        diagnosis=f"The reference is erratic: {_erratic_words(floors, erratic)}",
+        evidence=(f"changes in nats, the largest first: {', '.join(f'{one:.2g}' for one in sorted(erratic)[:-6:-1])}",),
+        reproduce=reproduce,
+    )
+
+
+def _floors(pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[float]:
+    """The differences between the reference's two answers, in nats, by prompt that it was asked twice."""
+    again = {a.item: a for a in answers if a.suite == "greedy" and a.role == "reference" and a.repeat > 0}
+    return [floor_between(p.reference.tokens, again[p.item.id].tokens) for p in pairs if p.item.id in again]
+
+
+def _erratic_words(floors: Sequence[float], erratic: Sequence[float]) -> str:
+    return (
+        f"asked again, {len(erratic)} of {len(floors)} of its answers changed by up to {max(erratic):.2g} nats, beyond what noise "
+        f"and {FLOOR_FACTOR:g} times their median explain."
     )
 
 

@@ -1,7 +1,8 @@
 """Both roles' distributions over the reference's tokens -> the suite ``logits``.
 
-Two numbers decide under each condition, *cold* and *cached*: the mean KL of the next-token distributions, and the mean change of
-the log-likelihood of the reference's own tokens. Both are means over prompts, with a bootstrap-t interval.
+Three numbers decide under each condition, *cold* and *cached*: the mean KL of the next-token distributions, the mean change of
+the log-likelihood of the reference's own tokens, and the share of prompts whose KL is far beyond the limit. The first two are means
+over prompts, with a bootstrap-t interval, which knows nothing of prompts that were not asked: a mean with a heavy tail is no pass.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.harness.compare.logits import LogitsComparison, LogitsRow, PromptMeans, compare_roles
+import numpy as np
+
+from assay.harness.compare.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.compare.noise_limits import change_limit, kl_limit
-from assay.harness.config import RunSpec
+from assay.harness.config import WIDEST_LOGITS_LIMIT, RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT, ROLES
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.stats.bootstrap import bootstrap_t
+from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import percent
 from assay.harness.verdict import Verdict
 
@@ -28,7 +32,19 @@ FLOOR_FACTOR = 5.0
 """Mean KL up to this multiple of the reference's own floor is no loss: the floor is a mean over half of the prompts. A candidate
 as noisy as the reference then passes in 94 % of runs even if mean KLs of prompts are log-normal with a sigma of 1.2 (measured: 0.8;
 see ``python benchmarks/logit_verdicts.py``)."""
-_NOT_FINITE = "not-finite"
+FAR = 20.0
+"""A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not pass. Where
+mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a mean of half the limit, 1
+prompt in 9,000 is.
+"""
+FAR_SHARE = 0.01
+"""A larger share of such prompts is a regression, by an exact binomial test, even where the mean is within the limit."""
+WIDEST_SPREAD = 0.95
+"""Standard deviation of the logarithms of the larger half of the prompts' mean KLs beyond which a mean proves nothing: that of
+a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11 and 28 % of runs of
+256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
+"""
+_NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
 
 
 @dataclass(frozen=True)
@@ -38,12 +54,14 @@ class _Test:
     Attributes:
         metric: as the report shows it.
         reach: the far end of its interval over the limit: at most 1 passes.
-        p: p value of "the true mean is within the limit", corrected for the number of tests.
+        p: p value of "the true mean, or share, is within the limit", corrected for the number of tests.
+        doubt: why it is no pass, whatever its interval; empty if nothing is.
     """
 
     metric: Metric
     reach: float
     p: float
+    doubt: str = ""
 
 
 def logits_suite(folder: RunFolder, spec: RunSpec, noise: Sequence[str]) -> SuiteResult | None:
@@ -65,9 +83,10 @@ def logits_suite(folder: RunFolder, spec: RunSpec, noise: Sequence[str]) -> Suit
 def judge_logits(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) -> SuiteResult:
     """Whether the candidate's distributions are as near to the reference's as its declared noise explains.
 
-    - *regression*: a log-probability of the candidate is not finite where the reference's is, or a mean is above its limit
-      (one-sided, corrected for the number of tests by Bonferroni's rule).
-    - *pass*: under both conditions, over at least `MIN_PROMPTS` prompts, the intervals are within the limits.
+    - *regression*: a log-probability of the candidate is not finite where the reference's is, or a mean, or the share of prompts
+      that are far beyond the limit, is above its own (one-sided, corrected for the number of tests by Bonferroni's rule).
+    - *pass*: under both conditions, over at least `MIN_PROMPTS` prompts, the intervals are within the limits, no prompt is far
+      beyond, and no tail is heavier than `WIDEST_SPREAD`.
     - *inconclusive*: anything else, and where the reference's own log-probabilities are not finite.
 
     Args:
@@ -123,24 +142,48 @@ def _judge(
         why = f"{fewest} prompts were scored both cold and cached; at least {MIN_PROMPTS} are needed for a verdict.{unmet}"
         return "inconclusive", why, "", None
     p = min(test.p for test in tests)
+    if worse := [test for test in tests if test.p < spec.alpha]:
+        most = max(worse, key=lambda test: test.reach)  # a mean before a share, which reaches nowhere
+        why = f"{_found(most, spec, fewest)}, above {_limit(most.metric)}; p = {most.p:.2g}."
+        return "regression", why, most.metric.id, p
+    if in_doubt := [test for test in tests if test.doubt]:
+        doubted = min(in_doubt, key=lambda test: test.reach)  # a prompt that is far beyond, before a tail
+        why = f"{doubted.doubt} So the prompts that were asked do not show that the mean is within the limit."
+        return "inconclusive", why, doubted.metric.id, p
     worst = max(tests, key=lambda test: test.reach)
-    metric = worst.metric
-    number, _, condition = metric.title.rpartition(", ")
-    found = (
-        f"Scored {condition}, the {number} is {metric.text} (at most {_nats(metric.high)} in size with "
-        f"{percent(1 - spec.alpha)} confidence, {fewest} prompts)"
-    )
-    limit = f"the limit of {_nats(metric.bound)} ({metric.policy or metric.explain})"
-    if p < spec.alpha:
-        return "regression", f"{found}, above {limit}; p = {p:.2g}.", metric.id, p
+    found, limit = _found(worst, spec, fewest), _limit(worst.metric)
     if worst.reach <= 1:
-        return "pass", f"{found}, within {limit}.", metric.id, p
+        return "pass", f"{found}, within {limit}. {_unseen(fewest, spec)}", worst.metric.id, p
     why = f"{found}: neither shown to be within {limit} nor above it; more prompts (--logits-prompts) may resolve this."
-    return "inconclusive", why, metric.id, p
+    return "inconclusive", why, worst.metric.id, p
+
+
+def _found(test: _Test, spec: RunSpec, prompts: int) -> str:
+    """What a test measured, as the beginning of a sentence."""
+    number, _, condition = test.metric.title.rpartition(", ")
+    if test.metric.id.startswith(_FAR_PROMPTS):
+        return f"Scored {condition}, {test.metric.text} are more than {FAR:g} limits away from the reference"
+    return (
+        f"Scored {condition}, the {number} is {test.metric.text} (at most {_nats(test.metric.high)} in size with "
+        f"{percent(1 - spec.alpha)} confidence, {prompts} prompts)"
+    )
+
+
+def _limit(metric: Metric) -> str:
+    if metric.id.startswith(_FAR_PROMPTS):
+        return f"the limit of {percent(FAR_SHARE)}"
+    return f"the limit of {_nats(metric.bound)} ({metric.policy or metric.explain})"
+
+
+def _unseen(prompts: int, spec: RunSpec) -> str:
+    """What so many prompts cannot show: the share of prompts that may be wrong, though none of those that were asked is."""
+    share = clopper_pearson(0, prompts, 2 * spec.alpha).high
+    return f"A bug in less than {percent(share)} of prompts may have met none of them."
 
 
 def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) -> Iterator[_Test]:
     tested = [prompts for prompts in comparison.prompts if len(prompts.kl)]
+    number = 3 * len(tested)
     for prompts in tested:
         limit, explain = limit_of(prompts, spec, noise)
         condition, policy = prompts.condition, spec.policy_line("logits_limit") if spec.logits_limit else ""
@@ -152,7 +195,8 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
                 low=_finite(kl.low), high=_finite(kl.high), bound=limit, bound_is="most", policy=policy, explain=explain,
             ),
             kl.high / limit,
-            min(1.0, 2 * len(tested) * kl.p_not_above(limit)),
+            min(1.0, number * kl.p_not_above(limit)),
+            _heavy(prompts, limit),
         )  # fmt: skip
         most = change_limit(limit)
         far = max(change.high, -change.low)
@@ -164,12 +208,53 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
                 explain=f"In either direction; the bound is the root of twice that of the KL: {explain}",
             ),
             far / most,
-            min(1.0, 4 * len(tested) * min(change.p_not_above(most), change.p_not_below(-most))),
+            min(1.0, 2 * number * min(change.p_not_above(most), change.p_not_below(-most))),
         )  # fmt: skip
+        yield _far(prompts, limit, number, spec.alpha)
+
+
+def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
+    """The share of prompts that are far beyond the limit of the mean."""
+    n = len(prompts.kl)
+    count = int((prompts.kl > FAR * limit).sum())
+    share = clopper_pearson(count, n, alpha)
+    worst = f"; the worst has {_nats(float(prompts.kl.max()))}" if count else ""
+    text = f"{count} of {n} prompts"
+    are = "is" if count == 1 else "are"
+    said = f"Scored {prompts.condition}, {text} {are} more than {FAR:g} limits away from the reference{worst}."
+    return _Test(
+        Metric(
+            id=f"{_FAR_PROMPTS}-{prompts.condition}", title=f"prompts far beyond the limit, {prompts.condition}",
+            value=count / n, text=text, low=share.low, high=share.high, bound=FAR_SHARE, bound_is="most",
+            explain=f"A mean KL of the prompt above {FAR:g} times the limit of {_nats(limit)}{worst}",
+        ),
+        0.0,
+        min(1.0, tests * p_not_above(count, n, FAR_SHARE)),
+        said if count else "",
+    )  # fmt: skip
+
+
+def _heavy(prompts: PromptMeans, limit: float) -> str:
+    """That the tail of the KLs is too heavy for a mean, in a sentence; empty if it is not, or if no prompt is beyond the limit."""
+    spread = tail_spread(prompts.kl)
+    if spread <= WIDEST_SPREAD or not (prompts.kl > limit).any():
+        return ""
+    return (
+        f"Scored {prompts.condition}, the prompts' KLs have a heavy tail: the logarithms of the larger half have a standard "
+        f"deviation of {spread:.2g}, more than {WIDEST_SPREAD:g}."
+    )
+
+
+def tail_spread(values: Array) -> float:
+    """Standard deviation of the logarithms of the larger half of the values above 0, [n]; 0.0 where there are fewer than four."""
+    above = np.sort(values[values > 0])
+    return float(np.log(above[len(above) // 2 :]).std(ddof=1)) if len(above) > 3 else 0.0
 
 
 def limit_of(prompts: PromptMeans, spec: RunSpec, noise: Sequence[str]) -> tuple[float, str]:
-    """The limit of the mean KL of prompts, and where it comes from: policy, else the larger of declared noise and floor."""
+    """The limit of the mean KL of prompts, and where it comes from: policy, else the larger of declared noise and floor, which an
+    erratic reference raises to `WIDEST_LOGITS_LIMIT` and no further.
+    """
     floor = float(prompts.floor.mean()) if len(prompts.floor) else None
     measured = "not measured" if floor is None else f"{floor:.2g} nats over {len(prompts.floor)} prompts"
     if spec.logits_limit:
@@ -177,7 +262,9 @@ def limit_of(prompts: PromptMeans, spec: RunSpec, noise: Sequence[str]) -> tuple
     declared = [name for name in noise if name]
     explained = kl_limit(declared)
     if floor is not None and FLOOR_FACTOR * floor > explained:
-        return FLOOR_FACTOR * floor, f"{FLOOR_FACTOR:g} times the floor, the reference against itself: {measured}"
+        return min(
+            FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT
+        ), f"{FLOOR_FACTOR:g} times the floor, the reference against itself: {measured}"
     source = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
     return explained, f"{source}; the reference against itself: {measured}"
 

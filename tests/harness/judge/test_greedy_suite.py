@@ -172,6 +172,21 @@ def test_an_erratic_reference_is_no_pass(judged: Callable[..., SuiteResult]) -> 
     assert judged(say).verdict == "inconclusive"
 
 
+def test_an_erratic_reference_is_a_finding(tmp_path: Path, scored_runs: ModuleType) -> None:
+    asked: dict[int, int] = {}
+
+    def say(role: Role, number: int) -> tuple[Token, ...]:
+        asked[number] = asked.get(number, 0) + (role == "reference")
+        return (token("A", -1e-7, "B", -8.0 if asked[number] > 1 and number == 0 else -16.0),)
+
+    spec = scored_runs.spec_of(suites=("greedy",), greedy_prompts=MIN_PROMPTS)
+    folder = scored_runs.run_of(tmp_path / "run", spec)
+    scored_runs.answer_all(folder, say)
+    (found,) = build(folder).findings
+    assert (found.id, found.severity) == ("reference-erratic", "warning")
+    assert "1 of 32 of its answers changed by up to 8 nats" in found.diagnosis
+
+
 def test_two_roles_that_answer_nothing_have_compared_nothing(judged: Callable[..., SuiteResult]) -> None:
     suite = judged(lambda role, number: ())
     assert suite.verdict == "inconclusive"

@@ -12,14 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 from assay.harness.compare.noise_limits import kl_limit
-from assay.harness.config import RunSpec
+from assay.harness.config import WIDEST_LOGITS_LIMIT, RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.build import build
-from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, logits_suite
+from assay.harness.judge.logits_suite import (
+    FLOOR_FACTOR,
+    MIN_PROMPTS,
+    compare_logits,
+    judge_logits,
+    logits_suite,
+    tail_spread,
+)
 from assay.harness.judge.report import SuiteResult
 
 Change = Callable[[str, np.ndarray], np.ndarray]
@@ -132,7 +140,8 @@ def test_equal_logits_pass(judged: Callable[..., SuiteResult]) -> None:
     suite = judged()
     assert (suite.verdict, suite.p_regression) == ("pass", 1.0)
     assert [metric.id for metric in suite.metrics] == [
-        "mean-kl-cold", "likelihood-change-cold", "mean-kl-cached", "likelihood-change-cached", "not-finite",
+        "mean-kl-cold", "likelihood-change-cold", "far-prompts-cold",
+        "mean-kl-cached", "likelihood-change-cached", "far-prompts-cached", "not-finite",
     ]  # fmt: skip
     assert suite.deciding_metric is not None
     assert suite.deciding_metric.bound is not None
@@ -213,3 +222,62 @@ def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, scored_runs
     assert suite is not None
     assert suite.verdict == "inconclusive"
     assert "at least 16 cached tokens were required" in suite.why
+
+
+@pytest.fixture
+def on_means(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResult]:
+    """The suite's result for mean KLs of prompts, in multiples of the limit of rounding."""
+    spec: RunSpec = scored_runs.spec_of(suites=("logits",))
+    folder: RunFolder = scored_runs.run_of(tmp_path / "run", spec)
+    for role in ("reference", "candidate"):
+        write_logits(folder.path, scored_runs.scored(role, MIN_PROMPTS, run=folder.nonce))
+    comparison = compare_logits(folder.path, spec.alpha, folder.nonce)
+
+    def judge(multiples: np.ndarray, floor: float = 0.0) -> SuiteResult:
+        kl = multiples * kl_limit(())
+        prompts = tuple(
+            replace(one, kl=kl, change=np.zeros(len(kl)), floor=np.full(32, floor)) for one in comparison.prompts
+        )
+        return judge_logits(replace(comparison, prompts=prompts), spec, ())
+
+    return judge
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [(0, "pass"), (1, "inconclusive"), (6, "regression")])
+def test_prompts_far_beyond_the_limit_are_no_pass_and_some_are_a_regression(
+    on_means: Callable[..., SuiteResult], wrong: int, verdict: str
+) -> None:
+    multiples = np.full(MIN_PROMPTS, 0.01) * np.linspace(0.8, 1.2, MIN_PROMPTS)
+    multiples[:wrong] = 21.0
+    suite = on_means(multiples)
+    assert suite.verdict == verdict
+    if wrong == 1:
+        assert "1 of 64 prompts is more than 20 limits away from the reference" in suite.why
+
+
+def test_a_heavy_tail_is_no_pass_however_small_its_mean(on_means: Callable[..., SuiteResult]) -> None:
+    rank = (np.arange(MIN_PROMPTS) + 0.5) / MIN_PROMPTS
+    light, heavy = (0.1 * np.exp(sigma * ndtri(rank)) for sigma in (1.2, 2.0))
+    assert on_means(light).verdict == "pass"
+    assert heavy.mean() < 0.7
+    suite = on_means(heavy)
+    assert suite.verdict == "inconclusive"
+    assert "heavy tail" in suite.why
+    assert on_means(heavy * 1e-2).verdict == "pass", "no prompt is beyond the limit"
+
+
+def test_prompts_without_any_divergence_make_no_tail_heavy() -> None:
+    values = np.concatenate([np.zeros(1000), np.exp(np.linspace(-0.5, 0.5, 50))])
+    assert tail_spread(values) < 0.2
+    assert tail_spread(np.zeros(5)) == 0.0
+
+
+def test_a_pass_says_what_so_many_prompts_may_have_missed(on_means: Callable[..., SuiteResult]) -> None:
+    assert "A bug in less than 4.6 % of prompts may have met none of them." in on_means(np.full(MIN_PROMPTS, 0.01)).why
+
+
+def test_an_erratic_reference_raises_the_limit_to_the_widest_of_a_policy_and_no_further(
+    on_means: Callable[..., SuiteResult],
+) -> None:
+    metric = next(one for one in on_means(np.full(MIN_PROMPTS, 0.01), floor=8.0).metrics if one.id == "mean-kl-cold")
+    assert metric.bound == WIDEST_LOGITS_LIMIT
