@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 from assay.harness.collect import layer_diff, sensitivity
 from assay.harness.collect.interview import AnswerKey, interview, is_answered
-from assay.harness.collect.kernel_process import examine_kernel
+from assay.harness.collect.kernel_process import examine_kernel, try_kernel
 from assay.harness.collect.logit_scoring import Handover, is_scored, score_role
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.question_stop import FIRST_IN_TURN, QuestionStop, outlook
@@ -37,6 +37,8 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
     """
     with recorded(folder):
+        if not ready:
+            try_kernel(plan, folder)
         stop = QuestionStop(plan, folder.answers(), together=_asked_together(plan, folder, ready))
         if stop.items and stop.reason is None:
             for line in outlook(plan.spec, len(stop.items)):

@@ -9,18 +9,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from assay.harness.collect.find_cause import cause_job, examine_here, keep_cause
-from assay.harness.collect.op_matrix import impossible, keep_matrix, matrix_job
+from assay.harness.collect.op_matrix import impossible, job_of, keep_matrix, matrix_job
 from assay.harness.collect.plan import Plan
 from assay.harness.engines.launch import kernel_settings
 from assay.harness.engines.process import ServerProcess
-from assay.harness.errors import EvidenceError
+from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, MATRIX, Jobs
+from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, FIRST, MATRIX, Jobs
 from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.progress import ProgressDisplay
 from assay.harness.text import one_line
@@ -59,12 +59,62 @@ def examine_kernel(
             return
 
 
+def try_kernel(plan: Plan, folder: RunFolder) -> None:
+    """Call the candidate's kernel before servers are started, which takes minutes: on the smallest calls of each of its phases.
+
+    Raises:
+        EngineError: it raises on all of a phase, ends its process, crashes it or hangs.
+        EvidenceError: the folder cannot be written.
+    """
+    if not plan.candidate.is_kernel or impossible(job := job_of(plan, folder)):
+        return
+    said: list[str] = []
+
+    def take(lines: Sequence[str]) -> bool:
+        said.extend(line.removeprefix(FIRST) for line in lines if line.startswith(FIRST))
+        return bool(said)
+
+    why = _watched(Jobs(candidate=plan.candidate.name, first=job), plan, folder, take, threading.Event())
+    if why or any(said):
+        raise EngineError(
+            f"No server was started: {why or f'the kernel {said[0]}'}.",
+            "an output of at least one of the smallest calls of each phase",
+            f"mend the kernel; assay check {plan.candidate.name} calls it without a server (its output is in {LOG})",
+        )
+
+
 def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event) -> None:
     """Have a process do the jobs, and keep each result; if it fails, the first job without a result fails.
 
     A result that was there before the kernel was read is kept as it was, with the reason why it says no more.
     """
     drafts: dict[str, str] = {}
+
+    def take(lines: Sequence[str]) -> bool:
+        nonlocal jobs
+        drafts.update(_draft(line) for line in lines if line.startswith(DRAFT))
+        jobs = _kept(jobs, lines, folder, display)
+        return not (jobs.cause or jobs.matrix)
+
+    why = _watched(jobs, plan, folder, take, stop)
+    if not why:
+        return
+    if late := [drafts[kind] for kind, job in ((CAUSE, jobs.cause), (MATRIX, jobs.matrix)) if job and kind in drafts]:
+        _kept(jobs, [_unread(line, why) for line in late[:1]], folder, display)
+        return
+    why = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
+    if jobs.cause:
+        keep_cause(folder, examine_here(jobs.cause, plan, why), display)
+    elif jobs.matrix:
+        keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
+
+
+def _watched(
+    jobs: Jobs, plan: Plan, folder: RunFolder, take: Callable[[Sequence[str]], bool], stop: threading.Event
+) -> str:
+    """Have a process do the jobs until `take`, which receives its notes, returns that they are done. Returns why they were not, in
+    words; empty if they were, or if `stop` was set.
+    """
     with _Notes() as notes:
         command = [sys.executable, "-m", "assay.harness.offline.kernel_jobs", notes.path, jobs.model_dump_json()]
         try:
@@ -79,25 +129,14 @@ def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay
         try:
             while True:
                 ended = process.exit_status is not None  # asked first: what it notes until then is read
-                lines = notes.read()
-                drafts |= dict(_draft(line) for line in lines if line.startswith(DRAFT))
-                jobs = _kept(jobs, lines, folder, display)
-                if not (jobs.cause or jobs.matrix):
-                    return
+                if take(notes.read()):
+                    return ""
                 if why := _ended(process, notes) if ended else _hangs(plan, notes):
-                    break
+                    return why
                 if stop.wait(POLL_INTERVAL_S):
-                    return
+                    return ""
         finally:
             process.stop()
-    if late := [drafts[kind] for kind, job in ((CAUSE, jobs.cause), (MATRIX, jobs.matrix)) if job and kind in drafts]:
-        _kept(jobs, [_unread(line, why) for line in late[:1]], folder, display)
-        return
-    why = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
-    if jobs.cause:
-        keep_cause(folder, examine_here(jobs.cause, plan, why), display)
-    elif jobs.matrix:
-        keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
 
 
 def _kept(jobs: Jobs, lines: Sequence[str], folder: RunFolder, display: ProgressDisplay) -> Jobs:

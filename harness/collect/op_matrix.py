@@ -20,6 +20,11 @@ def matrix_job(plan: Plan, folder: RunFolder) -> MatrixJob | None:
     """The matrix that is still to be run; None if that is done, or if the candidate is no kernel of the contract."""
     if not plan.candidate.is_kernel or not plan.has_layer_diff or read_matrix(folder) is not None:
         return None
+    return job_of(plan, folder)
+
+
+def job_of(plan: Plan, folder: RunFolder) -> MatrixJob:
+    """The matrix of a run's candidate: of the shape of the run's model, up to the policy's envelope."""
     model = model_shape(plan.model)
     dtype = _dtype(folder, plan.spec.device, model)
     tokens = min(plan.spec.envelope, model.context)

@@ -69,12 +69,18 @@ def _said(error: BaseException) -> str:
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Frames of its traceback, and their lines, outermost first; without those that call kernels."""
     for frame, line in walk_tb(error.__traceback__):
-        if not str(frame.f_globals.get("__name__", "")).startswith(_CALLERS):
+        if not _module(frame).startswith(_CALLERS):
             yield frame, line
 
 
+def _module(frame: FrameType) -> str:
+    """The name of a frame's module, also of one that Python runs as ``__main__``."""
+    spec = frame.f_globals.get("__spec__")
+    return str(frame.f_globals.get("__name__", "") if spec is None else spec.name)
+
+
 def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return _module(frame).partition(".")[0]
 
 
 def _belongs(frame: FrameType, entry: FrameType) -> bool:

@@ -17,20 +17,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.kernels import declaration
-from assay.harness.attention.matrix import model_cases
+from assay.harness.attention.matrix import Case, model_cases
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
-from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, MATRIX, Jobs, MatrixJob
+from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, FIRST, MATRIX, Jobs, MatrixJob
 from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.localize.diagnose import describe
+from assay.harness.localize.raised import raised
+from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import CheckResult, check
 from assay.harness.offline.observed import Reader
 from assay.harness.offline.replay import replay_recorded
+from assay.harness.text import one_line
 
 REPEATED = 6
 """Calls of the matrix that are repeated, to see whether the kernel is deterministic: each is computed three times more."""
+TRIED = 3
+"""Calls of a phase on all of which a kernel must raise before a run gives up without a server."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ def main() -> None:
     candidate = Backend.parse(jobs.candidate)
     kernel = watched(jobs.candidate, candidate.kernel(), note)
     note("")  # it is loaded
+    if jobs.first:
+        note(FIRST + one_line(failing_first(jobs.first, kernel), 1_000))
     reader = Reader()
     if jobs.cause:
         noted = _Watched(candidate.name, candidate.kind, kernel)
@@ -87,18 +94,41 @@ def watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
     return forward
 
 
+def failing_first(job: MatrixJob, kernel: Kernel) -> str:
+    """Why a kernel can serve nothing: what it raised on all of the smallest calls of a phase; empty if it did not."""
+    with few_threads(()):
+        calls = [case.make() for case in _cases(job, kernel)]
+    for phase in dict.fromkeys(call.phase for call in calls):
+        smallest = sorted((call for call in calls if call.phase == phase), key=lambda one: one.k.shape[0])[:TRIED]
+        with few_threads(smallest):
+            said = [why for call in smallest if (why := _raised(kernel, call))]
+        if len(said) == len(smallest):
+            return said[0]
+    return ""
+
+
+def _raised(kernel: Kernel, call: AttentionCall) -> str:
+    """What a kernel raises on a call, with the call, in words that follow "the kernel"; empty if it answers or refuses."""
+    try:
+        kernel(call)
+    except KernelRefused:
+        return ""
+    except Exception as error:
+        return f"{raised(error)} on {describe(call)}"
+    return ""
+
+
+def _cases(job: MatrixJob, kernel: Kernel) -> list[Case]:
+    heads = (job.q_heads, job.kv_heads)
+    phases = declaration(kernel).phases
+    return model_cases(phases, job.device, getattr(torch, job.dtype), heads, job.head_dim, job.tokens)
+
+
 def matrix_record(
     job: MatrixJob, kernel: Kernel, reader: Reader, before_reading: Callable[[MatrixRecord], None]
 ) -> MatrixRecord:
     """The result of a kernel on the matrix. `before_reading` receives it before a wrong kernel is read."""
-    cases = model_cases(
-        declaration(kernel).phases,
-        job.device,
-        getattr(torch, job.dtype),
-        (job.q_heads, job.kv_heads),
-        job.head_dim,
-        job.tokens,
-    )
+    cases = _cases(job, kernel)
     again = f"assay check {job.record.kernel} --dtype {job.dtype} --head-dim {job.head_dim}"
 
     def draft(result: CheckResult) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.collect.collect import _kernel_aside
+from assay.harness.collect.collect import _kernel_aside, collect
 from assay.harness.collect.kernel_process import LOG, examine_kernel
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
@@ -48,6 +48,16 @@ def right(call):
 
 def exits(call):
     os._exit(0)
+
+def decode_raises(call):
+    if call.phase == "decode":
+        raise ValueError("no decode today")
+    return rounded_oracle(call)
+
+def one_call_raises(call):
+    if call.k.shape[0] == 2:
+        raise ValueError("not two keys")
+    return rounded_oracle(call)
 
 def crashes_on_the_matrix(call):
     if call.layer != {RECORDED}:
@@ -148,7 +158,7 @@ def assert_nothing_left(folder: RunFolder) -> None:
     assert set(psutil.Process().children(recursive=True)) <= ELSEWHERE
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
     assert {path.name for path in folder.path.iterdir()} <= {
-        "manifest.json", "items.jsonl", "servers", ".lock", "cause.json", "matrix.json", LOG, "progress.json",
+        "manifest.json", "items.jsonl", "servers", ".lock", "cause.json", "matrix.json", LOG, "progress.json", "counters.json",
     }  # fmt: skip
 
 
@@ -165,6 +175,39 @@ def test_a_kernel_is_examined_in_a_process_of_its_own(opened: Callable[..., Open
     before = (folder.path / "matrix.json").read_bytes()
     examine_kernel(plan, folder, quiet())
     assert (folder.path / "matrix.json").read_bytes() == before, "nothing is done twice"
+
+
+class ServersStartError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        ("decode_raises", "the kernel raised ValueError: no decode today (isolated_kernels.py, line 16, in decode_raises)"),
+        ("exits", "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, "),
+        ("one_call_raises", ""),
+    ],
+)
+def test_a_kernel_that_can_serve_nothing_ends_a_run_before_its_servers_start(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, kernel: str, says: str
+) -> None:
+    def start(*_: object) -> None:
+        raise ServersStartError
+
+    monkeypatch.setattr("assay.harness.collect.collect.running", start)
+    plan, folder = opened(kernel)
+    if not says:
+        with pytest.raises(ServersStartError):
+            collect(plan, folder, quiet())
+        return
+    collect(plan, folder, quiet())
+    failure = folder.progress().failure
+    assert failure is not None
+    assert failure.message.startswith(f"No server was started: {says}")
+    assert f"assay check isolated_kernels:{kernel}" in failure.message + failure.do
+    assert build(folder).verdict == "error"
+    assert_nothing_left(folder)
 
 
 def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..., Opened]) -> None:
