@@ -328,7 +328,7 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
     )
     env = {**base_only, "PYTHONPATH": f"{base_only['PYTHONPATH']}:{tmp_path}"}
     page = tmp_path / "check.html"
-    words = ["--dtype", "fp16,bf16", "--head-dim", "64", "--head-dim", "32,128", "--html", str(page)]
+    words = ["--dtype", "fp16,bf16", "--head-dim", "64", "--head-dim", "32,128", "--case", "1+1-", "--html", str(page)]
     done = python("-m", "assay", "check", "mine:forward", *words, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mine:forward is correct on all" in done.stdout
@@ -454,12 +454,13 @@ assert harness.OWNER == suites.OWNER == "foreign"
 """,
     "tests/test_forward.py": """
 import reports
+from assay.harness.attention.matrix import cases
 from harness.attention import forward
 
 
 def test_forward(assay):
     assert reports.OWNER == "foreign"
-    result = assay.check(forward, dtypes=["float16"], head_dims=(64,))
+    result = assay.check(forward, cases=cases(("extend",))[:3])
     assert result.computed
 """,
 }
@@ -495,7 +496,7 @@ def test_a_foreign_repository_uses_the_plugin(foreign: Path) -> None:
 
 
 def test_a_foreign_repository_uses_the_command(foreign: Path) -> None:
-    done = there(foreign, "assay", "check", "harness.attention:forward", "--dtype", "float16", "--head-dim", "64")
+    done = there(foreign, "assay", "check", "harness.attention:forward", "--case", "extend-7+")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "harness.attention:forward is correct on all" in done.stdout
 

@@ -9,8 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.matrix import cases
 from assay.harness.errors import EvidenceError
 from assay.harness.offline.check import CheckResult, check
 from assay.reports.check_page import to_html, write_check
@@ -21,7 +23,7 @@ TEST = "def test_mine():\n    assert_correct(forward, call)"
 @pytest.fixture(scope="module")
 def wrong(examples: ModuleType) -> CheckResult:
     """A wrong kernel, whose finding has an operator and a picture."""
-    found = check(fault("mask-top-left"), phases=["extend"], dtypes=["float32"], head_dims=(64,), read_out=0)
+    found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32])[::4], read_out=0)
     drawn = {"operator": "query i does not see keys j > i", "picture": examples.picture(examples.TOP_LEFT)}
     first, *others = found.findings
     return replace(
@@ -52,7 +54,7 @@ def test_a_finding_begins_with_its_sentence_and_its_picture(wrong: CheckResult) 
 
 
 def test_a_right_kernel_has_a_short_page() -> None:
-    result = check(rounded_oracle, phases=["decode"], dtypes=["float32"], head_dims=(64,))
+    result = check(rounded_oracle, cases=cases(("decode",))[:3])
     page = to_html(result)
     assert f'<header class="verdict {result.verdict}">' in page
     assert "<svg xmlns" not in page

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import io
-from functools import partial
+from functools import cache, partial
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.matrix import cases
@@ -21,6 +21,12 @@ TOP_LEFT = fault("mask-top-left")
 DECODE = len(cases(("decode",)))
 
 check = partial(check_and_read, read_out=0)
+
+
+@cache
+def decoded(kernel: Kernel) -> CheckResult:
+    """The result of a kernel on the decode calls of the matrix."""
+    return check(kernel, phases=["decode"])
 
 
 def wrong_at_128(call: AttentionCall) -> Tensor:
@@ -44,7 +50,7 @@ def printed(result: CheckResult) -> str:
 
 
 def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> None:
-    result = check(wrong_at_128, phases=["decode"])
+    result = decoded(wrong_at_128)
     for text in (message(result), printed(result)):
         for part in (
             f"wrong on {len(result.failing)} of {DECODE} calls", f'Computes "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
@@ -60,7 +66,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
 
 
 def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
-    result = check(rounded_oracle, phases=["decode"])
+    result = decoded(rounded_oracle)
     assert headline(result).startswith(
         f"assay.harness.attention.faults:rounded_oracle is correct on all {DECODE} calls; worst own error"
     )
@@ -81,7 +87,7 @@ def test_what_is_not_covered_is_summarised() -> None:
 
 
 def test_one_line_for_several_kernels() -> None:
-    right, wrong = check(rounded_oracle, phases=["decode"]), check(wrong_at_128, phases=["decode"])
+    right, wrong = decoded(rounded_oracle), decoded(wrong_at_128)
     assert sentence([right]).startswith(f"1 kernel, {DECODE} calls, worst 0.")
     both, failing = sentence([right, wrong, right]), len(wrong.failing)
     assert both.startswith(f"causal mask top-left; {failing} of {DECODE} calls; 2 kernels, {3 * DECODE} calls, worst ")
@@ -112,14 +118,15 @@ def test_an_output_that_is_not_finite_is_said_in_words() -> None:
 def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel() -> None:
     lost = fault("last-block-lost-64")
     lost.__qualname__ = "lost"
-    extend, decode = (check(lost, phases=[phase], dtypes=["float32"], read_out=0) for phase in ("extend", "decode"))
+    extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::5])
+    decode = check(lost, phases=["decode"], dtypes=["float32"])
     failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
     assert cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
     assert message(extend).startswith(
         f"last partial block of 64 lost; {len(extend.failing)} of {len(extend.computed)} calls: "
     )
-    assert cause([check(rounded_oracle, phases=["decode"], dtypes=["float32"])]) == ""
-    other = check(not_a_number, phases=["decode"], dtypes=["bfloat16"], read_out=0)
+    assert cause([decoded(rounded_oracle)]) == ""
+    other = check(not_a_number, cases=cases(("decode",), dtypes=[torch.bfloat16])[:5])
     named = cause([decode, other]).split("; ")
     assert named[0] == f"{decode.kernel}: last partial block of 64 lost"
     assert named[2].startswith(f"{other.kernel}: ")

@@ -118,9 +118,11 @@ def test_the_documented_example_passes_as_it_stands(documented: Path) -> None:
 ONE_TEST = """
 import pytest
 
+from assay.harness.attention.matrix import cases
+
 
 def test_forward(assay):
-    assay.check("mine:forward", phases=["decode"], dtypes=["float32"], head_dims=[64])
+    assay.check("mine:forward", phases=["decode"], cases=cases(("decode",))[:3])
 
 
 @pytest.mark.assay_kernel("mine:forward", phases=["decode"], dtypes=["float32"], head_dims=[64])
@@ -129,8 +131,13 @@ def test_each(assay_case):
 """
 
 
-@pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_plain_pytest_finds_a_kernel_in_the_root_and_in_the_working_folder(mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "root", "working"),
+    [("prepend", ".", "."), ("importlib", ".", "."), ("importlib", "tests", "."), ("prepend", ".", "tests")],
+)
+def test_plain_pytest_finds_a_kernel_in_the_root_and_in_the_working_folder(
+    mode: str, root: str, working: str, tmp_path: Path
+) -> None:
     """As the commands do, and whichever folder pytest is called in."""
     (tmp_path / "mine.py").write_text(
         "from assay import oracle\n\n\ndef forward(call):\n    return oracle(call).to(call.q.dtype)\n"
@@ -138,13 +145,11 @@ def test_plain_pytest_finds_a_kernel_in_the_root_and_in_the_working_folder(mode:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_mine.py").write_text(ONE_TEST)
     command = (str(Path(sys.executable).with_name("pytest")),)
-    for root in (tmp_path, tmp_path / "tests"):
-        done, found = run(tmp_path, f"--import-mode={mode}", "--rootdir", str(root), "tests", pytest=command)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert {outcome(case) for case in found.values()} == {"passed"}
-        assert len(found) > 2
-    inside, _ = run(tmp_path / "tests", f"--import-mode={mode}", "--rootdir", str(tmp_path), pytest=command)
-    assert inside.returncode == 0, inside.stdout + inside.stderr
+    flags = (f"--import-mode={mode}", "--rootdir", str(tmp_path / root), "-k", "forward or 1+1-")
+    done, found = run(tmp_path / working, *flags, str(tmp_path / "tests"), pytest=command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {outcome(case) for case in found.values()} == {"passed"}
+    assert len(found) > 2
 
 
 @pytest.fixture(scope="module")

@@ -184,7 +184,10 @@ class ServersStartError(Exception):
 @pytest.mark.parametrize(
     ("kernel", "says"),
     [
-        ("decode_raises", "the kernel raised ValueError: no decode today (isolated_kernels.py, line 16, in decode_raises)"),
+        (
+            "decode_raises",
+            "the kernel raised ValueError: no decode today (isolated_kernels.py, line 16, in decode_raises)",
+        ),
         ("exits", "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, "),
         ("one_call_raises", ""),
     ],
