@@ -1,7 +1,8 @@
 """What a run asks of the process in which it runs the candidate's kernel, and what that process notes.
 
 See `assay.harness.offline.kernel_jobs`. Notes are lines: the call that the kernel begins to compute, an empty line when it has
-returned, and the results, most of them as JSON. A result with serious findings is noted twice: before the kernel is read, and with what was read.
+returned, and the results, most of them as JSON. A result with serious findings is noted twice: before the kernel is read, and with
+what was read.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.schema import Record
 
 COMPUTES, FIRST, CAUSE, MATRIX = "computes ", "first ", "cause ", "matrix "
-"""How a line begins: before a call in words, why the first calls failed (nothing if they did not), a `ReplayResult`, a `MatrixRecord`.
-"""
+"""How a line begins: before a call in words, why the first calls failed (if they did), a `ReplayResult`, a `MatrixRecord`."""
 DRAFT = "draft "
 """What comes before `CAUSE` or `MATRIX` where the kernel is yet to be read: the result as it stands if it does not survive that."""
 

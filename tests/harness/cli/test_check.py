@@ -46,7 +46,10 @@ def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kernel", "code"), [("right", 0), ("wrong", 1), ("refuses", 3)])
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, kernel: str, code: int) -> None:
-    assert call(monkeypatch, f"checked_kernels:{kernel}", "--phase", "decode", "--dtype", "bfloat16") == code
+    assert (
+        call(monkeypatch, f"checked_kernels:{kernel}", "--phase", "decode", "--case", "1+16-", "--read-out", "0")
+        == code
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_a_usage_error(
 
 
 def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(monkeypatch, "checked_kernels:wrong", "--case", "extend-41+1-one") == 1
+    assert call(monkeypatch, "checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0") == 1
     out = capsys.readouterr().out
     assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in out
     assert "new+prefix 41+1" in out
@@ -96,7 +99,8 @@ def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
 def test_a_page_is_written_on_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert call(monkeypatch, "checked_kernels:wrong", "--case", "extend-41+1-one", "--html", "new/check.html") == 1
+    some = ("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0")
+    assert call(monkeypatch, *some, "--html", "new/check.html") == 1
     assert "Report: new/check.html" in capsys.readouterr().out
     page = (tmp_path / "new" / "check.html").read_text(encoding="utf-8")
     assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in page
@@ -128,7 +132,7 @@ def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
 def test_junit_has_one_failure_for_one_cause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    some = ("checked_kernels:wrong", "--case", "extend", "--dtype", "float32", "--read-out", "0")
+    some = ("checked_kernels:wrong", "--case", "extend-41+", "--read-out", "0")
     assert call(monkeypatch, *some, "--junit", "junit.xml") == 1
     assert "JUnit: junit.xml" in capsys.readouterr().out
     [case] = ET.fromstring((tmp_path / "junit.xml").read_text()).iter("testcase")
@@ -138,6 +142,8 @@ def test_junit_has_one_failure_for_one_cause(
         r"causal mask top-left; \d+ of \d+ calls: checked_kernels:wrong is wrong on ", failure.get("message", "")
     )
     assert "reproduce: assay check checked_kernels:wrong" in (failure.text or "")
-    assert call(monkeypatch, "checked_kernels:right", "--phase", "extend", "--junit", "right.xml") == 0
+    assert (
+        call(monkeypatch, "checked_kernels:right", "--phase", "decode", "--case", "1+16-", "--junit", "right.xml") == 0
+    )
     [case] = ET.fromstring((tmp_path / "right.xml").read_text()).iter("testcase")
     assert [one.tag for one in case] == ["system-out"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return said.out
 
 
+@cache
 def command_at(words: tuple[str, ...]) -> Any:
     command = load_command(words[0])
     for word in words[1:]:

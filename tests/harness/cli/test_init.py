@@ -21,7 +21,7 @@ KERNEL = """
 import torch
 from assay import AttentionCall, declares, oracle
 
-@declares(phases=["decode"], dtypes=["float32"])
+@declares(phases=["decode"], dtypes=["float32"], head_dims=[64])
 def forward(call: AttentionCall) -> torch.Tensor:
     return oracle(call).to(call.q.dtype)
 
