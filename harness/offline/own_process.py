@@ -173,7 +173,9 @@ def _done(work: Work[T], handover: Handover, names: Sequence[str], sender: Conne
         loads(dumps(answer, handover.shared), handover.shared)
     except Exception as why:
         what = answer.value if answer.kind == _RAISED else why
-        answer = _Answer(_RAISED, RuntimeError("\n".join([f"{type(what).__name__}: {what}", *what.__notes__])))
+        answer = _Answer(
+            _RAISED, RuntimeError("\n".join([f"{type(what).__name__}: {what}", *getattr(what, "__notes__", ())]))
+        )
     return answer
 
 
