@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from assay.evals.loads import DEFAULT as DEFAULT_SHAPES
 from assay.evals.questions import BUILTIN_DATA
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
 
 BUILTIN_MODEL = "tiny"
@@ -323,8 +324,8 @@ def read_file(file: Path | None) -> dict[str, Any]:
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", "the path of an assay.toml", "name the file in it with --config")
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        document = tomllib.loads(whole_file(path).decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise UsageError(
             f"{path} cannot be read: {error}.", "a TOML file", "correct it at the position named"
         ) from None

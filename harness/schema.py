@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from assay.harness.errors import EvidenceError
+from assay.harness.reading import reading, whole_file
 
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -51,8 +52,13 @@ def read_json(path: Path, kind: type[Document], do: str) -> Document:
     Raises:
         EvidenceError: the file is missing or damaged.
     """
+    with reading(path, "document of assay"):
+        return _read_json(path, kind, do)
+
+
+def _read_json(path: Path, kind: type[Document], do: str) -> Document:
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(whole_file(path))
     except OSError as error:
         found = f"{path} cannot be read: {error.strerror}."
     except ValidationError as error:

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from assay.harness.text import one_line
+from assay.harness.text import one_line, visible
 from assay.harness.verdict import Finding, Verdict, exit_code_of
 from assay.reports.operator_picture import text as picture_text
 
@@ -38,7 +38,11 @@ def verdict_line(verdict: Verdict, sentence: str) -> str:
 
 
 def copy(console: Console, text: str | Text) -> None:
-    """Print code or commands, to be copied: never wrapped."""
+    """Print code or commands, to be copied: never wrapped. What could move a terminal's cursor or hide is made visible."""
+    if isinstance(text, str):
+        text = visible(text)
+    elif visible(text.plain) != text.plain:
+        text.plain = visible(text.plain)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -109,7 +113,7 @@ def print_rows(console: Console, title: str, columns: Sequence[str], rows: Seque
     for column in columns:
         table.add_column(column, no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # a str would be read as markup
+        table.add_row(*(Text(visible(cell)) for cell in row))  # a str would be read as markup
     if (
         console.is_terminal
         and Measurement.get(console, console.options.update(width=1_000), table).maximum <= console.width

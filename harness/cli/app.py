@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from itertools import pairwise
 from types import MethodType
@@ -22,6 +23,7 @@ from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.interruption import like_ctrl_c
 from assay.harness.offline.handover import Handover
 from assay.harness.portable import portable
+from assay.harness.text import visible
 
 if TYPE_CHECKING:
     from assay.harness.extras import Extra
@@ -165,11 +167,17 @@ def say(text: str) -> None:
 
 def report_error(error: Exception) -> None:
     """Print the message of an error, with its traceback only if the user asked for it."""
-    if detail.verbose:
-        errors.print_exception()
+    trace(error)
     from assay.reports.terminal import say as print_text
 
     print_text(errors, f"assay: {error}")
+
+
+def trace(error: Exception) -> None:
+    """Print the traceback of an error, and of what it came from, if the user asked for it."""
+    if detail.verbose:
+        lines = traceback.format_exception(error)
+        errors.print(visible("".join(lines)), markup=False, highlight=False, soft_wrap=True)
 
 
 def wrong_use(error: Exception) -> UsageError | None:
@@ -306,9 +314,10 @@ def _run() -> int | str | None:
         report_error(error)
         return error.exit_code
     except OSError as error:
-        errors.print(f"assay: {error.strerror or error}: {error.filename or ''}", markup=False, soft_wrap=True)
-    except Exception:
+        report_error(AssayError(f"{error.strerror or error}: {error.filename or ''}"))
+    except Exception as error:
         # A bug in assay is not a regression of the candidate: never exit with 1.
-        errors.print_exception()
+        text = "".join(traceback.format_exception(error))
+        errors.print(visible(text), markup=False, highlight=False, soft_wrap=True)
         errors.print("assay: this is a bug in assay; there is no verdict.", markup=False)
     return ExitCode.NO_VERDICT

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console, say
+from assay.harness.cli.app import app, console, say, trace
 from assay.harness.cli.output import Json, new_folder, outcome, print_json
 
 
@@ -25,7 +25,7 @@ def ingest(
     from assay.harness.ingest.recognise import ingest as read
     from assay.reports.ingest_text import render
 
-    result = read(files)
+    result = read(files, trace)
     document = result.model_dump_json(indent=2) + "\n"
     if json:
         print_json(document)

@@ -19,6 +19,7 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.files import file_name, write_whole
+from assay.harness.reading import whole_file
 from assay.harness.schema import Record, read_json
 
 SCHEMA: Literal["assay.baseline/2"] = "assay.baseline/2"
@@ -117,7 +118,7 @@ def read_answers(folder: Path) -> list[Answer]:
         EvidenceError: they are damaged, or are not those that were accepted.
     """
     path, accepted = folder / ANSWERS, read_baseline(folder).answers_sha256
-    if accepted and (not path.exists() or _sha256(path.read_bytes()) != accepted):
+    if accepted and (not path.exists() or _sha256(whole_file(path, jsonl.LARGEST)) != accepted):
         raise EvidenceError(
             f"{path} was changed after it was accepted.",
             f"the file with SHA-256 {accepted[:12]}…",

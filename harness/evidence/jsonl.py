@@ -10,8 +10,11 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from assay.harness.errors import EvidenceError
+from assay.harness.reading import whole_file
 
 Line = TypeVar("Line", bound=BaseModel)
+LARGEST = 1 << 32
+"""Bytes of a file of lines: the answers of a long run have many."""
 
 
 def lines_of(records: Iterable[BaseModel]) -> str:
@@ -45,7 +48,7 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
     if not path.exists():
         return []
     try:
-        text = path.read_text(errors="replace")
+        text = whole_file(path, LARGEST).decode(errors="replace")
     except OSError as error:
         raise EvidenceError(
             f"{path} cannot be read: {error.strerror}.",

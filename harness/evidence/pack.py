@@ -18,6 +18,7 @@ from assay.harness.attention.call import INPUTS, AttentionCall
 from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.portable import portable
+from assay.harness.reading import reading, whole_file
 from assay.harness.schema import Record, read_json
 
 if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
@@ -209,7 +210,7 @@ def hash_pack(folder: Path) -> str:
     """
     paths = [folder / MANIFEST, *_further_manifests(folder)]
     try:
-        return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+        return hashlib.sha256(b"".join(whole_file(path) for path in paths)).hexdigest()
     except OSError as error:
         raise EvidenceError(
             f"{folder} cannot be read: {error.strerror}.", "a replay pack", "record the pack again"
@@ -224,7 +225,7 @@ def _further_manifests(folder: Path) -> list[Path]:
 def _read_manifest(folder: Path) -> PackManifest:
     path = folder / MANIFEST
     try:
-        text = path.read_text()
+        text = whole_file(path).decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{folder} is not a replay pack: it has no {MANIFEST}." if folder.exists() else f"There is no {folder}.",
@@ -260,20 +261,24 @@ def _read(folder: Path, entry: PackEntry) -> RecordedCall:
 
     path = folder / entry.file
     try:
-        content = path.read_bytes()
+        content = whole_file(path, 2 * entry.bytes)
         if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise EvidenceError(
                 f"{path} is damaged: its hash differs from the manifest ({len(content)} bytes, {entry.bytes} recorded).",
                 "the file as recorded",
                 "copy the pack again, or record it again",
             )
-        tensors = safetensors.torch.load(content)
-        parts: dict[str, Any] = {name: tensors[name] for name in INPUTS}
-        call = AttentionCall(
-            **parts, scale=entry.scale, causal=entry.causal, layer=entry.layer, phase=entry.phase, first_head=entry.first_head
-        )  # fmt: skip
-        return RecordedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))
+        with reading(path, "recorded call"):
+            return _recorded(safetensors.torch.load(content), entry)
     except (OSError, SafetensorError, KeyError) as error:
         raise EvidenceError(
             f"{path} cannot be read: {error}.", "a recorded call", "copy the pack again, or record it again"
         ) from None
+
+
+def _recorded(tensors: dict[str, Tensor], entry: PackEntry) -> RecordedCall:
+    parts: dict[str, Any] = {name: tensors[name] for name in INPUTS}
+    call = AttentionCall(
+        **parts, scale=entry.scale, causal=entry.causal, layer=entry.layer, phase=entry.phase, first_head=entry.first_head
+    )  # fmt: skip
+    return RecordedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))

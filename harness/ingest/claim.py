@@ -28,9 +28,9 @@ MAX_CITES = 8
 _ALL = re.compile(r"(?:all|every) (?:the )?(?:\d+ )?tests? (?:have |has |are )?pass(?:ed|es|ing)?", re.IGNORECASE)
 _TEST = re.compile(r"(?P<name>\S+) (?:has |is )?(?P<outcome>passed|passes|failed|fails)", re.IGNORECASE)
 _NUMBER = re.compile(
-    r"(?P<name>[A-Za-z][^<>=≥≤≈~]*?)\s*(?P<op>>=|<=|≥|≤|==|=|>|<|≈|~|\bis\b|\bof\b|:)\s*(?P<about>[~≈])?\s*"
-    r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<percent>%)?"
-    rf"(?P<plus>\+)?(?:\s*(?P<unit>{UNIT}))?(?P<more>\+)?",
+    r"(?P<name>[A-Za-z][^<>=≥≤≈~]{0,200}?)\s{0,9}(?P<op>>=|<=|≥|≤|==|=|>|<|≈|~|\bis\b|\bof\b|:)\s{0,9}(?P<about>[~≈])?\s{0,9}"
+    r"(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s{0,9}(?P<percent>%)?"
+    rf"(?P<plus>\+)?(?:\s{{0,9}}(?P<unit>{UNIT}))?(?P<more>\+)?",
     re.IGNORECASE,
 )
 _OPERATORS = {"≥": ">=", "≤": "<=", "≈": "~", "==": "=", "is": "=", "of": "=", ":": "="}

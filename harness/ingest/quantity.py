@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 _SECOND = {"s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0}
 _RATE = re.compile(
-    r"(?P<what>tok|toks|token|tokens|t|req|reqs|request|requests)\s*(?:/|per\s+)\s*(?P<time>s|sec|second|min)"
+    r"(?P<what>tok|toks|token|tokens|t|req|reqs|request|requests)\s{0,3}(?:/\s{0,3}|per\s{1,3})(?P<time>s|sec|second|min)"
 )
 UNIT = rf"(?:{_RATE.pattern.replace('?P<what>', '?:').replace('?P<time>', '?:')}|ms|us|µs|seconds?|secs?|min|s)"
 """Pattern of a unit that `unit_of` knows."""
-_IN_PARENTHESES = re.compile(r"\((?P<unit>[^()]{1,20})\)\s*:?\s*$")
+_IN_PARENTHESES = re.compile(r"\((?P<unit>[^()]{1,20})\)\s{0,3}:?\s{0,3}$")
 _STATISTICS = ("mean", "average", "avg", "median", "p50", "p90", "p95", "p99", "std", "max", "min", "last", "peak")
 _TYPICAL = ("mean", "average", "avg", "median", "p50")
 _SPELLINGS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from assay.harness.files import timestamp
 from assay.harness.ingest.result import Document, FileRead, IngestResult
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement, States
+from assay.harness.reading import reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
@@ -74,7 +75,8 @@ def statements_of(path: Path) -> list[Statement]:
         EvidenceError: no reader that can list statements takes it, or it is damaged.
     """
     source = Source.of(path)
-    reader = reader_of(source)
+    with reading(path, "file of a format that is read"):
+        reader = reader_of(source)
     if not isinstance(reader, States):
         raise EvidenceError(
             f"{path} was read as {reader.title}: no claim can be checked against it."
@@ -83,18 +85,23 @@ def statements_of(path: Path) -> list[Statement]:
             "a log, results of an evaluation or a benchmark, a JUnit file, a report.json or the folder of a run",
             "see docs/ingest.md for what is read",
         )
-    return list(reader.statements(source))
+    with reading(path, reader.title):
+        return list(reader.statements(source))
 
 
-def ingest(paths: Sequence[Path]) -> IngestResult:
+def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda _: None) -> IngestResult:
     """Read files, and say what follows from them.
+
+    Args:
+        paths: of the files.
+        damaged: is told why a file could not be read, beside the document that says so.
 
     Raises:
         UsageError: there is no such file, or none was given.
     """
     if not paths:
         raise UsageError("No file was given.", "a log, a results file, a trace or a dump", "name one")
-    documents = tuple(_read(Source.of(path)) for path in paths)
+    documents = tuple(_read(Source.of(path), damaged) for path in paths)
     verdict = _verdict(documents)
     return IngestResult(
         verdict=verdict,
@@ -105,20 +112,24 @@ def ingest(paths: Sequence[Path]) -> IngestResult:
     )
 
 
-def _read(source: Source) -> Document:
-    reader = reader_of(source)
-    if reader is None:
-        return Document(
-            file=_unknown(source, "no reader knows this format. What to do: see docs/ingest.md for what is read")
-        )
+def _read(source: Source, damaged: Callable[[AssayError], None]) -> Document:
+    reader = None
     try:
-        return reader.read(source)
+        with reading(source.path, "file of a format that is read"):
+            reader = reader_of(source)
+        if reader is None:
+            return Document(
+                file=_unknown(source, "no reader knows this format. What to do: see docs/ingest.md for what is read")
+            )
+        with reading(source.path, reader.title):
+            return reader.read(source)
     except AssayError as error:
-        return Document(file=_unknown(source, f"{reader.title}: {error.found}"))
+        damaged(error)
+        return Document(file=_unknown(source, f"{reader.title}: {error.found}" if reader else error.found))
 
 
 def _unknown(source: Source, why: str) -> FileRead:
-    lines = 0 if source.path.is_dir() else sum(1 for _ in source.lines())
+    lines = 0 if source.path.is_dir() else source.count_lines()
     return FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,))
 
 

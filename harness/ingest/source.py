@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
 
 HEAD_BYTES = 1 << 16
 """Bytes from which a format is recognised."""
 BLOCK = 1 << 20
 """Bytes of lines that are decoded at once."""
+LONGEST_LINE = 1 << 27
+"""Bytes of the longest line that is read: a sparse file is one line of any length."""
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -108,16 +111,43 @@ class Source:
         self.foreign, self.foreign_lines = 0, []
         if self.encoding != "utf-8":
             with self.path.open(encoding=self.encoding, errors="replace", newline="\n") as file:
-                for number, text in enumerate(file, 1):
+                for number, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
+                    if len(text) == LONGEST_LINE:
+                        raise self._too_long(number)
                     yield Line(number, text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r"))
             return
         number = 1
         with self.path.open("rb") as raw:
-            while rows := raw.readlines(BLOCK):
+            while rows := self._rows(raw, number):
                 if number == 1:
                     rows[0] = rows[0].removeprefix(codecs.BOM_UTF8)
                 yield from map(Line._make, enumerate(self._decoded(rows, number), number))
                 number += len(rows)
+
+    def count_lines(self) -> int:
+        """How many lines it has, whatever their length; the last may lack its end."""
+        count, last = 0, b"\n"
+        with self.path.open("rb") as raw:
+            while block := raw.read(BLOCK):
+                count, last = count + block.count(b"\n"), block[-1:]
+        return count + (last != b"\n")
+
+    def _rows(self, raw: IO[bytes], number: int) -> list[bytes]:
+        """The next lines of about `BLOCK` bytes."""
+        block = raw.read(BLOCK)
+        if block and not block.endswith(b"\n"):
+            rest = raw.readline(LONGEST_LINE)
+            if len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+                raise self._too_long(number + block.count(b"\n"))
+            block += rest
+        return io.BytesIO(block).readlines()
+
+    def _too_long(self, number: int) -> EvidenceError:
+        return EvidenceError(
+            f"{self.path}: line {number:,} has more than {LONGEST_LINE:,} bytes.",
+            "a text file with lines",
+            "check that it is the right file",
+        )
 
     def _decoded(self, rows: list[bytes], first: int) -> list[str]:
         """Lines without their ends: all at once where all of them decode, which is four times as fast."""

@@ -45,6 +45,7 @@ from assay.harness.judge.own_error import LayerDiff, layer_diff
 from assay.harness.judge.report import Environment, FailureResult, Report, ServerSummary, SuiteResult
 from assay.harness.judge.sensitivity import FaultEvidence, check_sensitive, read_fault_evidence, sensitivity_result
 from assay.harness.judge.sensitivity_result import SensitivityResult
+from assay.harness.reading import reading
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Finding, cause_of
 
@@ -104,6 +105,11 @@ def build(folder: RunFolder) -> Report:
     Raises:
         EvidenceError: the folder is no run's, or is damaged, or was changed after the run had ended.
     """
+    with reading(folder.path, "folder of a run"):
+        return _build(folder)
+
+
+def _build(folder: RunFolder) -> Report:
     manifest, progress = folder.manifest(), folder.progress()
     folder.check_sealed()
     spec = recorded_spec(manifest.spec)

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.report import OwnError, Report, excess
 from assay.harness.judge.report_file import read_report
+from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.text import listed
 from assay.harness.verdict import Verdict, serious
@@ -194,8 +195,8 @@ def _is_run(path: Path) -> bool:
     if (path / MANIFEST).is_file() and (path / "items.jsonl").is_file():
         return True
     try:
-        document = json.loads((path / REPORT).read_bytes())
-    except (OSError, ValueError):
+        document = json.loads(whole_file(path / REPORT))
+    except (OSError, ValueError, RecursionError, EvidenceError):
         return False
     return isinstance(document, dict) and str(document.get("schema", "")).startswith("assay.report/")
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from assay.harness.errors import EvidenceError
 from assay.harness.judge.report import SCHEMA, Report
 from assay.harness.judge.upgrade import upgrade
+from assay.harness.reading import reading, whole_file
 
 VERSION_1 = "assay.report/1"
 
@@ -20,9 +21,14 @@ def read_report(path: Path) -> Report:
     Raises:
         EvidenceError: the file is missing, is not JSON, or is not a report of a known schema.
     """
+    with reading(path, "report of a run"):
+        return _read_report(path)
+
+
+def _read_report(path: Path) -> Report:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        document = json.loads(whole_file(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
     found = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(found, str) or not found.startswith(f"{SCHEMA.partition('/')[0]}/"):

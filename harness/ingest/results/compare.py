@@ -19,6 +19,7 @@ from assay.harness.ingest.results.result_set import ResultSet
 from assay.harness.ingest.results.runs import changes_of
 from assay.harness.ingest.source import two
 from assay.harness.judge.report import Report
+from assay.harness.reading import reading
 from assay.harness.text import one_line
 from assay.harness.verdict import WORST_FIRST, Check, Verdict, cause_of
 
@@ -53,6 +54,11 @@ def compare(a: Path, b: Path, limits: Limits, metric: str = "", reproduce: str =
         EvidenceError: one of them is damaged.
     """
     two(a, b, "results")
+    with reading(f"{a} or {b}", "results file"):
+        return _compared(a, b, limits, metric, reproduce)
+
+
+def _compared(a: Path, b: Path, limits: Limits, metric: str, reproduce: str) -> CompareResult:
     left, right = load(a, metric), load(b, metric)
     if left.kind != right.kind:
         raise UsageError(

@@ -21,6 +21,7 @@ from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultS
 from assay.harness.ingest.results.statements import statements_of
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement
+from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
 
 _ZSTANDARD = 93
@@ -74,7 +75,7 @@ class InspectAi:
         if source.head.startswith(b"PK\x03\x04"):
             header, samples = _from_zip(source.path, reading)
         else:
-            header = json_object(source.path.read_bytes(), str(source.path))
+            header = json_object(whole_file(source.path), str(source.path))
             samples = list(enumerate(header.get("samples") or (), 1))
         evaluated = header.get("eval") or {}
         if header.get("status") != "success":

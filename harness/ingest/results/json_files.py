@@ -10,6 +10,7 @@ from typing import Any
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.results.result_set import Reading
 from assay.harness.ingest.source import Source
+from assay.harness.reading import whole_file
 
 
 def json_object(data: bytes | str, where: str) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         EvidenceError: it is damaged, or no object.
     """
-    return json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+    return json_object(whole_file(path), str(path)) if path.is_file() else {}
 
 
 def json_rows(source: Source, keys: Sequence[str], reading: Reading) -> Iterator[tuple[int, dict[str, Any]]]:

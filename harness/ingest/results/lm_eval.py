@@ -21,6 +21,7 @@ from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultS
 from assay.harness.ingest.results.statements import score_names, statements_of
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement
+from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
 
 INVALID = "[invalid]"
@@ -127,7 +128,7 @@ class _Score(NamedTuple):
 
 def _scores(path: Path) -> Iterator[_Score]:
     """The scores of a results file: those of groups too, and without the standard errors."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = whole_file(path).decode(errors="replace")
     found = json_object(text, str(path))
     members = found.get("group_subtasks") or {}
     grouped = {one for some in members.values() if isinstance(some, list) for one in some}

@@ -11,6 +11,7 @@ from assay.harness.ingest.results import READERS
 from assay.harness.ingest.results.comparison import ResultKind, Side
 from assay.harness.ingest.results.result_set import Reading
 from assay.harness.ingest.source import Source
+from assay.harness.reading import reading
 
 
 class ResultsReader(Protocol):
@@ -68,9 +69,10 @@ def load(path: Path, metric: str = "") -> Loaded:
         EvidenceError: it is damaged.
     """
     source = Source.of(path)
-    for reader in READERS:
-        if reader.recognises(source):
-            return Loaded(source, reader, reader.results(source, metric))
+    with reading(path, "results file"):
+        for reader in READERS:
+            if reader.recognises(source):
+                return Loaded(source, reader, reader.results(source, metric))
     raise UsageError(
         f"{path} is not recognised as results.",
         f"one of: {', '.join(one.title for one in READERS)}",

@@ -17,6 +17,7 @@ from assay.harness.ingest.results.result_set import Latencies, Reading, ResultSe
 from assay.harness.ingest.results.statements import statements_of
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement
+from assay.harness.reading import whole_file
 
 _KEYS = ("request_throughput", "mean_ttft_ms", "median_itl_ms")
 _LISTS = ("ttfts", "itls", "input_lens", "output_lens")
@@ -63,7 +64,7 @@ def _rows(source: Source, reading: Reading) -> Iterable[tuple[int, Mapping[str, 
     """The runs of a file: one a line, or one object over several lines."""
     if source.head_text.strip().partition("\n")[0].rstrip() != "{":
         return json_rows(source, _KEYS, reading)
-    row = json_object(source.path.read_bytes(), str(source.path))
+    row = json_object(whole_file(source.path), str(source.path))
     if not all(key in row for key in _KEYS):
         reading.refuse(1, f"without {', '.join(key for key in _KEYS if key not in row)}")
         return ()

@@ -21,6 +21,7 @@ from assay.harness.ingest.source import Source
 from assay.harness.judge.history import line_of, worst_own
 from assay.harness.judge.latency_result import ratio_text
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError, Report, excess, out_of_bounds
+from assay.harness.reading import reading
 from assay.harness.text import percent, two_digits
 from assay.harness.verdict import WORST_FIRST, serious
 
@@ -53,7 +54,12 @@ def are_runs(paths: Iterable[Path]) -> bool:
         UsageError: one does not exist.
     """
     reader = AssayRun()
-    return all(reader.recognises(source) for source in [Source.of(path) for path in paths])
+    for path in paths:
+        source = Source.of(path)
+        with reading(path, "results file"):
+            if not reader.recognises(source):
+                return False
+    return True
 
 
 def compare_runs(paths: Sequence[Path], limits: Limits, reproduce: str = "") -> RunsComparison:
@@ -81,6 +87,11 @@ def compare_runs(paths: Sequence[Path], limits: Limits, reproduce: str = "") -> 
                 "runs of assay",
                 "compare results of other tools in pairs",
             )
+    with reading(" or ".join(map(str, paths)), "run"):
+        return _compared(loaded, limits, reproduce)
+
+
+def _compared(loaded: Sequence[Loaded], limits: Limits, reproduce: str) -> RunsComparison:
     reader = AssayRun()
     reports = [reader.report(one.source) for one in loaded]
     first, *others = zip(loaded, reports, strict=True)

@@ -19,6 +19,7 @@ from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultS
 from assay.harness.ingest.results.statements import figures, statements_of
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement
+from assay.harness.reading import whole_file
 
 _RESULTS = {"Correct Answer: ": "target", "Extracted Answer: ": "parsed", "Score: ": "score"}
 _NOTHING = ("None", "", "-9999999")
@@ -99,7 +100,7 @@ def _check_total(written: dict[str, object], items: list[ResultItem], reading: R
 
 def _examples(report: Path, reading: Reading) -> list[ResultItem]:
     parser = _Report()
-    parser.feed(report.read_text(encoding="utf-8", errors="replace"))
+    parser.feed(whole_file(report).decode(errors="replace"))
     parser.close()
     items = []
     for number, example in enumerate(parser.examples, 1):

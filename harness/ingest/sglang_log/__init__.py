@@ -13,11 +13,11 @@ from assay.harness.ingest.sglang_log.statements import statements
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement
 
-_TIME = r"^\S*(?:\w+: )?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]+\d+)*\] "
+_TIME = r"^\S{0,200}(?:\w{1,60}: )?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]+\d+)*\] "
 _SIGNS = re.compile(
     r"^=+ test session starts =+\r?$|^\[METRIC\] \w+=|^command=python3? -m sglang"
     rf"|{_TIME}(?:server_args=|(?:Prefill|Decode) batch|INFO:  |SGLang Kernel API Call: )"
-    r"|^\S*(?:\w+: )?\[[-\d]+ [\d:]+\] Load weight |^\S+sglang/launch_server\.py:\d+: ",
+    r"|^\S{0,200}(?:\w{1,60}: )?\[[-\d]+ [\d:]+\] Load weight |^\S+sglang/launch_server\.py:\d+: ",
     re.MULTILINE,
 )
 

@@ -44,8 +44,8 @@ _DURATION = re.compile(
 )
 _PLACE = re.compile(r"\S+\.py:\d+|\S+::\S+|\S+\.py: \d+ warnings?|  \S.*|    .*|  ")
 _ROW = re.compile(r"(?P<name>[A-Z][\w (),/.%#-]*): +(?P<value>\S+)")
-_TABLE = re.compile(r"=+ *(?P<title>[\w ]*Benchmark Result|[\w ]*Result) *=+")
-_RULED = re.compile(r"-{4,}[\w ()-]*-{4,}")
+_TABLE = re.compile(r"=+ *(?P<title>(?:\w[\w ]{0,80})?Result) *=+")
+_RULED = re.compile(r"-{4}[\w ()-]*-{4}")
 _PATIENCE = 200
 """Lines of other writers that a block survives."""
 

@@ -101,7 +101,7 @@ _BARE = (
     ("results-file", r"Writing (?:report|results) to \S+"),
     # pytest and unittest.
     ("test-method", r"\[CI Test Method\] [\w.]+"),
-    ("pytest-header", r"platform \w+ -- Python [\d.]+\S*, pytest-\S+, pluggy-\S+(?: -- \S+)?"),
+    ("pytest-header", r"platform \w+ -- Python \d\S*, pytest-\S+, pluggy-\S+(?: -- \S+)?"),
     ("pytest-header", r"hypothesis profile '[\w-]+'.*"),
     ("pytest-header", r"(?:cachedir|rootdir|configfile|plugins|testpaths|asyncio): \S.*"),
     ("pytest-header", r"collect(?:ing|ed) (?:\.\.\. ?)?(?:collected )?(?:\d+ items?)?(?: / .*)?"),

@@ -6,7 +6,7 @@ import re
 
 from assay.harness.ingest.sglang_log.facts import KEPT, Group, Log, Metric, Server, Where
 
-_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _METRIC = re.compile(rf"\[METRIC\] (?P<name>[\w./-]+)=(?P<value>{_NUMBER}|nan|inf)(?: labels=\{{.*\}})?")
 _PRINTED = re.compile(rf"(?P<name>[a-z]\w*)=(?P<value>{_NUMBER})")
 _LABELLED = re.compile(
@@ -15,7 +15,7 @@ _LABELLED = re.compile(
 )
 _SCORES = re.compile(rf"'(?P<name>[^']{{1,80}})': (?:np\.\w+\()?(?P<value>{_NUMBER}|nan)\)?(?:, |\}}$)")
 _ASSERTED = re.compile(
-    rf"(?P<value>(?:np\.\w+\()?{_NUMBER}\)?) not (?P<than>(?:greater|less) than(?: or equal to)?) (?P<bound>{_NUMBER})"
+    rf"(?<![\d.])(?P<value>(?:np\.\w+\()?{_NUMBER}\)?) not (?P<than>(?:greater|less) than(?: or equal to)?) (?P<bound>{_NUMBER})"
 )
 _COMPARED = re.compile(rf"assert (?P<value>(?:np\.\w+\()?{_NUMBER}\)?) (?P<than>>=?|<=?) (?P<bound>{_NUMBER})")
 _THAN = {">": "greater than", ">=": "greater than or equal to", "<": "less than", "<=": "less than or equal to"}

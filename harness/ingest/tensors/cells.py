@@ -91,6 +91,8 @@ def compare(a: Tensor, b: Tensor, layout: Layout, bound: float | None) -> Cells:
         bound: error up to which a cell is equal; None if every bit must be.
     """
     rows = math.prod(layout.lead)
+    if not a.numel():  # nothing to compare, however many rows of no elements a damaged header states
+        return Cells(0, rows, None, None, np.zeros(1), 0, 0.0)
     a, b = a.contiguous().view(rows, layout.dim), b.contiguous().view(rows, layout.dim)
     errors: NDArray[np.float32] | None = None
     bits: NDArray[np.bool_] | None = None

@@ -14,11 +14,13 @@ import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat
 from torch import Tensor
 
+from assay.harness.errors import EvidenceError
 from assay.harness.ingest.tensors.cells import Cell, Cells, compare, default_bound
 from assay.harness.ingest.tensors.dump import TITLES, Dump, StoredTensor
-from assay.harness.ingest.tensors.files import NoTensor, Unreadable
+from assay.harness.ingest.tensors.files import NoTensor
 from assay.harness.ingest.tensors.layout import ModelShape, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
+from assay.harness.reading import reading
 from assay.harness.schema import RULE, Part
 from assay.harness.text import counted
 from assay.harness.verdict import Decided, Verdict
@@ -146,11 +148,18 @@ def _compare(
 ) -> _Compared | str | None:
     """The cells of a pair; a sentence if it cannot be compared; None if it is no tensor, such as a list of request ids."""
     try:
-        one, two = pair.a.map(), pair.b.map()
+        with reading(f"{pair.a.path} or {pair.b.path}", "tensor file"):
+            return _compare_mapped(pair, exact, tolerance, model, axes)
     except NoTensor:
         return None
-    except Unreadable as error:
+    except EvidenceError as error:
         return f"not read: {error.found}"
+
+
+def _compare_mapped(
+    pair: _Pair, exact: bool, tolerance: float | None, model: ModelShape | None, axes: str
+) -> _Compared | str:
+    one, two = pair.a.map(), pair.b.map()
     if one.shape != two.shape:
         return f"shapes differ, {_shape(one)} and {_shape(two)}: {pair.a.key}"
     if exact and one.dtype != two.dtype:

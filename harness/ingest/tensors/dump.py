@@ -17,10 +17,11 @@ from typing import Any
 
 from torch import Tensor
 
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.tensors.files import NoTensor, Unreadable, leaves, load_torch, safetensors_entries
 from assay.harness.ingest.tensors.names import Place, pairing_key, place_of, tags_of
 from assay.harness.ingest.tensors.numpy_files import arrays, load_array
+from assay.harness.reading import reading
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy")
 _PASS = re.compile(r"Pass(\d+)$")
@@ -116,8 +117,9 @@ def open_dump(path: Path) -> Dump:
     refused: list[str] = []
     for file in files:
         try:
-            found_tensors += _READERS[kind](file, path)
-        except Unreadable as error:
+            with reading(file, "tensor file"):
+                found_tensors += _READERS[kind](file, path)
+        except EvidenceError as error:
             refused.append(error.found)
             last = error
     if not found_tensors and not refused:

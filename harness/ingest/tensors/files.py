@@ -21,9 +21,12 @@ import torch
 from torch import Tensor
 
 from assay.harness.errors import EvidenceError
+from assay.harness.reading import reading
 
 MAX_HEADER = 100 << 20
 """Bytes: the largest header that the safetensors library itself accepts."""
+REPEATED = 1 << 28
+"""Bytes up to which a tensor may repeat fewer that are stored, as one that was expanded does."""
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -77,7 +80,7 @@ def safetensors_entries(path: Path) -> dict[str, SafetensorsEntry]:
                 raise ValueError(f"its header would have {length:,} bytes")
             header = json.loads(file.read(length))
         entries = dict(_entries(header, 8 + length, size))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise Unreadable(
             f"{path} is not a whole safetensors file: {error}.", "a file that was written completely", "dump again"
         ) from None
@@ -110,6 +113,28 @@ def load_torch(path: Path) -> Any:
     Raises:
         Unreadable: the file is damaged, or holds objects that only code could restore.
     """
+    with reading(path, "PyTorch file"):
+        held = _load_torch(path)
+        for name, tensor in leaves(held):
+            _require_data(path, name, tensor)
+        return held
+
+
+def _require_data(path: Path, name: str, tensor: Tensor) -> None:
+    """Refuse a tensor of which not every element lies in the file: reading one ends the process, or needs any amount of memory."""
+    kind = str(tensor.layout).removeprefix("torch.") if tensor.layout != torch.strided else tensor.device.type
+    kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else kind
+    if kind != "cpu":
+        raise Unreadable(f"{path}: {name} is a {kind} tensor.", "dense tensors with their data", _DO)
+    if tensor.nbytes > max(tensor.untyped_storage().nbytes(), REPEATED):
+        raise Unreadable(
+            f"{path}: {name} of shape {list(tensor.shape)} repeats {tensor.untyped_storage().nbytes():,} bytes.",
+            "tensors with all of their elements",
+            "save a contiguous copy",
+        )
+
+
+def _load_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:

@@ -20,6 +20,7 @@ from torch import Tensor
 from assay.harness.ingest.tensors.dump import Dump
 from assay.harness.ingest.tensors.files import Unreadable, load_torch, safetensors_entries
 from assay.harness.ingest.tensors.whole_calls import WholeCall, packed_call
+from assay.harness.reading import whole_file
 
 _SINGLE = "single_prefill_with_kv_cache"
 _RAGGED, _PAGED = "BatchPrefillWithRaggedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
@@ -66,7 +67,9 @@ def flashinfer_calls(dump: Dump, problems: list[str]) -> Iterator[WholeCall]:
 
 
 def _api_call(folder: Path) -> _ApiCall:
-    about = json.loads([line for line in (folder / "metadata.jsonl").read_text().splitlines() if line.strip()][-1])
+    about = json.loads(
+        [line for line in whole_file(folder / "metadata.jsonl").decode().splitlines() if line.strip()][-1]
+    )
     values: dict[str, Any] = {**about["input_metadata"], **_tensors(folder, "inputs")}
     outputs = _tensors(folder, "outputs")
     shift = int(about.get("self_id") is not None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,10 +26,13 @@ from assay.harness.attention.call import AttentionCall, cumulative
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.files import is_unused, write_whole
-from assay.harness.ingest.tensors.files import Unreadable, safetensors_entries
+from assay.harness.ingest.tensors.files import safetensors_entries
+from assay.harness.reading import whole_file
 
 OP_TYPE = "gqa_ragged"
 _NAMESPACE = uuid.UUID("6f1d6c3e-9f0b-5f57-9a57-2f7ac1f0a5a1")
+LARGEST_INPUT = 1 << 30
+"""Bytes of an input that is drawn: a workload can state any number of rows."""
 _INPUTS = ("q", "k", "v", "qo_indptr", "kv_indptr")
 _TORCH = {
     "float32": torch.float32,
@@ -227,21 +231,24 @@ def calls_of(folder: Path, problems: list[str]) -> Iterator[AttentionCall]:
     definitions: dict[str, _Definition] = {}
     for path in sorted((folder / "definitions").rglob("*.json")):
         try:
-            found = _Definition.model_validate_json(path.read_bytes())
+            found = _Definition.model_validate_json(whole_file(path))
             definitions[found.name] = found
         except (ValidationError, OSError) as error:
             problems.append(f"{path.name} is no definition: {str(error).splitlines()[0]}")
     for path in sorted((folder / "workloads").rglob("*.jsonl")):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        for number, line in enumerate(whole_file(path).decode(errors="replace").splitlines(), 1):
             if not line.strip():
                 continue
             try:
                 trace = _Trace.model_validate_json(line)
-                yield _call(folder, definitions[trace.definition], trace.workload)
+                call = _call(folder, definitions[trace.definition], trace.workload)
             except KeyError as error:
                 problems.append(f"{path.name}: there is no definition or input {error}")
-            except (ValidationError, ValueError, Unreadable, OSError) as error:
-                problems.append(f"{path.name}, line {number}: {str(error).splitlines()[0]}")
+            except Exception as error:  # whatever tensors that do not fit together raise
+                said = str(error).splitlines() or [type(error).__name__]
+                problems.append(f"{path.name}, line {number}: {said[0]}")
+            else:
+                yield call
 
 
 def _call(folder: Path, definition: _Definition, workload: _Workload) -> AttentionCall:
@@ -310,6 +317,8 @@ def _input(folder: Path, definition: _Definition, workload: _Workload, name: str
         return None
     if dtype is None or not dtype.is_floating_point:
         raise ValueError(f"{name} is {spec.dtype} and random, so that the lengths are not known")
+    if math.prod(shape) * dtype.itemsize > LARGEST_INPUT:
+        raise ValueError(f"{name} of shape {shape} has more than {LARGEST_INPUT:,} bytes")
     seed = int.from_bytes(hashlib.sha256(f"{workload.uuid} {name}".encode()).digest()[:8], "little") >> 1
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 

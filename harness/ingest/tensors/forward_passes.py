@@ -22,10 +22,11 @@ from assay.harness.errors import EvidenceError
 from assay.harness.ingest.tensors.dump import Dump, StoredTensor
 from assay.harness.ingest.tensors.files import Unreadable, load_torch
 from assay.harness.ingest.tensors.layout import ModelShape
+from assay.harness.reading import whole_file
 
 _ATTENTION = "srt.layers.attention.base_attn_backend.AttentionBackend.forward"
 _FUSED = "kernels.fused_op.BaseFusedOp.forward"
-_BATCH = re.compile(r"forward_mode=<ForwardMode\.(\w+).*?batch_size=(\d+)")
+_BATCH = re.compile(r"forward_mode=<ForwardMode\.(\w+)\b.*?batch_size=(\d+)")
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ def _api_passes(dump: Dump, model: ModelShape | None) -> Iterator[tuple[int, Any
 def _is_rotary(folder: Path) -> bool:
     """Rotary embedding takes positions, q and k, and gives q and k."""
     try:
-        about = json.loads((folder / "metadata.json").read_text())
+        about = json.loads(whole_file(folder / "metadata.json"))
         if about["input_tensor_keys"][:3] != ["arg_0", "arg_1", "arg_2"] or about["output_tensor_keys"] != [
             "result_0",
             "result_1",
@@ -300,7 +301,7 @@ def _is_rotary(folder: Path) -> bool:
 def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: ModelShape | None) -> ForwardPass:
     layers, positions, batch = {}, None, None
     for layer, (folder, rotary) in enumerate(held):
-        about = json.loads((folder / "metadata.json").read_text())
+        about = json.loads(whole_file(folder / "metadata.json"))
         given = load_torch(folder / "inputs.pt")
         if not {"arg_0", "arg_1", "arg_2"} <= set(given):
             raise lacking(number, f"k and v of layer {layer}", "dump a model that is not MLA")

@@ -10,6 +10,7 @@ from typing import Any
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest.tensors.names import has_heads
+from assay.harness.reading import whole_file
 
 AXES = "bthd"
 """Letters of a layout: place in the batch, token, head, and the dimension that a cell is summed over."""
@@ -44,7 +45,7 @@ class ModelShape:
             )
         path = folder / "config.json" if folder.is_dir() else folder
         try:
-            config: dict[str, Any] = json.loads(path.read_text())
+            config: dict[str, Any] = json.loads(whole_file(path))
             config = config.get("text_config", config)
             heads = int(config["num_attention_heads"])
             head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)

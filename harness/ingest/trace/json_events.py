@@ -23,12 +23,16 @@ _GZIP_HEADER = 16 + zlib.MAX_WBITS
 GZIP = b"\x1f\x8b"
 _DECODER = json.JSONDecoder(strict=False)
 _ARRAY = re.compile(r'"traceEvents"\s*:\s*\[')
+_BRACKET = re.compile(r"[][{}]")
+_LOOKED_AHEAD = 1 << 16
+DEEPEST = 500
+"""Brackets around a value of an event; Python's decoder gives up at about 1,000."""
 _SPACE = re.compile(r"[\s,]*")
 _NEXT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id)"\s*:')
 
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
-_EVENT = re.compile(rf'\{{(?:\s*{_STRING}\s*:\s*(?:{_STRING}|[^{{}}\[\]",]+)\s*,)*?\s*"ph"\s*:')
+_EVENT = re.compile(rf'\{{(?:\s*{_STRING}\s*:(?:\s*{_STRING}\s*|[^{{}}\[\]",]+),)*?\s*"ph"\s*:')
 """How an event begins, if only numbers and texts stand before its phase, as all known writers have it."""
 
 
@@ -100,7 +104,7 @@ class EventStream:
                 return
             lost = lost and _EVENT.match(buffer, at) is None
             value, end = _decoded(buffer, at)
-            following = None if end and not lost else _NEXT.search(buffer, at + 1)
+            following = None if end and not lost else _NEXT.search(buffer, at + 1 if end else _within_depth(buffer, at))
             if end and (not lost or _is_event(value)):
                 number, lost = number + 1, False
                 yield Event(number, value)
@@ -150,6 +154,20 @@ def _decoded(buffer: str, at: int) -> tuple[Any, int]:
         return _DECODER.raw_decode(buffer, at)
     except (json.JSONDecodeError, RecursionError, ValueError):  # ValueError: an integer with thousands of digits
         return None, 0
+
+
+def _within_depth(buffer: str, at: int) -> int:
+    """Where the search for the next event begins, behind a place at which there is no JSON value: behind it, or, where brackets are
+    nested deeper than any value that can be decoded, behind `DEEPEST` of them, so that each is tried once.
+    """
+    deep = 0
+    for found in _BRACKET.finditer(buffer, at, at + _LOOKED_AHEAD):
+        deep += 1 if found[0] in "[{" else -1
+        if deep <= 0:
+            break
+        if deep > DEEPEST:
+            return found.start()
+    return at + 1
 
 
 def _is_event(value: Any) -> bool:

@@ -9,6 +9,7 @@ from assay.harness.ingest.result import Document
 from assay.harness.ingest.source import Source, two
 from assay.harness.ingest.trace import chrome, chrome_facts, facts, mlc
 from assay.harness.ingest.trace.diff import Side, TraceDiff, compare
+from assay.harness.reading import reading
 
 
 def document_of(path: Path) -> Document:
@@ -19,9 +20,10 @@ def document_of(path: Path) -> Document:
         EvidenceError: it is no trace that a reader knows.
     """
     source = Source.of(path)
-    for reader in (mlc.MlcReader(), chrome.ChromeReader()):
-        if reader.recognises(source):
-            return reader.read(source)
+    with reading(path, "trace"):
+        for reader in (mlc.MlcReader(), chrome.ChromeReader()):
+            if reader.recognises(source):
+                return reader.read(source)
     raise _unknown(path)
 
 
@@ -33,7 +35,11 @@ def diff_files(a: Path, b: Path) -> TraceDiff:
         EvidenceError: one of them is no trace that a reader knows.
     """
     two(a, b, "traces")
-    sources = Source.of(a), Source.of(b)
+    with reading(f"{a} or {b}", "trace"):
+        return _compared(Source.of(a), Source.of(b))
+
+
+def _compared(*sources: Source) -> TraceDiff:
     left, right = (_side(source) for source in sources)
     timelines = tuple(
         facts.timeline(side.trace) if side.trace.unit == "line" else chrome_facts.timeline(side.trace)

@@ -1,0 +1,69 @@
+"""The door of every reader of files: it opens regular files of a bounded size, and a fault of its own is damage of the file."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from assay.harness.errors import AssayError, EvidenceError
+from assay.harness.text import one_line
+
+LARGEST = 1 << 29
+"""Bytes of a file that is read as a whole: parsed, JSON takes several times as much memory."""
+
+
+@contextmanager
+def reading(path: Path | str, kind: str) -> Iterator[None]:
+    """Run a reader: whatever it raises on content that it was not written for says that the file is damaged.
+
+    It is also a decorator, for readers of which one call reads one file.
+
+    Args:
+        path: what is read.
+        kind: what it should be, with no article: "results file".
+
+    Raises:
+        EvidenceError: the reader raised something. The cause is kept, for a traceback.
+        AssayError: the reader said itself what is wrong.
+    """
+    try:
+        yield
+    except (AssayError, ImportError):  # an ImportError speaks of this environment
+        raise
+    except Exception as error:  # RecursionError and MemoryError too: deep and absurdly large content
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise EvidenceError(
+            f"{path} is not a whole {kind}: {one_line(said)}.",
+            "the file as it was written",
+            "copy it again or make it again; -v shows where reading it failed",
+        ) from error
+
+
+def whole_file(path: Path, largest: int = LARGEST) -> bytes:
+    """The content of a file that is read as a whole.
+
+    Args:
+        path: the file.
+        largest: bytes that it may have.
+
+    Raises:
+        OSError: it is missing or cannot be read.
+        EvidenceError: it is no regular file, such as a pipe or a device, which may have no end; or it is too large.
+    """
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(21, "Is a directory", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise EvidenceError(
+            f"{path} is no regular file.", "a file, no pipe and no device", "copy its content to a file"
+        )
+    if found.st_size > largest:
+        raise EvidenceError(
+            f"{path} has {found.st_size:,} bytes.",
+            f"at most {largest:,} in such a file",
+            "check that it is the right file",
+        )
+    with path.open("rb") as file:
+        return file.read(largest)
