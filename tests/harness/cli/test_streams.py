@@ -24,7 +24,7 @@ SETTLED = [
     pytest.param(["nonsense"], 2, id="no-such-command"),
     pytest.param(["backends"], 0, id="backends"),
     pytest.param(REGRESSION, 1, id="compare"),
-    pytest.param(["check", "noisy_kernel:wrong", "--phase", "decode", "--read-out", "0"], 1, id="check"),
+    pytest.param(["check", "noisy_kernel:wrong", "--case", "1+16-", "--read-out", "0"], 1, id="check"),
     pytest.param(["report", "nowhere"], 2, id="report"),
 ]
 

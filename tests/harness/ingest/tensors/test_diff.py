@@ -6,7 +6,6 @@ import json
 import pickle
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from assay.harness import cli
 from assay.harness.errors import UsageError
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.tensors import READER
@@ -239,20 +239,26 @@ def test_two_tensors_with_other_names_are_compared_by_name(tmp_path: Path) -> No
     assert found.headline == "1 tensor is equal within bounds (x in A, y in B)"
 
 
-def test_the_command_exits_with_the_verdict(tmp_path: Path) -> None:
+def test_the_command_exits_with_the_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     result = _compared(tmp_path, lambda dump: dump["lm_head"].mul_(2))
     a, b = str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")
-    command = [sys.executable, "-m", "assay", "tensors", "diff"]
-    done = subprocess.run(
-        [*command, a, b, "--json", "--html", str(tmp_path / "d.html")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "First and worst: outside of the layers, logits, token 0, of lm_head" in done.stderr
-    assert TensorDiff.model_validate_json(done.stdout).first == result.first
+
+    def exit_code(*arguments: str) -> object:
+        monkeypatch.setattr(sys, "argv", ["assay", "tensors", "diff", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        return exit_.value.code or 0
+
+    assert exit_code(a, b, "--json", "--html", str(tmp_path / "d.html")) == 1
+    said = capsys.readouterr()
+    assert "First and worst: outside of the layers, logits, token 0, of lm_head" in said.err
+    assert TensorDiff.model_validate_json(said.out).first == result.first
     assert (tmp_path / "d.html").exists()
     shutil.copy(a, b)
-    assert subprocess.run([*command, a, b], capture_output=True, check=False).returncode == 0
-    assert subprocess.run([*command, a, a], capture_output=True, check=False).returncode == 2
+    assert exit_code(a, b) == 0
+    assert exit_code(a, a) == 2
 
 
 def test_the_page_has_the_maps(tmp_path: Path) -> None:
