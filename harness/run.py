@@ -22,7 +22,7 @@ from assay.harness.engines.base import Engine
 from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Role
-from assay.harness.interruption import like_ctrl_c
+from assay.harness.interruption import like_ctrl_c, too_late
 from assay.harness.judge.build import build
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
@@ -62,8 +62,9 @@ def run(
     with like_ctrl_c():
         with suppress(KeyboardInterrupt):  # what was answered until then still makes a report
             opened.collect(display)
-        opened.end()
-        return opened.report()
+        with too_late():
+            opened.end()
+            return opened.report()
 
 
 def bench_servers(

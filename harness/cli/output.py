@@ -66,6 +66,11 @@ def new_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
 def _below_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
     if path is None:
         return None
+    for one in (path, *path.absolute().parents):
+        if one.is_symlink() and not one.exists():
+            raise UsageError(
+                f"{_named(param)}: {one} is a link that leads nowhere.", "a path", "remove it, or name another path"
+            )
     there = path if path.exists() else next(one for one in path.absolute().parents if one.exists())
     if there != path and not there.is_dir():
         raise UsageError(

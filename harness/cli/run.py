@@ -13,6 +13,7 @@ from assay.harness.cli.flags import Config, Out, RunFolderArgument, spec_flags
 from assay.harness.cli.output import Json, conclude, print_json, progress
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
 from assay.harness.errors import UsageError
+from assay.harness.interruption import too_late
 from assay.harness.text import one_line
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def _show_interrupted(made: Report, folder: Path, json: bool) -> None:
     from assay.reports.json_report import to_json
     from assay.reports.write import write_reports
 
-    write_reports(made, folder)
+    with too_late():
+        write_reports(made, folder)
     assert made.failure is not None
     say(f"Interrupted; there is no verdict. What was measured is in {folder}.")
     say(f"{made.failure.do[0].upper()}{made.failure.do[1:]}")
@@ -66,11 +68,12 @@ def _show(made: Report, folder: Path, json: bool) -> None:
     from assay.reports.run_terminal import render
     from assay.reports.write import write_reports
 
-    write_reports(made, folder)
-    render(made, console)
-    if json:
-        print_json(to_json(made))
-    conclude(last_line(made, folder))
+    with too_late():
+        write_reports(made, folder)
+        render(made, console)
+        if json:
+            print_json(to_json(made))
+        conclude(last_line(made, folder))
 
 
 def last_line(made: Report, folder: Path) -> str:

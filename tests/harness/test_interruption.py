@@ -7,8 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from assay.harness.cli import run as cli_run
+from assay.harness.config import RunSpec
+from assay.harness.interruption import like_ctrl_c
+from assay.harness.run import OpenRun, run
+from assay.reports import run_terminal
+from assay.reports import write as write_module
 
 CODE = """
 import signal, sys, time
@@ -69,3 +77,62 @@ def test_a_command_that_is_interrupted_does_not_exit_as_if_the_candidate_regress
         process.send_signal(number)
         _, said = process.communicate(timeout=15)
     assert (process.returncode, said) == (3, "assay: interrupted; there is no verdict.\n")
+
+
+IN_DESTRUCTOR = """
+import os, signal, sys, time
+from assay.harness.interruption import like_ctrl_c
+class Slow:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(0.01)
+with like_ctrl_c():
+    try:
+        one = Slow()
+        del one
+        time.sleep(20)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_destructor_is_not_lost(number: signal.Signals) -> None:
+    """Python ignores what a destructor raises."""
+    command = [sys.executable, "-c", IN_DESTRUCTOR, str(int(number))]
+    begun = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "interrupted\n"
+    assert time.monotonic() - begun < 15
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_report_is_made_does_not_prevent_it(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Opened:
+        def collect(self, display: object) -> None: ...
+
+        def end(self) -> None:
+            os.kill(os.getpid(), number)
+
+        def report(self) -> str:
+            os.kill(os.getpid(), number)
+            return "the report"
+
+    monkeypatch.setattr(OpenRun, "open", lambda *_, **__: Opened())
+    assert run(RunSpec(reference="torch_native", candidate="triton"), tmp_path) == "the report"
+
+    written: list[object] = []
+
+    def write(made: object, folder: Path) -> None:
+        os.kill(os.getpid(), number)
+        written.append(made)
+
+    monkeypatch.setattr(write_module, "write_reports", write)
+    monkeypatch.setattr(run_terminal, "render", lambda made, console: None)
+    monkeypatch.setattr(cli_run, "last_line", lambda made, folder: "")
+    with like_ctrl_c():
+        cli_run._show("the report", tmp_path, False)  # type: ignore[arg-type]
+    assert written == ["the report"]

@@ -7,9 +7,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from assay.harness.bisect.commits.state import CommitInfo, RangeCommit
@@ -51,6 +52,7 @@ class Repository:
         top, common = found.stdout.splitlines()
         self.common = (path / common).resolve()
         self.path = Path(top)
+        self._without_filters = self._off()
 
     def resolve(self, revision: str) -> str:
         """The hash of a revision's commit.
@@ -148,6 +150,24 @@ class Repository:
         self._run("worktree", "prune", check=False)
         lock.close()
 
+    def _off(self) -> dict[str, str]:
+        """Settings of git that turn the filters off that the repository's own configuration names: their commands would run at
+        each checkout. Those of the user, as of Git LFS, stay.
+        """
+        names = r"^filter\..*\.(smudge|clean|process|required)$"
+        found = self._run(
+            "config", "--local", "--includes", "--null", "--name-only", "--get-regexp", names, check=False
+        )
+        return {key: "false" if key.endswith(".required") else "" for key in found.stdout.split("\0") if key}
+
+    def checkout(self, tree: Path, commit: str) -> None:
+        """Check a commit out into one of its worktrees.
+
+        Raises:
+            GitFailed: git failed, for instance because the disk is full.
+        """
+        run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
+
     def _run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return run_git(self.path, *args, check=check)
 
@@ -164,18 +184,29 @@ class Worktree:
         Raises:
             GitFailed: git failed, for instance because the disk is full.
         """
-        run_git(self.path, "checkout", "--quiet", "--force", "--detach", commit)
+        self._repository.checkout(self.path, commit)
         run_git(self.path, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
 
 
-def run_git(folder: Path, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run_git(
+    folder: Path, *args: str, check: bool = True, settings: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     """Run git in a folder, without the environment variables that a hook or another git command sets.
+
+    Args:
+        folder: the folder.
+        args: of git.
+        check: whether a failure is raised.
+        settings: of its configuration, for this command.
 
     Raises:
         GitFailed: it failed, and `check` is set.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
+    environment["GIT_CONFIG_COUNT"] = str(len(settings))
+    for number, (key, value) in enumerate(settings.items()):
+        environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     done = subprocess.run(
         ["git", *_QUIET, *args], cwd=folder, env=environment, check=False, capture_output=True, text=True,
         errors="replace", stdin=subprocess.DEVNULL, start_new_session=True,

@@ -146,3 +146,16 @@ def test_variables_of_a_hook_are_ignored(made: object, tmp_path: Path, monkeypat
     with Repository(path).worktree() as tree:
         tree.checkout(commits[0], keep_ignored=False)
     assert contents(path) == before
+
+
+def test_filters_of_the_repository_s_own_configuration_do_not_run(made: object, tmp_path: Path) -> None:
+    """A checkout of somebody else's commit runs no command that the repository's configuration names."""
+    path, commits = made.path, made.commits  # type: ignore[attr-defined]
+    ran = tmp_path / "ran"
+    (path / ".git" / "info" / "attributes").write_text("* filter=mi=ne\n")
+    for key, value in (("smudge", f"touch {ran}; cat"), ("clean", f"touch {ran}; cat"), ("required", "true")):
+        subprocess.run(["git", "config", f"filter.mi=ne.{key}", value], cwd=path, check=True)
+    with Repository(path).worktree() as tree:
+        tree.checkout(commits[1], keep_ignored=False)
+        assert list(tree.path.glob("*.py"))
+    assert not ran.exists()
