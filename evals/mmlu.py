@@ -9,13 +9,15 @@ import csv
 import io
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from assay.evals import synthetic
-from assay.evals.questions import BUILTIN_DATA, LETTERS, AnyQuestion, Question
+from assay.evals.alike import alike
+from assay.evals.questions import BUILTIN_DATA, LETTERS, PROMPT_HEADER, AnyQuestion, Question
 from assay.harness.errors import UsageError
 
 FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
@@ -67,7 +69,7 @@ class Drawn:
     """Questions in a random order.
 
     Attributes:
-        questions: distinct; those that follow one passage (`Question.unit`) come one after the other.
+        questions: distinct; those of one unit (`Question.unit`: a passage, a template) come one after the other.
         units: units of the whole set from which the order was drawn.
     """
 
@@ -78,8 +80,8 @@ class Drawn:
 def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
     """Draw questions in a random order, without putting any back.
 
-    Questions of one passage are drawn together, and a prompt that occurs twice is drawn once. The beginning of the order does not
-    depend on `most` (of the built-in set, up to `synthetic.BUILTIN_POOL` questions).
+    Questions of one passage or template are drawn together; a prompt that occurs twice is drawn once. The beginning of the order
+    does not depend on `most` (of the built-in set, up to `synthetic.BUILTIN_POOL` questions).
 
     Args:
         data: ``"builtin"``; a ``.csv`` or ``.parquet`` file with simple-evals' columns; or a Hugging Face dataset with the
@@ -112,11 +114,22 @@ def in_random_order(questions: Iterable[AnyQuestion], most: int, seed: int) -> D
     for question in questions:
         distinct.setdefault(question.prompt, question)
     units: dict[str, list[AnyQuestion]] = {}
-    for question in distinct.values():
+    for question in _clustered(list(distinct.values())):
         units.setdefault(question.unit, []).append(question)
     shuffled = list(units.values())
     random.Random(seed).shuffle(shuffled)
     return Drawn(tuple(_whole_units(shuffled, most)), len(units))
+
+
+def _clustered(questions: Sequence[AnyQuestion]) -> list[AnyQuestion]:
+    """The questions, those that are alike with a cluster of their own. Questions about one passage are alike if any of them is."""
+    firsts = alike([question.prompt.removeprefix(PROMPT_HEADER) for question in questions])
+    sizes = Counter(firsts)
+    by_unit: dict[str, str] = {}
+    for question, first in zip(questions, firsts, strict=True):
+        if sizes[first] > 1:
+            by_unit.setdefault(question.unit, f"alike-{questions[first].prompt_hash}")
+    return [replace(one, cluster=by_unit.get(one.unit, "")) for one in questions]
 
 
 def _whole_units(units: Sequence[Sequence[AnyQuestion]], most: int) -> Iterator[AnyQuestion]:

@@ -38,6 +38,7 @@ class Question:
         text: the text of the question.
         options: the texts of A, B, C and D.
         answer: the right letter.
+        cluster: what it shares with the questions that it is alike to (`assay.evals.alike`); empty if there are none.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Question:
     text: str
     options: tuple[str, str, str, str]
     answer: str
+    cluster: str = ""
 
     @property
     def prompt(self) -> str:
@@ -55,10 +57,12 @@ class Question:
 
     @property
     def unit(self) -> str:
-        """What the question is drawn with: the same for all questions of a subject that follow one passage, else its own id.
+        """What it is drawn with: its cluster; the same for all questions of a subject that follow one passage; else its own id.
 
         The passage is all but the last line of the text, if that is long enough to be one; the last line asks.
         """
+        if self.cluster:
+            return self.cluster
         passage = self.text.rpartition("\n")[0].strip()
         return f"passage-{prompt_hash(f'{self.subject}/{passage}')}" if len(passage) >= SHORTEST_PASSAGE else self.id
 
@@ -73,7 +77,7 @@ class OpenQuestion:
     """One question with a prompt of its own, answered by a letter, a number or a text.
 
     Attributes:
-        id, subject, group, unit: as of a `Question`.
+        id, subject, group, cluster: as of a `Question`.
         prompt: the text of the single user message.
         answer: the right answer, as `parse_answer` gives it.
     """
@@ -83,11 +87,12 @@ class OpenQuestion:
     group: str
     prompt: str
     answer: str
+    cluster: str = ""
 
     @property
     def unit(self) -> str:
-        """Its own id: it is drawn alone."""
-        return self.id
+        """What it is drawn with: its cluster, or its own id."""
+        return self.cluster or self.id
 
     @property
     def prompt_hash(self) -> str:

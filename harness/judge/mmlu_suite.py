@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -121,6 +122,15 @@ def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
     )
 
 
+def _units(items: Sequence[Item]) -> str:
+    """How many questions share a unit, in words that end a sentence; empty if none does."""
+    sizes = Counter(item.unit for item in items if item.unit)
+    if not sizes:
+        return ""
+    shared = f"{sum(sizes.values()):,} questions are of passages or templates that they share"
+    return f"; {shared}, each of which counts once ({len(sizes):,})"
+
+
 def _title(spec: RunSpec) -> str:
     if spec.synthetic:
         return "Multiple-choice questions"
@@ -172,7 +182,8 @@ def _metrics(
             title="questions until the verdict",
             value=n,
             text=f"{n:,} of at most {most:,}",
-            explain="The test looks after each question, in random order, and asking stops when it has decided",
+            explain="The test looks after each question, in random order, and asking stops when it has decided"
+            + _units(questions.items[:n]),
         ),
         Metric(
             id="smallest-detectable-loss",
