@@ -31,6 +31,7 @@ from assay.harness.judge.executed_kernels import check_kernels_executed, listed_
 from assay.harness.judge.forced_settings import with_common_settings
 from assay.harness.judge.greedy_suite import erratic_reference, greedy_suite
 from assay.harness.judge.headline import scope_of, shown_by
+from assay.harness.judge.history import check_repeated
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
 from assay.harness.judge.logits_suite import logits_suite
 from assay.harness.judge.mmlu_suite import (
@@ -240,6 +241,7 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
         checks.append(rules.check_cached_prefix([one.candidate for one in evidence.questions]))
     else:
         checks.append(rules.check_cached_prefix_of_layers(layers.errors))
+    folder, manifest = evidence.folder, evidence.folder.manifest()
     called = {layer for role in ROLES for count in evidence.counts[role] for layer in count.calls_by_layer}
     errors = layers.errors if layers else None
     checks.append(rules.check_layers(spec.suites, errors, _claimed(evidence), called, has_url=_has_url(spec)))
@@ -256,6 +258,7 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
         *rules.check_accuracy_tested(spec.suites),
         *latency.checks,
         *_check_required(spec, ran, gate=status is not None),
+        *check_repeated(folder.path, (spec.candidate, spec.reference, manifest.model, spec.device), manifest.created),
         rules.check_policy((*spec.weakened, *rules.only_declared(spec.bounds, evidence.folder.manifest().noise))),
     ]
 

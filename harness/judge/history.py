@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -14,8 +15,8 @@ from assay.harness.judge.report import OwnError, Report, excess
 from assay.harness.judge.report_file import read_report
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
-from assay.harness.text import listed
-from assay.harness.verdict import Verdict, serious
+from assay.harness.text import counted, listed
+from assay.harness.verdict import Check, CheckStatus, Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
@@ -88,6 +89,50 @@ def list_runs(folder: Path) -> RunList:
     return RunList(
         folder=str(folder), runs=tuple(sorted(found, key=lambda one: (one.created, one.folder), reverse=True))
     )
+
+
+EARLIER_READ = 50
+"""Folders beside a run that are looked into: a report takes some milliseconds to read."""
+
+
+def check_repeated(run: Path, treatment: tuple[str, str, str, str], created: str) -> list[Check]:
+    """That a treatment was run before, with what came out: who repeats a run until it passes has had more than one chance.
+
+    A candidate that loses as much as the margin passes one run in twenty, and one of five in 23 % of cases.
+
+    Args:
+        run: the run's folder; runs beside it are seen, of which the newest `EARLIER_READ` are read.
+        treatment: as of a `RunLine`.
+        created: when the run began, ISO 8601; later ones do not count.
+
+    Returns:
+        One check, or none where no earlier run of the treatment is seen.
+    """
+    beside = sorted((one for one in run.resolve().parent.iterdir() if (one / REPORT).is_file()), key=_changed)
+    read = [_line(one) for one in beside[-EARLIER_READ:] if one.name != run.resolve().name]
+    earlier = sorted(
+        (one for one in read if one.verdict and one.treatment == treatment and one.created < created),
+        key=lambda one: one.created,
+    )
+    if not earlier:
+        return []
+    verdicts = Counter(one.verdict for one in earlier)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    found = (
+        f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {Path(earlier[-1].folder).name}"
+    )
+    title = "no run of the treatment came out otherwise before"
+    only_passes = set(verdicts) == {"pass"}
+    status: CheckStatus = "ok" if only_passes else "not checked"
+    settles = "" if only_passes else "judge the treatment by all of its runs: assay runs lists them"
+    return [Check(id="repeated", title=title, status=status, found=found, settles=settles)]
+
+
+def _changed(folder: Path) -> float:
+    try:
+        return (folder / REPORT).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def find_run(named: Path | None, folder: Path) -> Path:

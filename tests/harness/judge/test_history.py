@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.judge.history import list_runs, report_of, worst_own
+from assay.harness.judge.history import check_repeated, line_of, list_runs, report_of, worst_own
 from assay.harness.judge.report import LayersResult, TruthRow
 from assay.reports.write import write_reports
 
@@ -64,3 +64,24 @@ def test_a_path_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(EvidenceError, match="assay report"):
         report_of(tmp_path)
+
+
+def test_a_run_names_the_earlier_ones_of_its_treatment(tmp_path: Path, examples: ModuleType) -> None:
+    first = ("", "", "", "")
+    for day, report in enumerate((examples.regression(), examples.regression(), examples.passing()), 1):
+        report = report.model_copy(update={"created": f"2026-11-2{day}T10:00:00Z"})
+        write_reports(report, tmp_path / f"run-{day}")
+        if day == 1:
+            first = line_of(report, "").treatment
+    (found,) = check_repeated(tmp_path / "run-9", first, "2026-11-29T10:00:00Z")
+    assert found.status == "not checked"
+    assert "2 regression" in found.found
+    assert check_repeated(tmp_path / "run-1", first, "2026-11-21T10:00:00Z") == []
+    assert check_repeated(tmp_path / "run-9", ("other", *first[1:]), "2026-11-29T10:00:00Z") == []
+
+
+def test_earlier_passes_alone_are_no_doubt(tmp_path: Path, examples: ModuleType) -> None:
+    report = examples.passing().model_copy(update={"created": "2026-11-20T10:00:00Z"})
+    write_reports(report, tmp_path / "old")
+    (found,) = check_repeated(tmp_path / "new", line_of(report, "").treatment, "2026-11-29T10:00:00Z")
+    assert (found.status, found.settles) == ("ok", "")
