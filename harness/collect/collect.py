@@ -37,8 +37,6 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
     """
     with recorded(folder):
-        if not ready:
-            try_kernel(plan, folder)
         stop = QuestionStop(plan, folder.answers(), together=_asked_together(plan, folder, ready))
         if stop.items and stop.reason is None:
             for line in outlook(plan.spec, len(stop.items)):
@@ -75,6 +73,8 @@ def _ask_round(
     elif ready:
         _ask_all(ready, plan, folder, answered, stop, display)
     else:
+        if not folder.progress().servers:
+            try_kernel(plan, folder)
         groups = [pending] if stop.together else [[role] for role in _in_turn(plan, folder, pending, stop)]
         for roles in groups:
             group = [make_run_engine(plan, folder, role, alone=len(roles) == 1) for role in roles]
