@@ -18,7 +18,7 @@ from typing import NoReturn
 from assay.harness.cli.app import CTRL_C, INTERRUPTED, errors, handover, report_error
 from assay.harness.cli.app import main as run_command
 from assay.harness.cli.streams import keep_open
-from assay.harness.errors import ExitCode
+from assay.harness.errors import ExitCode, UsageError
 from assay.harness.offline.own_process import enable_faulthandler, end_with, ended_early, how_ended
 
 GRACE_S = 5.0
@@ -28,6 +28,12 @@ GRACE_S = 5.0
 def main() -> None:
     """Run the command, supervised if it runs a kernel."""
     keep_open()
+    try:
+        os.getcwd()
+    except OSError:
+        gone = UsageError("The working folder is not there any more.", "a folder", "change to one that is there")
+        report_error(gone)
+        sys.exit(gone.exit_code)
     if runs_kernel(sys.argv[1:]):
         wait_passively(sys.argv[1:])
         sys.exit(supervise(run_command))

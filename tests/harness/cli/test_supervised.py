@@ -278,3 +278,24 @@ def test_threads_wait_without_burning_cpu_where_nothing_is_timed(
     wait_passively(arguments)
     assert os.environ.get("OMP_WAIT_POLICY") == policy
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["check", "torch_sdpa"], ["init"]], ids=" ".join)
+def test_a_working_folder_that_was_deleted_is_wrong_use(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "gone").mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, sys.argv[1:])"
+    command = [sys.executable, "-m", "assay", *arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], cwd=tmp_path / "gone", capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("assay: The working folder is not there any more.")
+
+
+def test_a_folder_to_write_that_is_a_link_to_itself_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for out in ("loop", "loop/run"):
+        done = assay(tmp_path, "run", "--candidate", "torch_native", "--out", out)
+        assert done.returncode == 2
+        assert "loop is a link that leads nowhere." in done.stderr
