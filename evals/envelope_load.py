@@ -1,84 +1,255 @@
-"""The load of the layer suite: requests that take the engine through the envelope, which short questions alone never leave.
+"""The load of the envelope: few requests whose calls have every block count, cached and new, up to a length.
 
-Prompts are token ids (see `assay.evals.loads`). A wave is sent at once: its first prompt fills a chunk and is prefilled alone; the
-others wait, so that the engine puts them into one call together with what is left of the first.
+Kernels compute in blocks, and what is wrong with one is wrong for some numbers of blocks, or at their borders. So the lengths that
+a load must have (`border_points`) are, of every block of 64 tokens, its first one, its last but one and its last one.
+
+Prompts are token ids (see `assay.evals.loads`). One long prompt is cached first. All others begin with as many of its tokens as
+shall come from the cache, so one request covers a number of cached tokens and one of new tokens; both together are the envelope's
+length. Whatever a kernel does from some number of new tokens and some number of cached ones on, one of these pairs exceeds both,
+unless they leave less than a block of the envelope. Waves are sent at once, and hold no more new tokens than are prefilled at once:
+otherwise the engine would split a prompt where it likes.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from assay.evals.loads import random_tokens
 
 BORDER = 64
-"""Prompts end one token before, on, and one token after a multiple of this, which every page size divides."""
-REST = 64
-"""Tokens of the long prompt behind the envelope's length: its second chunk."""
+"""Tokens of a block. Every page size of SGLang's backends divides it, and most kernels compute blocks of 64 or 128 keys."""
 BATCH = {"cpu": 9, "cuda": 17}
 """Sequences that a batch must have, by device."""
 DEPTH = {"cpu": 9, "cuda": 33}
 """Tokens that a request must generate, by device, where the candidate claims decode."""
-_FEW, _SOME = 8, 136
-_STEPS = (512, 2048, 8192, 32768)
-"""Lengths below the envelope's at which prompts and prefixes end too."""
+_BEFORE = 3
+"""Tokens before a border at which a prompt ends that passes it while it is decoded."""
+_TAIL = 4
+"""New tokens of such a prompt; the others are cached."""
+_FEW = 4
+"""Tokens that each request of a batch generates where decode is to be covered."""
+_HEADER = 24
+"""Cached tokens of every second request of a batch."""
+
+
+def border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
+    """The lengths from `first` to `last` that stand for all of them, ascending.
+
+    Of every block of `BORDER` tokens these are its first length, its last but one and its last one; and `first` and `last`.
+
+    Args:
+        first: the shortest length.
+        last: the longest one.
+        step: only multiples of it are possible.
+    """
+    borders = {length for length in range(first, last + 1) if length % BORDER in (0, 1, BORDER - 1)}
+    return tuple(sorted(one for one in borders | {first, last} if first <= one <= last and one % step == 0))
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a load: the ids of its prompt, and how many tokens it generates."""
+    """One request of a load: the ids of its prompt, how many of them shall come from the cache, how many tokens it generates."""
 
     ids: tuple[int, ...]
+    cached: int = 0
     output: int = 1
+
+    @property
+    def title(self) -> str:
+        """Its lengths in words; no two requests of a load have the same."""
+        written = f", {self.output} generated" if self.output > 1 else ""
+        return f"{len(self.ids) - self.cached} new tokens behind {self.cached} cached{written}"
+
+
+Wave = tuple[Request, ...]
 
 
 def longest(tokens: int, context: int, depth: int) -> int:
-    """The length that the load reaches for an envelope of `tokens`: a multiple of `BORDER` that leaves room in the context."""
-    return min(tokens, (context - REST - depth - 1) // BORDER * BORDER)
+    """The length that a load reaches for an envelope of `tokens`: at most the whole blocks that leave room in the context."""
+    return min(tokens, (context - BORDER - depth - 1) // BORDER * BORDER)
 
 
-def long_wave(tokens: int, output: int, vocabulary: int, seed: str) -> tuple[Request, ...]:
-    """A long prompt, and shorter ones that share none, a few or many of its first tokens.
+@dataclass(frozen=True)
+class Reach:
+    """How far a load reaches in an engine.
 
-    Where each request generates more than a few tokens, one of them passes a border while it is decoded.
+    Attributes:
+        tokens: total length, cached and new.
+        context: the longest sequence that the engine takes, in tokens.
+        chunk: most tokens that it prefills at once; None for no limit.
+        page: page size of its KV pool: what is cached is a multiple.
+        depth: tokens that a request generates where decode is to be covered.
+    """
+
+    tokens: int
+    context: int
+    chunk: int | None = None
+    page: int = 1
+    depth: int = max(DEPTH.values())
+
+    @property
+    def at_once(self) -> int:
+        """Most new tokens of a call."""
+        return min(self.tokens, self.chunk or self.tokens)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the engine splits the long prompt."""
+        return self.chunk is not None and self.chunk <= self.tokens
+
+    @property
+    def long(self) -> int:
+        """Length of the long prompt: where the engine splits it and the context has room, its last chunk is a whole one."""
+        return min(self.tokens + self.at_once, self.context - self.depth - 1) if self.is_split else self.tokens
+
+    @property
+    def has_full_later_chunk(self) -> bool:
+        """Whether a later chunk of the long prompt is as long as a chunk can be."""
+        return self.is_split and self.long >= 2 * self.at_once
+
+    @cached_property
+    def lengths(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Phase -> id of a condition (`assay.harness.conditions.ENVELOPE`) -> the lengths that calls must have, ascending."""
+        new = border_points(1, self.at_once)
+        return {
+            "extend": {
+                "new-tokens": new,
+                "new-behind-prefix": new,
+                "prefix-tokens": border_points(1, self.tokens, self.page),
+                "total-tokens": border_points(1, self.tokens),
+            },
+            # A prompt has a token at least, so the first key of decode is the second one.
+            "decode": {"total-tokens": border_points(2, self.tokens)},
+        }
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Cached and new tokens of the prompts that share the long one's beginning, in ascending order.
+
+        Together they are `tokens`, for all lengths in `lengths`; and half, a quarter, ... of it, for whole blocks.
+        """
+        extend = self.lengths["extend"]
+        found = {(self._in_pages(self.tokens - new), new) for new in extend["new-behind-prefix"]}
+        found |= {(cached, max(1, min(self.tokens - cached, self.at_once))) for cached in extend["prefix-tokens"]}
+        total = self.tokens // 2 // BORDER * BORDER
+        while total >= 2 * BORDER:
+            blocks = range(BORDER, total, BORDER)
+            found |= {(one, min(total - one, self.at_once)) for one in blocks if one % self.page == 0}
+            total = total // 2 // BORDER * BORDER
+        # A full chunk behind a prefix that does not fit into the envelope is the long prompt's own.
+        return sorted(
+            one for one in found if sum(one) <= self.tokens or one[1] < self.at_once or not self.has_full_later_chunk
+        )
+
+    def _in_pages(self, cached: int) -> int:
+        """At least a page, and a multiple of it."""
+        return max(cached // self.page, 1) * self.page
+
+
+@dataclass(frozen=True)
+class Load:
+    """The requests of an envelope, in waves; the tokens of the first one's prompt are those that the others find in the cache.
+
+    Attributes:
+        long: the long prompt.
+        extend: for the lengths of the extend phase.
+        decode: for those of the decode phase; empty where no token is decoded.
+        batch: for batches of many sequences, some with a cached prefix.
+    """
+
+    long: Wave
+    extend: tuple[Wave, ...]
+    decode: tuple[Wave, ...]
+    batch: tuple[Wave, ...]
+
+    @property
+    def waves(self) -> tuple[Wave, ...]:
+        """All waves, in the order in which they are sent."""
+        return (self.long, *self.extend, *self.decode, *self.batch)
+
+
+def envelope_load(reach: Reach, batch: int, vocabulary: int, seed: str, *, decodes: bool = True) -> Load:
+    """The load of an envelope; the same arguments give the same requests on every machine.
 
     Args:
-        tokens: length of the envelope. The long prompt is `REST` longer; servers that prefill at most `tokens` at once
-            (``--chunked-prefill-size``) split it there.
-        output: tokens that each request generates.
+        reach: how far it reaches.
+        batch: sequences that a batch must have.
         vocabulary: size of the model's vocabulary.
-        seed: waves of different seeds share no prefix.
+        seed: loads of different seeds share no prefix.
+        decodes: whether decode is to be covered. Otherwise each request generates one token, which prefill does.
     """
-    rng = random.Random(f"{seed}/long")
-    long = random_tokens(rng, tokens + REST, vocabulary)
-
-    def sharing(prefix: int, total: int) -> Request:
-        return Request(long[:prefix] + random_tokens(rng, total - prefix, vocabulary), output)
-
-    some = min(_SOME, tokens // 2)
-    return (
-        Request(long, output),
-        sharing(_FEW, BORDER - 1),
-        sharing(some, -(-(some + 1) // BORDER) * BORDER),
-        sharing(0, BORDER + 1),
-        sharing(
-            0, _FEW + 2
-        ),  # the fewest new tokens: questions have more, and what is left of one in the cache is chance
-        *([sharing(0, 2 * BORDER - _FEW // 2)] if output > _FEW else []),
-        *(sharing(0, step) for step in _STEPS if step < tokens),
-        *(sharing(step, step + 16) for step in _STEPS if step < tokens),
+    prompts = _Prompts(reach, vocabulary, seed)
+    alone = [prompts.request(0, length) for length in reach.lengths["extend"]["total-tokens"]]
+    behind = [prompts.request(cached, new) for cached, new in reach.pairs()]
+    decoded = [_decoded(prompts, border, reach) for border in _borders(reach)] if decodes else []
+    return Load(
+        long=(Request(prompts.long),),
+        extend=(*_packed(behind, reach.at_once), *_packed(alone, reach.at_once)),
+        decode=(tuple(decoded),) if decoded else (),
+        batch=(_batch(prompts, batch + 2, _FEW if decodes else 1),),
     )
 
 
-def again(wave: tuple[Request, ...], tokens: int, output: int, vocabulary: int) -> tuple[Request, ...]:
-    """The long prompt of a wave up to `tokens`, with another end: its prefix is cached without chunked prefill."""
-    rng = random.Random(f"{wave[0].ids[:4]}/again")
-    return (Request(wave[0].ids[:tokens] + random_tokens(rng, REST, vocabulary), output),)
+def short_load(reach: Reach, vocabulary: int, seed: str) -> tuple[Wave, ...]:
+    """The long prompt, and a wave of short ones that share none, a few or many of its tokens, end around a border, and pass one
+    while they are decoded. Arguments are those of `envelope_load`.
+    """
+    prompts = _Prompts(reach, vocabulary, seed)
+    some = max(1, reach.tokens // 2 // BORDER) * BORDER
+    lengths = ((8, BORDER - 9), (some, BORDER), (0, BORDER + 1), (0, 10), (0, 2 * BORDER - _BEFORE))
+    return (Request(prompts.long, 0, reach.depth),), tuple(prompts.request(*one, reach.depth) for one in lengths)
 
 
-def batch_wave(size: int, output: int, vocabulary: int, seed: str) -> tuple[Request, ...]:
-    """`size` short prompts, some of which share a prefix, behind one that the engine starts with alone."""
-    rng = random.Random(f"{seed}/batch")
-    header = random_tokens(rng, 24, vocabulary)
-    short = [Request(header[: 24 * (n % 2)] + random_tokens(rng, 2 + n % 7, vocabulary), output) for n in range(size)]
-    return (Request(random_tokens(rng, 16, vocabulary), output), *short)
+class _Prompts:
+    """Prompts that begin with the tokens of one long prompt, and then differ from it and from each other."""
+
+    def __init__(self, reach: Reach, vocabulary: int, seed: str) -> None:
+        self._rng, self._vocabulary = random.Random(f"{seed}/envelope"), vocabulary
+        self.long = random_tokens(self._rng, reach.long, vocabulary)
+        self.page = reach.page
+        self._next: defaultdict[int, set[int]] = defaultdict(set)
+        for place, token in enumerate(self.long):
+            self._next[place].add(token)
+
+    def request(self, cached: int, new: int, output: int = 1) -> Request:
+        """A prompt of `new` tokens behind the first `cached` ones of the long prompt."""
+        taken, fresh = self._next[cached], random_tokens(self._rng, new, self._vocabulary)
+        while fresh[0] in taken:  # the cache would hold more than `cached` tokens of it
+            fresh = (*random_tokens(self._rng, 1, self._vocabulary), *fresh[1:])
+        taken.add(fresh[0])
+        return Request(self.long[:cached] + fresh, cached, output)
+
+
+def _borders(reach: Reach) -> list[int]:
+    return sorted({0, *range(BORDER, reach.tokens + 1, BORDER), reach.tokens})
+
+
+def _decoded(prompts: _Prompts, border: int, reach: Reach) -> Request:
+    """A prompt that passes a border while it is decoded; all but a few of its tokens are cached."""
+    length = max(1, border - _BEFORE)
+    cached = max(0, length - _TAIL) // reach.page * reach.page
+    return prompts.request(cached, length - cached, reach.depth)
+
+
+def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
+    """`size` short prompts, every second one behind cached tokens, after one that the engine starts with alone."""
+    header = -(-_HEADER // prompts.page) * prompts.page
+    short = [prompts.request(header * (n % 2), 2 + n, output) for n in range(size)]
+    return (prompts.request(0, BORDER // 2, output), *short)
+
+
+def _packed(requests: Sequence[Request], at_once: int) -> Iterator[Wave]:
+    """Waves of at most `at_once` new tokens, in whole blocks, the longest first; a prompt that is longer is alone in its wave."""
+    waves: list[tuple[list[Request], int]] = []
+    for one in sorted(requests, key=lambda one: one.cached - len(one.ids)):
+        size = -(-(len(one.ids) - one.cached) // BORDER) * BORDER
+        place = next((n for n, (_, used) in enumerate(waves) if used + size <= at_once), None)
+        if place is None:
+            waves.append(([one], size))
+        else:
+            waves[place][0].append(one)
+            waves[place] = (waves[place][0], waves[place][1] + size)
+    yield from (tuple(wave) for wave, _ in waves)

@@ -44,6 +44,10 @@ class Buckets:
         """The bucket of a value, in words."""
         return self.labels[self.index(value)]
 
+    def up_to(self, value: int) -> tuple[str, ...]:
+        """The buckets up to that of a value, in words."""
+        return self.labels[: self.index(value) + 1]
+
 
 CACHED_PREFIX = Buckets("cached-prefix", "cached prefix", (0, 1, 2, CACHED_PREFIX_TOKENS))
 """A sequence's cached prefix, in tokens."""
@@ -71,11 +75,15 @@ class Kinds:
         """The kind with this number, as an index into `labels`."""
         return value
 
+    def label(self, value: int) -> str:
+        """The kind with this number, in words."""
+        return self.labels[value]
+
 
 BORDER_TOKENS = 64
 """Every page size of SGLang's backends divides it, and most kernels compute blocks of 64 or 128 keys."""
-CHUNK = Kinds("chunk", "chunked prefill", ("whole or first chunk", "later chunk"))
-"""Whether an extend call continues a prompt that was too long to be prefilled at once."""
+CHUNK = Kinds("chunk", "chunked prefill", ("whole or first chunk", "later chunk", "later chunk of full length"))
+"""Whether an extend call continues a prompt that was too long to be prefilled at once, and with as many tokens as ever."""
 BORDER = Kinds(
     "border", f"end against a border of {BORDER_TOKENS} tokens", ("elsewhere", "one before", "on it", "one after")
 )
@@ -84,25 +92,34 @@ MIX = Kinds(
     "mix", "sequences of an extend call", ("no prefix", "all with a prefix", "some with a prefix", "extend and decode")
 )
 """What kinds of sequences one extend call has; "extend and decode" as SGLang makes with ``--enable-mixed-chunk``."""
+_TOKENS = (1, 2, 17, 129, 513, 2049, 8193)
+PREFIXES = Buckets("prefix-tokens", "cached prefix", (0, 1, CACHED_PREFIX_TOKENS, *_TOKENS[3:]))
+"""A sequence's cached prefix as an envelope counts it, in tokens."""
+BATCHES = Buckets("batch", "batch size", (1, 2, 9, 33, 129))
+"""Sequences of a call as an envelope counts them."""
+DEPTHS = Buckets("depth", "decode depth", (1, 2, 9, 33, 129, 513, 2049))
+"""Tokens that a request has generated."""
 ENVELOPE: dict[str, Buckets | Kinds] = {
     quantity.id: quantity
     for quantity in (
-        Buckets("new-tokens", "new tokens", (1, 2, 17, 129, 513, 2049, 8193)),
-        Buckets("prefix-tokens", "cached prefix", (0, 1, CACHED_PREFIX_TOKENS, 129, 513, 2049, 8193)),
-        Buckets("total-tokens", "total length", (1, 17, 129, 513, 2049, 8193)),
-        Buckets("batch", "batch size", (1, 2, 9, 33, 129)),
+        Buckets("new-tokens", "new tokens", _TOKENS),
+        Buckets("new-behind-prefix", "new tokens behind a prefix", _TOKENS),
+        PREFIXES,
+        Buckets("total-tokens", "total length", _TOKENS),
+        BATCHES,
         CHUNK,
         BORDER,
         MIX,
-        Buckets("depth", "decode depth", (1, 2, 9, 33, 129, 513, 2049)),
+        DEPTHS,
     )
 }
 """The conditions that an envelope counts, by id: of the sequences of a call (lengths, chunk, border, depth) or of the call."""
 ENVELOPE_OF = {
-    "extend": ("new-tokens", "prefix-tokens", "total-tokens", "batch", "chunk", "border", "mix"),
+    "extend": ("new-tokens", "new-behind-prefix", "prefix-tokens", "total-tokens", "batch", "chunk", "border", "mix"),
     "decode": ("total-tokens", "batch", "border", "depth"),
 }
-"""Ids of the conditions that are counted in each phase."""
+"""Ids of the conditions that are counted in each phase. New tokens are those of sequences without a cached prefix, and apart from
+them those of sequences with one."""
 
 
 def border_of(total: int) -> int:

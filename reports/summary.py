@@ -283,7 +283,9 @@ def envelope_lines(report: Report) -> list[str]:
     if report.envelope is None:
         return []
     return [
-        f"Covered in every layer: {report.envelope.sentence}. Set by {report.envelope.policy}.",
+        f"Compared in every layer: {report.envelope.sentence}. Set by {report.envelope.policy}.",
+        *([f"Served by the candidate's own server: {report.envelope.served}."] if report.envelope.served else []),
+        *([f"Gaps: {'; '.join(report.envelope.gaps)}."] if report.envelope.gaps else []),
         f"Not covered: {'; '.join(report.envelope.not_covered)}.",
     ]
 

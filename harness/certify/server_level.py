@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from assay.evals.envelope_load import BATCH, DEPTH, long_wave, longest
+from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest, short_load
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.attention.call import AttentionCall, default_device
@@ -31,7 +31,7 @@ from assay.harness.certify.hidden import hidden_words, largest_effect
 from assay.harness.certify.kernel import CertifiedKernel, seeded
 from assay.harness.certify.pins import is_named
 from assay.harness.certify.session import CannotContinueError, Task, chosen
-from assay.harness.collect.envelope import send_ids
+from assay.harness.collect.envelope import drop, send
 from assay.harness.collect.interview import TOP_LOGPROBS
 from assay.harness.collect.machine import installed_packages
 from assay.harness.collect.sensitivity import QUESTIONS, fault_load, serve_fault, switched_on
@@ -227,8 +227,9 @@ class ServerLevel:
             engine.ask(prompts, plan.spec.concurrency, lambda index, reply: None)
             if engine.scorer is not None:
                 # As few tokens as on a CPU: each more is another pass of decode in the shadow, under each of the faults.
-                length, depth = reach(self.spec, self.model), min(DEPTH.values())
-                send_ids(engine.scorer, long_wave(length, depth, self.model.vocabulary, token))
+                length = reach(self.spec, self.model)
+                short = Reach(length, self.model.context, chunk=length, depth=min(DEPTH.values()))
+                send(engine, engine.scorer, short_load(short, self.model.vocabulary, token), drop)
             write_now(sensitivity_folder(place), poke)
             seeded = read_seeded_calls(place, token, nonce)
         return seeded, compare_with_noise(read_shadow_errors(sensitivity_folder(place), nonce))

@@ -1,7 +1,7 @@
-"""Takes a server through the policy's envelope while the other role's backend runs in its shadow.
+"""Takes the servers through the policy's envelope: one with the other role's backend in its shadow, the other one as it serves.
 
-Waves of requests (`assay.evals.envelope_load`) are sent until every condition of the envelope was counted, or a few rounds have not
-met it: which sequences share a call is the engine's choice, so a wave may have to be repeated.
+Both get the same requests (`assay.evals.envelope_load`), whose answers are compared. In the shadow the conditions of the calls are
+counted; waves that left some open are sent again, since which sequences share a call is the engine's choice.
 """
 
 from __future__ import annotations
@@ -9,17 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from assay.evals.envelope_load import BATCH, DEPTH, Request, again, batch_wave, long_wave, longest
+from assay.evals.envelope_load import BATCH, DEPTH, Load, Request, Wave, envelope_load, longest
+from assay.evals.questions import prompt_hash
+from assay.harness.collect.interview import TOP_LOGPROBS
 from assay.harness.collect.plan import Plan
-from assay.harness.engines.base import Engine, Scorer
+from assay.harness.engines.base import Engine, Reply, Scorer
 from assay.harness.engines.launch import CHUNK_FLAG
 from assay.harness.engines.model import model_shape
-from assay.harness.errors import EngineError
-from assay.harness.evidence.envelope import Envelope, EnvelopeCounts, read_envelope
+from assay.harness.engines.score import generate_all
+from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, read_envelope
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Answer
 
 ROUNDS = 3
 """Most times that a wave is sent for one condition."""
-_GENERATE = "/generate"
+
+Keep = Callable[[Request, Reply], None]
+"""Takes note of the answer to a request."""
 
 
 def chunk_argument(plan: Plan) -> tuple[str, ...]:
@@ -31,7 +37,7 @@ def chunk_argument(plan: Plan) -> tuple[str, ...]:
     return (f"{CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
 
 
-def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], None]) -> None:
+def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], None], keep: Keep) -> None:
     """Send waves until the envelope is covered, and have the counts written.
 
     Args:
@@ -39,54 +45,109 @@ def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], 
         place: its folder.
         plan: a run with a layer diff.
         write: makes the server write what it counted.
+        keep: gets the answers to the first round, which the other role answers too.
 
     Raises:
         EngineError: the server failed.
         EvidenceError: it wrote nothing.
     """
-    scorer, counts = engine.scorer, None
+    counts, missing = None, _missing(plan, None)
     for number in range(ROUNDS):
-        for wave in _waves(plan, counts, f"{number}") if scorer else ():
-            assert scorer is not None
-            send_ids(scorer, wave)
+        if engine.scorer is not None and (load := _load(engine, plan, str(number))) is not None:
+            send(engine, engine.scorer, waves_for(load, missing if number else None), drop if number else keep)
         write()
-        counts = read_envelope(place)
-        if counts is None or not _open(plan, counts):
+        counts, before = read_envelope(place), missing
+        missing = _missing(plan, counts)
+        if counts is None or not missing or missing == before:
             return
 
 
-def _open(plan: Plan, counts: EnvelopeCounts) -> set[str]:
-    """Ids of the conditions that are not yet covered in a phase that the candidate computes."""
-    return {one.quantity for one in Envelope.of(plan.spec).missing(counts, plan.candidate.phases)}
-
-
-def _waves(plan: Plan, counts: EnvelopeCounts | None, seed: str) -> list[tuple[Request, ...]]:
-    """The waves of a round: all lengths in the first one, then what is still open."""
-    device, model = plan.spec.device, model_shape(plan.model)
-    depth = DEPTH[device] if "decode" in plan.candidate.phases else 1
-    length = longest(plan.spec.envelope, model.context, depth)
-    if length <= 0:
-        return []
-    missed = None if counts is None else _open(plan, counts)
-    waves: list[tuple[Request, ...]] = []
-    if missed is None or missed - {"batch"}:
-        waves.append(long_wave(length, depth, model.vocabulary, seed))
-        if missed is not None and "prefix-tokens" in missed:
-            waves.append(again(waves[0], length, depth, model.vocabulary))
-    if missed is not None and "batch" in missed:
-        waves.append(batch_wave(BATCH[device] + 2, min(depth, 4), model.vocabulary, seed))
-    return waves
-
-
-def send_ids(server: Scorer, wave: Sequence[Request]) -> None:
-    """Send prompts of token ids at once and wait for all answers, which are dropped.
+def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
+    """Have a server without a shadow answer the requests of the envelope as it serves: with its own kernels, graphs and KV cache.
 
     Raises:
-        EngineError: the server failed, or did not answer each of them.
+        EngineError: the server failed.
+        EvidenceError: the folder cannot be written.
     """
-    sampling = [{"temperature": 0, "max_new_tokens": one.output, "ignore_eos": True} for one in wave]
-    reply = server.send(_GENERATE, {"input_ids": [list(one.ids) for one in wave], "sampling_params": sampling})
-    if not isinstance(reply, list) or len(reply) != len(wave):
-        raise EngineError(
-            f"{server.who} answered {_GENERATE} with {str(reply)[:300]}.", f"{len(wave)} answers", "read its log"
+    if engine.scorer is not None and (load := _load(engine, plan, "0")) is not None:
+        send(engine, engine.scorer, load.waves, keeper(engine, folder, plan))
+
+
+def keeper(engine: Engine, folder: RunFolder, plan: Plan) -> Keep:
+    """Keeps a server's answers in a run's folder where its texts are compared, each once."""
+    if "greedy" not in plan.spec.suites:
+        return drop
+    known = {answer.key for answer in folder.answers()}
+
+    def keep(request: Request, reply: Reply) -> None:
+        answer = Answer(
+            suite="envelope",
+            role=engine.role,
+            item=request.title,
+            prompt_hash=prompt_hash(" ".join(map(str, request.ids))),
+            request_id=reply.request_id,
+            text=reply.text,
+            parsed=None,
+            finish_reason=reply.finish_reason,
+            prompt_tokens=reply.prompt_tokens,
+            completion_tokens=reply.completion_tokens,
+            cached_tokens=reply.cached_tokens,
+            latency_s=reply.latency_s,
+            tokens=reply.tokens,
         )
+        if answer.key not in known:
+            folder.append(answer)
+
+    return keep
+
+
+def drop(request: Request, reply: Reply) -> None:
+    """Keep no answer."""
+
+
+def send(engine: Engine, server: Scorer, waves: Sequence[Wave], keep: Keep) -> None:
+    """Send waves, one after the other, to a server with an empty cache.
+
+    Raises:
+        EngineError: the server failed.
+    """
+    engine.flush_cache()
+    for wave in waves:
+        replies = generate_all(server, [one.ids for one in wave], [one.output for one in wave], TOP_LOGPROBS)
+        for request, reply in zip(wave, replies, strict=True):
+            keep(request, reply)
+
+
+def waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wave]:
+    """The waves of a load that can meet what is missing, (phase, condition); all for None."""
+    if missing is None:
+        return load.waves
+    quantities = {quantity for _, quantity in missing}
+    return (
+        load.long,
+        *(load.extend if any(phase == "extend" and quantity not in ("batch", "mix") for phase, quantity in missing) else ()),
+        *(load.decode if any(phase == "decode" and quantity != "batch" for phase, quantity in missing) else ()),
+        *(load.batch if quantities & {"batch", "mix"} else ()),
+    )  # fmt: skip
+
+
+def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
+    """What is not yet covered in the phases that the candidate computes: phase, and id of the condition."""
+    if counts is None:
+        return set()
+    return {(one.phase, one.quantity) for one in Envelope.of(plan.spec).missing(counts, plan.candidate.phases)}
+
+
+def _load(engine: Engine, plan: Plan, seed: str) -> Load | None:
+    """The load of a plan on a running server; None where the model's context has no room for it."""
+    device, model, settings = plan.spec.device, model_shape(plan.model), engine.arguments()
+    chunk = int(settings.get("chunked_prefill_size") or 0)
+    limits = EngineLimits(
+        context_tokens=int(settings.get("context_length") or model.context),
+        chunk_tokens=chunk if chunk > 0 else None,
+        page_tokens=int(settings.get("page_size") or 1),
+    )
+    reach = Envelope.of(plan.spec).reach(limits)
+    if reach.tokens <= 0:
+        return None
+    return envelope_load(reach, BATCH[device], model.vocabulary, seed, decodes="decode" in plan.candidate.phases)

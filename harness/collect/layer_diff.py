@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.collect.envelope import drive_envelope
+from assay.harness.collect.envelope import Keep, drive_envelope, drop, keeper, serve_envelope
 from assay.harness.collect.machine import hash_model
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
@@ -95,7 +95,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
         for finding in findings:
             display.say(f"After {first_finding_s:.1f} s: {finding.sentence}")
 
-    shadow(engine, place, plan, diagnose)
+    shadow(engine, place, plan, diagnose, keeper(engine, folder, plan))
     layers = layers_seen(place)
     labels = trace(engine, place, engine.role, prompts, Control())
     other: Role = "candidate" if engine.role == "reference" else "reference"
@@ -113,7 +113,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
 
 
 def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
-    """Trace the prompts of `compare_layers` in a server without a shadow: the candidate as it runs on its own.
+    """Take a server without a shadow through the envelope, and trace the prompts of `compare_layers`: the candidate on its own.
 
     Raises:
         EngineError: the server failed.
@@ -122,6 +122,7 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     begun = time.monotonic()
     place = folder.server_folder(engine.role)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
+    serve_envelope(engine, folder, plan)
     labels = trace(engine, place, engine.role, prompts_of(plan), Control())
     set_control(place, Control())
     done = LayerDiffRecord(
@@ -139,14 +140,15 @@ def prompts_of(plan: Plan) -> list[str]:
     return [item.prompt for item in plan.of("layers")]
 
 
-def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | None = None) -> None:
-    """Ask the short workload with the other backend in the shadow, and have its errors and the calls written.
+def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | None = None, keep: Keep = drop) -> None:
+    """Ask the short workload and the envelope's with the other backend in the shadow, and have its errors and the calls written.
 
     Args:
         engine: the server, launched with `environment`.
         place: its folder.
         plan: a run with a layer diff.
         early: called once one question without and one with a cached prefix are written; the other questions follow.
+        keep: gets the answers to the envelope's requests.
 
     Raises:
         EngineError: the server failed.
@@ -168,7 +170,7 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
         send(engine, [prompt], spec.token_limit, 1)
     cache_header(engine)
     send(engine, warm, spec.token_limit, spec.concurrency)
-    drive_envelope(engine, place, plan, lambda: write_now(place, lambda: send(engine, [PROMPT_HEADER], 1, 1)))
+    drive_envelope(engine, place, plan, lambda: write_now(place, lambda: send(engine, [PROMPT_HEADER], 1, 1)), keep)
     set_control(place, Control())
 
 

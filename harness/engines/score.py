@@ -9,6 +9,7 @@ come from the cache; ``meta_info.cached_tokens`` is the part that did.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
-from assay.harness.engines.base import ChatRequest, Scorer
+from assay.harness.engines.base import ChatRequest, Reply, Scorer
 from assay.harness.engines.catalog import MIN_SGLANG
 from assay.harness.engines.client import chat_body
 from assay.harness.errors import EngineError
+from assay.harness.evidence.records import Token
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -91,6 +93,40 @@ class _Generated(BaseModel):
     meta_info: _Meta
 
 
+class _Written(BaseModel):
+    id: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    output_token_logprobs: list[_Entry]
+    output_top_logprobs: list[list[_Entry] | None]
+
+    def reply(self, seconds: float) -> Reply:
+        """What was generated, in this time."""
+        tokens = tuple(
+            Token(
+                text=str(id_),
+                logprob=_number(logprob),
+                top=tuple((str(other), _number(p)) for p, other, _ in top or ()),
+            )
+            for (logprob, id_, _), top in zip(self.output_token_logprobs, self.output_top_logprobs, strict=True)
+        )
+        return Reply(
+            request_id=self.id,
+            text=" ".join(token.text for token in tokens),
+            finish_reason="length",
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+            latency_s=seconds,
+            tokens=tokens,
+        )
+
+
+class _Answered(BaseModel):
+    meta_info: _Written
+
+
 def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
     """Generate one greedy answer with its exact token ids, as the server returns them (``return_token_ids``).
 
@@ -109,6 +145,44 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
         found = f"{len(choice.response_token_ids)} token ids and {len(texts)} texts"
         raise _bad(server, path, found, "one text for each token id")
     return Generation(tuple(choice.prompt_token_ids), tuple(choice.response_token_ids), texts)
+
+
+def generate_all(
+    server: Scorer, prompts: Sequence[Sequence[int]], tokens: Sequence[int], top_logprobs: int
+) -> list[Reply]:
+    """Generate one greedy answer of a given length to each of several prompts, sent at once.
+
+    Args:
+        server: a running SGLang server.
+        prompts: token ids.
+        tokens: tokens of each answer; an end-of-text token does not end it.
+        top_logprobs: alternatives to return with the log-probability of each token.
+
+    Returns:
+        The replies, in order, with the seconds until all had come. Their texts are token ids.
+
+    Raises:
+        EngineError: the server failed, or did not answer each of them.
+    """
+    path = "/generate"
+    sampling = [{"temperature": 0, "max_new_tokens": most, "ignore_eos": True} for most in tokens]
+    body = {
+        "input_ids": [list(ids) for ids in prompts],
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "top_logprobs_num": top_logprobs,
+    }
+    begun = time.monotonic()
+    replies = server.send(path, body)
+    seconds = time.monotonic() - begun
+    try:
+        found = [_Answered.model_validate(one).meta_info for one in replies]
+    except (TypeError, ValidationError) as error:
+        words = _first(error) if isinstance(error, ValidationError) else str(replies)[:300]
+        raise _bad(server, path, words, "generated tokens with log-probabilities") from None
+    if [one.prompt_tokens for one in found] != [len(ids) for ids in prompts]:
+        raise _bad(server, path, f"{len(found)} answers", f"one to each of {len(prompts)} prompts")
+    return [one.reply(seconds) for one in found]
 
 
 def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
@@ -172,8 +246,12 @@ def _check_ids(server: Scorer, meta: _Meta, ids: Sequence[int], start: int) -> N
 
 def _values(rows: Sequence[Sequence[_Entry] | None]) -> Floats:
     """An array, NaN for null: SGLang's JSON has null for every number that is not finite."""
-    numbers = [[math.nan if entry[0] is None else entry[0] for entry in row or ()] for row in rows]
+    numbers = [[_number(entry[0]) for entry in row or ()] for row in rows]
     return np.array(numbers, dtype=np.float32).reshape(len(rows), -1)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _first(error: ValidationError) -> str:

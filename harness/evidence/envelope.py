@@ -1,7 +1,8 @@
 """The envelope: under which conditions calls were compared in the shadow, counted by phase, layer and condition.
 
 Each process of a server writes one file, ``envelope/<pid>.json``, whenever the shadow writes its errors. Only calls whose outputs
-were compared are counted. A call counts once for every bucket in which at least one of its sequences falls.
+were compared are counted. A call counts once for every bucket in which at least one of its sequences falls; what decides are the
+lengths themselves, of which every one is kept.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from assay.evals.envelope_load import BATCH, DEPTH, longest
-from assay.harness.conditions import BORDER, CACHED_PREFIX_TOKENS, CHUNK, ENVELOPE, MIX, PHASES
+from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest
+from assay.harness.conditions import BATCHES, BORDER, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
+from assay.harness.evidence.lengths import Ranges, gaps, in_all, in_words
 from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.records import ROLES
 from assay.harness.files import write_whole
@@ -45,20 +47,27 @@ class EngineLimits(Record):
     mixed: bool = False
 
 
+class Met(Record):
+    """The values that a condition had in calls of some layers, as ranges (`assay.harness.evidence.lengths.Ranges`)."""
+
+    layers: tuple[int, ...]
+    ranges: tuple[tuple[int, int], ...]
+
+
 class EnvelopeCounts(Record):
-    """The calls that a server's processes compared, by condition.
+    """The calls that were compared, by condition.
 
     Attributes:
         run: nonce of the run.
         limits: the engine's limits; None in an empty count.
         calls: phase -> id of a condition -> label -> layer -> calls. Labels without calls are left out.
-        largest: phase -> id of a condition -> layer -> the largest value in a call, such as tokens.
+        met: phase -> id of a condition that is a number, such as tokens -> its values, each layer once.
     """
 
     run: str = ""
     limits: EngineLimits | None = None
     calls: dict[str, dict[str, dict[str, dict[int, int]]]] = Field(default_factory=dict)
-    largest: dict[str, dict[str, dict[int, int]]] = Field(default_factory=dict)
+    met: dict[str, dict[str, tuple[Met, ...]]] = Field(default_factory=dict)
 
     def layers(self, phase: str) -> list[int]:
         """Layers of which a call of this phase was compared, ascending."""
@@ -70,10 +79,26 @@ class EnvelopeCounts(Record):
         by_layer = self.calls.get(phase, {}).get(quantity, {}).get(label, {})
         return min((by_layer.get(layer, 0) for layer in self.layers(phase)), default=0)
 
+    def values(self, phase: str, quantity: str) -> Ranges:
+        """The values of a condition that every layer met."""
+        by_layer = self.by_layer(phase, quantity)
+        return in_all([by_layer.get(layer, ()) for layer in self.layers(phase)])
+
+    def by_layer(self, phase: str, quantity: str) -> dict[int, Ranges]:
+        """Layer -> the values of a condition that it met."""
+        return {layer: one.ranges for one in self.met.get(phase, {}).get(quantity, ()) for layer in one.layers}
+
     def reached(self, phase: str, quantity: str) -> int:
         """The largest value of a condition that every layer met; 0 where nothing was compared."""
-        by_layer = self.largest.get(phase, {}).get(quantity, {})
-        return min((by_layer.get(layer, 0) for layer in self.layers(phase)), default=0)
+        return max((last for _, last in self.values(phase, quantity)), default=0)
+
+
+def met_of(by_layer: Mapping[int, Ranges]) -> tuple[Met, ...]:
+    """The values of a condition by layer, layers with the same values together."""
+    return tuple(
+        Met(layers=tuple(sorted(layer for layer, own in by_layer.items() if own == values)), ranges=values)
+        for values in sorted(set(by_layer.values()))
+    )
 
 
 def write_envelope(path: Path, counts: EnvelopeCounts) -> None:
@@ -117,7 +142,7 @@ def envelope_of(folder: RunFolder) -> EnvelopeCounts | None:
 
 def _merged(found: list[EnvelopeCounts]) -> EnvelopeCounts:
     calls: dict[str, dict[str, dict[str, dict[int, int]]]] = {}
-    largest: dict[str, dict[str, dict[int, int]]] = {}
+    met: dict[str, dict[str, tuple[Met, ...]]] = {}
     for phase in {phase for one in found for phase in one.calls}:
         here = [one for one in found if phase in one.calls]
         owners = {
@@ -127,17 +152,16 @@ def _merged(found: list[EnvelopeCounts]) -> EnvelopeCounts:
             for quantity, label in {
                 (q, label) for one in counting for q, labels in one.calls[phase].items() for label in labels
             }:
-                fewest = min(_at(one.calls[phase].get(quantity, {}).get(label, {}), layer) for one in counting)
+                fewest = min(one.calls[phase].get(quantity, {}).get(label, {}).get(layer, 0) for one in counting)
                 if fewest:
                     calls.setdefault(phase, {}).setdefault(quantity, {}).setdefault(label, {})[layer] = fewest
-            for quantity in {q for one in counting for q in one.largest.get(phase, {})}:
-                least = min(_at(one.largest.get(phase, {}).get(quantity, {}), layer) for one in counting)
-                largest.setdefault(phase, {}).setdefault(quantity, {})[layer] = least
-    return EnvelopeCounts(run=found[0].run, limits=found[0].limits, calls=calls, largest=largest)
-
-
-def _at(by_layer: Mapping[int, int], layer: int) -> int:
-    return by_layer.get(layer, 0)
+        for quantity in {quantity for one in here for quantity in one.met.get(phase, {})}:
+            values = {
+                layer: in_all([one.by_layer(phase, quantity).get(layer, ()) for one in counting])
+                for layer, counting in owners.items()
+            }
+            met.setdefault(phase, {})[quantity] = met_of(values)
+    return EnvelopeCounts(run=found[0].run, limits=found[0].limits, calls=calls, met=met)
 
 
 @dataclass(frozen=True)
@@ -159,62 +183,61 @@ class Envelope:
         """The envelope of a run's policy."""
         return cls(spec.envelope, BATCH[spec.device], DEPTH[spec.device])
 
-    def goals(self, limits: EngineLimits) -> dict[str, dict[str, int]]:
-        """Phase -> id of a condition -> the value that a call must reach, as far as the engine can."""
-        length = longest(self.tokens, limits.context_tokens, self.depth)
-        both = {"total-tokens": length, "batch": self.batch}
-        prefix = length // limits.page_tokens * limits.page_tokens
-        extend = both | {"new-tokens": min(length, limits.chunk_tokens or length), "prefix-tokens": prefix}
-        return {"extend": extend, "decode": both | {"depth": self.depth}}
+    def reach(self, limits: EngineLimits) -> Reach:
+        """How far an engine can be taken into it."""
+        tokens = longest(self.tokens, limits.context_tokens, self.depth)
+        return Reach(tokens, limits.context_tokens, limits.chunk_tokens, limits.page_tokens, self.depth)
 
     def kinds(self, limits: EngineLimits) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Phase -> id of a condition -> the labels of which a call is wanted, of all buckets up to the goals and of all kinds.
-
-        What an engine cannot do is left out: a prefix shorter than a page, chunks longer than the envelope, mixed batches.
-        """
-        goals = self.goals(limits)
+        """Phase -> id of a condition -> the labels of which a call is wanted. What an engine cannot do is left out."""
+        reach = self.reach(limits)
         found = {
             phase: {
-                quantity: ENVELOPE[quantity].labels[: _bucket(quantity, value) + 1]
-                for quantity, value in values.items()
+                quantity: tuple(dict.fromkeys(ENVELOPE[quantity].label(one) for one in points))
+                for quantity, points in lengths.items()
             }
-            for phase, values in goals.items()
+            for phase, lengths in reach.lengths.items()
         }
-        extend = found["extend"]
-        if limits.page_tokens >= CACHED_PREFIX_TOKENS:
-            extend["prefix-tokens"] = tuple(label for label in extend["prefix-tokens"] if label != "1-15")
-        chunked = limits.chunk_tokens is not None and limits.chunk_tokens <= goals["extend"]["total-tokens"]
-        extend["chunk"] = CHUNK.labels[: 1 + chunked]
-        extend["mix"] = MIX.labels if limits.mixed else MIX.labels[:-1]
+        found["extend"]["prefix-tokens"] = (PREFIXES.label(0), *found["extend"]["prefix-tokens"])
+        found["extend"]["chunk"] = CHUNK.labels[: 1 + reach.is_split + reach.has_full_later_chunk]
+        found["extend"]["mix"] = MIX.labels if limits.mixed else MIX.labels[:-1]
         for phase in PHASES:
-            found[phase] |= {"border": BORDER.labels}
-            # A prompt or an answer of a single token is not wanted: no request of a load is that short.
-            for quantity in {"new-tokens", "total-tokens"} & set(found[phase]):
-                found[phase][quantity] = found[phase][quantity][1:]
+            found[phase] |= {"batch": BATCHES.up_to(self.batch), "border": BORDER.labels}
+        found["decode"]["depth"] = DEPTHS.up_to(self.depth)
         return found
 
-    def missing(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
-        """The conditions under which some layer compared no call, in the phases that a candidate claims."""
+    def gaps(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
+        """The lengths that some layer did not compare, in the phases that a candidate claims."""
         if counts.limits is None:
-            return [Missing(phase, "batch", "any") for phase in phases]
-        goals, kinds = self.goals(counts.limits), self.kinds(counts.limits)
-        found = []
+            return [Missing(phase, "total-tokens", "any") for phase in phases]
+        lengths = self.reach(counts.limits).lengths
+        return [
+            Missing(phase, quantity, in_words(lacking))
+            for phase in PHASES
+            if phase in phases
+            for quantity, wanted in lengths[phase].items()
+            if (lacking := gaps(counts.values(phase, quantity), wanted))
+        ]
+
+    def missing(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
+        """What some layer did not compare, in the phases that a candidate claims: `gaps`, and conditions without a call."""
+        found = self.gaps(counts, phases)
+        if counts.limits is None:
+            return found
+        lengths, kinds = self.reach(counts.limits).lengths, self.kinds(counts.limits)
         for phase in (phase for phase in PHASES if phase in phases):
             for quantity, labels in kinds[phase].items():
-                found += [Missing(phase, quantity, one) for one in labels if not counts.count(phase, quantity, one)]
-            for quantity, value in goals[phase].items():
-                if counts.reached(phase, quantity) < value:
+                if quantity not in lengths[phase]:
+                    found += [Missing(phase, quantity, one) for one in labels if not counts.count(phase, quantity, one)]
+            for quantity, value in {"batch": self.batch, "depth": self.depth}.items():
+                if quantity in kinds[phase] and counts.reached(phase, quantity) < value:
                     found.append(Missing(phase, quantity, f"up to {value:,}"))
         return found
 
 
 class Missing(NamedTuple):
-    """A condition under which some layer compared no call: a phase, the condition's id, and what is missing of it."""
+    """What some layer did not compare: a phase, the id of a condition, and its kinds or values in words."""
 
     phase: str
     quantity: str
     label: str
-
-
-def _bucket(quantity: str, value: int) -> int:
-    return ENVELOPE[quantity].index(value)

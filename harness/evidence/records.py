@@ -10,7 +10,7 @@ from assay.harness.schema import Record
 
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, Role] = ("reference", "candidate")
-Suite = Literal["mmlu", "greedy", "logits", "layers"]
+Suite = Literal["mmlu", "greedy", "logits", "layers", "envelope"]
 FLOOR_REPEAT = 1
 """`Answer.repeat` of the reference's second answers, which give its run-to-run floor; 0 is the comparison itself."""
 
@@ -57,7 +57,7 @@ class Answer(Record):
         cached_tokens: prompt tokens from the prefix cache, as the server reports; None if it does not.
         batch_size: sequences in the prefill batch that admitted the request; None if not observed.
         latency_s: seconds from sending the request to its complete answer, at the client.
-        tokens: generated tokens with log-probabilities (greedy comparison only).
+        tokens: generated tokens with log-probabilities (greedy texts, and the requests of the envelope, whose texts are token ids).
     """
 
     run: str = ""

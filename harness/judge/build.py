@@ -26,7 +26,7 @@ from assay.harness.judge.binding import Served, check_parsed, check_reconciled, 
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.certified import RunEnvelope, check_certificate
 from assay.harness.judge.decide import WHOLE, decide, holm_corrected
-from assay.harness.judge.envelope import check_envelope, envelope_result
+from assay.harness.judge.envelope import check_envelope, check_served, envelope_result
 from assay.harness.judge.executed_kernels import check_kernels_executed, listed_passes
 from assay.harness.judge.forced_settings import with_common_settings
 from assay.harness.judge.greedy_suite import erratic_reference, greedy_suite
@@ -46,6 +46,7 @@ from assay.harness.judge.own_error import LayerDiff, layer_diff
 from assay.harness.judge.report import Environment, FailureResult, Report, ServerSummary, SuiteResult
 from assay.harness.judge.sensitivity import FaultEvidence, check_sensitive, read_fault_evidence, sensitivity_result
 from assay.harness.judge.sensitivity_result import SensitivityResult
+from assay.harness.judge.served import ServedEnvelope, envelope_pairs, served_envelope
 from assay.harness.reading import reading
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Finding, cause_of
@@ -66,6 +67,7 @@ class _Evidence:
         argument_differences: server arguments that differ beyond the backend.
         layers: the layer diff; None without one.
         envelope: the conditions of the calls that the layer diff compared; None without one.
+        over_envelope: both roles' answers to the requests of the envelope.
         faults: what the servers did while a fault was seeded in them.
         matrix: the candidate's kernel on the op-level matrix; None where it was not run.
         noise: noise families that the roles declare.
@@ -85,11 +87,20 @@ class _Evidence:
     envelope: EnvelopeCounts | None
     faults: FaultEvidence
     matrix: MatrixRecord | None
+    over_envelope: Sequence[Pair]
 
     @cached_property
     def sensitivity(self) -> SensitivityResult | None:
         """What the suites saw of the fault that was seeded; None where none was."""
         return sensitivity_result(self.folder, self.spec, self.faults, _claimed(self), self.noise)
+
+    @cached_property
+    def served(self) -> ServedEnvelope | None:
+        """What the candidate's own server answered of the envelope; None where no such answer is compared."""
+        if self.envelope is None or self.envelope.limits is None or not self.over_envelope:
+            return None
+        admissions = self.folder.admissions("candidate")
+        return served_envelope(self.envelope.limits, self.over_envelope, admissions, self.counts["candidate"])
 
     noise: Sequence[str]
     kernels: Mapping[Role, Sequence[KernelTrace]]
@@ -123,7 +134,7 @@ def _build(folder: RunFolder) -> Report:
     # What a run that ended early has not met says nothing: it would have met it later, and its advice is not what to do now.
     checks = [one for one in _checks(evidence, suites, latency) if not progress.failure or one.status == "ok"]
     left_out = [suite for suite in WHOLE if suite not in spec.suites]
-    envelope = envelope_result(spec, evidence.envelope, _claimed(evidence))
+    envelope = envelope_result(spec, evidence.envelope, _claimed(evidence), evidence.served)
     covers = envelope.sentence if envelope else ""
     judgement = decide(
         spec.candidate,
@@ -209,6 +220,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
         envelope=envelope_of(folder),
         faults=read_fault_evidence(folder, items, answers),
         matrix=read_matrix(folder),
+        over_envelope=envelope_pairs(answers),
         noise=list(folder.manifest().noise.values()),
         kernels={role: read_kernels(folder.server_folder(role), folder.nonce) for role in ROLES},
     )
@@ -219,7 +231,7 @@ def _suites(evidence: _Evidence) -> list[SuiteResult]:
     spec, status = evidence.spec, status_of(evidence.folder)
     suites = [accuracy_suite(spec, evidence.accuracy)] if evidence.questions else []
     if texts := evidence.pairings["greedy"].pairs:
-        suites.append(greedy_suite(spec, texts, evidence.answers, evidence.noise))
+        suites.append(greedy_suite(spec, texts, evidence.answers, evidence.noise, evidence.over_envelope))
     if (logits := logits_suite(evidence.folder, spec, evidence.noise)) is not None:
         suites.append(logits)
     if evidence.layers:
@@ -252,6 +264,7 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
         *checks,
         check_sensitive(spec, evidence.sensitivity, evidence.faults.records, _has_url(spec)),
         check_envelope(spec, evidence.envelope, _claimed(evidence)),
+        check_served(spec, evidence.envelope, evidence.served, _claimed(evidence)),
         check_certificate(spec, _ran(evidence)),
         *rules.check_logits(spec.suites, "logits" in ran),
         *check_matrix(spec, evidence.matrix, "candidate" in evidence.folder.manifest().code),

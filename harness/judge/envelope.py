@@ -9,11 +9,16 @@ from pydantic import Field
 from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
 from assay.harness.config import RunSpec
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
+from assay.harness.evidence.lengths import Ranges, in_words, stood_for
+from assay.harness.judge.served import ServedEnvelope
 from assay.harness.schema import Part
+from assay.harness.text import counted, listed
 from assay.harness.verdict import Check
 
 CHECK = "envelope-covered"
 _TITLE = "the envelope of the policy was covered"
+SERVED = "envelope-served"
+_SERVED_TITLE = "the candidate's own server answered over the envelope"
 _MOST_WORDS = 4
 _BEYOND_ALL = (
     "attention that this model's calls lack: sliding windows, logit caps, attention sinks, cross attention, latent KV caches",
@@ -36,25 +41,36 @@ class EnvelopeResult(Part):
     """What a verdict covers: the conditions of the calls that were compared in every layer, as counted."""
 
     policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
-    sentence: str = Field(description="how far it reaches, in words")
-    reached: dict[str, dict[str, int]] = Field(
-        description="phase -> condition -> the largest value that every layer met"
+    sentence: str = Field(description="which lengths were compared in the shadow, in words")
+    served: str = Field(
+        "", description="with which lengths the candidate's own server answered as the reference did, in words"
     )
+    reached: dict[str, dict[str, int]] = Field(
+        description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
+    )
+    served_reached: dict[str, dict[str, int]] = Field(
+        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
+    )
+    gaps: tuple[str, ...] = Field((), description="lengths of the policy's envelope that some layer did not compare")
     rows: tuple[EnvelopeRow, ...]
     not_covered: tuple[str, ...] = Field(description="what lies outside")
 
 
-def envelope_result(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequence[str]) -> EnvelopeResult | None:
+def envelope_result(
+    spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequence[str], served: ServedEnvelope | None = None
+) -> EnvelopeResult | None:
     """What a verdict covers; None where no call was compared.
 
     Args:
         spec: the run's.
         counts: what the shadow counted.
         claimed: phases that the candidate claims.
+        served: what the candidate's own server answered; None where its texts were not compared.
     """
     if counts is None or counts.limits is None or not counts.calls:
         return None
-    kinds = Envelope.of(spec).kinds(counts.limits)
+    envelope = Envelope.of(spec)
+    kinds = envelope.kinds(counts.limits)
     phases = [phase for phase in PHASES if phase in claimed]
     rows = [
         EnvelopeRow(
@@ -69,35 +85,67 @@ def envelope_result(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Seque
         for quantity in ENVELOPE_OF[phase]
         for label in ENVELOPE[quantity].labels
     ]
-    reached = {
-        phase: {quantity: counts.reached(phase, quantity) for quantity in Envelope.of(spec).goals(counts.limits)[phase]}
-        for phase in phases
-    }
+    reached = _reached(envelope, counts, counts.limits, phases)
     return EnvelopeResult(
         policy=spec.policy_line("envelope_tokens"),
-        sentence=_sentence(reached, phases),
+        sentence=_sentence(envelope, counts, counts.limits, phases),
+        served=_served_sentence(envelope, served, counts.limits, phases) if served else "",
         reached=reached,
+        served_reached=_reached(envelope, served.counts, counts.limits, phases) if served else {},
+        gaps=tuple(_words(one) for one in envelope.gaps(counts, phases)),
         rows=tuple(row for row in rows if row.calls or row.wanted),
         not_covered=tuple(_outside(counts, counts.limits, reached, phases)),
     )
 
 
-def _sentence(reached: dict[str, dict[str, int]], phases: Sequence[str]) -> str:
+def _reached(
+    envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phases: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for phase in phases:
+        known = _compared(envelope, counts, limits, phase)
+        wanted = envelope.reach(limits).lengths[phase]
+        # Without a gap: a length beyond one says nothing of those in it.
+        lengths = {
+            quantity: next((last for first, last in ranges if first <= wanted[quantity][0] <= last), 0)
+            for quantity, ranges in known.items()
+        }
+        others = [one for one in ("batch", "depth") if one in ENVELOPE_OF[phase]]
+        found[phase] = lengths | {one: counts.reached(phase, one) for one in others}
+    return found
+
+
+def _compared(envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phase: str) -> dict[str, Ranges]:
+    """Id of a condition -> the lengths that were compared, and those that these stand for."""
+    wanted = envelope.reach(limits).lengths[phase]
+    return {quantity: stood_for(counts.values(phase, quantity), points) for quantity, points in wanted.items()}
+
+
+def _sentence(
+    envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phases: Sequence[str], *, shadow: bool = True
+) -> str:
     parts = []
+    at = {phase: _compared(envelope, counts, limits, phase) for phase in phases}
     if "extend" in phases:
-        at = reached["extend"]
+        words = {quantity: in_words(ranges) for quantity, ranges in at["extend"].items()}
         parts.append(
-            f"prefill to {at['new-tokens']:,} new tokens, {at['prefix-tokens']:,} cached and {at['total-tokens']:,} in all, "
-            f"in batches of up to {at['batch']:,}"
+            f"prefill at {words['new-tokens']} new tokens, at {words['new-behind-prefix']} behind a cached prefix, at "
+            f"{words['prefix-tokens']} cached and at {words['total-tokens']} in all"
         )
     if "decode" in phases:
-        at = reached["decode"]
-        parts.append(
-            f"decode to {at['total-tokens']:,} tokens and a depth of {at['depth']:,}, in batches of up to {at['batch']:,}"
-        )
-    else:
-        parts.append("decode is the reference's")
-    return "; ".join(parts)
+        depth = f" and to a depth of {counts.reached('decode', 'depth'):,}"
+        parts.append(f"decode at {in_words(at['decode']['total-tokens'])} tokens{depth}")
+    if shadow:
+        parts = [
+            f"{part}, in batches of up to {counts.reached(phase, 'batch'):,}"
+            for part, phase in zip(parts, at, strict=True)
+        ]
+    return "; ".join(parts if "decode" in phases else [*parts, "decode is the reference's"])
+
+
+def _served_sentence(envelope: Envelope, served: ServedEnvelope, limits: EngineLimits, phases: Sequence[str]) -> str:
+    graphs = ", in CUDA graphs" if served.decodes_in_graphs and "decode" in phases else ""
+    return _sentence(envelope, served.counts, limits, phases, shadow=False) + graphs
 
 
 def _outside(
@@ -108,6 +156,7 @@ def _outside(
     for phase, values in reached.items():
         more = {
             "new-tokens": "more than {} new tokens at once",
+            "new-behind-prefix": "more than {} new tokens at once behind a cached prefix",
             "prefix-tokens": "a cached prefix of more than {} tokens",
             "total-tokens": "sequences of more than {} tokens",
             "batch": "batches of more than {}",
@@ -121,6 +170,8 @@ def _outside(
             f", which starts beyond {limits.chunk_tokens:,} tokens" if limits.chunk_tokens else ": it is switched off"
         )
         found.append(f"extend: chunked prefill{at_once}")
+    elif "extend" in phases and not counts.count("extend", "chunk", "later chunk of full length"):
+        found.append("extend: a later chunk of full length")
     if "extend" in phases and not counts.count("extend", "mix", "extend and decode"):
         why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
         found.append(f"extend and decode in one call: {why}")
@@ -145,12 +196,51 @@ def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequen
         settles = "let assay start the servers, without a URL"
         return Check(id=CHECK, title=_TITLE, status="missing", found=found, settles=settles)
     if lacking := Envelope.of(spec).missing(counts, claimed):
-        words = [_words(one) for one in lacking[:_MOST_WORDS]]
-        more = f" and {len(lacking) - _MOST_WORDS} more" if len(lacking) > _MOST_WORDS else ""
-        found = f"in some layer no call was compared with {', '.join(words)}{more}; {line}"
+        found = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
         return Check(id=CHECK, title=_TITLE, status="missing", found=found, settles=_settles(lacking, counts.limits))
     calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in claimed)
     return Check(id=CHECK, title=_TITLE, status="ok", found=f"{calls}; {line}")
+
+
+def check_served(
+    spec: RunSpec, counts: EnvelopeCounts | None, served: ServedEnvelope | None, claimed: Sequence[str]
+) -> Check:
+    """Whether the candidate's own server answered, and was compared, with every length of the policy's envelope.
+
+    What runs in the shadow is the same kernel, but not what serves: not with its own KV cache, and not in CUDA graphs.
+
+    Args:
+        spec: the run's.
+        counts: what the shadow counted; None if it counted nothing.
+        served: what the candidate's own server answered; None where its texts were not compared.
+        claimed: phases that the candidate claims.
+    """
+    line = spec.policy_line("envelope_tokens")
+    if lacking := [suite for suite in ("layers", "greedy") if suite not in spec.suites]:
+        found = (
+            f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
+        )
+        return Check(
+            id=SERVED,
+            title=_SERVED_TITLE,
+            status="not checked",
+            found=found,
+            settles=f"add {listed(lacking)} to --suites",
+        )
+    if counts is None or counts.limits is None or served is None or not claimed:
+        found = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
+        settles = "let assay start the servers, without a URL"
+        return Check(id=SERVED, title=_SERVED_TITLE, status="missing", found=found, settles=settles)
+    if missing := Envelope.of(spec).gaps(served.counts, claimed):
+        found = f"no answer was compared with {_some_words(missing)}; {line}"
+        settles = _settles(missing, counts.limits)
+        return Check(id=SERVED, title=_SERVED_TITLE, status="missing", found=found, settles=settles)
+    return Check(id=SERVED, title=_SERVED_TITLE, status="ok", found=f"{counted(served.answers, 'answer')}; {line}")
+
+
+def _some_words(lacking: Sequence[Missing]) -> str:
+    words = [_words(one) for one in lacking[:_MOST_WORDS]]
+    return ", ".join(words) + (f" and {len(lacking) - _MOST_WORDS} more" if len(lacking) > _MOST_WORDS else "")
 
 
 def _words(one: Missing) -> str:

@@ -11,6 +11,7 @@ from assay.harness.compare.greedy_texts import TextDivergence, compare_text, flo
 from assay.harness.compare.noise_limits import MAX_SWING, swing_limit
 from assay.harness.config import RunSpec
 from assay.harness.evidence.records import Answer, Role
+from assay.harness.judge.envelope_texts import METRIC, EnvelopeTexts
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import ShareDecision, decide_share
 from assay.harness.stats.share import p_not_above
@@ -24,18 +25,22 @@ FLOOR_FACTOR = 3.0
 _APART = "texts-apart"
 
 
-def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str]) -> SuiteResult:
+def greedy_suite(
+    spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], envelope: Sequence[Pair] = ()
+) -> SuiteResult:
     """Whether few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
 
     The limit of "close" is the larger of what the declared noise explains and `FLOOR_FACTOR` times the reference's own floor, which
     erratic answers do not raise: they rule out a pass, and where they are a larger share than the margin a regression too. Fewer
-    than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number.
+    than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number. The answers to the envelope's requests
+    are tested apart (`assay.harness.judge.envelope_texts`), with the same limit; the p value is that of both tests, by Bonferroni.
 
     Args:
         spec: of the run.
         pairs: greedy answers of both roles. Equal prompts count once.
         answers: all answers: the reference's second ones give its run-to-run floor.
         noise: noise families that the roles declare.
+        envelope: answers of both roles to the envelope's requests.
     """
     asked = list({one.item.prompt_hash: one for one in reversed(pairs)}.values())[::-1]
     # Where neither role says anything, nothing was compared.
@@ -60,6 +65,10 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
     if erratic:
         why = f"The reference is erratic: {_erratic_words(floors, erratic)} {why}"
         verdict = "inconclusive" if verdict == "pass" or len(erratic) > spec.greedy_margin * len(floors) else verdict
+    over = EnvelopeTexts(envelope, floor, limit, spec)
+    steadily = len(erratic) <= spec.greedy_margin * len(floors) and all(is_finite(p.reference.tokens) for p in pairs)
+    alone, (verdict, why) = verdict, over.combined(verdict, why, trusted=steadily)
+    tests = [p_not_above(apart, len(pairs), spec.greedy_margin)] * bool(pairs) + [over.p] * bool(envelope)
     first = min((divergence.position for _, divergence in differing), default=None)
     source = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
     return SuiteResult(
@@ -68,7 +77,7 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
         synthetic=spec.synthetic,
         verdict=verdict,
         why=f"{why} Policy: {spec.policy_line('greedy_margin')}.",
-        p_regression=p_not_above(apart, len(pairs), spec.greedy_margin) if pairs else None,
+        p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
         metrics=(
             Metric(
                 id=_APART,
@@ -108,9 +117,10 @@ def greedy_suite(spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer]
                 explain=f"Largest change of log-odds of the reference asked twice, over {len(floors)} prompts, "
                 f"{len(erratic)} of them erratic and left out",
             ),
+            *over.metrics,
         ),
-        decided_by=_APART,
-        divergences=tuple(_row(p, divergence) for p, divergence in differing),
+        decided_by=_APART if verdict == alone else METRIC,
+        divergences=tuple(_row(p, divergence) for p, divergence in (*differing, *over.divergences)),
     )
 
 

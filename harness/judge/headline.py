@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.envelope import EnvelopeResult
@@ -21,10 +21,17 @@ def shown_by(suites: Sequence[SuiteResult]) -> str:
     return ""
 
 
+def _tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
+    """The length that every phase reached."""
+    return min((values.get("total-tokens", 0) for values in reached.values()), default=0)
+
+
 def scope_of(
     model: str, questions: int, synthetic: bool, envelope: EnvelopeResult | None, claimed: Sequence[str]
 ) -> str:
-    """What a pass covers: "on the tiny model: 260 synthetic questions, up to 2,048 tokens; decode is the reference's".
+    """What a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's".
+
+    The tokens are those up to which calls were compared without a gap; with what was served, where that is less.
 
     Args:
         model: its name or path.
@@ -34,9 +41,11 @@ def scope_of(
         claimed: phases that the candidate claims.
     """
     reach = [f"{questions:,} {'synthetic ' if synthetic else ''}questions"] if questions else []
-    reached = envelope.reached.values() if envelope else ()
-    tokens = max((values.get("total-tokens", 0) for values in reached), default=0)
-    reach += [f"up to {tokens:,} tokens"] if tokens else []
+    if envelope and (tokens := _tokens(envelope.reached)):
+        served = _tokens(envelope.served_reached)
+        reach.append(f"up to {tokens:,} tokens")
+        if served < tokens:
+            reach[-1] += f" ({f'{served:,}' if served else 'none'} of them served)"
     name = one_line(model.rstrip("/").rpartition("/")[2] or model, 60)
     others = [phase for phase in ("extend", "decode") if claimed and phase not in claimed]
     delegated = f"; {' and '.join(others)} is the reference's" if others else ""

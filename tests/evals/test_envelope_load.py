@@ -1,40 +1,151 @@
+"""The load of the envelope, on a stand-in for the engine's prefix cache and chunked prefill."""
+
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import accumulate
+
+import numpy as np
 import pytest
 
-from assay.evals.envelope_load import BORDER, REST, again, batch_wave, long_wave, longest
-from assay.harness.conditions import ENVELOPE
+from assay.evals.envelope_load import BATCH, BORDER, Load, Reach, Request, Wave, envelope_load, longest, short_load
+from assay.harness.evidence.lengths import gaps, ranges_of
 
-VOCABULARY, NEW_TOKENS = 1031, ENVELOPE["new-tokens"]
-
-
-@pytest.mark.parametrize("tokens", [128, 512, 2048, 10_000])
-def test_a_wave_has_the_long_prompt_first_and_others_that_end_around_a_border(tokens: int) -> None:
-    wave = long_wave(tokens, 1, VOCABULARY, "seed")
-    long = wave[0].ids
-    assert len(long) == tokens + REST
-    assert {len(one.ids) % BORDER for one in wave[1:4]} == {BORDER - 1, 0, 1}
-    shared = [next(n for n, (a, b) in enumerate(zip(one.ids, long, strict=False)) if a != b) for one in wave[1:4]]
-    assert shared[0] in range(1, 16)
-    assert shared[1] >= BORDER
-    assert shared[2] == 0
+VOCABULARY = 1031
+Calls = list[tuple[int, int]]
+"""(new tokens, cached prefix) of each sequence of extend, or (1, earlier keys) of decode."""
+REACHES = [
+    Reach(256, 4096, 256), Reach(512, 4096, 512), Reach(2048, 8192, 2048), Reach(512, 4096, 512, page=64),
+    Reach(512, 4096, 128), Reach(512, 4096), Reach(512, 4096, 2048), Reach(200, 4096, 200), Reach(2048, 4096, 2048, page=16),
+]  # fmt: skip
 
 
-def test_every_bucket_of_new_tokens_up_to_the_envelope_is_in_the_first_wave() -> None:
-    wave = long_wave(512, 1, VOCABULARY, "seed")
-    assert {NEW_TOKENS.index(min(len(one.ids), 512)) for one in wave} >= set(range(1, NEW_TOKENS.index(512) + 1))
+@cache
+def load_of(reach: Reach) -> Load:
+    return envelope_load(reach, BATCH["cpu"], VOCABULARY, "seed")
 
 
-def test_a_long_envelope_has_prompts_and_prefixes_of_the_lengths_between() -> None:
-    lengths = [len(one.ids) for one in long_wave(10_000, 1, VOCABULARY, "seed")]
-    assert {512, 2048, 8192, 528, 2064, 8208} <= set(lengths)
+class PrefixCache:
+    """The prompts of the waves before."""
+
+    def __init__(self, reach: Reach) -> None:
+        self.reach, self.known = reach, set[int]()
+
+    def found(self, ids: tuple[int, ...]) -> int:
+        """Tokens of a prompt that are cached: whole pages, and never its last one."""
+        most = bisect_left(_hashes(ids)[:-1], True, key=lambda one: one not in self.known)
+        return most // self.reach.page * self.reach.page
+
+    def keep(self, wave: Wave) -> None:
+        self.known.update(one for request in wave for one in _hashes(request.ids))
 
 
-def test_the_same_prefix_comes_again_with_another_end() -> None:
-    wave = long_wave(512, 1, VOCABULARY, "seed")
-    (one,) = again(wave, 512, 1, VOCABULARY)
-    assert one.ids[:512] == wave[0].ids[:512]
-    assert one.ids[512:] != wave[0].ids[512:]
+def _hashes(ids: tuple[int, ...]) -> list[int]:
+    """A hash of each prefix, the shortest first."""
+    return list(accumulate(ids, lambda before, token: hash((before, token))))
+
+
+@cache
+def served(reach: Reach) -> tuple[Calls, Calls]:
+    """The sequences of the calls that an engine makes of a load: of extend, and of decode."""
+    known, extend, decode = PrefixCache(reach), [], []
+    for wave in load_of(reach).waves:
+        for one, prefix in zip(wave, [known.found(one.ids) for one in wave], strict=True):
+            while prefix < len(one.ids):
+                new = min(len(one.ids) - prefix, reach.chunk or len(one.ids))
+                extend.append((new, prefix))
+                prefix += new
+            decode += [(1, len(one.ids) + step) for step in range(one.output - 1)]
+        known.keep(wave)
+    return extend, decode
+
+
+def met(reach: Reach) -> dict[tuple[str, str], set[int]]:
+    extend, decode = served(reach)
+    return {
+        ("extend", "new-tokens"): {new for new, prefix in extend if not prefix},
+        ("extend", "new-behind-prefix"): {new for new, prefix in extend if prefix},
+        ("extend", "prefix-tokens"): {prefix for _, prefix in extend},
+        ("extend", "total-tokens"): {new + prefix for new, prefix in extend},
+        ("decode", "total-tokens"): {new + prefix for new, prefix in decode},
+    }
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_no_length_of_the_envelope_is_left_out(reach: Reach) -> None:
+    found = met(reach)
+    for phase, lengths in reach.lengths.items():
+        for quantity, wanted in lengths.items():
+            assert gaps(ranges_of(found[phase, quantity]), wanted) == (), quantity
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_prompts_find_in_the_cache_what_they_are_meant_to(reach: Reach) -> None:
+    known = PrefixCache(reach)
+    for wave in load_of(reach).waves:
+        assert [known.found(one.ids) for one in wave] == [one.cached // reach.page * reach.page for one in wave]
+        known.keep(wave)
+
+
+WRONG: list[Callable[[int, int], bool]] = [
+    lambda new, prefix: 202 <= prefix <= 511,
+    lambda new, prefix: new > 130 and prefix > 0,
+    lambda new, prefix: new > 200 and prefix > 200,
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_kernel_that_is_wrong_for_some_lengths_of_extend_meets_one_of_them(wrong: Callable[[int, int], bool]) -> None:
+    extend, _ = served(REACHES[1])
+    assert [one for one in extend if wrong(*one)]
+
+
+def test_a_kernel_that_returns_zeros_for_201_to_576_keys_in_decode_meets_some_of_them() -> None:
+    _, decode = served(REACHES[1])
+    assert {new + prefix for new, prefix in decode} >= {255, 256, 257, 511, 512}
+
+
+@pytest.mark.parametrize("reach", REACHES[:3], ids=str)
+def test_every_pair_of_thresholds_that_leaves_a_block_is_exceeded_by_a_prompt(reach: Reach) -> None:
+    lengths = np.array([one for one in served(reach)[0] if sum(one) <= reach.tokens])
+    thresholds = [(n, p) for n in range(1, reach.tokens, 13) for p in range(1, reach.tokens - BORDER - n, 17)]
+    exceeded = (lengths[None] >= np.array(thresholds)[:, None]).all(axis=2).any(axis=1)
+    assert not [one for one, found in zip(thresholds, exceeded, strict=True) if not found]
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_no_wave_makes_the_engine_split_what_it_could_prefill_at_once(reach: Reach) -> None:
+    for wave in load_of(reach).extend:
+        sizes = [-(-(len(one.ids) - one.cached) // BORDER) * BORDER for one in wave]
+        assert sum(sizes) <= max(reach.at_once, BORDER) or len(wave) == 1
+
+
+def test_the_second_chunk_is_a_whole_one_where_the_context_has_room() -> None:
+    assert len(load_of(Reach(512, 4096, 512)).long[0].ids) == 1024
+    assert Reach(512, 4096, 512).has_full_later_chunk
+    assert not Reach(2048, 4096, 2048).has_full_later_chunk
+    assert len(load_of(Reach(512, 4096)).long[0].ids) == 512, "nothing is split"
+
+
+def test_the_envelope_of_a_gpu_takes_a_few_hundred_requests() -> None:
+    load = envelope_load(Reach(2048, 8192, 2048), BATCH["cuda"], 32_000, "seed")
+    assert sum(len(wave) for wave in load.waves) < 300
+    titles = [one.title for wave in load.waves for one in wave]
+    assert len(set(titles)) == len(titles), "an answer is known by its request's lengths"
+
+
+def test_a_candidate_without_decode_generates_one_token_each() -> None:
+    load = envelope_load(Reach(256, 4096, 256), 9, VOCABULARY, "seed", decodes=False)
+    assert {one.output for wave in load.waves for one in wave} == {1}
+    assert not load.decode
+
+
+def test_a_batch_has_sequences_with_and_without_a_prefix() -> None:
+    (wave,) = load_of(REACHES[0]).batch
+    assert len(wave) == BATCH["cpu"] + 3
+    assert {one.cached for one in wave} == {0, 24}
 
 
 def test_a_context_that_is_too_short_shortens_the_load() -> None:
@@ -43,18 +154,22 @@ def test_a_context_that_is_too_short_shortens_the_load() -> None:
     assert longest(512, 64, 1) <= 0
 
 
-def test_waves_of_other_seeds_share_nothing() -> None:
-    one, other = (long_wave(128, 1, VOCABULARY, seed)[0].ids for seed in "ab")
+def test_loads_of_other_seeds_share_nothing() -> None:
+    one, other = (envelope_load(REACHES[0], 9, VOCABULARY, seed).long[0].ids for seed in "ab")
     assert one[:8] != other[:8]
 
 
-def test_a_batch_is_short_and_partly_shares_a_prefix() -> None:
-    wave = batch_wave(9, 4, VOCABULARY, "seed")
-    assert len(wave) == 10
-    assert len({one.ids[:24] for one in wave if len(one.ids) > 24}) == 1
-    assert {one.output for one in wave} == {4}
+def test_the_short_load_ends_around_a_border_and_passes_one_in_decode() -> None:
+    long, wave = short_load(Reach(512, 4096, 512, depth=9), VOCABULARY, "seed")
+    assert len(long[0].ids) == 1024
+    assert {len(one.ids) % BORDER for one in wave} >= {BORDER - 1, 0, 1}
+    assert {len(one.ids) % BORDER + step for one in wave for step in range(1, one.output)} >= {
+        BORDER - 1,
+        BORDER,
+        BORDER + 1,
+    }
+    assert _lengths(wave) == {63, 64 + 256, 65, 10, 125}
 
 
-def test_a_prompt_passes_a_border_while_it_is_decoded() -> None:
-    ends = {(len(one.ids) + step) % BORDER for one in long_wave(512, 9, VOCABULARY, "seed") for step in range(1, 9)}
-    assert {BORDER - 1, 0, 1} <= ends
+def _lengths(wave: Iterable[Request]) -> set[int]:
+    return {len(one.ids) for one in wave}

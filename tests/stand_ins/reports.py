@@ -578,12 +578,17 @@ def _calls(candidate: str) -> tuple[CallSummary, ...]:
     )  # fmt: skip
 
 
+_LENGTHS = "prefill at 1 to 512 new tokens, at 1 to 512 behind a cached prefix, at 0 to 512 cached and at 1 to 513 and 1,024 in all"
+
+
 def _envelope(text: str = "") -> EnvelopeResult:
     wanted = [("new-tokens", "new tokens", "17-128", 74), ("new-tokens", "new tokens", "129-512", 2)]
     return EnvelopeResult(
         policy=text or "envelope_tokens = 512 (default)",
-        sentence=text or "prefill to 512 new tokens, 512 cached and 576 in all, in batches of up to 10; decode is the reference's",
+        sentence=text or f"{_LENGTHS}, in batches of up to 12; decode is the reference's",
+        served=text or f"{_LENGTHS}; decode is the reference's",
         reached={"extend": {"new-tokens": 512}},
+        gaps=(text,) if text else (),
         rows=tuple(
             EnvelopeRow(
                 phase=text or "extend", condition=text or id_, title=text or title, label=text or label, calls=calls, wanted=True

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.envelope import FOLDER, EngineLimits, EnvelopeCounts, read_envelope, write_envelope
+from assay.harness.evidence.envelope import FOLDER, EngineLimits, EnvelopeCounts, met_of, read_envelope, write_envelope
 
 LIMITS = EngineLimits(context_tokens=4096)
 
@@ -17,7 +17,7 @@ def counts(layers: dict[int, int], run: str = "n") -> EnvelopeCounts:
         run=run,
         limits=LIMITS,
         calls={"extend": {"batch": {"1": layers}}},
-        largest={"extend": {"batch": dict.fromkeys(layers, 1)}},
+        met={"extend": {"batch": met_of(dict.fromkeys(layers, ((1, 1),)))}},
     )
 
 
@@ -37,6 +37,20 @@ def test_processes_with_other_layers_are_joined(tmp_path: Path) -> None:
     assert found is not None
     assert found.layers("extend") == [0, 1]
     assert found.count("extend", "batch", "1") == 3
+
+
+def test_lengths_are_those_that_every_layer_and_every_process_met(tmp_path: Path) -> None:
+    shared = counts({0: 2, 1: 2}).model_copy(
+        update={"met": {"extend": {"batch": met_of({0: ((1, 9),), 1: ((1, 3), (7, 9))})}}}
+    )
+    other = shared.model_copy(update={"met": {"extend": {"batch": met_of({0: ((1, 8),), 1: ((1, 8),)})}}})
+    for number, one in enumerate((shared, other)):
+        write_envelope(tmp_path / FOLDER / f"{number}.json", one)
+    found = read_envelope(tmp_path)
+    assert found is not None
+    assert found.by_layer("extend", "batch") == {0: ((1, 8),), 1: ((1, 3), (7, 8))}
+    assert found.values("extend", "batch") == ((1, 3), (7, 8))
+    assert found.reached("extend", "batch") == 8
 
 
 def test_a_layer_that_never_met_a_condition_counts_none() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from assay.harness.config import RunSpec, make_spec
-from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts
+from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Met, met_of
+from assay.harness.evidence.lengths import ranges_of
 from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.envelope import check_envelope, envelope_result
 
@@ -29,13 +31,34 @@ def counted(limits: EngineLimits = LIMITS, phases: tuple[str, ...] = ("extend",)
         }
         for phase in phases
     }
-    largest = {
-        phase: {
-            quantity: dict.fromkeys(range(layers), value) for quantity, value in envelope.goals(limits)[phase].items()
-        }
+    met = {
+        phase: {quantity: _met(points, layers) for quantity, points in _points(limits, phase).items()}
         for phase in phases
     }
-    return EnvelopeCounts(limits=limits, calls=calls, largest=largest)
+    return EnvelopeCounts(limits=limits, calls=calls, met=met)
+
+
+def _points(limits: EngineLimits, phase: str) -> dict[str, Iterable[int]]:
+    envelope = Envelope.of(spec())
+    wanted = envelope.reach(limits).lengths[phase]
+    return {
+        **{quantity: range(points[0], points[-1] + 1) for quantity, points in wanted.items()},
+        "batch": [1, envelope.batch],
+        "depth": range(1, envelope.depth + 1),
+    }
+
+
+def _met(lengths: Iterable[int], layers: int = 4) -> tuple[Met, ...]:
+    return met_of(dict.fromkeys(range(layers), ranges_of(lengths)))
+
+
+def meeting(quantity: str, lengths: Iterable[int], phase: str = "extend", layer: int | None = None) -> EnvelopeCounts:
+    """The counts of a run whose calls had these lengths alone, in one layer or in all."""
+    changed = counted(phases=("extend", "decode")).model_copy(deep=True)
+    layers = changed.by_layer(phase, quantity)
+    layers.update(dict.fromkeys(layers if layer is None else [layer], ranges_of(lengths)))
+    changed.met[phase][quantity] = met_of(layers)
+    return changed
 
 
 def without(counts: EnvelopeCounts, quantity: str, label: str, layer: int | None = None) -> EnvelopeCounts:
@@ -54,8 +77,8 @@ def test_what_the_policy_wants_is_covered() -> None:
 
 @pytest.mark.parametrize(
     ("quantity", "label"),
-    [("new-tokens", "129-512"), ("prefix-tokens", "1-15"), ("batch", "9-32"), ("chunk", "later chunk"), ("border", "on it"),
-     ("mix", "some with a prefix"), ("total-tokens", "129-512")],
+    [("batch", "9-32"), ("chunk", "later chunk"), ("chunk", "later chunk of full length"), ("border", "on it"),
+     ("mix", "some with a prefix")],
 )  # fmt: skip
 def test_a_condition_that_one_layer_lacks_is_no_pass(quantity: str, label: str) -> None:
     check = check_envelope(spec(), without(counted(), quantity, label, layer=2), ["extend"])
@@ -64,23 +87,38 @@ def test_a_condition_that_one_layer_lacks_is_no_pass(quantity: str, label: str) 
     assert decide("sage_attn", [PASSED], [check]).verdict == "inconclusive"
 
 
-def test_short_questions_alone_are_no_pass() -> None:
-    """What every run was until it drove a load of its own: questions of 30 to 100 tokens."""
-    short = counted()
-    for quantity in ("new-tokens", "prefix-tokens", "total-tokens"):
-        short = without(short, quantity, "129-512")
-        short.largest["extend"][quantity] = dict.fromkeys(range(4), 100)
-    check = check_envelope(spec(), short, ["extend"])
+@pytest.mark.parametrize("layer", [None, 2])
+@pytest.mark.parametrize(
+    ("phase", "quantity", "met", "gap"),
+    [
+        # A backend that returns zeros for 202 to 511 cached tokens passed.
+        ("extend", "prefix-tokens", [*range(1, 202), 512], "cached prefix 202 to 511"),
+        # So did one that is wrong for a chunk of more than 130 new tokens behind a prefix.
+        ("extend", "new-behind-prefix", range(1, 131), "new tokens behind a prefix 131 to 512"),
+        # Decode was compared at 1 to 200 and 577 to 584, and called "decode to 584".
+        ("decode", "total-tokens", [*range(1, 201), *range(577, 585)], "total length 201 to 512"),
+        ("extend", "total-tokens", [one for one in range(1, 513) if one != 257], "total length 257"),
+        ("extend", "new-tokens", range(2, 513), "new tokens 1"),
+    ],
+)
+def test_a_gap_within_the_envelope_is_no_pass_and_is_named(
+    phase: str, quantity: str, met: Iterable[int], gap: str, layer: int | None
+) -> None:
+    counts, phases = meeting(quantity, met, phase, layer), ["extend", "decode"]
+    check = check_envelope(spec(), counts, phases)
     assert check.status == "missing"
-    assert "extend: new tokens 129-512" in check.found
+    assert f"{phase}: {gap}" in check.found
+    assert decide("sage_attn", [PASSED], [check]).verdict == "inconclusive"
+    result = envelope_result(spec(), counts, phases)
+    assert result is not None
+    assert result.gaps == (f"{phase}: {gap}",)
 
 
-def test_a_bucket_that_was_met_does_not_stand_for_its_end() -> None:
-    counts = counted()
-    counts.largest["extend"]["new-tokens"][3] = 130
-    check = check_envelope(spec(), counts, ["extend"])
-    assert check.status == "missing"
-    assert "new tokens up to 512" in check.found
+def test_lengths_with_a_gap_are_said_as_they_are() -> None:
+    result = envelope_result(spec(), meeting("total-tokens", [*range(1, 201), *range(577, 585)], "decode"), ["decode"])
+    assert result is not None
+    assert "decode at 1 to 200 and 577 to 584 tokens" in result.sentence
+    assert result.reached["decode"]["total-tokens"] == 200
 
 
 def test_a_claimed_phase_that_was_not_compared_is_no_pass() -> None:
@@ -97,7 +135,7 @@ def test_without_counts_it_is_missing_and_without_the_suite_not_checked() -> Non
 def test_a_larger_policy_wants_more() -> None:
     check = check_envelope(spec(envelope_tokens=2048), counted(), ["extend"])
     assert check.status == "missing"
-    assert "513-2048" in check.found
+    assert "extend: cached prefix 513 to 2,048" in check.found
     assert "envelope_tokens = 2048 (--envelope-tokens)" in check.found
 
 
@@ -105,7 +143,7 @@ def test_what_the_engine_cannot_do_is_not_wanted_and_is_said() -> None:
     paged = EngineLimits(chunk_tokens=None, context_tokens=4096, page_tokens=64, prefix_cache=True)
     counts = counted(paged)
     assert "later chunk" not in counts.calls["extend"]["chunk"]
-    assert "1-15" not in counts.calls["extend"]["prefix-tokens"]
+    assert Envelope.of(spec()).reach(paged).lengths["extend"]["prefix-tokens"] == tuple(range(64, 513, 64))
     assert check_envelope(spec(), counts, ["extend"]).status == "ok"
     result = envelope_result(spec(), counts, ["extend"])
     assert result is not None
@@ -124,7 +162,8 @@ def test_the_sentence_says_how_far_it_reaches_and_what_lies_outside() -> None:
     result = envelope_result(spec(), counted(), ["extend"])
     assert result is not None
     assert result.sentence == (
-        "prefill to 512 new tokens, 512 cached and 512 in all, in batches of up to 9; decode is the reference's"
+        "prefill at 1 to 512 new tokens, at 1 to 512 behind a cached prefix, at 1 to 512 cached and at 1 to 512 in all, "
+        "in batches of up to 9; decode is the reference's"
     )
     assert "extend: more than 512 new tokens at once" in result.not_covered
     assert "decode by the candidate: it claims none" in result.not_covered

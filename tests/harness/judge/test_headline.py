@@ -62,15 +62,22 @@ def test_accuracies_show_a_regression_before_other_numbers(examples: ModuleType)
 
 
 @pytest.mark.parametrize(
-    ("questions", "claimed", "said"),
+    ("questions", "claimed", "served", "said"),
     [
-        (260, ["extend"], "on the tiny model: 260 synthetic questions, up to 2,048 tokens; decode is the reference's"),
-        (0, ["extend", "decode"], "on the tiny model: up to 2,048 tokens"),
+        (
+            260,
+            ["extend"],
+            2048,
+            "on the tiny model: 260 synthetic questions, up to 2,048 tokens; decode is the reference's",
+        ),
+        (0, ["extend", "decode"], 2048, "on the tiny model: up to 2,048 tokens"),
+        (0, ["extend", "decode"], 158, "on the tiny model: up to 2,048 tokens (158 of them served)"),
+        (0, ["extend", "decode"], 0, "on the tiny model: up to 2,048 tokens (none of them served)"),
     ],
 )
-def test_a_pass_says_what_it_covers(questions: int, claimed: list[str], said: str) -> None:
-    reached = {phase: {"total-tokens": 2048, "batch": 8} for phase in claimed}
-    covered = EnvelopeResult(policy="p", sentence="s", reached=reached, rows=(), not_covered=())
+def test_a_pass_says_what_it_covers(questions: int, claimed: list[str], served: int, said: str) -> None:
+    reached, own = ({phase: {"total-tokens": tokens, "batch": 8} for phase in claimed} for tokens in (2048, served))
+    covered = EnvelopeResult(policy="p", sentence="s", reached=reached, served_reached=own, rows=(), not_covered=())
     scope = scope_of("/models/tiny", questions, True, covered, claimed)
     assert scope == said
     passed = decide("mine", [suite(verdict="pass")], [], scope=scope)

@@ -46,7 +46,8 @@ def passes(tmp_path: Path) -> Passes:
 def test_a_call_counts_once_for_each_bucket_of_its_sequences(passes: Passes) -> None:
     passes.step("extend", [(20, 0), (30, 0), (200, 64)], ["a", "b", "c"])
     counts = passes.counts()
-    assert counts.calls["extend"]["new-tokens"] == {"17-128": {0: 1, 1: 1}, "129-512": {0: 1, 1: 1}}
+    assert counts.calls["extend"]["new-tokens"] == {"17-128": {0: 1, 1: 1}}
+    assert counts.calls["extend"]["new-behind-prefix"] == {"129-512": {0: 1, 1: 1}}
     assert set(counts.calls["extend"]["prefix-tokens"]) == {"0", "16-128"}
     assert set(counts.calls["extend"]["batch"]) == {"2-8"}
     assert set(counts.calls["extend"]["mix"]) == {"some with a prefix"}
@@ -60,6 +61,21 @@ def test_a_prompt_that_is_continued_is_a_later_chunk(passes: Passes) -> None:
         "whole or first chunk": {0: 2, 1: 2},
         "later chunk": {0: 1, 1: 1},
     }
+
+
+def test_every_length_is_kept_not_only_the_largest(passes: Passes) -> None:
+    for total in (3, 1, 2, 70):
+        passes.step("extend", [(total, 0)], [f"r{total}"])
+    assert passes.counts().values("extend", "total-tokens") == ((1, 3), (70, 70))
+
+
+def test_a_later_chunk_is_full_where_it_has_as_many_tokens_as_ever(passes: Passes) -> None:
+    passes.tally = EnvelopeTally(passes.folder, EngineLimits(context_tokens=4096, chunk_tokens=64))
+    passes.step("extend", [(64, 0)], ["long"])
+    passes.step("extend", [(63, 64)], ["long"])
+    assert "later chunk of full length" not in passes.counts().calls["extend"]["chunk"]
+    passes.step("extend", [(64, 127)], ["long"])
+    assert passes.counts().calls["extend"]["chunk"]["later chunk of full length"] == {0: 1, 1: 1}
 
 
 def test_a_sequence_in_decode_among_prompts_is_no_chunk(passes: Passes) -> None:

@@ -1,0 +1,64 @@
+"""Sets of lengths, as ranges: which lengths calls had, which they stand for, and which are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from assay.evals.envelope_load import BORDER
+from assay.harness.text import listed
+
+Ranges = tuple[tuple[int, int], ...]
+"""Disjoint ranges of whole numbers, ascending; both ends belong to a range, and between two ranges a number is missing."""
+
+
+def ranges_of(lengths: Iterable[int]) -> Ranges:
+    """Lengths as ranges."""
+    ordered = sorted(set(lengths))
+    if not ordered:
+        return ()
+    ends = [(one, other) for one, other in pairwise(ordered) if other != one + 1]
+    return tuple(zip([ordered[0], *(b for _, b in ends)], [*(a for a, _ in ends), ordered[-1]], strict=True))
+
+
+def in_all(sets: Sequence[Ranges]) -> Ranges:
+    """The lengths that are in every set; none of no set."""
+    common = [_lengths(one) for one in sets]
+    return ranges_of(set.intersection(*common)) if common else ()
+
+
+def stood_for(met: Ranges, wanted: Sequence[int]) -> Ranges:
+    """The lengths that were met, and those that they stand for.
+
+    A block of `BORDER` lengths was met where all its `wanted` ones were; between two wanted lengths of one block lies no border.
+
+    Args:
+        met: lengths of calls.
+        wanted: `border_points` of the lengths that calls should have, ascending.
+    """
+    known = _lengths(met)
+    found = set(known)
+    for block in {(one - 1) // BORDER for one in wanted}:
+        points = [one for one in wanted if (one - 1) // BORDER == block]
+        if known.issuperset(points):
+            found.update(range(max(block * BORDER + 1, wanted[0]), min((block + 1) * BORDER, wanted[-1]) + 1))
+    return ranges_of(found)
+
+
+def gaps(met: Ranges, wanted: Sequence[int]) -> Ranges:
+    """The lengths between the first and the last wanted one for which no length that was met stands."""
+    if not wanted:
+        return ()
+    return ranges_of(set(range(wanted[0], wanted[-1] + 1)) - _lengths(stood_for(met, wanted)))
+
+
+def in_words(ranges: Ranges, most: int = 6) -> str:
+    """For example "1 to 200 and 577 to 584"; "none" if there is none. Of more than `most` ranges the last are counted."""
+    words = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in ranges]
+    if len(words) > most:
+        words = [*words[: most - 1], f"{len(words) - most + 1} more ranges to {ranges[-1][1]:,}"]
+    return listed(words) or "none"
+
+
+def _lengths(ranges: Ranges) -> set[int]:
+    return {length for first, last in ranges for length in range(first, last + 1)}

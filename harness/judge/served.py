@@ -1,0 +1,86 @@
+"""The served envelope: with which lengths the candidate's own server answered, where its texts are compared with the reference's.
+
+The reference answers the requests of the envelope while the candidate runs in its shadow; the candidate's own server answers them
+as it serves: with the KV cache that its own calls wrote, and in CUDA graphs where it has them. Which lengths its calls had is read
+from the prefill batches that it admitted, and from the tokens of its answers up to the first that differs: what follows has another
+history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from assay.harness.compare.answers import Pair, pair
+from assay.harness.compare.greedy_texts import first_divergence
+from assay.harness.evidence.counters import Admission, CallCount
+from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts
+from assay.harness.evidence.envelope_counting import EnvelopeCounting
+from assay.harness.evidence.records import Answer, Item
+
+_ANY_LAYER = 0
+"""A request passes through all layers, so one stands for them."""
+
+
+@dataclass(frozen=True)
+class ServedEnvelope:
+    """What the candidate's own server answered.
+
+    Attributes:
+        counts: its passes by condition, as of one layer. The batches of decode are not known.
+        answers: answers that were compared.
+        decodes_in_graphs: whether it replays CUDA graphs in the decode phase.
+    """
+
+    counts: EnvelopeCounts
+    answers: int
+    decodes_in_graphs: bool
+
+
+def envelope_pairs(answers: Sequence[Answer]) -> Sequence[Pair]:
+    """Both roles' answers to the requests of the envelope.
+
+    Raises:
+        EvidenceError: a role answered a request twice.
+    """
+    asked = {one.item: one for one in answers if one.suite == "envelope"}
+    items = [Item(suite="envelope", id=id_, prompt=id_, prompt_hash=one.prompt_hash) for id_, one in asked.items()]
+    return pair(items, answers, "envelope").pairs
+
+
+def served_envelope(
+    limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission], counts: Iterable[CallCount]
+) -> ServedEnvelope | None:
+    """What the candidate's own server answered; None where no answer is compared.
+
+    Args:
+        limits: the engine's limits.
+        pairs: answers of both roles with the log-probabilities of their tokens.
+        admissions: the prefill batches of the candidate's server, in order.
+        counts: its attention calls.
+    """
+    if not pairs:
+        return None
+    compared = {one.candidate.request_id for one in pairs}
+    counting, seen = EnvelopeCounting(limits), set()
+    for batch in admissions:
+        passed = (batch.rids, batch.new, batch.prefix)
+        rows = [row for row, rid in enumerate(batch.rids) if rid in compared]
+        if not rows or passed in seen:  # processes that share the heads of a layer admit the same batches
+            continue
+        seen.add(passed)
+        new, prefix = ([lengths[row] for row in rows] for lengths in (batch.new, batch.prefix))
+        counting.count("extend", _ANY_LAYER, counting.extend(new, prefix, [batch.rids[row] for row in rows]))
+    for one in pairs:
+        for step in range(_compared_tokens(one) - 1):
+            length = one.candidate.prompt_tokens + step
+            counting.count("decode", _ANY_LAYER, counting.decode([length], [one.candidate.request_id]))
+    graphs = any(one.captured and one.phase == "decode" and one.calls for one in counts)
+    return ServedEnvelope(counting.counts(""), len(pairs), graphs)
+
+
+def _compared_tokens(one: Pair) -> int:
+    """Tokens of the candidate's answer whose history is that of the reference's, the first differing one included."""
+    tokens = one.candidate.tokens
+    parting = first_divergence(one.reference.tokens, tokens)
+    return len(tokens) if parting is None else min(parting + 1, len(tokens))
