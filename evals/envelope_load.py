@@ -182,7 +182,9 @@ def envelope_load(reach: Reach, batch: int, vocabulary: int, seed: str, *, decod
         decodes: whether decode is to be covered. Otherwise each request generates one token, which prefill does.
     """
     prompts = _Prompts(reach, vocabulary, seed)
-    alone = [prompts.request(0, length) for length in reach.lengths["extend"]["total-tokens"]]
+    # The long prompt is the only one of its length.
+    totals = [length for length in reach.lengths["extend"]["total-tokens"] if length != reach.long]
+    alone = [prompts.request(0, length) for length in totals]
     behind = [prompts.request(cached, new) for cached, new in reach.pairs()]
     decoded = [_decoded(prompts, border, reach) for border in _borders(reach)] if decodes else []
     return Load(

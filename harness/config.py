@@ -31,9 +31,9 @@ WIDEST_GREEDY_MARGIN = 0.25
 """Largest share of greedy texts apart that a policy may allow."""
 WIDEST_LOGITS_LIMIT = 0.25
 """Largest mean KL that a policy may allow, in nats: twice what K and V in FP4 explain, the coarsest noise family."""
-ENVELOPE_TOKENS = {"cpu": 512, "cuda": 2048}
+ENVELOPE_TOKENS = {"cpu": 256, "cuda": 2048}
 """New tokens, cached prefix and total length up to which a pass must have compared calls, by device. On the CPU it is what a run
-of a few minutes allows: interpreted SageAttention takes 0.5 s for a call of 512 tokens, and 5 s for one of 2,048."""
+of a few minutes allows, with every count of blocks up to there: interpreted SageAttention takes 0.5 s for a call of 512 tokens."""
 
 Device = Literal["cpu", "cuda"]
 SuiteName = Literal["mmlu", "greedy", "logits", "layers", "latency"]

@@ -173,3 +173,11 @@ def test_the_short_load_ends_around_a_border_and_passes_one_in_decode() -> None:
 
 def _lengths(wave: Iterable[Request]) -> set[int]:
     return {len(one.ids) for one in wave}
+
+
+@pytest.mark.parametrize("chunk", [None, 64, 128, 256, 512])
+def test_no_two_requests_have_the_same_lengths(chunk: int | None) -> None:
+    """Answers are kept by them: a second one of the same name would be no evidence."""
+    load = envelope_load(Reach(256, 2048, chunk), 9, 1031, "seed")
+    titles = [one.title for wave in load.waves for one in wave]
+    assert len(titles) == len(set(titles))

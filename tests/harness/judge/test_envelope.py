@@ -18,7 +18,7 @@ PASSED = SuiteVerdict(id="layers", title="Own error", verdict="pass", why="fine"
 
 
 def spec(**changes: Any) -> RunSpec:
-    return make_spec({"reference": "torch_native", "candidate": "sage_attn", **changes})
+    return make_spec({"reference": "torch_native", "candidate": "sage_attn", "envelope_tokens": 512, **changes})
 
 
 def counted(limits: EngineLimits = LIMITS, phases: tuple[str, ...] = ("extend",), layers: int = 4) -> EnvelopeCounts:
@@ -72,7 +72,7 @@ def without(counts: EnvelopeCounts, quantity: str, label: str, layer: int | None
 
 def test_what_the_policy_wants_is_covered() -> None:
     check = check_envelope(spec(), counted(), ["extend"])
-    assert (check.status, check.found) == ("ok", "4 layers in extend; envelope_tokens = 512 (default)")
+    assert (check.status, check.found) == ("ok", "4 layers in extend; envelope_tokens = 512 (--envelope-tokens)")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from assay.harness.judge.envelope_texts import EnvelopeTexts
 from assay.harness.judge.served import ServedEnvelope, envelope_pairs, served_envelope
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
-SPEC = make_spec({"reference": "torch_native", "candidate": "sage_attn"})
+SPEC = make_spec({"reference": "torch_native", "candidate": "sage_attn", "envelope_tokens": 512})
 BOTH = ["extend", "decode"]
 LOAD = envelope_load(Envelope.of(SPEC).reach(LIMITS), 9, 1031, "seed")
 REQUESTS = [one for wave in LOAD.waves for one in wave]
