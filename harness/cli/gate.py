@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Column, Table
+from rich.text import Text
 
 from assay.harness.cli.app import app, console, say
 from assay.harness.cli.flags import Config, Out, RunFolderArgument, existing, spec_flags
 from assay.harness.cli.output import Json, print_json
 from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode
+from assay.harness.text import visible
 
 if TYPE_CHECKING:
     from assay.harness.baselines import Proposal
@@ -97,7 +99,8 @@ def list_(
     for name, one in read_all(root).items():
         accuracy = one.numbers.get("accuracy")
         shown = "" if accuracy is None else f"{accuracy:.3f}"
-        table.add_row(name, one.key.backend, one.key.engine, one.accepted, shown, one.run_id)
+        cells = (name, one.key.backend, one.key.engine, one.accepted, shown, one.run_id)
+        table.add_row(*(Text(visible(cell)) for cell in cells))  # what a file says is text, and moves no terminal
     console.print(table if table.row_count else f"No baseline in {root}.")
 
 

@@ -41,15 +41,16 @@ def import_(
     from assay.harness.ingest.tensors.dump import open_dump
     from assay.harness.ingest.tensors.flashinfer_trace import is_trace
     from assay.harness.ingest.tensors.layout import ModelShape
+    from assay.harness.reading import reading
     from assay.reports.replay_terminal import render_pack
     from assay.reports.tensor_diff_terminal import import_lines
 
-    if is_trace(dump):
-        made = to_pack.trace_to_pack(dump, out, budget_mb)
-    else:
-        made = to_pack.to_pack(
-            open_dump(dump), out, ModelShape.of(model) if model else None, str(model or ""), budget_mb
-        )
+    with reading(dump, "dump"):
+        if is_trace(dump):
+            made = to_pack.trace_to_pack(dump, out, budget_mb)
+        else:
+            shape = ModelShape.of(model) if model else None
+            made = to_pack.to_pack(open_dump(dump), out, shape, str(model or ""), budget_mb)
     for line in import_lines(made):
         say(line)
     render_pack(made.manifest, out, console)

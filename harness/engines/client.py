@@ -40,6 +40,8 @@ RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
 MAX_RETRY_AFTER_S = 60.0
 """The longest ``Retry-After`` that is followed, as in the openai client."""
 EXCERPT = 300
+MOST_TOKENS = 1 << 32
+"""No request has so many: a server that says so counts something else."""
 BROKEN = (aiohttp.ClientError, OSError)
 """Raised if a server does not answer; a time-out is an OSError."""
 
@@ -71,14 +73,14 @@ class _Choice(BaseModel):
 
 
 class _PromptDetails(BaseModel):
-    cached_tokens: int | None = None
+    cached_tokens: int | None = Field(None, ge=0, lt=MOST_TOKENS)
 
 
 class Usage(BaseModel):
     """Token counts that a server reports with an answer."""
 
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int = Field(ge=0, lt=MOST_TOKENS)
+    completion_tokens: int = Field(ge=0, lt=MOST_TOKENS)
     prompt_tokens_details: _PromptDetails | None = None
 
     @property
@@ -209,7 +211,7 @@ class Client:
     def _document(self, path: str, response: Response) -> Any:
         try:
             return json.loads(response.text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # lists in lists in lists are JSON too
             raise self.error(f"answered {path} with {excerpt(response.text)}.", "JSON") from None
 
     def status(self, path: str, timeout_s: float, method: str = "GET", authorized: bool = True) -> int | None:

@@ -54,9 +54,11 @@ class Source:
         """Open a file or a folder.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is none, or it is the root of the file system.
         """
         if path.is_dir():
+            if path.resolve() == Path(path.resolve().anchor):
+                raise UsageError(f"{path} leads to the root of the file system.", "a folder of results", "name it")
             return cls(path, b"")
         if not path.is_file():
             raise UsageError(f"There is no file {path}.", "a log, a results file, a trace or a dump", "check the path")

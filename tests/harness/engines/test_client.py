@@ -237,6 +237,8 @@ def test_without_requests_no_server_is_contacted(mock: MockServer) -> None:
         (changed(choices=[{"message": {"content": "x"}, "finish_reason": None}]), "finish_reason"),
         (changed(usage=None), "usage"),
         (changed(usage={"completion_tokens": 4}), r"usage\.prompt_tokens"),
+        (changed(usage={"prompt_tokens": 10**40, "completion_tokens": 4}), r"usage\.prompt_tokens"),
+        (changed(usage={"prompt_tokens": 20, "completion_tokens": -4}), r"usage\.completion_tokens"),
     ],
 )
 def test_garbage_is_an_engine_error_that_quotes_it(mock: MockServer, text: str, said: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.harness.errors import UsageError
 from assay.harness.ingest import source
 from assay.harness.ingest.source import Source
 
@@ -59,3 +60,9 @@ def test_a_folder_has_the_size_of_its_files_and_no_hash(tmp_path: Path) -> None:
     (tmp_path / "c").write_bytes(b"45")
     folder = Source.of(tmp_path)
     assert (folder.size, folder.sha256(), Source.of(tmp_path / "c").size) == (5, "", 2)
+
+
+def test_a_link_to_the_root_of_the_file_system_is_not_walked(tmp_path: Path) -> None:
+    (tmp_path / "results").symlink_to("/")
+    with pytest.raises(UsageError, match="root of the file system"):
+        Source.of(tmp_path / "results")
