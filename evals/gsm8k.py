@@ -79,4 +79,4 @@ def _question(source: str, index: int, row: dict[str, Any]) -> OpenQuestion:
             "correct or drop that row",
         )
     prompt = PROMPT.format(problem=row["question"])
-    return OpenQuestion(f"gsm8k-{index}", "gsm8k", "stem", prompt, number_form(found[1]))
+    return OpenQuestion(f"gsm8k-{index}", "gsm8k", "stem", prompt, number_form(found[1]), row["question"])

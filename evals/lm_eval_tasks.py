@@ -84,8 +84,8 @@ def _choices(task: Any, name: str) -> Iterator[AnyQuestion]:
             )
         right = target if isinstance(target, int) else options.index(target)
         listed = "\n".join(f"{letter}) {option}" for letter, option in zip(LETTERS, options, strict=False))
-        prompt = f"{PROMPT_HEADER}\n\n{text}\n\n{listed}"
-        yield OpenQuestion(f"{name}-{index}", name, "other", prompt, LETTERS[right])
+        own = f"{text}\n\n{listed}"
+        yield OpenQuestion(f"{name}-{index}", name, "other", f"{PROMPT_HEADER}\n\n{own}", LETTERS[right], own)
 
 
 def _exact(task: Any, name: str) -> Iterator[AnyQuestion]:
@@ -97,7 +97,8 @@ def _exact(task: Any, name: str) -> Iterator[AnyQuestion]:
                 f"lm-eval's task {name}, document {index}, has the target {target!r}.", "one text", "name another task"
             )
         text = task.fewshot_context(doc, num_fewshot=shots)
-        yield OpenQuestion(f"{name}-{index}", name, "other", f"{text}{EXACT_FOOTER}", expected_form(target))
+        own, prompt = str(task.doc_to_text(doc)), f"{text}{EXACT_FOOTER}"
+        yield OpenQuestion(f"{name}-{index}", name, "other", prompt, expected_form(target), own)
 
 
 def expected_form(target: str) -> str:

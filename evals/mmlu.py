@@ -17,7 +17,7 @@ from typing import Any
 
 from assay.evals import synthetic
 from assay.evals.alike import alike
-from assay.evals.questions import BUILTIN_DATA, LETTERS, PROMPT_HEADER, AnyQuestion, Question
+from assay.evals.questions import BUILTIN_DATA, LETTERS, AnyQuestion, Question
 from assay.harness.errors import UsageError
 
 FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
@@ -123,7 +123,7 @@ def in_random_order(questions: Iterable[AnyQuestion], most: int, seed: int) -> D
 
 def _clustered(questions: Sequence[AnyQuestion]) -> list[AnyQuestion]:
     """The questions, those that are alike with a cluster of their own. Questions about one passage are alike if any of them is."""
-    firsts = alike([question.prompt.removeprefix(PROMPT_HEADER) for question in questions])
+    firsts = alike([question.own for question in questions])
     sizes = Counter(firsts)
     by_unit: dict[str, str] = {}
     for question, first in zip(questions, firsts, strict=True):

@@ -52,8 +52,13 @@ class Question:
     @property
     def prompt(self) -> str:
         """The text of the single user message."""
+        return f"{PROMPT_HEADER}\n\n{self.own}"
+
+    @property
+    def own(self) -> str:
+        """What it asks: the prompt without the instructions, which all prompts share."""
         options = "\n".join(f"{letter}) {option}" for letter, option in zip(LETTERS, self.options, strict=True))
-        return f"{PROMPT_HEADER}\n\n{self.text}\n\n{options}"
+        return f"{self.text}\n\n{options}"
 
     @property
     def unit(self) -> str:
@@ -80,6 +85,7 @@ class OpenQuestion:
         id, subject, group, cluster: as of a `Question`.
         prompt: the text of the single user message.
         answer: the right answer, as `parse_answer` gives it.
+        own: what it asks: the part of the prompt without instructions and examples, which prompts of its task share.
     """
 
     id: str
@@ -87,6 +93,7 @@ class OpenQuestion:
     group: str
     prompt: str
     answer: str
+    own: str
     cluster: str = ""
 
     @property

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from assay.evals.alike import alike
-from assay.evals.mmlu import draw_questions
+from assay.evals.lm_eval_tasks import EXACT_FOOTER
+from assay.evals.mmlu import draw_questions, in_random_order
+from assay.evals.questions import OpenQuestion
 
 WORDS = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text().split()
 
@@ -77,3 +79,24 @@ def test_the_beginning_of_the_order_does_not_depend_on_how_many_are_asked(tmp_pa
     path = str(rows(tmp_path, independent(40)))
     many = draw_questions(path, 40, seed).questions
     assert draw_questions(path, 10, seed).questions == many[:10]
+
+
+@pytest.mark.parametrize("words", [7, 40])
+@pytest.mark.parametrize("shots", [0, 5])
+def test_what_all_prompts_of_a_task_share_makes_no_questions_alike(words: int, shots: int) -> None:
+    given = "\n\n".join(independent(shots, 100))
+    questions = [
+        OpenQuestion(f"q-{n}", "task", "other", f"{given}\n\n{text}{EXACT_FOOTER}", "7", text)
+        for n, text in enumerate(independent(100, words))
+    ]
+    assert in_random_order(questions, 100, 0).units == 100
+
+
+def test_a_template_behind_examples_is_one_unit() -> None:
+    (given,) = independent(1, 200)
+    texts = [f"In the year {n} a merchant of the town sells {n} barrels for twice what he paid." for n in range(9)]
+    questions = [
+        OpenQuestion(f"q-{n}", "task", "other", f"{given}\n\n{text}{EXACT_FOOTER}", "7", text)
+        for n, text in enumerate([*texts, *independent(20)])
+    ]
+    assert in_random_order(questions, 29, 0).units == 21
