@@ -29,7 +29,7 @@ from assay.harness.stats.query_bounds import (
 
 CELLS = 20_000
 """Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 4 of all matrices. The small matrix has about
-2,000, the full one 15,000."""
+6,700, the full one 18,500."""
 MAX_MEMBERS = 48
 """Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
 _FEW_QUERIES = 16
