@@ -102,7 +102,7 @@ def gate(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Test the instrument in five minutes and print the slowest tests; flags after -- go to pytest."""
+    """Test the instrument and print the slowest tests; flags after -- go to pytest."""
     pytest(session, ["-m", "not server and not slow", *SIDE_BY_SIDE, SLOWEST], ["-m", "server and not slow", SLOWEST])
 
 

