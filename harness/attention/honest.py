@@ -154,6 +154,44 @@ def honest_outputs(
     return result
 
 
+def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
+    """Attention with the online softmax of blocks of one key, in float32, from the first key to the last and back.
+
+    The members of `honest_outputs` draw the rounding of sums as random walks. A sum that has nearly reached its end, because one
+    key outweighs all others, rounds small terms the same way each time, and loses those below half an ulp.
+
+    Args:
+        call: the call.
+        rows: packed query rows, int64 [rows], in increasing order; None for all.
+
+    Returns:
+        float64 [2, rows, num_q_heads, head_dim_v], on the call's device.
+    """
+    result = _nothing(call, rows, 2)
+    for group in _groups(call, rows):
+        k, v = group.k.float(), group.v.float()
+        for backwards, into in zip((False, True), result, strict=True):
+            outs = []
+            for some, seen in group.blocks(_at_once(k)):
+                scores = call.scale * group.queries(group.q, some).float() @ k[:, : seen.shape[-1]].transpose(1, 2)
+                outs.append(group.rows_first(_online(scores.masked_fill_(~seen, -math.inf), v, backwards)))
+            group.put(outs, into)
+    return result
+
+
+def _online(scores: Tensor, v: Tensor, backwards: bool) -> Tensor:
+    """Online softmax over single keys: scores [heads, rows, keys], v [heads, len_k, head_dim_v] -> [heads, rows, head_dim_v]."""
+    top = torch.full_like(scores[..., :1], -math.inf)
+    total, sums = torch.zeros_like(top), v.new_zeros(*scores.shape[:2], v.shape[2])
+    keys = range(scores.shape[-1])
+    for key in reversed(keys) if backwards else keys:
+        new = torch.maximum(top, scores[..., key : key + 1])
+        safe = new.nan_to_num(neginf=0.0)
+        fade, weight = (top - safe).exp_(), (scores[..., key : key + 1] - safe).exp_()
+        total, sums, top = total.mul_(fade).add_(weight), sums.mul_(fade).addcmul_(weight, v[:, key, None]), new
+    return sums / total
+
+
 def sample_rows(call: AttentionCall, at_most: int, seed: int = 0) -> Tensor:
     """Queries of a call that stand for all of them: the first and the last of each sequence, those around the borders of blocks of
     128 and of 64 tokens (of queries, and of keys), and random ones.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import MEMBERS, honest_outputs, members_by_way, truth
+from assay.harness.attention.honest import MEMBERS, added_key_by_key, here, honest_outputs, members_by_way, truth
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.localize.cells import CallCells, cells_of
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds
@@ -34,6 +34,8 @@ MAX_MEMBERS = 48
 """Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
 _FEW_QUERIES = 16
 """Queries of a cell up to which one rounding may decide in a longer call as well."""
+_MOST_KEY_BY_KEY = 1e-3
+"""Relative L1 that adding up to 4,096 keys one by one in float32 stays far below: half an ulp for each is 2.4e-4."""
 _RARE = 5.6
 """Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 4 / `CELLS`."""
 _SMALL = 2**16
@@ -137,6 +139,11 @@ class CallNoise:
         above = (own > found).any(1).nonzero().flatten().tolist()
         if above and (self.family.q is not None or self.family.k is not None):
             found[above] += rare_excess(self.call, self.family, self.cells.only(above))
+        small = [cell for cell in above if float(own[cell].min()) < _MOST_KEY_BY_KEY]
+        if small and _may_add_key_by_key(self.call, self.family):
+            found[small] += _by_cell(
+                self.call, self.cells.only(small), _key_by_key(self.call, self.cells.only(small).rows)
+            )
         return found
 
     def bounds_of(self, chosen: Sequence[int]) -> Tensor:
@@ -201,6 +208,23 @@ def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> T
     return torch.where(size > 0, worst / size, 0.0).cpu()
 
 
+def _may_add_key_by_key(call: AttentionCall, family: NoiseFamily) -> bool:
+    """Whether what adding key by key costs can show: in float32, without a quantisation, whose noise is far larger."""
+    stored = (family.q, family.k, family.v, family.p)
+    return call.q.dtype == torch.float32 and here(family, call).accumulation == "fp32" and not any(stored)
+
+
+def _key_by_key(call: AttentionCall, rows: Tensor | None) -> Tensor:
+    """What adding key by key costs each query at worst: sum of |output - truth| over head_dim, float64 [rows, num_q_heads]."""
+    return (added_key_by_key(call, rows) - truth(call, rows)).abs().sum(-1).nan_to_num(posinf=0.0).amax(0)
+
+
+def _by_cell(call: AttentionCall, cells: CallCells, of_queries: Tensor) -> Tensor:
+    """Relative L1 of errors of queries, sums over head_dim [rows, num_q_heads] -> float64 [cells, num_q_heads], on the CPU."""
+    size = cells.sums(truth(call, cells.rows).abs().sum(-1))
+    return torch.where(size > 0, cells.sums(of_queries) / size, 0.0).cpu()
+
+
 def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, own: Tensor) -> Tensor:
     """The largest error that noise explains in single queries, by head, and over all heads together.
 
@@ -226,6 +250,9 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
         here = some.to(right.device)
         excess = rare_excess_of_queries(call, family, rows[here], right[here], rarest(float(freedom[above].min())))
         bounds[some] += with_all_heads(excess).cpu()
+    if bool(above.any()) and _may_add_key_by_key(call, family):
+        some = above.any(1).nonzero().flatten()
+        bounds[some] += with_all_heads(_key_by_key(call, rows[some.to(rows.device)])).cpu()
     return bounds
 
 

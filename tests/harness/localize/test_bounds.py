@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -72,6 +73,20 @@ def test_a_float32_kernel_that_adds_key_by_key_is_within_bounds() -> None:
     # The one call of 121,000 in which an honest kernel was flagged, by 1 %.
     call = replace(peaky(call_of([(1, 129)], (4, 1), 64, torch.float32, "cpu", 3_110_075), 2.0), phase="decode")
     assert bool((own(key_by_key(call), call) <= CallNoise(call).bounds_where(own(key_by_key(call), call))).all())
+
+
+@pytest.mark.parametrize("lost", [4e-8, 5.9e-8])
+def test_terms_that_a_float32_sum_of_single_keys_loses_are_within_bounds(lost: float) -> None:
+    # One key has nearly all the weight, and each of the others less than half an ulp of it: added one by one, all are lost.
+    call = call_of([(1, 400)], (4, 1), 64, torch.float32, "cpu", 5)
+    k, along = torch.zeros_like(call.k), call.q.mean(1, keepdim=True)
+    k[0] = along[0] / along.square().sum() / call.scale * -math.log(lost)
+    call = replace(
+        call, q=along.expand_as(call.q).contiguous(), k=k, v=call.v.abs() - 2 * (torch.arange(401) == 0)[:, None, None]
+    )
+    result = measure(call, key_by_key(call))
+    assert float(result.own.max()) > 5 * float(CallNoise(call).largest_bound)
+    assert not result.fails
 
 
 @pytest.mark.interpreter
