@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.harness.localize.causes import OUTPUT_SCALED
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, TITLES
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
@@ -91,6 +91,12 @@ OTHERS: dict[str, OtherFinding] = {
         "Every output is a multiple of what it should be. The slope of the output on the truth over many calls shows factors that "
         "are far within the noise of one call.",
         "Look at the denominator of the softmax, and at the scale of a quantised V.",
+        CHECK,
+    ),
+    OUTPUT_NOT_WRITTEN: OtherFinding(
+        TITLES[OUTPUT_NOT_WRITTEN],
+        "The output is zero where it should not be: most kernels that do this return before they store, or store elsewhere.",
+        "Look at what ends a program early, at the launch grid, and at the mask of the store.",
         CHECK,
     ),
     QUANTISATION_NOT_RUN: OtherFinding(

@@ -60,14 +60,45 @@ def sequence_shapes(call: AttentionCall) -> list[SequenceShape]:
 def separating(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> list[SequenceCondition]:
     """Conditions, else pairs of them, that all failing sequences meet and no passing one does; simplest first.
 
-    Where none of the usual limits separates them, a limit is taken from the sequences themselves.
+    A usual limit is stated only if sequences lie close to it on both sides; else a limit is taken from the sequences themselves.
+    Where all failing sequences have the same lengths, no limit is known, and those lengths are the condition.
     """
-    candidates = (_SINGLES, _limits(failing, passing), _pairs(failing), _pairs_with_limits(failing, passing))
+    lengths = sorted({(s.new, s.prefix) for s in failing})
+    alone = [_lengths(*lengths[0])] if len(lengths) == 1 else []
+    usual = [c for c in _SINGLES if c.words not in _QUALITIES and _is_close(c.words, failing, passing)]
+    singles = [c for c in _SINGLES if all(map(c.holds, failing))]
+    named = [c for c in singles if c.words in _QUALITIES]
+    candidates = (
+        [*named, *usual] if any(_separates(c, failing, passing) for c in named) else alone,
+        usual,
+        _limits(failing, passing),
+        _pairs(singles),
+        _pairs_with_limits(singles, failing, passing),
+    )
     for some in candidates:
-        found = [c for c in some if all(map(c.holds, failing)) and not any(map(c.holds, passing))]
-        if found:
+        if found := [c for c in some if _separates(c, failing, passing)]:
             return found
     return []
+
+
+def _separates(
+    condition: SequenceCondition, failing: Collection[SequenceShape], passing: Collection[SequenceShape]
+) -> bool:
+    return all(map(condition.holds, failing)) and not any(map(condition.holds, passing))
+
+
+def _lengths(new: int, prefix: int) -> SequenceCondition:
+    return SequenceCondition(f"new+prefix is {new}+{prefix}", lambda s: (s.new, s.prefix) == (new, prefix))
+
+
+def _is_close(words: str, failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> bool:
+    """Whether failing and passing sequences lie within an eighth of a limit, each on its side; true of what is no limit."""
+    limit = _LIMIT.fullmatch(words)
+    if not limit or not failing or not passing:
+        return True
+    of, n = _QUANTITIES[limit[1]], int(limit[3])
+    values = [[of(s) for s in some] for some in (failing, passing)]
+    return all(min(abs(value - n) for value in some) <= max(1, n // 8) for some in values)
 
 
 def _limits(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> Iterable[SequenceCondition]:
@@ -76,22 +107,26 @@ def _limits(failing: Collection[SequenceShape], passing: Collection[SequenceShap
         return
     for what, of in _QUANTITIES.items():
         wrong, right = [of(s) for s in failing], [of(s) for s in passing]
-        if min(wrong) > max(right):
-            yield from _from(what, of, min(wrong))
-        elif max(wrong) < min(right):
-            yield from _beyond(what, of, max(wrong))
+        first, last = min(wrong), max(wrong)
+        # What lies between the two was not asked, so the passing side has a limit of its own.
+        if first > max(right):
+            seen = f"{what} <= {max(right)}"
+            yield SequenceCondition(f"{what} >= {first}", lambda s, of=of, first=first: of(s) >= first, seen)  # type: ignore[misc]
+        elif last < min(right):
+            seen = f"{what} >= {min(right)}"
+            yield SequenceCondition(f"{what} <= {last}", lambda s, of=of, last=last: of(s) <= last, seen)  # type: ignore[misc]
 
 
 def _pairs_with_limits(
-    failing: Collection[SequenceShape], passing: Collection[SequenceShape]
+    singles: Collection[SequenceCondition], failing: Collection[SequenceShape], passing: Collection[SequenceShape]
 ) -> Iterable[SequenceCondition]:
-    for a in [c for c in _SINGLES if all(map(c.holds, failing))]:
+    for a in singles:
         for b in _limits(failing, [s for s in passing if a.holds(s)]):
             yield _both(a, b)
 
 
-def _pairs(failing: Collection[SequenceShape]) -> Iterable[SequenceCondition]:
-    for a, b in combinations([c for c in _SINGLES if all(map(c.holds, failing))], 2):
+def _pairs(singles: Collection[SequenceCondition]) -> Iterable[SequenceCondition]:
+    for a, b in combinations(singles, 2):
         yield _both(a, b)
 
 
@@ -157,8 +192,11 @@ _SINGLES: tuple[SequenceCondition, ...] = (
 )
 
 
+_QUALITIES = frozenset(c.words for c in _SINGLES if not re.search(r"% |[<>]=? [2-9]|[<>]=? 1\d", c.words))
+"""Words of the conditions that state no limit besides 0 and 1, and no multiple."""
 _BY_WORDS = {condition.words: condition for condition in _SINGLES}
 _LIMIT = re.compile(rf"({'|'.join(_QUANTITIES)}) (>=|<=|>|<) (\d+)")
+_LENGTHS = re.compile(r"new\+prefix is (\d+)\+(\d+)")
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -178,6 +216,8 @@ def condition_of(where: str) -> SequenceCondition | None:
 
 
 def _stated(words: str) -> SequenceCondition | None:
+    if lengths := _LENGTHS.fullmatch(words):
+        return _lengths(int(lengths[1]), int(lengths[2]))
     limit = _LIMIT.fullmatch(words)
     if not limit:
         return _BY_WORDS.get(words)

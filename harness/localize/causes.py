@@ -18,6 +18,8 @@ from assay.harness.localize.screening import Comparisons
 
 OUTPUT_SCALED = "output-scaled"
 """The id of the hypothesis that every output is a multiple of what it should be. Its factor is estimated from the outputs."""
+OUTPUT_NOT_WRITTEN = "output-not-written"
+"""The same where that multiple is zero."""
 FIT_SHARE = 0.5
 """A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
 oracle."""
@@ -152,12 +154,20 @@ def _scaled(failing: Sequence[CallResult]) -> Hypothesis | None:
     if not math.isfinite(products) or not squares:
         return None
     factor = products / squares
+    if not factor:
+        about = "the output is zero, as if it were not written"
+        return Hypothesis(OUTPUT_NOT_WRITTEN, "output not written", about, "gain", "serious", _zero)
 
     def multiple(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
         return factor * truth(call, rows)
 
     about = f"every output is {factor:.4g} times what it should be"
     return Hypothesis(OUTPUT_SCALED, "output scaled", about, "gain", "serious", multiple)
+
+
+def _zero(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
+    queries = len(call.q) if rows is None else len(rows)
+    return call.q.new_zeros(queries, call.q.shape[1], call.v.shape[2], dtype=torch.float64)
 
 
 def _choose(fits: Sequence[_Fit]) -> list[_Fit]:

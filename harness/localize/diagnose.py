@@ -11,7 +11,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.hypotheses import LEAK, Hypothesis
 from assay.harness.conditions import POSITION
 from assay.harness.localize import wording
-from assay.harness.localize.causes import OUTPUT_SCALED, Cause, causes
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN, Group, not_run, scaled
 from assay.harness.localize.threads import few_threads
@@ -29,6 +29,7 @@ TITLES = {
     INPUT_WRITTEN: "input overwritten",
     CALL_REFUSED: "call refused",
     OUTPUT_SCALED: "output scaled",
+    OUTPUT_NOT_WRITTEN: "output not written",
     QUANTISATION_NOT_RUN: "declared quantisation not run",
 }
 """Findings besides the hypotheses of `assay.harness.attention.hypotheses.FAMILY`: id -> title."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import AssayError
-from assay.harness.localize.causes import OUTPUT_SCALED
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.cells import deviation
 from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
@@ -68,7 +68,7 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
     if not failing:
         return Smallest()
     call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
-    finding = next(f for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED))
+    finding = next(f for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED, OUTPUT_NOT_WRITTEN))
     with suppress(ValueError):  # a call with another bug, or one that fails only sometimes, stays as it is
         timed = _until(guard, time.monotonic() + SHRINK_SECONDS)
         # With a head_dim that it was not written for, a kernel may write beyond its output, which ends the process.

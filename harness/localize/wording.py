@@ -42,6 +42,7 @@ _ACTS = {
     r"(values|scores)-saturate-fp16": r"clamps \1 to the range of fp16",
     r"(values|scores)-overflow-fp16": r"overflows fp16 in its \1",
     r"output-scaled": "scales its output",
+    r"output-not-written": "does not write its output",
 }
 """Id of a bug -> verb phrase, in which groups of the id stand."""
 _ONCE = {

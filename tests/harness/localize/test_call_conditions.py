@@ -41,12 +41,20 @@ def test_sequence_shapes_of_a_call() -> None:
             [extend(9, 36), SequenceShape("decode", 1, 90, 1, 0)],
             "extend only and cached prefix >= 37",
         ),
+        # One failing pair of lengths tells nothing of where it begins; nor do limits that no sequence comes near.
+        ([extend(256, 256)], [extend(128, 128), extend(256, 0), extend(7, 193)], "new+prefix is 256+256"),
+        ([extend(300, 0), extend(400, 0)], [extend(9, 0), extend(50, 3)], "new tokens >= 300"),
     ],
 )
 def test_the_simplest_condition_is_first(
     failing: list[SequenceShape], passing: list[SequenceShape], words: str
 ) -> None:
     assert separating(failing, passing)[0].words == words
+
+
+def test_the_passing_side_of_a_limit_is_what_was_seen_to_pass() -> None:
+    first, *_ = separating([extend(9, 256), extend(7, 300)], [extend(9, 193), extend(9, 0)])
+    assert (first.words, first.otherwise) == ("cached prefix >= 256", "cached prefix <= 193")
 
 
 def test_what_no_condition_separates_has_none() -> None:
@@ -59,6 +67,7 @@ def test_what_no_condition_separates_has_none() -> None:
         ("extend and decode, cached prefix > 0, all 4 layers, all 4 heads", extend(9, 1), extend(9, 0)),
         ("extend, only where batch > 1 and new tokens > 1, layer 2 of 4", extend(9, 0, 2), extend(9, 0)),
         ("extend, only where cached prefix >= 37, all 4 layers", extend(9, 37), extend(9, 36)),
+        ("extend, only where new+prefix is 9+37, all 4 layers", extend(9, 37), extend(9, 36)),
         ("extend, extend only and length % 64 != 0, all 4 layers", extend(9, 0), extend(64, 0)),
     ],
 )
