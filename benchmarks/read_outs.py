@@ -4,8 +4,8 @@
     python benchmarks/read_outs.py --kernels some/kernels.py some/folder --processes 16    # kernels of your own
     python benchmarks/read_outs.py sage_attn torch_sdpa --device cuda --seeds 0-199    # kernels that are right, by name
 
-Each kernel is read from nothing. What was read is then tried on calls of another distribution than those that it was mined from, in
-a kernel that has seen no call yet, and this decides:
+A wrong kernel is read as `assay check` reads it, after its small matrix; of one that passes, nothing is said. What was read is then
+tried on calls of another distribution than those that it was mined from, in a kernel that has seen no call yet, and this decides:
 
 - truly: it gives every output that was tried, right and wrong;
 - partly: it gives at least half of the wrong ones, and is wrong on at most 2 % of the right ones;
@@ -14,9 +14,9 @@ a kernel that has seen no call yet, and this decides:
 
 A module given by path has a list `KERNELS` of (name, function of an `AttentionCall`, true description in one line); of a folder,
 all such modules are read. Each module is loaded anew for each kernel, so that none remembers a call. False is what was stated as
-exact (it gave all outputs that were seen) and is not truly so.
+exact (it gave all outputs that were seen or compared) and is not truly so.
 
-A kernel that is right must be silent. One line of JSON is printed for each kernel, and a table at the end.
+A kernel that is right is read too, and must be silent. One line of JSON is printed for each kernel, and a table at the end.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import FAMILY
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.seeded import SeededFault
-from assay.harness.offline.check import named
+from assay.harness.offline.check import check, named
 from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.readout import read_out
+from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.readout.samples import close
 
 TRIED = 60
@@ -189,12 +189,13 @@ def outcome(case: Case) -> Outcome:
     torch.set_num_threads(1)
     make, truth = made(case)
     begun = time.process_time()
-    found = read_out(make(), seed=case.seed, device=case.device)
-    spent = time.process_time() - begun
-    text = said(found)
     if case.kind in ("right", "named"):
+        found = read_out(make(), seed=case.seed, device=case.device)
+        spent, text = time.process_time() - begun, said(found)
         how = "wrongly" if text else "silent"
         return Outcome(*case_of(case), how, text, "", found.all.wrong, 0, 0, 0, found.calls, spent, found.exact)
+    found = check(make(), seed=case.seed).read_out or ReadOut()
+    spent, text = found.cpu_seconds, said(found)
     wrong, explained, right, false = tried(found.operator, make())
     how = "wrongly"
     if not text:

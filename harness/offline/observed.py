@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
@@ -26,6 +27,7 @@ from assay.harness.readout.probing import BudgetSpentError, History, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Reading, read, row_errors
 from assay.harness.readout.readout import SECONDS, ReadOut, read_out
+from assay.harness.readout.samples import Tally
 from assay.harness.verdict import Finding, serious
 
 READ_OUT_S = SECONDS
@@ -37,7 +39,10 @@ _MAX_WEIGHTS = 2**25
 _NOISY_WEIGHT = 0.3
 """Relative error of a weight that is not shown where a quantisation is declared: INT8 scores are off by up to a few tenths."""
 _HELD_ON, _HELD_ROWS, _HELD_SHARE = 8, 16, 0.95
-"""An operator holds on calls if it gives this share of the wrong outputs of so many calls, at so many queries of each."""
+"""An operator holds on recorded calls if it gives this share of the wrong outputs of so many calls, the smallest that fail, at so
+many wrong queries of each, and as many right ones."""
+_PASSING = 40
+"""Calls that do not fail on which an operator is tried."""
 _LATER = 10_007
 """Number of a call that no period of two to twelve calls takes for the first."""
 _KEPT = 4
@@ -111,10 +116,10 @@ class Reader:
         elif not said(found):
             named = with_operator(findings, found)
         else:
-            given, of = held(found, results)
-            outputs = f"{given:,} of {of:,} wrong outputs of the recorded calls"
-            if given >= _HELD_SHARE * of:
-                named = _with_evidence(with_operator(findings, found), f"it gives {outputs}")
+            seen = held(found, _smallest(results))
+            outputs = f"{seen.explained:,} of {seen.wrong:,} wrong outputs of the recorded calls"
+            if seen.share >= _HELD_SHARE:
+                named = _with_evidence(with_operator(findings, _tried(found, results)), f"it gives {outputs}")
             else:
                 other = f"on other calls the kernel computes this, which gives {outputs}: {found.sentence}"
                 named = _with_evidence(findings, other)
@@ -149,8 +154,7 @@ class Reader:
         found = self._read(kernel, declared, [result])
         if isinstance(found, str) or not said(found):
             return ""
-        given, of = held(found, [result])
-        return said(found) if given >= _HELD_SHARE * of else ""
+        return said(found) if held(found, [result]).share >= _HELD_SHARE else ""
 
     def _read(self, kernel: Kernel, declared: Declaration, results: Sequence[CallResult]) -> ReadOut | str:
         """The read-out of a kernel in a dtype in which it is wrong, on the device of its calls; or why there is none."""
@@ -189,15 +193,32 @@ def recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[Atten
 
 
 def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
-    """A read-out that answers for every failing call too: where it gives less of their wrong outputs, that is what it gives.
+    """A read-out that answers for the calls that were compared too: all that fail, and some that do not.
 
-    What depends on earlier calls cannot be tried on calls whose order is not known.
+    What it does not give of their wrong outputs, or changes of their right ones, it is held to. A finding says in which dtypes,
+    head dims and layouts the kernel fails, so only calls of these count. What depends on earlier calls cannot be tried on calls
+    whose order is not known: then it is not exact.
     """
-    failing = [one for one in results if one.fails and not _remembers(found, one.call)]
-    given, of = held(found, failing, most=len(failing))
-    if given >= _HELD_SHARE * of or given >= found.share * of:
+    known = [one for one in results if not _remembers(found, one.call)]
+    failing = [one for one in known if one.fails]
+    kinds = {_unspoken(one.call) for one in failing}
+    passing = [one for one in known if not one.fails and _unspoken(one.call) in kinds]
+    seen = held(found, [*failing, *passing[:: max(1, len(passing) // _PASSING)]])
+    if not seen.wrong:
+        return replace(found, untried=True)
+    if seen.exact:
         return found
-    return replace(found, all=replace(found.all, wrong=of, explained=given))
+    if seen.share < found.share:
+        return replace(found, all=seen)
+    whole = found.all
+    return replace(
+        found, all=Tally(whole.wrong + seen.wrong, whole.explained + seen.explained, whole.false + seen.false)
+    )
+
+
+def _unspoken(call: AttentionCall) -> tuple[object, ...]:
+    """What no operator speaks of."""
+    return call.q.dtype, call.q.shape[2], call.v.shape[2], call.layout, call.grad_mode
 
 
 def _remembers(found: ReadOut, call: AttentionCall) -> bool:
@@ -210,21 +231,20 @@ def _remembers(found: ReadOut, call: AttentionCall) -> bool:
     return uncertain or not np.array_equal(found.operator.outputs(first), found.operator.outputs(later), equal_nan=True)
 
 
-def held(found: ReadOut, results: Sequence[CallResult], most: int = _HELD_ON) -> tuple[int, int]:
-    """How many wrong outputs (queries x heads) of failing calls an operator gives, and of how many.
+def held(found: ReadOut, results: Sequence[CallResult]) -> Tally:
+    """How an operator does on calls that were compared: on `_HELD_ROWS` of the wrong queries of each, and as many right ones.
 
     Args:
         found: the operator.
         results: calls that were compared.
-        most: failing calls that are looked at, the smallest first.
     """
-    failing = sorted((one for one in results if one.fails), key=_size)[:most]
-    given = of = 0
-    for result in failing:
+    wrong = explained = false = 0
+    for result in results:
         call, size = result.call, row_errors(result.call, result.out.double().cpu())
         limit = _ROW_SPREAD * float(result.fit_bounds.max())
-        wrong = size > min(limit, float(size.max()) / 2)
-        rows = np.flatnonzero(wrong.any(1))[: min(_HELD_ROWS, _most_rows(call))]
+        least = min(limit, float(size.max()) / 2) if result.fails else np.inf
+        bad = np.asarray(size > least, dtype=np.bool_)
+        rows = _spread(np.asarray(bad.any(1)), min(_HELD_ROWS, _most_rows(call)))
         said_ = found.operator.outputs(Queries(call, rows))
         actual = result.out[torch.from_numpy(rows).to(result.out.device)].double().cpu().numpy()
         with np.errstate(invalid="ignore"):
@@ -232,9 +252,18 @@ def held(found: ReadOut, results: Sequence[CallResult], most: int = _HELD_ON) ->
             gap = np.where(same, 0.0, np.abs(said_ - actual)).sum(-1)
             scale = np.maximum(np.abs(actual).sum(-1), np.abs(said_).sum(-1))
             agrees = gap <= limit * np.nan_to_num(scale) + 1e-12
-        given += int((agrees & wrong[rows]).sum())
-        of += int(wrong[rows].sum())
-    return given, of
+        wrong += int(bad[rows].sum())
+        explained += int((agrees & bad[rows]).sum())
+        false += int((~agrees & ~bad[rows]).sum())
+    return Tally(wrong, explained, false)
+
+
+def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+    """Queries from the first to the last, evenly: at most so many of the wrong ones, and of the right ones."""
+    found = [np.flatnonzero(which) for which in (wrong, ~wrong)]
+    return np.sort(
+        np.concatenate([one[np.linspace(0, len(one) - 1, min(most, len(one))).astype(int)] for one in found])
+    )
 
 
 def picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Picture | str:
@@ -306,6 +335,11 @@ def _smallest_failing(results: Sequence[CallResult]) -> CallResult | None:
     """The failing call whose picture shows most; None if no call fails."""
     failing = sorted((one for one in results if one.fails), key=_size)
     return min(failing, key=lambda one: hides(one.call.q.shape[0], one.call.k.shape[0]), default=None)
+
+
+def _smallest(results: Sequence[CallResult]) -> list[CallResult]:
+    """The smallest calls that fail."""
+    return sorted((one for one in results if one.fails), key=_size)[:_HELD_ON]
 
 
 def _size(result: CallResult) -> tuple[int, int]:

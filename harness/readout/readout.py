@@ -47,6 +47,7 @@ class ReadOut:
         complete: whether the budget sufficed.
         notes: what the kernel did besides: wrote to its inputs, raised, gave other outputs to the same call.
         samples: what was seen.
+        untried: whether it could not be tried on the calls whose findings it explains.
         passive: whether it was read from recorded calls, without asking the kernel; see `assay.harness.readout.passive`.
     """
 
@@ -60,6 +61,7 @@ class ReadOut:
     complete: bool = True
     notes: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = field(default=(), repr=False)
+    untried: bool = False
     passive: bool = False
 
     @property
@@ -70,7 +72,7 @@ class ReadOut:
     @property
     def exact(self) -> bool:
         """Whether the operator gives every output that was seen, right and wrong."""
-        return self.all.exact
+        return self.all.exact and not self.untried
 
 
 _QUANTISED = 5e-3
