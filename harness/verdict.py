@@ -19,8 +19,8 @@ from assay.harness.text import one_line
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
 CheckStatus = Literal["ok", "failed", "missing", "not checked"]
 Severity = Literal["info", "warning", "serious"]
-_OPERATOR_SHOWN = 160
-"""Most characters of an operator in a headline."""
+OPERATOR_SHOWN = 160
+"""Most characters of an operator in a headline or a title."""
 WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass")
 """Verdicts in the order in which one of them stands for several."""
 
@@ -42,7 +42,8 @@ def serious(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def cause_of(findings: Sequence[Finding]) -> Finding | None:
-    """The first serious finding, with the operator that was read in its words if the bug has no name; None if there is none.
+    """The first serious finding; None if there is none. What it does is complete: with the operator that was read if the bug has
+    no name, and with the only calls in which it shows.
 
     Args:
         findings: of a run or a check, in their order; those of the layer diff come before those of the op-level matrix.
@@ -51,10 +52,12 @@ def cause_of(findings: Sequence[Finding]) -> Finding | None:
     if not wrong:
         return None
     cause = wrong[0]
-    if cause.id in (UNEXPLAINED, OPERATOR) and cause.operator and cause.does:
-        words = f"{cause.does}: {one_line(cause.operator, _OPERATOR_SHOWN)}"
-        return cause.model_copy(update={"does": words})
-    return cause
+    if not cause.does:
+        return cause
+    words = cause.does
+    if cause.id in (UNEXPLAINED, OPERATOR) and cause.operator:
+        words = f"{words}: {one_line(cause.operator, OPERATOR_SHOWN)}"
+    return cause.model_copy(update={"does": f"{words}, only where {cause.only}" if cause.only else words})
 
 
 def html_of(verdict: Verdict, summary: str, findings: Iterable[Finding]) -> str:
@@ -117,6 +120,11 @@ class Finding(Part):
     title: str
     severity: Severity
     where: str
+    only: str = Field(
+        "",
+        description='values of the axes of a matrix outside of which it does not show, such as "head_dim is 128"; empty if there '
+        "are none, or if what was read says where it shows",
+    )
     diagnosis: str
     does: str = Field(
         "",
@@ -138,6 +146,7 @@ class Finding(Part):
     def sentence(self) -> str:
         """What is wrong and where, with one full stop at its end."""
         text = self.diagnosis if self.does else f"{self.where}: {self.diagnosis}"
+        text = f"Only where {self.only}: {text}" if self.only else text
         return f"{text.rstrip('.')}."
 
     @property

@@ -195,7 +195,11 @@ class CheckResult:
 
     @property
     def where(self) -> str:
-        """Values of at most two axes that cover all failing cases and no correct one; empty if there are none."""
+        """Values of at most two axes that cover all failing cases and no correct one; empty if there are none, or if what was read
+        off the kernel says which cases fail.
+        """
+        if self.read_out is not None and self.read_out.whole:
+            return ""
         return axes.words(axes.confining(_conditions(self.failing), _conditions(self.right)))
 
     @property
@@ -634,7 +638,7 @@ def _bugs(run: KernelRun, case_of: Mapping[int, Case], again: str) -> list[Findi
         there = KernelRun(tuple(result for result, condition in conditions if axes.holds(only, condition)))
         named = [f for f in diagnose(there, again) if f.id != CALL_REFUSED]
         if not any(f.id == UNEXPLAINED for f in named):
-            return [_confined(finding, axes.words(only)) for finding in named]
+            return [finding.model_copy(update={"only": axes.words(only)}) for finding in named]
     return findings
 
 
@@ -647,17 +651,6 @@ def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
     if most < ONE_LAYER * len(results):
         return list(results)
     return [replace(result, call=replace(result.call, layer=layer)) for result in results]
-
-
-def _confined(finding: Finding, words: str) -> Finding:
-    """A finding that only holds in some cases."""
-    texts = {"where": f"only where {words}: {finding.where}"}
-    if finding.does:
-        texts |= {
-            "does": f"{finding.does}, only where {words}",
-            "diagnosis": f"Only where {words}: {finding.diagnosis}",
-        }
-    return finding.model_copy(update=texts)
 
 
 def _breaches(

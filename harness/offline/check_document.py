@@ -65,7 +65,8 @@ class CheckDocument(Decided):
     calls: int = Field(description="cases that it computed or broke")
     failing: tuple[str, ...] = Field(description="names of the cases that are out of bounds or broken")
     where: str = Field(
-        description="values of at most two axes that cover all failing cases and no correct one; may be empty"
+        description="values of at most two axes that cover all failing cases and no correct one; empty if there are none, or if "
+        "what was read off the kernel says which cases fail"
     )
     worst_own: float | None = Field(
         description="relative L1 of the worst case; null if none was computed or it is not finite"

@@ -17,9 +17,10 @@ from assay.harness.readout.picture import hides, picture_of
 from assay.harness.readout.queries import Flags
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
+from assay.harness.readout.sentences import where
 from assay.harness.readout.symbols import legend
-from assay.harness.text import percent
-from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, serious
+from assay.harness.text import one_line, percent
+from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious
 
 CONFIRMED = 2
 """Wrong outputs of calls that an operator was not mined from that it must give: a coincidence explains one."""
@@ -44,7 +45,8 @@ def name_of(operator: Operator, samples: Sequence[Sample]) -> Hypothesis | None:
     few = wrong[:: max(1, len(wrong) // _NAMED_ON)][:_NAMED_ON]
     if not operator.clauses or not few:
         return None
-    return next((one for one in FAMILY if all(_gives(one, s)[s.bad].all() for s in few)), None)
+    fits = (one for one in FAMILY if all(_gives(one, s)[s.bad].all() for s in few))
+    return next((one for one in fits if any(_defined(one, s).any() for s in few)), None)
 
 
 def public_reports(id: str) -> tuple[str, ...]:
@@ -83,8 +85,9 @@ def effort(read: ReadOut) -> str:
 def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
     """The findings; the first serious one says what was read.
 
-    It gets the name of what was read where it had none, or where an exact read-out contradicts its own: the hypothesis changes
-    outputs that are wrong, and not to what the kernel answers. Its severity stays, so no verdict depends on a read-out.
+    It gets the name of what was read where it had none, or where what was read contradicts its own: the hypothesis changes
+    outputs that are wrong, and not to what the kernel answers. What was read has no name of its own where no hypothesis is the same;
+    it then is the title. Its severity stays, so no verdict depends on a read-out.
 
     Args:
         findings: of a check or a replay.
@@ -96,10 +99,12 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
     changed: dict[str, object] = {}
     evidence = [*first.evidence, *_evidence(read)]
     if text := said(read):
-        changed = {"operator": text, "picture": _picture(read)}
-        if read.exact:
-            others = {finding.id for finding in serious(findings)[1:]}
-            changed |= _name(first, others, read)
+        others = {finding.id for finding in serious(findings)[1:]}
+        changed = {"operator": text, "picture": _picture(read)} | _name(first, others, read, text)
+        if read.whole:
+            changed["only"] = ""
+        if changed.pop("place", False):
+            evidence.insert(len(first.evidence), f"on the calls that were compared: {first.diagnosis}")
         if reports := public_reports(str(changed.get("id", first.id))):
             evidence.append(f"public reports of such a bug: {', '.join(reports[:_LINKS])}")
     changed["evidence"] = tuple(evidence)
@@ -137,47 +142,82 @@ def _evidence(read: ReadOut) -> list[str]:
     return [found, *filter(None, (symbols,)), *read.notes]
 
 
-def _name(first: Finding, others: Collection[str], read: ReadOut) -> dict[str, object]:
-    """Id, title, words for the headline, and diagnosis of a finding where an exact read-out changes them.
+def _name(first: Finding, others: Collection[str], read: ReadOut, text: str) -> dict[str, object]:
+    """Id, title, words for the headline, and diagnosis of a finding, so that they and what was read say one thing.
 
     Args:
         first: the finding.
         others: ids of the other serious findings: what they give is not held against this one.
-        read: an exact read-out.
+        read: the read-out.
+        text: what it says.
     """
     if first.id != UNEXPLAINED and first.id not in BY_ID:
         return {}  # how the kernel behaves, such as state that it keeps
     if first.id == UNEXPLAINED:
-        return _read_name(read) | {"diagnosis": read.sentence}
+        return (_read_name(read) | {"diagnosis": read.sentence}) if read.exact else {"title": _title(text)}
     candidates = (first.id, *first.equivalent)
-    against = {id: _against(BY_ID[id], others, read.samples) for id in candidates}
+    against = {id: _against(BY_ID[id], others, read) for id in candidates}
     fits = [id for id in candidates if not against[id]]
     if first.id in fits:
-        return {"equivalent": tuple(fits[1:])}
+        return {"equivalent": tuple(fits[1:])} | _confined(first, read)
     wrong = f'"{first.title}" fits the failing calls, but not {against[first.id]:,} wrong outputs that were read'
-    named: dict[str, object] = _named(fits[0]) if fits else _read_name(read)
-    return named | {"diagnosis": f"{read.sentence}; {wrong}", "equivalent": tuple(fits[1:])}
+    if fits:
+        named = _named(fits[0], read)
+    elif read.exact:
+        named = _read_name(read)
+    else:
+        named = {"id": UNEXPLAINED, "title": _title(text), "does": does(None, "")}
+    return named | {"diagnosis": f"{text}; {wrong}", "equivalent": tuple(fits[1:])}
+
+
+def _confined(first: Finding, read: ReadOut) -> dict[str, object]:
+    """Changes of a finding whose name was read: an exact read-out that names a condition says where it shows."""
+    if not read.exact or where(read.operator) == "":
+        return {}
+    return {"does": str(_named(first.id, read)["does"]), "diagnosis": read.sentence, "place": True}
 
 
 def _read_name(read: ReadOut) -> dict[str, object]:
     known = name_of(read.operator, read.samples)
-    return _named(known.id) if known else {"id": OPERATOR, "title": "another operator", "does": does(None, "")}
+    if known:
+        return _named(known.id, read)
+    return {"id": OPERATOR, "title": _title(read.sentence), "does": does(None, "")}
 
 
-def _named(id_: str) -> dict[str, object]:
-    """Id, title and words for the headline of a hypothesis. The operator says under which condition."""
-    return {"id": id_, "title": BY_ID[id_].title, "does": does(BY_ID[id_], "")}
+def _title(text: str) -> str:
+    """What was read, as the title of a finding without a name of its own."""
+    return one_line(text, OPERATOR_SHOWN)
 
 
-def _against(one: Hypothesis, others: Collection[str], samples: Sequence[Sample]) -> int:
-    """Wrong outputs that a hypothesis changes, and not to the kernel's answer, nor does another finding's give it."""
+def _named(id_: str, read: ReadOut) -> dict[str, object]:
+    """Id, title and words for the headline of a hypothesis; the operator says under which condition."""
+    act, place = does(BY_ID[id_], ""), where(read.operator)
+    if place is None:
+        act = f"{act}: {one_line(read.sentence, OPERATOR_SHOWN)}"
+    return {"id": id_, "title": BY_ID[id_].title, "does": f"{act}, {place}" if place else act}
+
+
+def _against(one: Hypothesis, others: Collection[str], read: ReadOut) -> int:
+    """Wrong outputs that were read and that a hypothesis changes, and not to the kernel's answer, nor does another finding's give it.
+
+    Of a read-out that is not exact, those count that its operator gives.
+    """
     found = 0
-    for sample in _wrong(samples):
+    for sample in _wrong(read.samples):
         rows = sample.bad & ~_gives(one, sample) & sample.differs(_effect(one).outputs(sample.queries))
+        if rows.any() and not read.exact:
+            rows &= sample.agrees(read.operator.outputs(sample.queries))
         for id in others:
             if rows.any() and id in BY_ID:
                 rows &= ~_gives(BY_ID[id], sample)
         found += int(rows.sum())
+    return found
+
+
+def _defined(one: Hypothesis, sample: Sample) -> Flags:
+    """Where a hypothesis says what a wrong answer is: that it leaves an output undefined fits whatever is not finite."""
+    out = _effect(one).outputs(sample.queries)
+    found: Flags = sample.bad & ~np.isnan(out).any(-1).ravel()
     return found
 
 

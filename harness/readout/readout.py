@@ -49,6 +49,8 @@ class ReadOut:
         samples: what was seen.
         untried: whether it could not be tried on the calls whose findings it explains.
         passive: whether it was read from recorded calls, without asking the kernel; see `assay.harness.readout.passive`.
+        whole: whether it also says which calls of a matrix fail: it was tried on them, gives what is wrong, and changes nothing
+            that is right.
     """
 
     operator: Operator = field(default_factory=Operator)
@@ -63,6 +65,7 @@ class ReadOut:
     samples: tuple[Sample, ...] = field(default=(), repr=False)
     untried: bool = False
     passive: bool = False
+    whole: bool = False
 
     @property
     def share(self) -> float:

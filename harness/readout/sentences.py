@@ -35,7 +35,7 @@ from assay.harness.readout.query_phrases import only
 from assay.harness.readout.symbols import legend, plus, small, value_words
 from assay.harness.text import percent
 
-__all__ = ["legend", "sentence"]
+__all__ = ["legend", "sentence", "where"]
 
 Said = tuple[str, list[Condition]]
 """An effect in words, and the conditions on queries that its own conditions hold in common."""
@@ -50,15 +50,27 @@ def sentence(operator: Operator) -> str:
     return ". Elsewhere, ".join(_clause(clause) for clause in operator.clauses)
 
 
+def where(operator: Operator) -> str | None:
+    """Where an operator shows, as its sentence ends: "only in decode"; empty for always; None if that takes more than one clause."""
+    if len(operator.clauses) != 1 or operator.clauses[0].sometimes < 1:
+        return None
+    return _text_and_place(operator.clauses[0])[1]
+
+
 def _clause(clause: Clause) -> str:
+    found = ", ".join(filter(None, _text_and_place(clause)))
+    return found if clause.sometimes == 1 else f"{found}; it shows in {percent(clause.sometimes)} of these calls"
+
+
+def _text_and_place(clause: Clause) -> tuple[str, str]:
+    """What a clause does, and where."""
     mask = _mask(clause)
     if mask:
         text, conditions = mask, [_without_causal(clause.condition)]
     else:
         text, inner = _effect(clause.effect)
         conditions = [clause.condition, *inner]
-    found = ", ".join(filter(None, (text, only(conditions))))
-    return found if clause.sometimes == 1 else f"{found}; it shows in {percent(clause.sometimes)} of these calls"
+    return text, only(conditions)
 
 
 def _effect(effect: Effect) -> Said:
@@ -296,8 +308,8 @@ def _key_factors(effect: KeyFactors) -> Said:
     texts: list[str] = []
     late = effect.denominator == "all"
     for part, (which, inner) in zip(effect.parts, split, strict=True):
-        where = "" if common else only(inner)
-        texts.append(_part(part, which, late) + (f" ({where})" if where else ""))
+        there = "" if common else only(inner)
+        texts.append(_part(part, which, late) + (f" ({there})" if there else ""))
     text = "after the softmax, " * late + _chained(texts)
     if effect.phantom is not None:
         number = value_words(effect.phantom) if isinstance(effect.phantom, Value) else effect.phantom.words
