@@ -207,7 +207,9 @@ def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
     if not seen.wrong:
         return replace(found, untried=True)
     if seen.exact:
-        return found
+        others = [one for one in known if not one.fails and _unspoken(one.call) not in kinds]
+        apart = held(found, others[:: max(1, len(others) // _PASSING)]) if found.exact else seen
+        return replace(found, whole=found.exact and not apart.false)
     if seen.share < found.share:
         return replace(found, all=seen)
     whole = found.all

@@ -86,8 +86,8 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
     """The findings; the first serious one says what was read.
 
     It gets the name of what was read where it had none, or where what was read contradicts its own: the hypothesis changes
-    outputs that are wrong, and not to what the kernel answers. What was read has no name of its own where no hypothesis is the same;
-    it then is the title. Its severity stays, so no verdict depends on a read-out.
+    outputs that are wrong, and not to what the kernel answers. Where no hypothesis is the same, what was read is the title. Its
+    severity stays, so no verdict depends on a read-out.
 
     Args:
         findings: of a check or a replay.
@@ -172,7 +172,7 @@ def _name(first: Finding, others: Collection[str], read: ReadOut, text: str) -> 
 
 def _confined(first: Finding, read: ReadOut) -> dict[str, object]:
     """Changes of a finding whose name was read: an exact read-out that names a condition says where it shows."""
-    if not read.exact or where(read.operator) == "":
+    if not read.exact or not where(read.operator):
         return {}
     return {"does": str(_named(first.id, read)["does"]), "diagnosis": read.sentence, "place": True}
 
@@ -198,10 +198,12 @@ def _named(id_: str, read: ReadOut) -> dict[str, object]:
 
 
 def _against(one: Hypothesis, others: Collection[str], read: ReadOut) -> int:
-    """Wrong outputs that were read and that a hypothesis changes, and not to the kernel's answer, nor does another finding's give it.
+    """Wrong outputs that a hypothesis changes, and not to the kernel's answer, nor does another finding's give it.
 
     Of a read-out that is not exact, those count that its operator gives.
     """
+    if not any(_defined(one, sample).any() for sample in _wrong(read.samples)):
+        return sum(int(sample.bad.sum()) for sample in read.samples)
     found = 0
     for sample in _wrong(read.samples):
         rows = sample.bad & ~_gives(one, sample) & sample.differs(_effect(one).outputs(sample.queries))

@@ -51,7 +51,7 @@ def sentence(operator: Operator) -> str:
 
 
 def where(operator: Operator) -> str | None:
-    """Where an operator shows, as its sentence ends: "only in decode"; empty for always; None if that takes more than one clause."""
+    """Where an operator shows, as its sentence ends: "only in decode"; empty for always; None if one clause does not say it."""
     if len(operator.clauses) != 1 or operator.clauses[0].sometimes < 1:
         return None
     return _text_and_place(operator.clauses[0])[1]

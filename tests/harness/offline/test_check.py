@@ -230,6 +230,19 @@ def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[Att
     assert (result.verdict, result.where) == ("regression", where)
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["whole", "in one dtype"])
+def test_an_exact_sentence_replaces_the_axes_that_it_explains(apart: bool) -> None:
+    some = cases(("extend",), dtypes=[torch.float32, torch.float16])[::16]
+    kernel = only_where(lambda call: call.q.dtype == torch.float32, TOP_LEFT) if apart else TOP_LEFT
+    result = check_and_read(kernel, cases=some, read_out=30)
+    assert result.read_out is not None
+    assert result.read_out.exact
+    assert result.findings[0].operator == result.read_out.sentence
+    assert ("dtype is" in result.where) == apart, "no read-out speaks of dtypes"
+    assert ("fails exactly where" in message(result)) == apart
+    assert bool(result.where) == apart
+
+
 def test_llamas_prefill_is_covered() -> None:
     def llama(call: AttentionCall) -> bool:
         grouped = call.q.shape[1] > call.k.shape[1] > 1

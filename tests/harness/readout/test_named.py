@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.catalogue import ALL
 from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.hypotheses import BY_ID, FAMILY
+from assay.harness.attention.seeded import SeededFault
 from assay.harness.localize.diagnose import STATE_KEPT
+from assay.harness.localize.wording import does
+from assay.harness.readout.effects import Constant
+from assay.harness.readout.known_effects import Known
+from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.named import name_of, public_reports, said, with_operator
+from assay.harness.readout.operators import Clause, Effect, Operator
+from assay.harness.readout.probing import Plan
+from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import ReadOut, read_out
-from assay.harness.readout.samples import Tally
-from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, Severity
+from assay.harness.readout.samples import Sample, Tally
+from assay.harness.readout.sentences import sentence
+from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, Severity, cause_of
 
 
 def flipped(call: AttentionCall) -> Tensor:
@@ -84,7 +96,7 @@ def test_another_operator_has_the_sentence_and_no_name(unlisted: ReadOut) -> Non
     assert unlisted.exact
     assert name_of(unlisted.operator, unlisted.samples) is None
     [named] = with_operator([finding(UNEXPLAINED)], unlisted)
-    assert (named.id, named.title) == (OPERATOR, "another operator")
+    assert (named.id, named.title) == (OPERATOR, unlisted.sentence)
     assert named.does == "computes something other than attention"
     assert named.diagnosis == named.operator == unlisted.sentence
 
@@ -138,8 +150,92 @@ def test_an_exact_read_out_wins_over_a_name_that_it_contradicts(unlisted: ReadOu
     [first] = with_operator([finding(id)], unlisted)
     assert first.id == OPERATOR
     assert first.diagnosis.startswith(f'{unlisted.sentence}; "title of {id}" fits the failing calls, but not ')
-    [kept] = with_operator([finding(id)], replace(unlisted, all=replace(unlisted.all, false=1)))
-    assert (kept.id, kept.diagnosis) == (id, "it is wrong"), "one that is not exact does not"
+    assert (first.title, first.does) == (unlisted.sentence, "computes something other than attention")
+    [partly] = with_operator([finding(id)], replace(unlisted, all=replace(unlisted.all, false=1)))
+    assert partly.id == UNEXPLAINED, "nor does the headline name a bug where most of what was read is something else"
+    assert partly.title == partly.operator
+
+
+def test_a_headline_says_the_condition_that_was_read(missing_mask: ReadOut) -> None:
+    [clause] = missing_mask.operator.clauses
+    decode = Condition((Literal(Term("prefix"), ">=", 64),))
+    operator = Operator((replace(clause, condition=decode),))
+    read = replace(missing_mask, operator=operator, sentence=sentence(operator))
+    given = finding("mask-missing").model_copy(update={"does": "applies no causal mask where batch > 1"})
+    [first] = with_operator([given], read)
+    assert first.does == "applies no causal mask, only where 64 or more tokens are cached"
+    assert first.diagnosis == read.sentence
+    assert "on the calls that were compared: it is wrong" in first.evidence
+
+
+def test_axes_are_said_unless_what_was_read_says_which_calls_fail(missing_mask: ReadOut) -> None:
+    given = finding("mask-missing").model_copy(update={"does": "applies no causal mask", "only": "head_dim is 128"})
+    [apart] = with_operator([given], missing_mask)
+    assert apart.sentence == "Only where head_dim is 128: it is wrong."
+    cause = cause_of([apart])
+    assert cause is not None
+    assert cause.does == "applies no causal mask, only where head_dim is 128"
+    [whole] = with_operator([given], replace(missing_mask, whole=True))
+    assert (whole.only, whole.sentence) == ("", "it is wrong.")
+
+
+def seen(effect: Effect, *lens: tuple[tuple[int, int], ...]) -> list[Sample]:
+    """What a kernel with this effect answers to calls of these lengths."""
+    found = []
+    for batch in lens:
+        plan = Plan(batch)
+        call = plan.make()
+        queries = Queries(call, np.arange(len(call.q)))
+        actual = effect.outputs(queries)
+        sample = Sample(plan, queries, actual, np.zeros(actual.shape[0] * actual.shape[1], bool), 3e-4)
+        sample.bad = sample.errors > sample.error
+        found.append(sample)
+    return found
+
+
+def read_of(operator: Operator, samples: list[Sample]) -> ReadOut:
+    wrong = sum(int(sample.bad.sum()) for sample in samples)
+    every = Tally(wrong, wrong)
+    return ReadOut(operator, sentence(operator), every, every, samples=tuple(samples))
+
+
+def test_nan_is_no_sign_of_a_bug_that_leaves_an_output_undefined() -> None:
+    """Without its own key, the only query of a sequence sees nothing: that fits whatever is not finite."""
+    operator = Operator((Clause(Constant(float("nan")), Condition((Literal(Term("total"), "==", 1),))),))
+    samples = seen(Constant(float("nan")), ((1, 0),))
+    read = read_of(operator, samples)
+    assert name_of(operator, samples) is None
+    for given in (finding(UNEXPLAINED), finding("mask-one-key-too-few")):
+        [first] = with_operator([given], read)
+        assert (first.id, first.title) == (OPERATOR, read.sentence)
+        assert read.sentence.startswith("the output is NaN")
+
+
+@pytest.mark.parametrize("fault", [one for one in ALL if one.hypothesis], ids=lambda one: str(one.id))
+def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) -> None:
+    """Whatever a check named first: the bug that the headline names gives the outputs that the sentence gives."""
+    one = BY_ID[str(fault.hypothesis)]
+    operator = Operator((Clause(Known(one.id, one.about, one.compute)),))
+    samples = [sample for sample in seen(operator.clauses[0].effect, ((9, 20), (3, 5)), ((1, 30),)) if sample.bad.any()]
+    if not samples:
+        pytest.skip("it does not show on small calls")
+    at = FAMILY.index(one)
+    for exact in (True, False):
+        read = read_of(operator, samples)
+        read = read if exact else replace(read, all=replace(read.all, wrong=read.all.wrong + 1))
+        for other in (*FAMILY[at - 2 : at], one, *FAMILY[at + 1 : at + 3], BY_ID["scale-twice"]):
+            given = finding(other.id).model_copy(update={"does": does(other, "")})
+            [first] = with_operator([given], read)
+            cause = cause_of([first])
+            assert cause is not None
+            assert read.sentence in f"{first.sentence} {first.observed}"
+            if first.id not in BY_ID:
+                assert read.sentence[:100] in cause.does
+                continue
+            named = Known(first.id, "", BY_ID[first.id].compute)
+            for sample in samples:
+                out = named.outputs(sample.queries)
+                assert (sample.agrees(out) | ~sample.differs(out) | np.isnan(out).any(-1).ravel())[sample.bad].all()
 
 
 def test_what_another_finding_explains_contradicts_nothing() -> None:
