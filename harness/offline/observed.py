@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.watcher import unwatched
 from assay.harness.picture import MAX_QUERIES, Picture
+from assay.harness.readout.finding import Compared
 from assay.harness.readout.named import said, with_operator
 from assay.harness.readout.passive import Recorded, read_recorded, recorded
 from assay.harness.readout.picture import BEFORE, hides, picture_of, unread_picture
@@ -41,6 +43,8 @@ _NOISY_WEIGHT = 0.3
 _HELD_ON, _HELD_ROWS, _HELD_SHARE = 8, 16, 0.95
 """An operator holds on recorded calls if it gives this share of the wrong outputs of so many calls, the smallest that fail, at so
 many wrong queries of each, and as many right ones."""
+_FAILING_OF_A_KIND = 2
+"""Failing calls of a kind that a read-out begins with."""
 _PASSING = 40
 """Calls that do not fail on which an operator is tried."""
 _LATER = 10_007
@@ -164,20 +168,39 @@ class Reader:
             if one is unwatched(kernel) and (its, on) == (declared, device):
                 return found
         shapes = {(one.call.q.shape[2], one.call.v.shape[2]) for one in results}
-        made = read_kernel(kernel, declared, device, self.seconds, shapes)
+        made = read_kernel(kernel, declared, device, self.seconds, shapes, _telling(results))
         self._known = [*self._known[1 - _KEPT :], (unwatched(kernel), declared, device, made)]
         return made
 
 
 def read_kernel(
-    kernel: Kernel, declared: Declaration, device: str, seconds: float, shapes: Collection[tuple[int, int]]
+    kernel: Kernel,
+    declared: Declaration,
+    device: str,
+    seconds: float,
+    shapes: Collection[tuple[int, int]],
+    compared: Sequence[Compared] = (),
 ) -> ReadOut | str:
     """The read-out of a kernel, or why there is none. It is asked for these (head_dim, head_dim_v), and what it declares."""
     try:
         asked = _declaring(kernel, declared)
-        return read_out(asked, noise=declared.noise, seconds=seconds, device=device, shapes=shapes)
+        return read_out(asked, noise=declared.noise, seconds=seconds, device=device, shapes=shapes, compared=compared)
     except Exception as error:  # a kernel's numbers can be anything; what was found without a read-out stands
         return f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}"
+
+
+def _telling(results: Sequence[CallResult]) -> list[Compared]:
+    """The calls that a read-out begins with: of each kind the smallest ones that fail, and some that do not."""
+    found: list[CallResult] = []
+    for fails, of_a_kind in ((True, _FAILING_OF_A_KIND), (False, 1)):
+        kinds: Counter[tuple[object, ...]] = Counter()
+        for one in sorted((one for one in results if one.fails == fails), key=_size):
+            call = one.call
+            kind = (call.q.dtype, call.phase, any(call.prefixes), len(call.lens_q) > 1, call.causal)
+            kinds[kind] += 1
+            if kinds[kind] <= of_a_kind:
+                found.append(one)
+    return [(one.call, _ROW_SPREAD * float(one.fit_bounds.max())) for one in found]
 
 
 def recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[AttentionCall, Tensor]]) -> list[Recorded]:
@@ -205,7 +228,7 @@ def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
     passing = [one for one in known if not one.fails and _unspoken(one.call) in kinds]
     seen = held(found, [*failing, *passing[:: max(1, len(passing) // _PASSING)]])
     if not seen.wrong:
-        return replace(found, untried=True)
+        return replace(found, unsure=True)
     if seen.exact:
         others = [one for one in known if not one.fails and _unspoken(one.call) not in kinds]
         apart = held(found, others[:: max(1, len(others) // _PASSING)]) if found.exact else seen

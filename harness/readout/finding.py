@@ -35,7 +35,9 @@ from assay.harness.readout.probing import (
     Prober,
     drawn_plans,
     fixed_plans,
+    plan_of,
     repeated_plans,
+    varied_plans,
 )
 from assay.harness.readout.queries import Flags, Queries, einsum
 from assay.harness.readout.ranges import limits
@@ -43,6 +45,12 @@ from assay.harness.readout.reading import Reading, read, row_errors
 from assay.harness.readout.samples import LOOSE, Exactness, Sample, Tally, close
 from assay.harness.readout.solving import solve
 
+Compared = tuple[AttentionCall, float]
+"""A call that a kernel was given before, and the relative error of a query, L1, from which on it is wrong."""
+_COMPARED = "compared"
+"""`Plan.data` of such calls, whose data may be any."""
+_FEW_HEADS = 300
+"""Keys from which on a call that is made has two q heads, where it may."""
 READ_AT_ONCE, READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
 _WITHOUT_MASK_S = 5.0
@@ -75,6 +83,12 @@ _FIRST, _TINY = 3, 3
 """Calls, and wrong queries of each, on which an effect must explain something to be compared at all: most explain nothing."""
 _SURELY_TRIED, _TRIED = 6, 20
 """Effects whose conditions are mined, best first; and most of them, where no condition is found for any."""
+_TOTALS, _PREFIXES = ("total", "most_total"), ("prefix", "previous_prefix", "first_prefix", "most_prefix")
+_NEW, _POSITIONS, _SEQUENCES = ("new", "most_new"), ("pos", "i"), ("seqs", "seq")
+_ASKED = frozenset((*_TOTALS, *_PREFIXES, *_NEW, *_POSITIONS, *_SEQUENCES))
+"""Features of a query of which calls with any value can be made."""
+_HALVINGS = 8
+"""Calls that are asked for at a threshold, each halfway between a wrong and a right query: enough for lengths of a few hundred."""
 _TELLING = 6
 """Calls that are drawn to tell rivals apart, in each round."""
 
@@ -89,11 +103,20 @@ class Finder:
         exactness: what counts as wrong.
         seed: of the data, and of what is drawn.
         slow: whether the kernel is slow, so that long calls are left out and fewer are made.
+        compared: calls that it was given before, of which those of this dtype are asked for.
     """
 
     def __init__(
-        self, prober: Prober, data: str, dtype: torch.dtype, exactness: Exactness, seed: int = 0, slow: bool = False
+        self,
+        prober: Prober,
+        data: str,
+        dtype: torch.dtype,
+        exactness: Exactness,
+        seed: int = 0,
+        slow: bool = False,
+        compared: Sequence[Compared] = (),
     ) -> None:
+        self._compared = [one for one in compared if one[0].q.dtype == dtype]
         self.prober, self.data, self.dtype, self.exactness, self.slow = prober, data, dtype, exactness, slow
         self._seed = seed
         self.samples: list[Sample] = []
@@ -157,7 +180,9 @@ class Finder:
 
     def _search(self) -> None:
         """Find the operator of the calls that may be made."""
-        self.screen([*repeated_plans(self.data, self.dtype), *fixed_plans(self.data, self.dtype, not self.slow)])
+        self.screen(repeated_plans(self.data, self.dtype))
+        self._ask_compared()
+        self.screen(fixed_plans(self.data, self.dtype, not self.slow))
         self._limits()
         if not self.wrong:
             self.screen(islice(self._drawn, FRESH // 2 if self.slow else FRESH))
@@ -175,12 +200,15 @@ class Finder:
             operators = self.fit()
             self.operator = operators[0]
             plans = [*self.again(), *self.edges(operators), *self.telling(operators, drawn)]
-            plans = [plan for plan in dict.fromkeys(plans) if replace(plan, seed=0) not in tried]
+            asked = {sample.plan for sample in self.samples if sample.fresh}
+            plans = [plan for plan in dict.fromkeys(plans) if replace(plan, seed=0) not in tried and plan not in asked]
             tried |= {replace(plan, seed=0) for plan in plans}
             plans += islice(drawn, FRESH // 2 if self.slow else FRESH)
             if any(_of_call_before(clause.effect) for clause in self.operator.clauses):
                 plans = [again for plan in plans for again in (replace(plan, seed=plan.seed + 500_000), plan)]
             self.screen(plans, fresh=True)
+            if not self.slow:
+                self.bisect(self.operator)
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
             share = self.tally(self.operator, self.samples).share
             uncertain = any(clause.sometimes < 1 for clause in self.operator.clauses)
@@ -194,6 +222,20 @@ class Finder:
 
     # Asking
 
+    def _ask_compared(self) -> None:
+        """Ask for the calls that the kernel was given before, and for variations of the smallest one that is wrong."""
+        before = len(self.samples)
+        for call, error in self._compared:
+            if call.causal or not self.causal_only:
+                self._ask(plan_of(call, _COMPARED), call, max(error, self.exactness.error))
+        wrong = [sample.plan for sample in self.samples[before:] if sample.bad.any()]
+        if wrong:
+            base = replace(min(wrong, key=lambda plan: plan.size), data=self.data)
+            if base.keys > _FEW_HEADS:  # with few heads, a long call is read in seconds, if it is wrong then too
+                self.screen([replace(base, heads=(2, 1))])
+                base = self.samples[-1].plan if self.samples[-1].bad.any() else base
+            self.screen(varied_plans(base)[: 8 if self.slow else None])
+
     def screen(self, plans: Iterable[Plan], fresh: bool = False) -> None:
         """Ask for the calls, and keep some queries of each."""
         for plan in plans:
@@ -202,19 +244,21 @@ class Finder:
             seed = plan.seed + 1_000_003 * self._seed
             dim, value_dim = self.prober.nearest_shape(plan.head_dim, plan.value_dim)
             call = replace(plan, seed=seed, head_dim=dim, value_dim=value_dim).make(self.prober.device)
-            number, nth, history = self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
-            out = self.prober(call)
-            if out is None:
-                continue
-            error = LOOSE if plan.data == "scores" else self.exactness.error
-            wrong = row_errors(call, out) > error
-            some: Flags = np.asarray(wrong.any(1))
-            rows = self._rows(some)
-            queries = Queries(call, rows, number, nth, history)
-            actual = out[torch.from_numpy(rows)].numpy()
-            bad = wrong[rows].ravel()
-            self.samples.append(Sample(plan, queries, actual, bad, error, fresh, self._before))
-            self._before = call
+            self._ask(plan, call, LOOSE if plan.data == "scores" else self.exactness.error, fresh)
+
+    def _ask(self, plan: Plan, call: AttentionCall, error: float, fresh: bool = False) -> None:
+        number, nth, history = self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
+        out = self.prober(call)
+        if out is None:
+            return
+        wrong = row_errors(call, out) > error
+        some: Flags = np.asarray(wrong.any(1))
+        rows = self._rows(some)
+        queries = Queries(call, rows, number, nth, history)
+        actual = out[torch.from_numpy(rows)].numpy()
+        bad = wrong[rows].ravel()
+        self.samples.append(Sample(plan, queries, actual, bad, error, fresh, self._before))
+        self._before = call
 
     def leave_out_not_causal(self) -> None:
         """Find out whether the kernel computes calls without a causal mask at all, and ask for calls that have one if it does not.
@@ -325,7 +369,9 @@ class Finder:
             return kinds[kind]
 
         plain = [
-            s for s in samples if s.bad.any() and s.plan.keys > 3 and s.plan.data == self.data and s.reading is None
+            s
+            for s in samples
+            if s.bad.any() and s.plan.keys > 3 and s.plan.data in (self.data, _COMPARED) and s.reading is None
         ]
         plain.sort(key=lambda s: s.plan.size)
         ranks = [rank(sample) for sample in plain]
@@ -515,10 +561,14 @@ class Finder:
     def again(self) -> list[Plan]:
         """Some calls that were wrong, with other data: what is wrong now and then is right this time."""
         wrong = sorted((s.plan for s in self.samples if s.bad.any() and not s.fresh), key=lambda plan: plan.size)
-        found = [replace(plan, seed=plan.seed + 50_000) for plan in wrong[:3]]
+        found = [replace(plan, seed=plan.seed + 50_000, data=self._made(plan)) for plan in wrong[:3]]
         if any(clause.sometimes < 1 for clause in self.operator.clauses):  # so often that a period shows
-            found += [replace(wrong[0], seed=60_000 + n) for n in range(_PERIODS)]
+            found += [replace(wrong[0], seed=60_000 + n, data=self._made(wrong[0])) for n in range(_PERIODS)]
         return found
+
+    def _made(self, plan: Plan) -> str:
+        """The data of a call that is made as one was."""
+        return self.data if plan.data == _COMPARED else plan.data
 
     def edges(self, operators: Sequence[Operator]) -> list[Plan]:
         """Calls on both sides of the thresholds of operators."""
@@ -532,6 +582,62 @@ class Finder:
         bases = self._bases()
         found = [plan for name, value in wanted for plan in self._at(name, value, bases)]
         return list(dict.fromkeys(found))[: 20 if self.slow else 60]
+
+    def bisect(self, operator: Operator) -> None:
+        """Ask for calls between the nearest wrong and right queries on both sides of each threshold of an operator."""
+        for condition in _conditions(operator):
+            for literal in condition.literals:
+                gap = self._gap(condition, literal)
+                for _ in range(_HALVINGS):
+                    if gap is None or abs(gap[0] - gap[1]) < 2:
+                        break
+                    wrong, right, base = gap
+                    asked = {sample.plan for sample in self.samples}
+                    plans = self._at(literal.term.name, (wrong + right) // 2, [base])
+                    self.screen([plan for plan in plans if plan not in asked][:1], fresh=True)
+                    if (now := self._gap(condition, literal)) == gap:
+                        break
+                    gap = now
+
+    def open_limits(self) -> list[tuple[Literal, int, int]]:
+        """Thresholds of the operator whose nearest wrong and right queries are not neighbours, with the values of these two."""
+        found: list[tuple[Literal, int, int]] = []
+        for condition in _conditions(self.operator):
+            for literal in condition.literals:
+                gap = self._gap(condition, literal)
+                if gap is not None and abs(gap[0] - gap[1]) > 1:
+                    found.append((literal, gap[0], gap[1]))
+        return found
+
+    def _gap(self, condition: Condition, literal: Literal) -> tuple[int, int, Plan] | None:
+        """The nearest wrong and right query at a threshold that meet the other literals, and the call of the wrong one.
+
+        None if the literal is no threshold on an amount, or one side has no query.
+        """
+        term = literal.term
+        if (
+            term.name not in _ASKED
+            or literal.op not in (">=", "<")
+            or term.minus
+            or term.modulo
+            or term.block > 1
+            or condition.negated
+        ):
+            return None
+        rest = Condition(tuple(one for one in condition.literals if one is not literal))
+        side = 1 if literal.op == ">=" else -1
+        wrong: list[tuple[int, Plan]] = []
+        right: list[int] = []
+        for sample in self.samples:
+            x, there = side * term.of(sample.queries.table), rest.holds(sample.queries.table)
+            if (bad := there & sample.bad).any():
+                wrong.append((int(x[bad].min()), sample.plan))
+            right += np.unique(x[there & ~sample.bad]).tolist()
+        if not wrong:
+            return None
+        nearest, plan = min(wrong, key=lambda one: one[0])
+        before = [x for x in right if x < nearest]
+        return (side * nearest, side * max(before), replace(plan, data=self._made(plan))) if before else None
 
     def _bases(self) -> list[Plan]:
         """Small wrong calls of different kinds: a call at an edge is one of them with another length."""
@@ -550,21 +656,21 @@ class Finder:
             for place, (new, prefix) in enumerate(base.lens):
                 lens = list(base.lens)
                 decode = base.phase == "decode"
-                if name in ("total", "most_total", "j") and 1 < value < 5000:
+                if name in (*_TOTALS, "j") and 1 < value < 5000:
                     now = 1 if decode or not prefix else min(new, value - 1)
                     lens[place] = (now, value - now) if prefix else (value, 0)
-                elif name in ("prefix", "previous_prefix", "first_prefix") and 0 <= value < 5000:
+                elif name in _PREFIXES and 0 <= value < 5000:
                     lens[place] = (new, value)
-                elif name in ("new", "most_new") and 0 < value < 700:
+                elif name in _NEW and 0 < value < 700:
                     lens[place] = (value, prefix)
-                elif name in ("pos", "i") and 0 < value < 700:
+                elif name in _POSITIONS and 0 < value < 700:
                     lens[place] = (1, value) if decode else (value + 2, prefix if name == "i" else 0)
-                elif name in ("seqs", "seq") and 0 < value < 20:
+                elif name in _SEQUENCES and 0 < value < 20:
                     lens = (lens * value)[:value]
                 else:
                     continue
                 if sum(n * (n + p) for n, p in lens) < 10**6:
-                    heads = (2, 1) if value > 300 and base.heads[1] > 1 and base.heads[0] < 4 else base.heads
+                    heads = (2, 1) if value > _FEW_HEADS and base.heads[1] > 1 and base.heads[0] < 4 else base.heads
                     found.append(replace(base, lens=tuple(lens), heads=heads, seed=7000 + value))
         return found
 
@@ -604,14 +710,21 @@ def _of_call_before(effect: Effect) -> bool:
 
 
 def _literals(operator: Operator) -> Iterable[Literal]:
+    for condition in _conditions(operator):
+        yield from condition.literals
     for clause in operator.clauses:
-        conditions: list[Condition] = [clause.condition]
+        of_keys: list[Condition] = []
         if isinstance(clause.effect, KeyFactors):
-            conditions += [part.condition for part in clause.effect.parts]
+            of_keys += [part.condition for part in clause.effect.parts]
         if isinstance(clause.effect, Moved):
-            conditions.append(clause.effect.condition)
-        for condition in conditions:
+            of_keys.append(clause.effect.condition)
+        for condition in of_keys:
             yield from condition.literals
+
+
+def _conditions(operator: Operator) -> list[Condition]:
+    """The conditions on queries."""
+    return [clause.condition for clause in operator.clauses]
 
 
 def _sides(literal: Literal) -> tuple[int, ...]:

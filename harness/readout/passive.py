@@ -23,7 +23,7 @@ from assay.harness.readout.features import Ints
 from assay.harness.readout.finding import Finder
 from assay.harness.readout.forms import CallContext, Fit, Row, fits
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import BudgetSpentError, Plan, Prober, budget_clock
+from assay.harness.readout.probing import BudgetSpentError, Prober, budget_clock, plan_of
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Reading, row_errors
 from assay.harness.readout.readout import ReadOut
@@ -236,7 +236,7 @@ def _nobody(call: AttentionCall) -> Tensor:
 def _ordered(calls: Sequence[Recorded]) -> list[Recorded]:
     """Calls of each kind in turn; of a kind the smallest, the largest, the next to the smallest, and so on."""
     kinds: dict[tuple[object, ...], list[Recorded]] = {}
-    for one in sorted(calls, key=lambda one: _plan(one.call).size):
+    for one in sorted(calls, key=lambda one: plan_of(one.call).size):
         call = one.call
         kinds.setdefault((call.layer, call.phase, any(call.prefixes), len(call.lens_q) > 1), []).append(one)
     return list(_in_turn([list(_in_turn([some, some[::-1]]))[: len(some)] for some in kinds.values()]))
@@ -253,7 +253,7 @@ def _sample(one: Recorded, draw: np.random.Generator) -> Sample:
     most = max(1, min(_ROWS, _MOST_WEIGHTS // (call.q.shape[1] * call.k.shape[1] * call.k.shape[0])))
     rows = _rows(call, np.asarray(wrong.any(1)), most, draw)
     actual = out[torch.from_numpy(rows)].numpy()
-    return Sample(_plan(call), Queries(call, rows), actual, wrong[rows].ravel(), one.error, fresh=True)
+    return Sample(plan_of(call), Queries(call, rows), actual, wrong[rows].ravel(), one.error, fresh=True)
 
 
 def _rows(
@@ -274,10 +274,3 @@ def _rows(
         order = np.concatenate([first, rows[:2], rows[-2:], few[: share // 4], spread, draw.permutation(rows)])
         found += list(dict.fromkeys(order.tolist()))[: min(share, most - len(found))]
     return np.unique(np.asarray(found, dtype=np.int64))
-
-
-def _plan(call: AttentionCall) -> Plan:
-    """How a call would be made that is as large."""
-    lens = tuple((new, prefix) for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
-    heads = (call.q.shape[1], call.k.shape[1])
-    return Plan(lens, heads, call.q.shape[2], call.q.dtype, call.causal, call.layer, value_dim=call.v.shape[2])

@@ -153,8 +153,33 @@ def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
     return found
 
 
+_MOST_VARIED = 2500
+"""Keys of a varied call: reading longer ones takes most of the budget."""
 _DIMS = (32, 80, 96)
 """Head dims that are tried besides 64 and 128: below a tile's 64, and not a multiple of it."""
+
+
+def plan_of(call: AttentionCall, data: str = "normal") -> Plan:
+    """How a call would be made that is as large."""
+    lens = tuple((new, prefix) for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
+    heads = (call.q.shape[1], call.k.shape[1])
+    return Plan(lens, heads, call.q.shape[2], call.q.dtype, call.causal, call.layer, data, value_dim=call.v.shape[2])
+
+
+def varied_plans(plan: Plan) -> list[Plan]:
+    """Calls that differ from one in one thing: a length, the sequences, the heads, the layer, or the data alone."""
+    new, prefix = plan.lens[0]
+    decode = plan.phase == "decode"
+    shorter = () if decode else (max(1, new // 2), new - 1, new + 1, 2 * new)
+    firsts = [(one, prefix) for one in shorter if one > 0]
+    firsts += [(new, one) for one in (0, prefix // 2, prefix - 1, prefix + 1, 2 * prefix) if one >= int(decode)]
+    lens: list[Lens] = [(one, *plan.lens[1:]) for one in firsts]
+    lens += [plan.lens[:1], plan.lens[::-1], plan.lens * 2, (plan.lens * 7)[:7]]
+    found = [plan, *(replace(plan, lens=one) for one in dict.fromkeys(lens))]
+    found += [replace(plan, heads=heads) for heads in _HEADS]
+    found += [replace(plan, layer=plan.layer + 1)]
+    few = [one for one in dict.fromkeys(found) if one.keys <= _MOST_VARIED]
+    return [replace(one, seed=4000 + number) for number, one in enumerate(few)]
 
 
 def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[Plan]:

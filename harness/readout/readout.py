@@ -12,10 +12,12 @@ import torch
 from assay.harness.attention.call import Kernel
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.threads import few_threads
-from assay.harness.readout.finding import Finder
+from assay.harness.readout.finding import Compared, Finder
 from assay.harness.readout.forms import Tolerance
+from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import REFUSED, BudgetSpentError, Plan, Prober, budget_clock
+from assay.harness.readout.query_phrases import only
 from assay.harness.readout.samples import Exactness, Sample, Tally
 from assay.harness.readout.sentences import sentence
 
@@ -47,7 +49,8 @@ class ReadOut:
         complete: whether the budget sufficed.
         notes: what the kernel did besides: wrote to its inputs, raised, gave other outputs to the same call.
         samples: what was seen.
-        untried: whether it could not be tried on the calls whose findings it explains.
+        unsure: whether something stays open: a threshold between two values that were not asked for, or the calls whose findings
+            it explains, on which it could not be tried.
         passive: whether it was read from recorded calls, without asking the kernel; see `assay.harness.readout.passive`.
         whole: whether it also says which calls of a matrix fail: it was tried on them, gives what is wrong, and changes nothing
             that is right.
@@ -63,7 +66,7 @@ class ReadOut:
     complete: bool = True
     notes: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = field(default=(), repr=False)
-    untried: bool = False
+    unsure: bool = False
     passive: bool = False
     whole: bool = False
 
@@ -75,7 +78,7 @@ class ReadOut:
     @property
     def exact(self) -> bool:
         """Whether the operator gives every output that was seen, right and wrong."""
-        return self.all.exact and not self.untried
+        return self.all.exact and not self.unsure
 
 
 _QUANTISED = 5e-3
@@ -91,6 +94,7 @@ def read_out(
     device: str = "cpu",
     seed: int = 0,
     shapes: Collection[tuple[int, int]] | None = None,
+    compared: Sequence[Compared] = (),
 ) -> ReadOut:
     """Read the operator off a kernel: it is asked, within a budget, and nothing that it was not given is executed.
 
@@ -102,6 +106,8 @@ def read_out(
         device: of the calls.
         seed: of their data, and of what is drawn.
         shapes: (head_dim, head_dim_v) that it is asked for, besides the head dims that it declares; None for any.
+        compared: calls that it was given before, wrong and right ones, each with the relative error of a query, L1, from which on
+            it is wrong. It is asked for these too, and for calls that differ from the smallest one that is wrong in one thing.
     """
     begun, cpu = time.monotonic(), time.process_time()
     known = None if shapes is None else frozenset(shapes)
@@ -111,7 +117,7 @@ def read_out(
     complete = True
     with few_threads(()):
         try:
-            finder = _finder(prober, "levels" if family else "normal", seed)
+            finder = _finder(prober, "levels" if family else "normal", seed, compared)
             if finder is not None:
                 finder.run()
                 finder.layouts()
@@ -124,19 +130,21 @@ def read_out(
             )  # fmt: skip
         every = finder.tally(finder.operator, finder.samples)
         fresh = finder.tally(finder.operator, [sample for sample in finder.samples if sample.fresh])
+        open_ = tuple(_between(*one) for one in finder.open_limits())
     return ReadOut(
         finder.operator, sentence(finder.operator), every, fresh, prober.asked, time.monotonic() - begun,
-        time.process_time() - cpu, complete, (*_without_mask(finder), *finder.layout_notes, *_notes(prober)), tuple(finder.samples),
+        time.process_time() - cpu, complete, (*open_, *_without_mask(finder), *finder.layout_notes, *_notes(prober)),
+        tuple(finder.samples), unsure=bool(open_),
     )  # fmt: skip
 
 
-def _finder(prober: Prober, data: str, seed: int) -> Finder | None:
+def _finder(prober: Prober, data: str, seed: int, compared: Sequence[Compared]) -> Finder | None:
     """A finder for the first dtype that the kernel computes; None if it computes none."""
     for dtype in _DTYPES:
         declared = declaration(prober.kernel).dtypes
         if declared is not None and str(dtype).removeprefix("torch.") not in declared:
             continue
-        finder = Finder(prober, data, dtype, Exactness(_NOISE[dtype]), seed)
+        finder = Finder(prober, data, dtype, Exactness(_NOISE[dtype]), seed, compared=compared)
         # A kernel may declare one phase only. Calls of some length: what begins with a later call should not seem to begin there.
         first = [Plan(lens, dtype=dtype, data=data) for lens in (((40, 70), (37, 29)), ((1, 110), (1, 66)))]
         finder.screen(first)
@@ -163,6 +171,11 @@ def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -
     noise = min(max(base, spread), 50 * base if noisy else base)
     tolerance = Tolerance(noise / 2, 2 * noise, max(1e-7, noise * 1e-3))
     return Exactness((_CLEARLY_NOISY if noisy else _CLEARLY) * noise, tolerance)
+
+
+def _between(literal: Literal, wrong: int, right: int) -> str:
+    low, high = sorted((wrong, right))
+    return f"{only([Condition((literal,))])}: the limit lies between {low} and {high}, where no call was made"
 
 
 def _without_mask(finder: Finder) -> tuple[str, ...]:

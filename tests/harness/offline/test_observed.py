@@ -266,7 +266,7 @@ def test_what_depends_on_earlier_calls_is_not_tried_on_calls_without_an_order() 
     kept = ReadOut(Operator((Clause(Kept((0.0, 1.0))),)), all=Tally(10, 10, 0))
     [call] = [CASES[0].make()]
     wrong = measure(call, NO_MASK(call), "")
-    assert observed._tried(kept, [wrong]) == replace(kept, untried=True)
+    assert observed._tried(kept, [wrong]) == replace(kept, unsure=True)
     assert not observed._tried(kept, [wrong]).exact
     other = ReadOut(Operator((Clause(Constant(0.0)),)), all=Tally(10, 10, 0))
     assert not observed._tried(other, [wrong]).exact

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from assay.harness.attention.bugs import int8
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
+from assay.harness.attention.sample_calls import call_of
 from assay.harness.readout.probing import REFUSED, Plan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.readout import ReadOut, _exactness, _finder, _notes, read_out
+from assay.harness.readout.readout import ReadOut, _between, _exactness, _finder, _notes, read_out
 from assay.harness.readout.samples import Sample, Tally
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -200,6 +201,57 @@ def test_an_output_of_nan_is_an_answer() -> None:
     assert (found.sentence, found.exact, found.notes) == ("the output is NaN", True, ())
 
 
+SCALED_TWICE = fault("scale-twice")
+
+
+def seven_q_heads(call: AttentionCall) -> Tensor:
+    return SCALED_TWICE(call) if call.q.shape[1] == 7 * call.k.shape[1] else rounded_oracle(call)
+
+
+def batch_of_six(call: AttentionCall) -> Tensor:
+    return SCALED_TWICE(call) if len(call.lens_q) >= 6 else rounded_oracle(call)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "wrong", "says"),
+    [
+        (seven_q_heads, call_of([(30, 20)], (14, 2), 64, torch.float32, "cpu"), "only with 7 q heads per kv head"),
+        (
+            batch_of_six,
+            call_of([(3, 5)] * 8, (4, 2), 64, torch.float32, "cpu"),
+            "only in batches of 6 or more sequences",
+        ),
+    ],
+)
+def test_a_read_out_begins_with_the_calls_that_fail(kernel: Kernel, wrong: AttentionCall, says: str) -> None:
+    assert read_out(kernel, compared=[(wrong, 1e-4)]).sentence.endswith(says)
+
+
+@pytest.mark.slow
+def test_a_threshold_is_asked_for_from_both_sides() -> None:
+    def from_1201(call: AttentionCall) -> Tensor:
+        return SCALED_TWICE(call) if max(call.lens_k) >= 1201 else rounded_oracle(call)
+
+    read = read_out(from_1201)
+    assert read.sentence.endswith("of 1201 or more tokens"), read.sentence
+    assert read.exact
+
+
+def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
+    finder = _finder(Prober(batch_of_six), "normal", 0, ())
+    assert finder is not None
+    finder.screen([Plan(((3, 5),) * n) for n in (1, 2, 9)])
+    finder.operator = finder.fit()[0]
+    [(literal, wrong, right)] = finder.open_limits()
+    assert (literal.term.name, wrong, right) == ("seqs", 9, 2)
+    assert _between(literal, wrong, right) == (
+        "only in batches of 4 or more sequences: the limit lies between 2 and 9, where no call was made"
+    )
+    finder.bisect(finder.operator)
+    finder.operator = finder.fit()[0]
+    assert not finder.open_limits()
+
+
 @pytest.mark.parametrize("phase", ["decode", "extend"])
 def test_a_kernel_of_one_phase_is_read(phase: str) -> None:
     asked: list[str] = []
@@ -263,7 +315,7 @@ def test_a_kernel_is_slow_if_it_is_so_again() -> None:
         return kernel
 
     def slow(calls: int) -> bool:
-        finder = _finder(Prober(sleeping(calls)), "normal", 0)
+        finder = _finder(Prober(sleeping(calls)), "normal", 0, ())
         assert finder is not None
         return finder.slow
 
@@ -276,7 +328,7 @@ def test_a_kernel_that_waits_on_a_busy_cpu_is_not_slow() -> None:
         time.sleep(0.05)
         return rounded_oracle(call)
 
-    finder = _finder(Prober(waiting), "normal", 0)
+    finder = _finder(Prober(waiting), "normal", 0, ())
     assert finder is not None
     assert not finder.slow
 
