@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -34,10 +35,23 @@ from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.readout.samples import Tally
 from assay.harness.server.pack_writer import PackWriter
-from assay.harness.verdict import OPERATOR, Finding
+from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding
 
 Lens = list[tuple[int, int]]
 NO_MASK = fault("mask-missing")
+
+
+def two_bugs(call: AttentionCall) -> Tensor:
+    return rounded_oracle(call) * 2 if call.layer == 21 else NO_MASK(call)
+
+
+def no_rule_in_21(call: AttentionCall) -> Tensor:
+    if call.layer != 21:
+        return NO_MASK(call)
+    draw = torch.Generator().manual_seed(int(call.q.double().abs().sum() * 1000))
+    return torch.randn(*call.q.shape[:2], call.v.shape[2], generator=draw, dtype=torch.float64).to(call.q.dtype)
+
+
 SAYS = read_out(NO_MASK).sentence
 
 
@@ -189,7 +203,7 @@ def test_a_kernel_is_read_in_the_dtype_in_which_it_is_wrong() -> None:
 def test_the_declared_noise_is_that_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
 
-    def asked(kernel: Kernel, declared: Declaration, device: str, seconds: float, shapes: object) -> str:
+    def asked(kernel: Kernel, declared: Declaration, device: str, seconds: float, *_: object) -> str:
         given.append(f"{declared.noise} {device} {seconds:g}")
         return "not now"
 
@@ -214,26 +228,25 @@ def test_a_reader_reads_a_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 3, "in another dtype"
 
 
-def test_an_assertion_says_what_was_read_if_it_gives_the_output() -> None:
+def test_an_assertion_says_what_was_read_if_it_gives_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match=f"; observed: {re.escape(SAYS)}$"):
         assert_correct(NO_MASK, CASES[0].make())
 
-    def elsewhere(call: AttentionCall) -> Tensor:
-        return rounded_oracle(call) * 2 if call.layer == 21 else NO_MASK(call)
-
+    with pytest.raises(AssertionError, match="only in layer 21"):
+        assert_correct(two_bugs, replace(CASES[0].make(), layer=21))
+    monkeypatch.setattr(sys.modules["assay.harness.offline.check"], "_ASSERTED", Reader(3))
     with pytest.raises(AssertionError, match="own error") as raised:
-        assert_correct(elsewhere, replace(CASES[0].make(), layer=21))
-    assert "observed" not in str(raised.value)
+        assert_correct(no_rule_in_21, replace(CASES[0].make(), layer=21))
+    assert "; observed:" not in str(raised.value)
 
 
 def test_what_was_read_is_tried_on_every_failing_call_before_it_is_said() -> None:
-    def beyond_reach(call: AttentionCall) -> Tensor:
-        return rounded_oracle(call) * 2 if call.layer == 21 else NO_MASK(call)
-
     far = [replace(one, make=partial(_given, replace(one.make(), layer=21))) for one in CASES]
-    finding = first(checked(beyond_reach, [*CASES, *far]))
-    assert finding.operator != SAYS
-    assert any("no rule was found" in line for line in finding.evidence)
+    assert "only in layer 21" in first(checked(two_bugs, [*CASES, *far])).operator
+    result = checked(no_rule_in_21, [*CASES, *far], read_out=3)
+    assert result.read_out is not None
+    assert not result.read_out.exact
+    assert not first(result).operator or "of the wrong outputs that were seen" in first(result).operator
 
 
 @pytest.mark.parametrize(
@@ -318,19 +331,13 @@ def test_a_replay_shows_the_edge_of_the_mask_and_says_what_holds_on_the_recorded
 def test_a_replay_does_not_say_what_holds_only_on_other_calls(
     tmp_path: Path, importable: Callable[[str, Kernel], str]
 ) -> None:
-    twice = fault("scale-twice")
-
-    def kernel(call: AttentionCall) -> Tensor:
-        return twice(call) if call.layer == 21 else NO_MASK(call)
-
-    result = replay(a_pack(tmp_path / "pack", kernel, layer=21), importable("by_layer", kernel))
-    [finding] = result.findings
-    assert (finding.id, finding.operator) == ("scale-twice", "")
+    pack = a_pack(tmp_path / "pack", no_rule_in_21, layer=21)
+    [finding] = replay(pack, importable("by_layer", no_rule_in_21), read_out=3).findings
+    assert (finding.id, finding.operator) == (UNEXPLAINED, "")
     assert finding.picture is not None
     assert finding.picture.call == "layer 21 extend, new+prefix 9+20", (
         "the smallest failing call with some queries and keys"
     )
-    assert "~" in "".join(finding.picture.cells), "the weights of the recorded call are those of a wrong scale"
     assert any(line.startswith("on other calls the kernel computes this, which gives ") for line in finding.evidence)
 
 
