@@ -1,15 +1,17 @@
-"""Mutated files through every reader: tracebacks, hangs, wrong exit codes, and escape sequences that reach the terminal.
+"""Mutated files and answers through every reader: tracebacks, hangs, wrong exit codes, and escape sequences on the terminal.
 
-``nice python benchmarks/fuzz.py --inputs 10000 --processes 16`` mutates small whole files, which it makes itself or takes from
-tests/, and runs the command that reads each kind: in a process of its own, forked with everything imported, with a limit of memory
-and one of time. It prints a row per reader, and every fault once with the seed that makes its input again
-(``--only READER --seed N``). The exit code is 1 if there is any fault.
+``nice python benchmarks/fuzz.py --inputs 10000 --processes 16 --out faults`` mutates small whole files, which it makes itself or
+takes from tests/, and what an endpoint answers over HTTP (JSON, streams, heads). It runs the command that reads each kind: in a
+process of its own, forked with everything imported, with a limit of memory and one of time. It prints a row per reader, and every
+fault once with the seed that makes its input again (``--only READER --seed N``); --out keeps each faulty input with its command and
+its output. The exit code is 1 if there is any fault. It needs no network. Readers whose packages are not installed are named.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import gzip
 import hashlib
 import importlib
@@ -18,19 +20,23 @@ import json
 import os
 import pkgutil
 import random
+import re
 import resource
 import shlex
 import shutil
 import signal
+import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -49,7 +55,21 @@ from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.ingest.tensors.flashinfer_trace import export_pack
 from assay.harness.server.pack_writer import PackWriter
 
-COMMANDS_USED = ("ingest", "verify-claim", "compare", "show", "trace", "tensors", "pack", "replay", "run", "baseline")
+COMMANDS_USED = (
+    "ingest",
+    "verify-claim",
+    "compare",
+    "show",
+    "trace",
+    "tensors",
+    "pack",
+    "replay",
+    "run",
+    "baseline",
+    "bench",
+)
+IMPORTED_LATER = ("openai", "httpx", "aiohttp", "transformers", "pandas", "pyarrow.parquet", "scipy.stats")
+"""What commands import when they run: it is imported once, before the workers."""
 DATA = Path(__file__).parents[1] / "tests" / "data"
 MEMORY_GB = 16
 """Address space of a worker: most of it is that of libraries."""
@@ -59,6 +79,10 @@ UNCAUGHT = 70
 """Exit code of an input whose exception left the command."""
 HANG_S = 20
 """Seconds after which an input is a hang; the slowest whole seed takes about one."""
+ANSWER_S = 2
+"""Time-out of a request to a hostile endpoint."""
+LONGEST_PAUSE_S = 30.0
+"""The longest that an endpoint keeps a client waiting: more than a hang."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +93,15 @@ class Reader:
         name: of the row.
         seeds: makes whole files in a folder, and returns the one that is mutated; several are drawn in turn.
         command: the words behind ``assay``, of the mutated path and its whole original.
+        needs: packages without which the command says only that they are missing.
+        codes: exit codes that are right, whatever the input is.
     """
 
     name: str
     seeds: Sequence[Callable[[Path], Path]]
     command: Callable[[Path, Path], list[str]]
+    needs: Sequence[str] = ()
+    codes: Sequence[int] = (0, 1, 2, 3)
 
 
 def copied(name: str, *beside: str) -> Callable[[Path], Path]:
@@ -138,6 +166,154 @@ def array_file() -> bytes:
 
 def safetensors_file() -> bytes:
     return save({"model.layers.0.self_attn": torch.randn(4, 8), "model.layers.1.mlp": torch.randn(4, 8).bfloat16()})
+
+
+MMLU_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
+MMLU_ROWS = [
+    (f'What is {n} + "1"?\nThink.', str(n), str(n + 1), "a, b", "None", "B", "abstract_algebra") for n in range(12)
+]
+
+
+def mmlu_csv() -> bytes:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer).writerows([MMLU_COLUMNS, *MMLU_ROWS])
+    return buffer.getvalue().encode()
+
+
+def mmlu_parquet() -> bytes:
+    import pandas as pd
+
+    buffer = io.BytesIO()
+    pd.DataFrame(MMLU_ROWS, columns=list(MMLU_COLUMNS)).to_parquet(buffer)
+    return buffer.getvalue()
+
+
+def answered(body: object, kind: str = "application/json", status: str = "200 OK", head: str = "") -> bytes:
+    """A whole answer over HTTP."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(content)}", "Connection: close"]
+    return "\r\n".join([*lines, *([head] if head else []), "", ""]).encode() + content
+
+
+def completion(text: str = "Answer: A") -> dict[str, object]:
+    """A chat completion with log-probabilities."""
+    tokens = [
+        {
+            "token": token,
+            "logprob": -0.1,
+            "top_logprobs": [{"token": token, "logprob": -0.1}, {"token": "x", "logprob": -3.0}],
+        }
+        for token in re.findall(r" ?[^ ]+", text)
+    ]
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 20, "completion_tokens": len(tokens), "prompt_tokens_details": {"cached_tokens": 16}}
+    return {"id": "r", "choices": [{**choice, "logprobs": {"content": tokens}}], "usage": usage}
+
+
+def streamed(tokens: int = 4) -> bytes:
+    """A completion as server-sent events."""
+    chunks = [
+        {
+            "id": "s",
+            "choices": [{"text": " a", "finish_reason": "length" if number == tokens else None}],
+            "usage": {"prompt_tokens": 8, "completion_tokens": number},
+        }
+        for number in range(1, tokens + 1)
+    ]
+    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+
+
+MODELS = {"object": "list", "data": [{"id": "m", "object": "model"}]}
+SLOW = "X-Pause-s: 30"
+"""A head that the endpoint itself reads: it waits so long before it answers."""
+HEADS = (
+    "",
+    "",
+    "",
+    SLOW,
+    "Retry-After: 20",
+    "Location: /v1/models",
+    "Content-Encoding: gzip",
+    "Transfer-Encoding: chunked",
+)
+STATUSES = (
+    "200 OK",
+    "200 OK",
+    "200 OK",
+    "200 OK",
+    "204 No Content",
+    "307 Moved",
+    "401 Unauthorized",
+    "429 Wait",
+    "500 No",
+)
+
+
+def endpoint(part: str) -> Callable[[Path], Path]:
+    """What an endpoint answers, a file for each address; `part` is mutated, and now and then has another head or status."""
+
+    def make(folder: Path) -> Path:
+        (folder / "endpoint").mkdir()
+        answers = {"models": MODELS, "chat": completion(), "stream": streamed(), "flush_cache": {}}
+        for name, body in answers.items():
+            kind = "text/event-stream" if name == "stream" else "application/json"
+            odd = name == part and folder.name == "mutated"
+            status, head = (random.choice(STATUSES), random.choice(HEADS)) if odd else ("200 OK", "")
+            (folder / "endpoint" / f"{name}.http").write_bytes(answered(body, kind, status, head))
+        return folder / "endpoint" / f"{part}.http"
+
+    return make
+
+
+class Endpoint:
+    """A server on this machine that sends what the files of a folder have, byte by byte as they are.
+
+    A process of its own answers: one that forks the commands has no threads.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._process = os.fork()
+        if not self._process:
+            self._serve()
+        self._socket.close()
+
+    def close(self) -> None:
+        """End the server."""
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+    def _serve(self) -> None:
+        while True:
+            threading.Thread(target=self._answer, args=(self._socket.accept()[0],), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            request = b""
+            while b"\r\n\r\n" not in request and (more := connection.recv(1 << 16)):
+                request += more
+            head, _, body = request.partition(b"\r\n\r\n")
+            length = int((re.findall(rb"(?i)content-length: *(\d+)", head) or [b"0"])[0])
+            while len(body) < length and (more := connection.recv(1 << 16)):
+                body += more
+            address = head.split(b" ")[1].decode() if b" " in head else ""
+            names = {
+                "/v1/models": "models",
+                "/v1/chat/completions": "chat",
+                "/v1/completions": "stream",
+                "/flush_cache": "flush_cache",
+            }
+            if address not in names:
+                connection.sendall(answered({}, status="404 Not Found"))
+                return
+            answer = (self._folder / f"{names[address]}.http").read_bytes()
+            pause_s = float((re.findall(rb"X-Pause-s: (\d{1,3})", answer) or [b"0"])[0])
+            time.sleep(min(pause_s, LONGEST_PAUSE_S))
+            for event in re.split(rb"(?<=\n\n)", answer) if names[address] == "stream" else [answer]:
+                connection.sendall(event)
+                time.sleep(0.002 if names[address] == "stream" else 0)
 
 
 def pack(part: str) -> Callable[[Path], Path]:
@@ -209,8 +385,10 @@ LOGS = [copied(f"server_failures/{name}.log") for name in ("architecture", "kern
 LOGS += [copied(f"sglang_log/{name}") for name in ("kernel_calls.log", "seed.log", "server_0.5.23.log")]
 TEXTS = [copied(f"any_log/{name}.txt") for name in ("llama_cpp", "scores", "tensorrt_llm", "vllm")]
 LM_EVAL = "results/lm_eval_a/tiny/"
+SAMPLES = "samples_assay_synthetic_2026-11-22T22-18-34.568280.jsonl"
 RESULTS = [
-    copied(f"{LM_EVAL}results_2026-11-22T22-18-34.568280.json", "samples_assay_synthetic_2026-11-22T22-18-34.568280.jsonl"),
+    copied(f"{LM_EVAL}{SAMPLES}", "results_2026-11-22T22-18-34.568280.json"),
+    copied(f"{LM_EVAL}results_2026-11-22T22-18-34.568280.json", SAMPLES),
     copied("results/sgl_eval_a/metrics.json", "output-rs0.jsonl"), copied("results/sgl_eval_a/output-rs0.jsonl", "metrics.json"),
     copied("results/inspect_a.json"), copied("results/inspect_a.eval"), copied("results/serving_a.jsonl"),
     copied("results/junit_a.xml"), copied("results/simple_evals_a/gsm8k_tiny.json", "gsm8k_tiny.html"),
@@ -251,6 +429,34 @@ def imported(path: Path, _: Path) -> list[str]:
     return ["pack", "import", str(of_run(path)), "--out", str(of_run(path).parent / "made")]
 
 
+URLS = ("--reference", "{whole}", "--candidate", "{path}")
+"""Of endpoints; the paths become addresses once they are served."""
+ASKED = (
+    "--suites",
+    "mmlu,greedy",
+    "--questions",
+    "8",
+    "--greedy-prompts",
+    "4",
+    "--request-timeout",
+    str(ANSWER_S),
+    "--out",
+    "out",
+)
+TIMED = (
+    "--latency-shapes", "8:4", "--latency-concurrency", "1", "--latency-seconds", "0.1", "--request-timeout", str(ANSWER_S),
+    "--out", "out",
+)  # fmt: skip
+NOBODY = "http://127.0.0.1:9"
+"""No server: a command that has read its questions ends here."""
+
+
+def questions(prefix: str = "") -> Callable[[Path, Path], list[str]]:
+    """The command that reads questions, and then finds no server."""
+    return lambda path, _: ["run", "--data", f"{prefix}{path}", "--reference", NOBODY, "--candidate", NOBODY, *ASKED]
+
+
+SERVE = ("openai", "aiohttp")
 KERNEL = "assay.harness.attention.sdpa:torch_sdpa"
 READERS = (
     Reader("ingest: logs", LOGS, against("ingest", "{path}")),
@@ -276,6 +482,13 @@ READERS = (
     Reader("baselines", [baseline], lambda path, _: ["baseline", "list", "--baselines", str(path.parents[1])]),
     Reader("policy", [written("assay.toml", lambda: CONFIG)],
            lambda path, _: ["run", "--config", str(path), "--candidate", "no.such:kernel", "--out", str(path.parent / "out")]),
+    Reader("questions: MMLU", [written("a.csv", mmlu_csv), written("a.parquet", mmlu_parquet)], questions(),
+           ("openai", "pandas", "pyarrow"), (2, 3)),
+    Reader("questions: GSM8K", [copied("results/gsm8k_test.jsonl")], questions("gsm8k:"), SERVE, (2, 3)),
+    Reader("endpoints: answers", [endpoint("chat"), endpoint("chat"), endpoint("models"), endpoint("flush_cache")],
+           against("run", *URLS, *ASKED), SERVE, (1, 3)),
+    Reader("endpoints: streams", [endpoint("stream"), endpoint("stream"), endpoint("models"), endpoint("flush_cache")],
+           against("bench", *URLS, *TIMED), SERVE, (0, 1, 3)),
 )  # fmt: skip
 
 ODD: list[object] = [
@@ -343,6 +556,8 @@ def mutated(data: bytes, name: str, rng: random.Random) -> bytes:
             row = rng.randrange(len(rows))
             rows[row] = json.dumps(changed_json(json.loads(rows[row]), rng)).encode()
             return b"\n".join(rows) + b"\n"
+        if name.endswith(".http"):
+            return changed_answer(data, rng)
         if name.endswith(".gz"):
             return gzip.compress(mutated(gzip.decompress(data), name.removesuffix(".gz"), rng), mtime=0)
         if name.endswith(".safetensors"):
@@ -352,6 +567,17 @@ def mutated(data: bytes, name: str, rng: random.Random) -> bytes:
         if data[:2] == b"PK":
             return changed_zip(data, rng)
     return changed_bytes(data, rng)
+
+
+def changed_answer(data: bytes, rng: random.Random) -> bytes:
+    """An HTTP answer of which the JSON is mutated, or one event's, with the length that it then has."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    events_ = body.split(b"\n\n")
+    number = rng.randrange(len(events_))
+    start = b"data: " if events_[number].startswith(b"data: ") else b""
+    events_[number] = start + json.dumps(changed_json(json.loads(events_[number].removeprefix(start)), rng)).encode()
+    body = b"\n\n".join(events_)
+    return re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % len(body), head) + b"\r\n\r\n" + body
 
 
 def changed_zip(data: bytes, rng: random.Random) -> bytes:
@@ -416,7 +642,7 @@ def prepared(reader: Reader, seed: int, folder: Path) -> list[str]:
         path.write_bytes(mutated(path.read_bytes(), path.name, rng))
         if path.parent.name == "calls" and rng.random() < 0.7:
             reseal(path)
-    if rng.random() < 0.02 and not reader.name.startswith(("pack", "replay", "tensors diff: dumps")):
+    if rng.random() < 0.02 and not reader.name.startswith(("pack", "replay", "tensors diff: dumps", "endpoints")):
         path = path.rename(path.with_name(f"\x1b[2J{path.name}"))
     return reader.command(path, whole)
 
@@ -443,29 +669,73 @@ def child(words: list[str], output: Path) -> None:
     os._exit(code if isinstance(code, int) else UNCAUGHT)
 
 
-def judged(reader: Reader, seed: int) -> tuple[str, str]:
-    """What is wrong with how an input was read, and where; "" and its exit code if nothing is."""
+@contextlib.contextmanager
+def served(words: list[str]) -> Iterator[list[str]]:
+    """The words of a command, with the addresses of endpoints in place of their files."""
+    running: list[Endpoint] = []
+    try:
+        found = []
+        for word in words:
+            if word.endswith(".http"):
+                running.append(Endpoint(Path(word).parent))
+                word = running[-1].url
+            found.append(word)
+        yield found
+    finally:
+        for one in running:
+            one.close()
+
+
+def judged(reader: Reader, seed: int, out: Path | None = None) -> tuple[str, str]:
+    """What is wrong with how an input was read, and where; "" and its exit code if nothing is.
+
+    Args:
+        reader: what reads it.
+        seed: of the input.
+        out: where an input with a fault is kept.
+    """
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         words = prepared(reader, seed, folder)
-        began, process = time.monotonic(), os.fork()
-        if not process:
-            child(words, folder / "output")
-        done, status, used = os.wait4(process, os.WNOHANG)
-        while not done and time.monotonic() - began < HANG_S:
-            time.sleep(0.005)
-            done, status, used = os.wait4(process, os.WNOHANG)
-        if not done:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-            return "hang", f"more than {HANG_S} s"
-        said = (folder / "output").read_text(errors="replace")
-        return fault_of(os.waitstatus_to_exitcode(status), used.ru_maxrss >> 10, said)
+        with served(words) as said:
+            fault = ended(reader, said, folder)
+        if fault[0] and out:
+            kept = out / fault[0].replace(" ", "-") / f"{re.sub('[^a-zA-Z0-9]+', '-', reader.name)}-{seed}"
+            shutil.copytree(folder, kept, symlinks=True, ignore=irregular, dirs_exist_ok=True)
+            (kept / "fault").write_text(f"assay {shlex.join(words)}\n{fault[0]}: {fault[1]}\n", errors="replace")
+        return fault
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def fault_of(code: int, peak_mb: int, said: str) -> tuple[str, str]:
+def irregular(folder: str, names: list[str]) -> list[str]:
+    """Files that are not copied: pipes, and sparse ones of many GB."""
+    paths = {name: Path(folder) / name for name in names}
+    return [
+        name
+        for name, path in paths.items()
+        if not path.is_symlink() and (path.is_fifo() or path.stat().st_size > 1 << 30)
+    ]
+
+
+def ended(reader: Reader, words: list[str], folder: Path) -> tuple[str, str]:
+    """Run a command in a process of its own, and say what is wrong with its end."""
+    began, process = time.monotonic(), os.fork()
+    if not process:
+        child(words, folder / "output")
+    done, status, used = os.wait4(process, os.WNOHANG)
+    while not done and time.monotonic() - began < HANG_S:
+        time.sleep(0.005)
+        done, status, used = os.wait4(process, os.WNOHANG)
+    if not done:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        return "hang", f"more than {HANG_S} s"
+    said = (folder / "output").read_text(errors="replace")
+    return fault_of(os.waitstatus_to_exitcode(status), used.ru_maxrss >> 10, said, reader.codes)
+
+
+def fault_of(code: int, peak_mb: int, said: str, codes: Sequence[int]) -> tuple[str, str]:
     """The first fault of an end: its kind, and where or what."""
     if code < 0:
         return "wrong exit code", signal.Signals(-code).name
@@ -477,7 +747,7 @@ def fault_of(code: int, peak_mb: int, said: str) -> tuple[str, str]:
         )
         place = places[-1].rpartition("/harness/")[2] if places else ""
         return "traceback", f"{place}: {raised[:100]}"
-    if code not in (0, 1, 2, 3) or (code in (0, 1) and "\nassay: " in f"\n{said}"):
+    if code not in codes or (code in (0, 1) and "\nassay: " in f"\n{said}"):
         return "wrong exit code", f"{code}: {said[-100:]!r}"
     if "\x1b" in said:
         return "escape", repr(said[max(said.index("\x1b") - 40, 0) :][:100])
@@ -486,13 +756,13 @@ def fault_of(code: int, peak_mb: int, said: str) -> tuple[str, str]:
     return "", str(code)
 
 
-def work(number: int, of: int, inputs: int, readers: Sequence[Reader], results: Path) -> None:
+def work(number: int, of: int, inputs: int, readers: Sequence[Reader], results: Path, out: Path | None) -> None:
     """One of several workers: its share of the inputs, a line each."""
     with results.open("w") as file:
         for index in range(number, inputs, of):
             reader = readers[index % len(readers)]
             seed = index // len(readers)
-            print(json.dumps([reader.name, seed, *judged(reader, seed)]), file=file, flush=True)
+            print(json.dumps([reader.name, seed, *judged(reader, seed, out)]), file=file, flush=True)
 
 
 def main() -> int:
@@ -500,14 +770,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=None, help="a folder for the inputs with a fault")
     parser.add_argument("--only", default="", help="readers whose name begins so")
     parser.add_argument("--seed", type=int, default=None, help="only this input of each reader, with its output kept")
     given = parser.parse_args()
-    readers = [one for one in READERS if one.name.startswith(given.only)]
+    readers = []
+    for one in READERS:
+        lacking = [name for name in one.needs if not find_spec(name)]
+        if lacking:
+            print(f"{one.name}: not read, since {', '.join(lacking)} is not installed")
+        elif one.name.startswith(given.only):
+            readers.append(one)
     torch.set_num_threads(1)
     packs()
     for name in COMMANDS_USED:
         load_command(name)
+    for name in IMPORTED_LATER:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     for package in (ingest, judge, offline, reports):  # what commands import when they run
         for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(one.name)
@@ -522,7 +802,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         files = [Path(place) / str(number) for number in range(given.processes)]
         workers = [
-            get_context("fork").Process(target=work, args=(number, given.processes, given.inputs, readers, file))
+            get_context("fork").Process(
+                target=work, args=(number, given.processes, given.inputs, readers, file, given.out)
+            )
             for number, file in enumerate(files)
         ]
         for worker in workers:
