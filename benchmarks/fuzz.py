@@ -789,8 +789,8 @@ def main() -> int:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for package in (ingest, judge, offline, reports):  # what commands import when they run
-        for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(one.name)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     if given.seed is not None:
         for reader in readers:
             folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{given.seed}-"))
