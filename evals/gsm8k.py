@@ -72,6 +72,8 @@ def _load(source: str) -> Any:
 
 def _question(source: str, index: int, row: dict[str, Any]) -> OpenQuestion:
     found = _ANSWER.search(str(row["answer"] or ""))
+    if not isinstance(row["question"], str):
+        raise UsageError(f"{source}, row {index}: the question is no text.", "a text", "correct or drop that row")
     if not row["question"] or found is None:
         raise UsageError(
             f"{source}, row {index}: the answer ends in {str(row['answer'])[-40:]!r}.",

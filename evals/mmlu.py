@@ -18,7 +18,8 @@ from typing import Any
 from assay.evals import synthetic
 from assay.evals.alike import alike
 from assay.evals.questions import BUILTIN_DATA, LETTERS, AnyQuestion, Question
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.reading import whole_file
 
 FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
 """Columns of simple-evals' ``mmlu.csv``; further columns, such as an index, are ignored."""
@@ -160,11 +161,13 @@ def _rows(data: str) -> Iterable[_Row]:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return whole_file(path)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist.", "a file", _WHAT_TO_GIVE) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "a readable file", _WHAT_TO_GIVE) from None
+    except EvidenceError as error:  # no regular file, or too large
+        raise UsageError(error.found, error.expected, _WHAT_TO_GIVE) from None
 
 
 def _csv_rows(path: Path) -> Iterator[_Row]:

@@ -98,3 +98,10 @@ def test_a_text_is_compared_without_case_and_punctuation(text: str, parsed: str 
 def test_a_letter_is_found_as_before() -> None:
     assert parse_answer("Answer: b", "A") == parse_answer("Answer: b") == "B"
     assert parse_answer("Answer: 7", "A") is None
+
+
+def test_a_question_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text(json.dumps({"question": ["How many?"], "answer": "Many.\n#### 7"}) + "\n")
+    with pytest.raises(UsageError, match="row 0: the question is no text"):
+        draw_gsm8k(str(path), 1, 0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Callable
 from itertools import islice
@@ -299,3 +300,13 @@ def test_an_answer_is_parsed(
 @given(st.text().filter(lambda text: ":" not in text))
 def test_a_text_without_an_answer_is_unparsed(text: str) -> None:
     assert parse_answer(text) is None
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_without_an_end_is_refused_before_it_is_read(suffix: str, tmp_path: Path) -> None:
+    sparse, pipe = tmp_path / f"large{suffix}", tmp_path / f"pipe{suffix}"
+    sparse.touch()
+    os.truncate(sparse, 1 << 40)  # reading it would end in a MemoryError
+    os.mkfifo(pipe)  # opening it would wait for ever
+    assert "1,099,511,627,776 bytes" in failure(sparse)
+    assert "no regular file" in failure(pipe)
