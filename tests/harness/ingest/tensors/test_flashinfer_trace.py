@@ -18,7 +18,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.cli.app import app, load_command
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
-from assay.harness.ingest.tensors.flashinfer_trace import calls_of, definition_of, export_pack
+from assay.harness.ingest.tensors.flashinfer_trace import LARGEST_INPUT, calls_of, definition_of, export_pack
 from assay.harness.ingest.tensors.to_pack import trace_to_pack
 from assay.harness.server.pack_writer import PackWriter
 
@@ -193,6 +193,18 @@ def test_a_paged_definition_of_theirs(tmp_path: Path) -> None:
     assert (call.lens_q, call.lens_k, call.scale) == ([2, 1], [7, 2], 0.25)
     rows = torch.cat([tensors["k_cache"][4], tensors["k_cache"][1, :3], tensors["k_cache"][2, :2]])
     assert torch.equal(call.k, rows)
+
+
+def test_an_input_is_not_drawn_however_many_rows_a_workload_states(trace: Path) -> None:
+    def change(one: dict[str, Any]) -> None:
+        one["workload"]["axes"].update(total_q=10**10)
+        one["workload"]["inputs"].update(q={"type": "random"})
+
+    _edit(trace, change)
+    problems: list[str] = []
+    assert len(list(calls_of(trace, problems))) == 2
+    assert "10000000000" in problems[0]
+    assert f"more than {LARGEST_INPUT:,} bytes" in problems[0]
 
 
 def test_refusals(trace: Path, tmp_path: Path) -> None:
