@@ -13,7 +13,7 @@ from assay.harness.files import timestamp
 from assay.harness.ingest.result import Document, FileRead, IngestResult
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement, States
-from assay.harness.reading import reading
+from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
@@ -129,7 +129,14 @@ def _read(source: Source, damaged: Callable[[AssayError], None]) -> Document:
 
 
 def _unknown(source: Source, why: str) -> FileRead:
-    lines = 0 if source.path.is_dir() else source.count_lines()
+    size = 0 if source.path.is_dir() else source.path.stat().st_size
+    if size > LARGEST:  # a sparse file of terabytes takes no room, and its lines and its hash take minutes
+        notes = (why, f"of its {size:,} bytes, no lines were counted and no hash was made")
+        return FileRead(
+            path=str(source.path), format=UNKNOWN, title="Unknown", bytes=size, sha256="", lines=0, read=0, unread=0,
+            notes=notes,
+        )  # fmt: skip
+    lines = source.count_lines() if size else 0
     return FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,))
 
 

@@ -102,3 +102,12 @@ def test_every_kind_of_file_finds_its_reader_and_no_other_takes_it(name: str, fo
     takers = [one.id for one in known if one.recognises(Source.of(path))]
     assert len(takers) == 1
     assert format_.startswith(takers[0])
+
+
+def test_the_lines_of_a_sparse_file_of_terabytes_are_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+    [document] = ingest([path]).documents
+    assert (document.file.format, document.file.lines) == (UNKNOWN, 0)
+    assert "of its 4,398,046,511,104 bytes, no lines were counted and no hash was made" in document.file.notes
