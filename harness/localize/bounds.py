@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,6 +35,9 @@ MAX_MEMBERS = 48
 """Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
 _FEW_QUERIES = 16
 """Queries of a cell up to which one rounding may decide in a longer call as well."""
+_OBVIOUS = 100.0
+"""An own error of so many times the bound of `MEMBERS` is out of that of more members too, where nothing is quantised. With coarse
+scores, one rounding may make another key win, which few members do not show at all."""
 _MOST_KEY_BY_KEY = 1e-3
 """Relative L1 that adding up to 4,096 keys one by one in float32 stays far below: half an ulp for each is 2.4e-4."""
 _RARE = 5.6
@@ -125,14 +129,16 @@ class CallNoise:
         """The bounds of the cells of which an own error needs one, float64 [cells, num_q_heads]; `least_bound` elsewhere.
 
         Only the cells with an own error above `least_bound` are simulated. An own error above the bound of a cell of few queries is
-        compared with that of `MAX_MEMBERS` too, and with what `rare_excess` adds to it.
+        compared with that of `MAX_MEMBERS` too, unless it is obviously wrong (`_OBVIOUS`), and with what `rare_excess` adds to it.
         """
         found = torch.full_like(own, least_bound(self.call))
         needed = (own > found).any(1).nonzero().flatten().tolist()
         if needed:
             found[needed] = self.bounds_of(needed)
         queries = torch.bincount(self.cells.of_row, minlength=len(own))
-        few = ((own > found).any(1) & (queries <= _FEW_QUERIES).to(own.device)).nonzero().flatten().tolist()
+        obvious = _OBVIOUS if _is_exact(self.call, self.family) else math.inf
+        near = ((own > found) & (own < obvious * found)).any(1)
+        few = (near & (queries <= _FEW_QUERIES).to(own.device)).nonzero().flatten().tolist()
         if few:
             again = self._bounds(simulate(self.call, self.family, self.cells.only(few), MAX_MEMBERS))
             found[few] = torch.maximum(found[few], again)
@@ -210,8 +216,12 @@ def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> T
 
 def _may_add_key_by_key(call: AttentionCall, family: NoiseFamily) -> bool:
     """Whether what adding key by key costs can show: in float32, without a quantisation, whose noise is far larger."""
-    stored = (family.q, family.k, family.v, family.p)
-    return call.q.dtype == torch.float32 and here(family, call).accumulation == "fp32" and not any(stored)
+    return call.q.dtype == torch.float32 and _is_exact(call, family)
+
+
+def _is_exact(call: AttentionCall, family: NoiseFamily) -> bool:
+    """Whether a kernel of this family adds in float32 on the call's device, and quantises nothing."""
+    return here(family, call).accumulation == "fp32" and not any((family.q, family.k, family.v, family.p))
 
 
 def _key_by_key(call: AttentionCall, rows: Tensor | None) -> Tensor:

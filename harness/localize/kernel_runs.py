@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,6 +87,13 @@ class CallResult:
     repeats_differ: bool = False
     late_differs: bool = False
     mutated: tuple[str, ...] = ()
+
+    def updated(self, **changes: Any) -> CallResult:
+        """The result with other fields that say nothing of its error: what was simulated is kept."""
+        names = {field.name for field in fields(self)}
+        found = replace(self, **changes)
+        vars(found).update({name: value for name, value in vars(self).items() if name not in names})
+        return found
 
     @cached_property
     def own(self) -> Tensor:
@@ -374,8 +382,8 @@ def repeat(kernel: Kernel, result: CallResult) -> CallResult:
     late, again = (compute(kernel, result.call.clone()).clone() for _ in range(2))
     late_error, late_differs = _difference(result, result.out, late)
     error, differs = _difference(result, late, again)
-    return replace(
-        result, repeated=True, late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs
+    return result.updated(
+        repeated=True, late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs
     )
 
 

@@ -650,7 +650,7 @@ def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
     [(layer, most)] = Counter(result.call.layer for result in results).most_common(1) or [(0, 0)]
     if most < ONE_LAYER * len(results):
         return list(results)
-    return [replace(result, call=replace(result.call, layer=layer)) for result in results]
+    return [one if one.call.layer == layer else one.updated(call=replace(one.call, layer=layer)) for one in results]
 
 
 def _breaches(

@@ -15,8 +15,8 @@ from assay.harness.attention.oracle import oracle, right_aligned, sequences
 from assay.harness.attention.sage import sage_attn
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize import bounds
-from assay.harness.localize.bounds import CallNoise, bound_of, least_bound
-from assay.harness.localize.cells import cells_of, deviation
+from assay.harness.localize.bounds import CallNoise, bound_of, least_bound, simulate
+from assay.harness.localize.cells import CallCells, cells_of, deviation
 from assay.harness.localize.kernel_runs import CallResult, measure
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
@@ -73,6 +73,17 @@ def test_a_float32_kernel_that_adds_key_by_key_is_within_bounds() -> None:
     # The one call of 121,000 in which an honest kernel was flagged, by 1 %.
     call = replace(peaky(call_of([(1, 129)], (4, 1), 64, torch.float32, "cpu", 3_110_075), 2.0), phase="decode")
     assert bool((own(key_by_key(call), call) <= CallNoise(call).bounds_where(own(key_by_key(call), call))).all())
+
+
+@pytest.mark.parametrize(("noise", "times"), [("", 1), ("int8_qk", 2)])
+def test_an_obviously_wrong_cell_is_simulated_once_unless_scores_are_coarse(
+    noise: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated: list[CallCells] = []
+    monkeypatch.setattr(bounds, "simulate", lambda *given: [simulated.append(given[2]), simulate(*given)][1])
+    call = call_of([(1, 600)], (4, 4), 64, torch.float16, "cpu", 5)
+    assert measure(call, (oracle(call) * 2).half(), noise).fails
+    assert len(simulated) == times
 
 
 @pytest.mark.parametrize("lost", [4e-8, 5.9e-8])

@@ -15,7 +15,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
-from assay.harness.localize.kernel_runs import KernelRun, measure, run_and_repeat
+from assay.harness.localize.kernel_runs import KernelRun, measure, repeat, run_and_repeat
 from assay.harness.localize.screening import Comparisons
 from assay.harness.verdict import Finding
 
@@ -43,6 +43,17 @@ def test_a_bound_is_simulated_only_where_it_decides(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("assay.harness.localize.bounds.simulate", lambda *_: pytest.fail("simulated"))
     assert near.failing.shape == near.own.shape
     assert not bool(near.failing.any())
+
+
+def test_a_repeated_call_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = measure(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
+    assert result.fails
+    monkeypatch.setattr("assay.harness.localize.bounds.simulate", lambda *_: pytest.fail("simulated"))
+    again = repeat(rounded_oracle, result)
+    assert again.repeated
+    assert torch.equal(again.bounds, result.bounds)
+    monkeypatch.setattr("assay.harness.localize.kernel_runs.bounds_of_queries", lambda *_: pytest.fail("simulated"))
+    assert again.fails
 
 
 def test_the_same_call_twice() -> None:
