@@ -32,7 +32,7 @@ def to_junit(result: CheckResult) -> str:
         ("kernel", result.kernel),
         ("calls", str(len(result.computed) + len(result.broken))),
         ("failing", str(len(result.failing))),
-        ("not covered", str(len(result.refused) + len(result.excluded))),
+        ("not covered", str(len(result.refused) + len(result.excluded) + len(result.left_out))),
         ("worst own error as a multiple of its bound", worst),
         ("findings", " ".join(finding.id for finding in result.findings)),
         ("reproduce", result.again),

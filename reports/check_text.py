@@ -45,7 +45,9 @@ def indifferent(axes: Sequence[Axis]) -> str:
     right = {axis.name for axis in axes if axis.right}
     # "prefix" is that of one sequence of a call. Calls with 0 there may fail for the cached prefix of another one.
     names = [
-        axis.name for axis in axes if axis.name not in right and (axis.name != "prefix" or "cached prefix" not in right)
+        axis.name
+        for axis in axes
+        if axis.name not in right and not axis.unknown and (axis.name != "prefix" or "cached prefix" not in right)
     ]
     return f"fails for every value of {', '.join(names)}" if names else ""
 
@@ -123,7 +125,7 @@ def sentence(results: Sequence[CheckResult]) -> str:
     kernels = len({result.kernel for result in results})
     calls = sum(len(result.computed) + len(result.broken) for result in results)
     worst = max((result.worst.ratio for result in results if result.worst), default=None)
-    refused = sum(len(result.refused) + len(result.excluded) for result in results)
+    refused = sum(len(result.refused) + len(result.excluded) + len(result.left_out) for result in results)
     parts = [f"{kernels} kernel{'s' * (kernels != 1)}", f"{calls} call{'s' * (calls != 1)}"]
     parts += [f"worst {two_digits(worst)} of its bound"] if worst is not None else []
     parts += [f"{refused} not covered"] if refused else []

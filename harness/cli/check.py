@@ -65,8 +65,8 @@ def check(
     interpret_without_gpu()
 
     from assay.harness.attention.kernels import declaration
-    from assay.harness.offline.check import CALLS, matrix_of, named
     from assay.harness.offline.check import check as run
+    from assay.harness.offline.check import matrix_of, named
     from assay.harness.offline.interrupted import interrupted
     from assay.harness.progress import ProgressDisplay
     from assay.reports.check_text import headline, render
@@ -85,8 +85,6 @@ def check(
             f"No case's name contains {case!r}.", f"part of a name, for example of {cases[0].name}", "try another"
         )
 
-    most = calls if calls is not None else 0 if case else CALLS[size]  # type: ignore[index]
-
     def announce(found: CheckResult) -> None:
         text = f"{headline(found)}. Reading what it computes, for at most {read_out:g} s."
         if not console.quiet:
@@ -101,8 +99,8 @@ def check(
     else:
         with ProgressDisplay(errors) as display:
             result = run(
-                name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size, cases=chosen,  # type: ignore[arg-type]
-                again=as_given(), calls=most,
+                name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size, device=device,  # type: ignore[arg-type]
+                like=_words(like), seed=seed, cases=chosen if case else None, again=as_given(), calls=calls,
                 read_out=read_out, before_reading=announce,
                 progress=lambda done, total: count(display, done, total), watcher=handover.watcher(),
             )  # fmt: skip

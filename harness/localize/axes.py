@@ -18,15 +18,19 @@ class Axis:
         name: the axis.
         failing: value -> (failing calls, calls), of the values with a failing call.
         right: values without a failing call.
+        unknown: values of calls that were not made, and of no other: nothing is said of all values of this axis.
     """
 
     name: str
     failing: dict[str, tuple[int, int]]
     right: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
 
-def by_axis(failing: Sequence[Conditions], right: Sequence[Conditions]) -> list[Axis]:
-    """Results by each axis; numbers in order of size, words in order of appearance."""
+def by_axis(
+    failing: Sequence[Conditions], right: Sequence[Conditions], left_out: Sequence[Conditions] = ()
+) -> list[Axis]:
+    """Results by each axis; numbers in order of size, words in order of appearance. Calls that are left out were not made."""
     everything = [*failing, *right]
     names = dict.fromkeys(name for one in everything for name in one)
     found = []
@@ -37,7 +41,8 @@ def by_axis(failing: Sequence[Conditions], right: Sequence[Conditions]) -> list[
             for value in values
         }
         bad = {value: (wrong, all_) for value, (wrong, all_) in counts.items() if wrong}
-        found.append(Axis(name, bad, tuple(value for value in values if value not in bad)))
+        unknown = tuple(value for value in dict.fromkeys(one[name] for one in left_out) if value not in values)
+        found.append(Axis(name, bad, tuple(value for value in values if value not in bad), unknown))
     return found
 
 
@@ -46,15 +51,17 @@ def _by_size(value: str) -> tuple[int, str]:
     return (int(value), "") if value.isdecimal() else (-1, "")
 
 
-def confining(failing: Sequence[Conditions], right: Sequence[Conditions]) -> list[Axis]:
+def confining(
+    failing: Sequence[Conditions], right: Sequence[Conditions], left_out: Sequence[Conditions] = ()
+) -> list[Axis]:
     """One axis, else two, whose failing values cover all failing calls and no correct one.
 
     Of several, the choice with the fewest values: the simplest explanation. Empty if no call is correct, or no axis or pair of axes
-    separates them.
+    separates them. Axes with a value that only calls have which were not made are left out with these.
     """
     if not right:
         return []
-    narrow = [axis for axis in by_axis(failing, right) if axis.failing and axis.right]
+    narrow = _telling(by_axis(failing, right, left_out))
     for count in (1, 2):
         exact = [chosen for chosen in combinations(narrow, count) if not any(holds(chosen, one) for one in right)]
         if exact:
@@ -62,9 +69,18 @@ def confining(failing: Sequence[Conditions], right: Sequence[Conditions]) -> lis
     return []
 
 
-def narrowing(failing: Sequence[Conditions], right: Sequence[Conditions], names: Collection[str]) -> list[Axis]:
+def narrowing(
+    failing: Sequence[Conditions],
+    right: Sequence[Conditions],
+    names: Collection[str],
+    left_out: Sequence[Conditions] = (),
+) -> list[Axis]:
     """Axes of these names with a value that never fails: a necessary condition of the failure, perhaps not a sufficient one."""
-    return [axis for axis in by_axis(failing, right) if axis.name in names and axis.failing and axis.right]
+    return [axis for axis in _telling(by_axis(failing, right, left_out)) if axis.name in names]
+
+
+def _telling(some: Sequence[Axis]) -> list[Axis]:
+    return [axis for axis in some if axis.failing and axis.right and not axis.unknown]
 
 
 def holds(axes: Collection[Axis], one: Conditions) -> bool:

@@ -101,6 +101,8 @@ def run_guarded(
     calls: Sequence[AttentionCall],
     repeats: int = MAX_REPEATED,
     each: Callable[[CallResult], None] | None = None,
+    order: Sequence[AttentionCall] | None = None,
+    enough: Callable[[Sequence[CallResult]], bool] | None = None,
 ) -> KernelRun:
     """Run each call once, then repeat up to `repeats` of those that were computed, spread over all of them.
 
@@ -109,8 +111,16 @@ def run_guarded(
         calls: the calls.
         repeats: most calls that are repeated.
         each: receives the result of each call, as soon as it is computed.
+        order: the same calls in the order in which they are made. The results are in that of `calls`.
+        enough: receives the results so far, and says whether the other calls are not needed.
     """
-    run = run_once(guard, calls, each)
+    run = run_once(guard, calls if order is None else order, each, enough)
+    place = {id(call): number for number, call in enumerate(calls)}
+    run = replace(
+        run,
+        results=tuple(sorted(run.results, key=lambda one: place[id(one.call)])),
+        refused=tuple(sorted(run.refused, key=lambda one: place[id(one[0])])),
+    )
     step = _step(len(run.results), repeats)
     return replace(run, results=tuple(_repeat(guard, o) if n % step == 0 else o for n, o in enumerate(run.results)))
 

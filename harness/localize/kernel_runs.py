@@ -333,11 +333,14 @@ def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
 
 
 def run_once(
-    kernel: Kernel, calls: Sequence[AttentionCall], each: Callable[[CallResult], None] | None = None
+    kernel: Kernel,
+    calls: Sequence[AttentionCall],
+    each: Callable[[CallResult], None] | None = None,
+    enough: Callable[[Sequence[CallResult]], bool] | None = None,
 ) -> KernelRun:
     """Run a kernel on each call once, on a copy of the inputs: a kernel that writes to them is found, and spoils nothing else.
 
-    `each` receives each result as soon as it is there.
+    `each` receives each result as soon as it is there. `enough` then receives all so far, and says whether no others are needed.
 
     Raises:
         AssayError: an output breaks the contract.
@@ -359,6 +362,8 @@ def run_once(
         results.append(replace(measure(call, out.clone(), declared.noise), mutated=mutated))
         if each is not None:
             each(results[-1])
+        if enough is not None and enough(results):
+            break
     return KernelRun(tuple(results), delegated, tuple(refused))
 
 

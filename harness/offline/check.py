@@ -38,6 +38,7 @@ from assay.harness.localize.raised import RAISED
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.coverage import DECLARABLE, NOTHING, Coverage, advice_on, coverage_of, separating
+from assay.harness.offline.early import clearly_wrong, in_order
 from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.readout.readout import ReadOut
@@ -129,6 +130,7 @@ class CheckResult:
             read. The first serious finding says it.
         coverage: what the computed cases cover, and the gaps.
         traceback: of the first exception that the kernel raised, from its own first frame on; empty if it raised none.
+        left_out: cases of the small matrix that were not run, as the kernel was clearly wrong before.
     """
 
     kernel: str
@@ -146,6 +148,7 @@ class CheckResult:
     read_out: ReadOut | None = None
     coverage: Coverage = NOTHING
     traceback: str = ""
+    left_out: tuple[Case, ...] = ()
 
     def __repr__(self) -> str:
         return f"<CheckResult {self.verdict}: {self.summary()}>"
@@ -166,7 +169,8 @@ class CheckResult:
         elif self.exit_code == ExitCode.PASS:
             verdict = f"{self.kernel} is correct on all {tried} calls"
         elif self.failing:
-            wrong = f"wrong on {len(self.failing)} of {tried} calls"
+            of = f"the first {tried} of {tried + len(self.left_out)}" if self.left_out else f"{tried}"
+            wrong = f"wrong on {len(self.failing)} of {of} calls"
             verdict = f"{self.kernel} {does}; {wrong}" if does else f"{self.kernel} is {wrong}"
         else:
             verdict = f"{self.kernel} is within its bounds on all {tried} calls, but has serious findings"
@@ -191,7 +195,7 @@ class CheckResult:
     @property
     def axes(self) -> list[axes.Axis]:
         """Results by each axis of the matrix."""
-        return axes.by_axis(_conditions(self.failing), _conditions(self.right))
+        return axes.by_axis(_conditions(self.failing), _conditions(self.right), _conditions(self.left_out))
 
     @property
     def where(self) -> str:
@@ -200,7 +204,9 @@ class CheckResult:
         """
         if self.read_out is not None and self.read_out.whole:
             return ""
-        return axes.words(axes.confining(_conditions(self.failing), _conditions(self.right)))
+        return axes.words(
+            axes.confining(_conditions(self.failing), _conditions(self.right), _conditions(self.left_out))
+        )
 
     @property
     def verdict(self) -> Verdict:
@@ -242,7 +248,7 @@ def check(
         phases: phases to run; None for those that the kernel declares.
         dtypes: for example "bfloat16"; None for those that the kernel declares, of float16, bfloat16 and float32.
         noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
-        size: of the matrix, "small" or "full".
+        size: of the matrix, "small" or "full". A kernel that is clearly wrong is not run on all of the small one.
         device: None for "cuda" if there is a GPU, else "cpu".
         head_dims: head dims that the kernel must compute; None for those that it declares, or else for 64 and 128. Others are then
             tried as well: a kernel that raises on them does not cover them, but must not be wrong.
@@ -276,6 +282,7 @@ def check(
             path, phases or (), dtypes or (), noise, size, device, head_dims or (), like or (), seed, calls
         )
     most_runs = calls or 0
+    whole = cases is not None or size == "full"
     if cases is None:
         cases = matrix_of(
             declared, phases=phases, dtypes=dtypes, size=size, device=device, head_dims=head_dims, like=like, seed=seed
@@ -310,7 +317,19 @@ def check(
             if watcher is not None:
                 watcher.computed(case_of[id(one.call)], one.fails, *one.worst_cell)
 
-        run = run_guarded(guard, [call for _, call in made], repeats, computed_one)
+        def enough(results: Sequence[CallResult]) -> bool:
+            return not whole and clearly_wrong(
+                [(case_of[id(one.call)], one) for one in results], guard.runs, [case for case, _ in made]
+            )
+
+        run = run_guarded(
+            guard, [call for _, call in made], repeats, computed_one, None if whole else in_order(made), enough
+        )
+        run_on = {
+            id(call) for call in (*(one.call for one in run.results), *run.delegated, *(one for one, _ in run.refused))
+        }
+        left_out = tuple(case for case, call in made if id(call) not in run_on)
+        made = [(case, call) for case, call in made if id(call) in run_on]
         computed = tuple(Computed(case_of[id(o.call)], o.fails) for o in run.results)
         refused = tuple((case_of[id(call)], why) for call, why in run.refused)
         claimed = _claims([one.case for one in computed])
@@ -322,7 +341,7 @@ def check(
             if why in guard.breaches and (claimed(case) or not why.startswith(RAISED))
         )
         spared = tuple(one for one in refused if one not in broken)
-        findings = _bugs(run, case_of, again) + _breaches(broken, case_of, made, again)
+        findings = _bugs(run, case_of, left_out, again) + _breaches(broken, made, left_out, again)
         if guard.failed_repeats:
             call, why = guard.failed_repeats[0]
             where = f"{len(guard.failed_repeats)} calls, when repeated"
@@ -357,12 +376,13 @@ def check(
             spared,
             excluded,
             _declined(declared, dtypes, head_dims),
+            left_out,
             runs,
         ),
         broken=broken,
         missing=tuple(
             _missing(asked, declared, run)
-            + _hardly_declared(len(excluded), len(made))
+            + _hardly_declared(len(excluded), len(made) + len(left_out))
             + _refused(
                 [case for case, _ in made if not (case.beyond or case.name in skipped)], [one.case for one in computed]
             )
@@ -373,6 +393,7 @@ def check(
         again=again,
         seconds=time.monotonic() - start,
         traceback=next((guard.tracebacks[why] for _, why in broken if why in guard.tracebacks), ""),
+        left_out=left_out,
     )
     if watcher is not None:
         watcher.stands(result)
@@ -620,19 +641,19 @@ def _conditions(chosen: Sequence[Case]) -> list[dict[str, str]]:
     return [case.condition for case in chosen]
 
 
-def _bugs(run: KernelRun, case_of: Mapping[int, Case], again: str) -> list[Finding]:
+def _bugs(run: KernelRun, case_of: Mapping[int, Case], left_out: Sequence[Case], again: str) -> list[Finding]:
     """The findings on computed cases. Unexplained errors are diagnosed again on the cases of the failing axis values alone."""
     conditions = [(result, case_of[id(result.call)].condition) for result in run.results]
     failing = [condition for result, condition in conditions if result.fails]
     right = [condition for result, condition in conditions if not result.fails]
-    exact = axes.confining(failing, right)
+    exact = axes.confining(failing, right, _conditions(left_out))
     if not any(axis.name == "layer" for axis in exact):
         conditions = list(zip(_in_one_layer([one for one, _ in conditions]), (c for _, c in conditions), strict=True))
         run = replace(run, results=tuple(result for result, _ in conditions))
     findings = [f for f in diagnose(run, again) if f.id != CALL_REFUSED]
     if not any(f.id == UNEXPLAINED for f in findings):
         return findings
-    for only in (exact, axes.narrowing(failing, right, _NARROWING_AXES)):
+    for only in (exact, axes.narrowing(failing, right, _NARROWING_AXES, _conditions(left_out))):
         if not only:
             continue
         there = KernelRun(tuple(result for result, condition in conditions if axes.holds(only, condition)))
@@ -655,8 +676,8 @@ def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
 
 def _breaches(
     broken: Sequence[tuple[Case, str]],
-    case_of: Mapping[int, Case],
     made: Sequence[tuple[Case, AttentionCall]],
+    left_out: Sequence[Case],
     again: str,
 ) -> list[Finding]:
     """One finding for each kind of exception, and one for outputs that break the contract."""
@@ -667,8 +688,8 @@ def _breaches(
     found = []
     for some in kinds.values():
         names = {case.name for case, _ in some}
-        others = [case.condition for case in case_of.values() if case.name not in names]
-        only = axes.words(axes.confining(_conditions([case for case, _ in some]), others))
+        others = [case.condition for case, _ in made if case.name not in names]
+        only = axes.words(axes.confining(_conditions([case for case, _ in some]), others, _conditions(left_out)))
         where = f"{len(some)} of {len(made)} calls" + (f", only where {only}" if only else "")
         smallest = min((call_of[name] for name in names), key=lambda call: (call.k.numel(), call.q.numel()))
         found.append(breach(some[0][1], where, (f"smallest such call: {describe(smallest)}",), again))

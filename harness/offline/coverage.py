@@ -106,6 +106,7 @@ def coverage_of(
     refused: Sequence[tuple[Case, str]],
     excluded: Sequence[tuple[Case, str]],
     declined: Sequence[str],
+    left_out: Sequence[Case],
     runs: int,
 ) -> Coverage:
     """What the computed calls cover.
@@ -116,6 +117,7 @@ def coverage_of(
         refused: cases that it did not compute, and why.
         excluded: cases that its declaration excludes, and by what.
         declined: what else its declaration leaves out.
+        left_out: cases that were not run, as the kernel was clearly wrong before.
         runs: how many times the kernel ran.
     """
     phases: dict[str, list[AttentionCall]] = {}
@@ -129,7 +131,7 @@ def coverage_of(
         ratios=_ascending(q // kv for q, kv in heads if kv > 1 or q == 1),
         mqa=any(q > kv == 1 for q, kv in heads),
         lengths={phase: _lengths(calls) for phase, calls in phases.items()},
-        gaps=tuple(_gaps(cases, refused, excluded, declined)),
+        gaps=(*_left_out(left_out), *_gaps(cases, refused, excluded, declined)),
         runs=runs,
     )
 
@@ -148,6 +150,12 @@ def _lengths(calls: Sequence[AttentionCall]) -> Lengths:
     return Lengths(
         (min(new), max(new)), (min(cached), max(cached)), max(len(call.cu_seqlens_q) - 1 for call in calls), len(calls)
     )
+
+
+def _left_out(cases: Sequence[Case]) -> list[Gap]:
+    """The gap of cases that were not run, as the kernel was clearly wrong before."""
+    why = "not run, as the kernel was clearly wrong before; the matrix of size full is always run as a whole"
+    return [Gap("the rest of the matrix", why, len(cases), cases[0].name)] if cases else []
 
 
 def _gaps(

@@ -53,7 +53,9 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     result = decoded(wrong_at_128)
     for text in (message(result), printed(result)):
         for part in (
-            f"wrong on {len(result.failing)} of {DECODE} calls", f'Computes "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
+            f"wrong on {len(result.failing)} of the first {len(result.computed)} of {DECODE} calls",
+            f"ot covered: the rest of the matrix ({len(result.left_out)} calls)",
+            f'Computes "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
             "fails for every value of", "1+1, 1 q head on 1 kv head, head_dim 128",
             "as a test:" if text == message(result) else "A test",
             "replace(call_of([(1, 1)]",
@@ -90,7 +92,11 @@ def test_one_line_for_several_kernels() -> None:
     right, wrong = decoded(rounded_oracle), decoded(wrong_at_128)
     assert sentence([right]).startswith(f"1 kernel, {DECODE} calls, worst 0.")
     both, failing = sentence([right, wrong, right]), len(wrong.failing)
-    assert both.startswith(f"causal mask top-left; {failing} of {DECODE} calls; 2 kernels, {3 * DECODE} calls, worst ")
+    done = len(wrong.computed)
+    assert both.startswith(
+        f"causal mask top-left; {failing} of {done} calls; 2 kernels, {2 * DECODE + done} calls, worst "
+    )
+    assert both.endswith(f", {DECODE - done} not covered")
     refuses_all = check(picky, dtypes=["float32"], phases=["decode"])
     assert sentence([refuses_all]) == f"1 kernel, 0 calls, {len(refuses_all.refused)} not covered"
     assert headline(refuses_all) == f"No verdict on {refuses_all.kernel}: requirements of a pass were not tested"

@@ -1,0 +1,87 @@
+"""Which calls of a matrix are made first, and when a kernel is so clearly wrong that the others need not be made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.matrix import Case
+from assay.harness.localize import axes
+from assay.harness.localize.kernel_runs import CallResult
+
+FEWEST, SHARE = 48, 3 / 8
+"""Calls that are made in any case, and their share of all. In the small matrix they have each usual number of heads, head_dim,
+page, layout and layer, and cached prefixes of up to 200 tokens, at a ninth of the cost of all."""
+WRONG = 16
+"""Clearly wrong calls among them from which on the others need not be made."""
+CLEARLY = 10.0
+"""Own error of a clearly wrong call, as a multiple of its bound."""
+_TILE = 32
+"""Tokens of a tile, by which a kernel's work on a call is counted."""
+_OVERHEAD = 8
+"""What any call costs, in tiles."""
+
+
+def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
+    """The calls in the order in which they are made: at each place that which shows most new conditions for what it costs.
+
+    A condition is a value of an axis in a phase and dtype, with all, some or none of its sequences cached. Calls that show no new
+    one come last, the cheapest of them first.
+    """
+    numbers: dict[tuple[str, ...], int] = {}
+    rows = []
+    for case, _ in made:
+        kind = tuple(case.condition.get(axis, "") for axis in _KIND)
+        rows.append([numbers.setdefault((*kind, *pair), len(numbers)) for pair in case.condition.items()])
+    shows = np.zeros((len(made), len(numbers)), dtype=bool)
+    for place, row in enumerate(rows):
+        shows[place, row] = True
+    cost = np.array([_cost(call) for _, call in made])
+    left, new, order = np.ones(len(made), dtype=bool), np.ones(len(numbers), dtype=bool), []
+    while new.any():
+        best = int(np.where(left, shows[:, new].sum(1) / cost, -1.0).argmax())
+        order.append(best)
+        left[best] = False
+        new &= ~shows[best]
+    order += sorted(left.nonzero()[0].tolist(), key=lambda place: float(cost[place]))
+    return [made[place][1] for place in order]
+
+
+_KIND = ("phase", "dtype", "cached prefix")
+
+
+def _cost(call: AttentionCall) -> float:
+    """Tiles of a call, with its overhead."""
+    tiles = sum(
+        -(-new // _TILE) * -(-(new + cached) // _TILE) for new, cached in zip(call.lens_q, call.prefixes, strict=True)
+    )
+    return float(_OVERHEAD + tiles * call.q.shape[1])
+
+
+def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: Sequence[Case]) -> bool:
+    """Whether further calls would change neither a kernel's verdict nor what is said of where it is wrong.
+
+    At least `WRONG` calls are wrong by a wide margin, some in each phase and dtype that the kernel computes: one that is right in
+    some of them is run on all calls, which say where. So is one whose failing calls an axis separates from the others, until each
+    value of that axis was computed.
+
+    Args:
+        results: what it computed so far, the last of them new: where that is right, nothing has changed.
+        runs: how many calls were made so far, those that it refused included.
+        cases: all cases of the matrix.
+    """
+    if runs < max(FEWEST, SHARE * len(cases)) or not results[-1][1].fails:
+        return False
+    wrong = [(case, one) for case, one in results if one.fails and one.worst >= CLEARLY]
+    if len(wrong) < WRONG or {_kind(one) for _, one in wrong} != {_kind(one) for _, one in results}:
+        return False
+    failing = [case.condition for case, one in results if one.fails]
+    right = [case.condition for case, one in results if not one.fails]
+    every = [case.condition for case in cases]
+    return axes.confining(failing, right) == axes.confining(failing, right, every)
+
+
+def _kind(result: CallResult) -> tuple[object, ...]:
+    return result.call.phase, result.call.q.dtype

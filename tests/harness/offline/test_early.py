@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.matrix import Case, cases
+from assay.harness.localize.kernel_runs import CallResult
+from assay.harness.offline.early import FEWEST, SHARE, WRONG, clearly_wrong, in_order
+
+MADE = [(case, case.make()) for case in cases()]
+CASE_OF = {id(call): case for case, call in MADE}
+ORDER = [CASE_OF[id(call)] for call in in_order(MADE)]
+FIRST = ORDER[: int(max(FEWEST, SHARE * len(ORDER))) + 1]
+
+
+def results(some: list[Case], wrong: Callable[[dict[str, str]], float]) -> list[tuple[Case, CallResult]]:
+    """What a kernel computed whose own error is so many times its bound."""
+    found = []
+    for case in some:
+        ratio, call = wrong(case.condition), SimpleNamespace(phase=case.condition["phase"])
+        call.q = SimpleNamespace(dtype=case.condition["dtype"])
+        found.append((case, cast(CallResult, SimpleNamespace(fails=ratio > 1, worst=ratio, call=call))))
+    return found
+
+
+def made_until(wrong: Callable[[dict[str, str]], float]) -> int:
+    """How many calls are made of a kernel."""
+    every = results(ORDER, wrong)
+    return next((n for n in range(1, len(every) + 1) if clearly_wrong(every[:n], n, ORDER)), len(every))
+
+
+def test_each_call_is_made_once_and_those_first_that_show_much_and_cost_little() -> None:
+    assert sorted(case.name for case in ORDER) == sorted(case.name for case, _ in MADE)
+    assert len({(case.condition["phase"], case.condition["dtype"]) for case in ORDER[:12]}) == 6
+    scores = {id(case): scored(call) for case, call in MADE}
+    assert sum(scores[id(case)] for case in FIRST) < 0.1 * sum(scores.values())
+    for axis in ("heads", "head_dim", "page", "layer", "inputs", "autograd", "cached prefix"):
+        usual = {case.condition[axis] for case in ORDER if not case.beyond}
+        assert usual <= {case.condition[axis] for case in FIRST}
+
+
+def scored(call: AttentionCall) -> int:
+    pairs = zip(call.lens_q, call.prefixes, strict=True)
+    return call.q.shape[1] * sum(new * (new + cached) for new, cached in pairs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "early"),
+    [
+        (lambda c: 1e3, True),
+        (lambda c: 1e3 if c["cached prefix"] != "none" else 0.5, True),
+        (lambda c: 1e3 if c["dtype"] == "float16" else 0.5, False),  # in other dtypes it may be right
+        (lambda c: 1e3 if c["phase"] == "extend" else 0.5, False),
+        (lambda c: 2.0, False),  # it is nearly right
+        (lambda c: 1e3 if c["page"] == "16" and c["head_dim"] == "128" and c["data"] == "peaky" else 0.5, False),
+        (lambda c: 1e3 if c["prefix"] in ("65", "127", "128", "129", "200", "2200") else 0.5, False),
+    ],
+)
+def test_only_a_kernel_that_is_wrong_by_far_everywhere_is_not_run_on_all_calls(
+    wrong: Callable[[dict[str, str]], float], early: bool
+) -> None:
+    assert (made_until(wrong) < len(ORDER) / 2) == early
+
+
+def test_an_axis_that_separates_the_failing_calls_is_tried_with_each_of_its_values() -> None:
+    until = made_until(lambda c: 0.5 if c["heads"] == "MHA 4/4" else 1e3)
+    assert len(FIRST) < until < len(ORDER)
+    assert {case.condition["heads"] for case in ORDER[:until]} == {case.condition["heads"] for case in ORDER}
+
+
+def test_a_few_wrong_calls_are_not_enough() -> None:
+    some = results(FIRST, lambda c: 1e3)
+    for _, one in some[WRONG - 2 : -1]:
+        cast(SimpleNamespace, one).fails, cast(SimpleNamespace, one).worst = False, 0.5
+    assert not clearly_wrong(some, len(some), ORDER)
