@@ -124,8 +124,8 @@ def test_an_output_that_is_not_finite_is_said_in_words() -> None:
 def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel() -> None:
     lost = fault("last-block-lost-64")
     lost.__qualname__ = "lost"
-    extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::5])
-    decode = check(lost, phases=["decode"], dtypes=["float32"])
+    extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::15])
+    decode = check(lost, phases=["decode"], dtypes=["float32"], head_dims=[64])
     failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
     assert cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
     assert message(extend).startswith(

@@ -18,7 +18,7 @@ def decodes(call):
     return rounded_oracle(call)
 
 
-@declares(phases=("decode",), dtypes=("float32",))
+@declares(phases=("decode",), dtypes=("float32",), head_dims=(64,))
 def wrong(call):
     return 2 * rounded_oracle(call)
 """

@@ -46,10 +46,8 @@ def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kernel", "code"), [("right", 0), ("wrong", 1), ("refuses", 3)])
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, kernel: str, code: int) -> None:
-    assert (
-        call(monkeypatch, f"checked_kernels:{kernel}", "--phase", "decode", "--case", "1+16-", "--read-out", "0")
-        == code
-    )
+    some = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-", "--read-out", "0")
+    assert call(monkeypatch, f"checked_kernels:{kernel}", *some) == code
 
 
 @pytest.mark.parametrize(
@@ -132,7 +130,7 @@ def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
 def test_junit_has_one_failure_for_one_cause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    some = ("checked_kernels:wrong", "--case", "extend-41+", "--read-out", "0")
+    some = ("checked_kernels:wrong", "--case", "extend-41+", "--dtype", "float32", "--read-out", "0")
     assert call(monkeypatch, *some, "--junit", "junit.xml") == 1
     assert "JUnit: junit.xml" in capsys.readouterr().out
     [case] = ET.fromstring((tmp_path / "junit.xml").read_text()).iter("testcase")

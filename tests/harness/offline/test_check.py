@@ -37,6 +37,8 @@ ORACLE = "assay.harness.attention.faults:rounded_oracle"
 TOP_LEFT = fault("mask-top-left")
 check = partial(check_and_read, read_out=0)
 """What is read off a kernel is tested in test_observed.py."""
+THIRD = 3
+"""Every third call shows a fault that depends on one axis of the design; the whole matrix shows it in three times the time."""
 
 
 def only_where(holds: Callable[[AttentionCall], bool], wrong: Kernel = TOP_LEFT) -> Kernel:
@@ -116,7 +118,7 @@ def test_what_shows_only_beyond_the_design_is_found(kernel: Kernel) -> None:
 
 
 def test_as_shipped_is_named_top_left() -> None:
-    result = check(TOP_LEFT)
+    result = check(TOP_LEFT, cases=cases()[::THIRD])
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left"]
     assert result.where == "cached prefix is not none"
@@ -158,7 +160,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_bug_under_one_condition_is_reported_with_it(
     holds: Callable[[AttentionCall], bool], where: str, wrong: Kernel, kind: str
 ) -> None:
-    result = check(only_where(holds, wrong), phases=["extend"])
+    result = check(only_where(holds, wrong), cases=cases(("extend",))[::THIRD])
     assert result.exit_code == ExitCode.REGRESSION
     assert where in result.where
     assert f"fails exactly where: {result.where}" in message(result)
@@ -173,7 +175,7 @@ def test_a_bug_at_complete_blocks_is_reported_with_its_condition(bug: str) -> No
 
 
 def test_a_bug_in_grouped_heads_is_seen() -> None:
-    result = check(fault("kv-heads-interleaved"), phases=["extend"])
+    result = check(fault("kv-heads-interleaved"), cases=cases(("extend",))[::THIRD])
     assert kinds(result) == ["kv-heads-interleaved"]
     assert {case.condition["heads"].split()[0] for case in result.failing} == {"GQA"}
     assert {case.condition["heads"] for case in result.right} == {"MHA 4/4", "MQA 4/1"}
@@ -354,7 +356,8 @@ def test_a_declared_quantisation_that_did_not_run_is_a_finding(noise: str) -> No
     def silent(call: AttentionCall) -> Tensor:
         return torch_sdpa(call)
 
-    result = check(silent, dtypes=["float16", "float32"], head_dims=[64], phases=["extend"])
+    some = cases(("extend",), dtypes=[torch.float16, torch.float32], head_dims=(64,))[::THIRD]
+    result = check(silent, cases=some)
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == [QUANTISATION_NOT_RUN]
     assert result.failing == []
@@ -479,13 +482,14 @@ def test_noise_is_excused_only_where_it_is_declared() -> None:
     def coarse(call: AttentionCall) -> Tensor:
         return honest_outputs(call, FAMILIES["int8_kv"], members=1)[0].to(call.q.dtype)
 
-    assert check(coarse, phases=["decode"]).exit_code == ExitCode.REGRESSION
-    assert check(coarse, phases=["decode"], noise="int8_kv").exit_code == ExitCode.PASS
+    asked = {"phases": ["decode"], "dtypes": ["float16"], "head_dims": [64]}
+    assert check(coarse, **asked).exit_code == ExitCode.REGRESSION
+    assert check(coarse, **asked, noise="int8_kv").exit_code == ExitCode.PASS
 
 
 def test_the_command_and_the_test_are_those_of_the_kernel() -> None:
     assert check(ORACLE, seed=3, dtypes=["bfloat16"]).again == f"assay check {ORACLE} --dtype bfloat16 --seed 3"
-    assert check(TOP_LEFT, phases=["decode"]).test == ""
+    assert check(TOP_LEFT, phases=["decode"], dtypes=["float32"], head_dims=[64]).test == ""
     assert named(rounded_oracle) == (ORACLE, rounded_oracle)
     assert named(TOP_LEFT)[0] == "fault.<locals>.kernel"
     assert named(partial(rounded_oracle))[0] == "partial"

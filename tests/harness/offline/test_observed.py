@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,10 @@ def no_rule_in_21(call: AttentionCall) -> Tensor:
     return torch.randn(*call.q.shape[:2], call.v.shape[2], generator=draw, dtype=torch.float64).to(call.q.dtype)
 
 
-SAYS = read_out(NO_MASK).sentence
+@cache
+def says() -> str:
+    """What is read off the kernel without a mask."""
+    return read_out(NO_MASK).sentence
 
 
 def case(lens: Lens, dtype: torch.dtype = torch.float32, name: str = "some") -> Case:
@@ -94,11 +97,11 @@ def test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes() -> None:
     before: list[CheckResult] = []
     result = check(NO_MASK, cases=CASES, before_reading=before.append)
     finding = first(result)
-    assert (finding.id, finding.operator) == ("mask-missing", SAYS)
-    assert "sees" in SAYS
+    assert (finding.id, finding.operator) == ("mask-missing", says())
+    assert "sees" in says()
     assert finding.picture is not None
     assert result.read_out is not None
-    assert (result.read_out.sentence, result.read_out.exact, result.read_out.samples) == (SAYS, True, ())
+    assert (result.read_out.sentence, result.read_out.exact, result.read_out.samples) == (says(), True, ())
     assert 20 < result.read_out.calls < 3000
     took = f"read off the kernel in {result.read_out.calls} calls and {result.read_out.seconds:.1f} s: "
     assert any(line.startswith(took) for line in finding.evidence)
@@ -187,7 +190,7 @@ def test_a_kernel_is_asked_only_for_what_it_declares() -> None:
         return NO_MASK(call)
 
     result = checked(kernel)
-    assert first(result).operator == SAYS
+    assert first(result).operator == says()
     assert seen == {("extend", 64)} | {(phase, dim) for phase, dim in seen if dim < 64 and phase == "extend"}
     assert not any("not answered" in line for line in first(result).evidence)
 
@@ -197,7 +200,7 @@ def test_a_kernel_is_read_in_the_dtype_in_which_it_is_wrong() -> None:
         return NO_MASK(call) if call.q.dtype == torch.bfloat16 else rounded_oracle(call)
 
     result = checked(kernel, [*CASES, case([(7, 16)], torch.bfloat16, "bf16")])
-    assert first(result).operator == SAYS
+    assert first(result).operator == says()
 
 
 def test_the_declared_noise_is_that_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +232,7 @@ def test_a_reader_reads_a_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_assertion_says_what_was_read_if_it_gives_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError, match=f"; observed: {re.escape(SAYS)}$"):
+    with pytest.raises(AssertionError, match=f"; observed: {re.escape(says())}$"):
         assert_correct(NO_MASK, CASES[0].make())
 
     with pytest.raises(AssertionError, match="only in layer 21"):
@@ -318,7 +321,7 @@ def test_a_replay_shows_the_edge_of_the_mask_and_says_what_holds_on_the_recorded
 ) -> None:
     result = replay(a_pack(tmp_path / "pack", NO_MASK), importable("no_mask", NO_MASK))
     [finding] = result.findings
-    assert (finding.id, finding.operator) == ("mask-missing", SAYS)
+    assert (finding.id, finding.operator) == ("mask-missing", says())
     assert finding.picture is not None
     assert len(finding.picture.cells) >= 4, "one query hides how the mask goes on"
     assert len(finding.picture.key_indices) >= 8
@@ -350,7 +353,7 @@ def test_a_recorded_call_is_read_after_the_result_is_known(
     backend = Backend.parse(importable("recorded", NO_MASK))
     result = replay_recorded(recorded, backend, "again", reader=Reader(), before_reading=before.append)
     assert [one.findings[0].operator for one in before] == [""]
-    assert result.findings[0].operator == SAYS
+    assert result.findings[0].operator == says()
     assert not replay_recorded(recorded, backend, "again").findings[0].operator
 
 
@@ -403,7 +406,7 @@ def test_a_kernel_is_read_on_head_dims_that_it_was_seen_to_compute() -> None:
     result = checked(textbook)
     assert first(result).diagnosis
     assert result.read_out is not None
-    assert result.read_out.sentence == SAYS
+    assert result.read_out.sentence == says()
     assert asked == {(64, 64)}, "with others, a kernel that was written for one head_dim writes beyond its output"
 
 
