@@ -34,8 +34,9 @@ class AttentionCall:
         layer: index of the calling layer.
         phase: "extend" (prefill, with or without a cached prefix) or "decode".
         first_head: number in the model of the first q head: in a call of one tensor-parallel process, or of some heads.
-        layout: how `clone` lays q, k and v out in memory: "packed"; or "sliced", in which each is a part of a wider tensor, as
-            where a model splits one projection into the three. The last axis is contiguous in both.
+        layout: how `clone` lays q, k and v out in memory: "packed"; "sliced", in which each is a part of a wider tensor, as where a
+            model splits one projection into the three; or "heads first", in which all tokens of a head lie together. The last
+            axis is contiguous in each.
         grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
             PyTorch are named; empty for that of the caller.
     """
@@ -71,8 +72,9 @@ class AttentionCall:
     def clone(self) -> AttentionCall:
         """The same call on copies of its tensors, laid out as `layout` says, for a kernel that may write to its inputs."""
         copies = {name: getattr(self, name).clone() for name in INPUTS}
-        if self.layout == "sliced":
-            copies |= {name: _sliced(copies[name]) for name in ("q", "k", "v")}
+        if self.layout != "packed":
+            laid = {"sliced": _sliced, "heads first": _heads_first}[self.layout]
+            copies |= {name: laid(copies[name]) for name in ("q", "k", "v")}
         return replace(self, **copies)
 
     def grad_context(self) -> AbstractContextManager[object]:
@@ -93,6 +95,11 @@ def _sliced(tensor: Tensor) -> Tensor:
     wide = tensor.new_full((rows, heads + 1, dim), float("nan"))
     wide[:, :heads] = tensor
     return wide[:, :heads]
+
+
+def _heads_first(tensor: Tensor) -> Tensor:
+    """The same numbers with the tokens of a head side by side."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
 def default_device() -> str:

@@ -8,8 +8,9 @@ matrix is a covering design, not their product. For each phase,
 - so are all triples of these, batch and new tokens (but batch x heads x new), and of data, dtype, head_dim and cached prefix;
 - every pair of values of two axes occurs.
 
-Calls beyond the design follow: long ones, other ratios of heads, other head dims, inputs that are parts of wider tensors, other
-layers and other modes of autograd. What no kernel claims unless it declares it is marked: see `Case.beyond`.
+Calls beyond the design follow: long ones, batches of other sizes and of equal sequences, other numbers of heads, other head dims,
+inputs that are parts of wider tensors, other data and other modes of autograd. What no kernel claims unless it declares it is
+marked: see `Case.beyond`.
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
     "full": ((8, 8), (8, 4), (8, 2), (16, 2), (8, 1)),
 }
 """(q heads, kv heads): MHA, GQA with 2, 4 and 8 q heads on each kv head, MQA."""
-OTHER_HEADS = ((6, 2), (10, 2), (12, 2), (14, 2), (24, 2), (32, 2))
-"""GQA with other numbers of q heads on each kv head: 3 (Llama-3.2-3B), 5 (Qwen2.5-32B), 6, 7 (Qwen2.5-7B), 12 and 16."""
+OTHER_HEADS = ((6, 2), (10, 2), (12, 2), (14, 2), (24, 2), (32, 2), (9, 3), (15, 5), (12, 6), (8, 4), (10, 10), (3, 3))
+"""GQA with other numbers of q heads on each kv head: 3 (Llama-3.2-3B), 5 (Qwen2.5-32B), 6, 7 (Qwen2.5-7B), 12 and 16. Then other
+numbers of kv heads, of which 3 and 5 (SmolLM) and 10 (Phi-3-medium) are no powers of two."""
+LAYERS = (0, 1, 2, 16, 31)
+"""Layers that call: kernels treat the first two, every second one, those in the middle or the last one in a way of their own."""
 LONG: dict[Size, int] = {"small": 130, "full": 2000}
 """Cached prefix, in tokens, of a long sequence next to the one under test."""
 PAGES = (0, 1, 16, 64)
@@ -85,8 +89,21 @@ _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
     ],
     "seventeen at borders": lambda new, prefix, long: [(1, prefix), *((1, border) for border in _BORDERS)],
     "three long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 191), (new, prefix + 64)],
+    "four long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 64), (new, prefix - 100), (new, 20)],
+    "two chunks": lambda new, prefix, long: [(new, 0), (new, prefix)],
+    "cached powers of two": lambda new, prefix, long: [(new, prefix), (new, 512), (new, 1024), (new, 128)],
+    "powers of two": lambda new, prefix, long: [(new, prefix), (new, 512 - new), (new, 1024 - new), (new, 128 - new)],
+    "forty short ones": lambda new, prefix, long: [(1 + (new - 1) * (n % 2 == 0), prefix + n) for n in range(40)],
+    "a shorter one first": lambda new, prefix, long: [(new, prefix), (5 * new - 4, prefix + 50)],
+    "a longer one first": lambda new, prefix, long: [(5 * new - 4, prefix + 50), (new, prefix)],
+    **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in (2, 4, 6)},
+    **{
+        f"{n} unlike": partial(lambda n, new, prefix, long: [(1 + (new - 1) * (i + 1), prefix + 9 * i) for i in range(n)], n)
+        for n in (5, 7, 8)
+    },
 }  # fmt: skip
 """Batches of calls beyond the design."""
+_SIZES = ("2 alike", "4 alike", "5 unlike", "6 alike", "7 unlike", "8 unlike")
 _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
     "extend": (
         (40, 600, "one", "normal"),
@@ -95,6 +112,19 @@ _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
         (128, 384, "nine at borders", "scale 1.5 times"),
         (34, 0, "one", "scores far above 0"),
         (34, 0, "one", "scores far below 0"),
+        (34, 90, "one", "scores near 95"),
+        (34, 90, "one", "scale 1"),
+        (34, 90, "one", "scale 1/128"),
+        (34, 300, "one", "attention sink"),
+        (34, 90, "one", "K far from 0"),
+        (9, 60, "three long ones", "equal first tokens"),
+        (200, 60, "two chunks", "normal"),
+        (7, 256, "cached powers of two", "normal"),
+        (16, 240, "powers of two", "normal"),
+        (2, 1500, "four long ones", "normal"),
+        (4, 0, "forty short ones", "normal"),
+        (5, 10, "a shorter one first", "normal"),
+        (5, 10, "a longer one first", "normal"),
     ),
     "decode": (
         (1, 700, "one", "normal"),
@@ -103,13 +133,25 @@ _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
         (1, 300, "seventeen at borders", "scale 1.5 times"),
         (1, 157, "one", "scores far above 0"),
         (1, 157, "one", "scores far below 0"),
+        (1, 157, "one", "scores near 95"),
+        (1, 157, "one", "scale 1"),
+        (1, 157, "one", "scale 1/128"),
+        (1, 300, "one", "attention sink"),
+        (1, 157, "one", "K far from 0"),
+        (1, 60, "three long ones", "equal first tokens"),
+        (1, 256, "cached powers of two", "normal"),
+        (1, 255, "powers of two", "normal"),
+        (1, 1200, "four long ones", "normal"),
+        (1, 1, "forty short ones", "normal"),
+        (1, 40, "a shorter one first", "normal"),
+        (1, 40, "a longer one first", "normal"),
     ),
 }
 """(new tokens, cached prefix, batch, data) of calls beyond the design, in the last dtype and the first head dim.
 
-They show windows, blocks and limits of up to 2,048 tokens, a chunk behind a long prefix, results kept by shape, larger batches, new
-tokens that just fill a block or nearly do, another scale than that of head_dim, and scores that overflow or underflow unless their
-own maximum is subtracted.
+They show windows, blocks and limits of up to 2,048 tokens, lengths that just fill a partition, a chunk behind a long prefix,
+results and plans kept by shape, larger batches, new tokens that just fill a block or nearly do, other scales than that of head_dim,
+scores that overflow or underflow unless their own maximum is subtracted, and weights that a shortcut takes for zero.
 """
 _MANY_KEYS: dict[str, tuple[int, int]] = {"extend": (2, 4000), "decode": (1, 4000)}
 """(new tokens, cached prefix) of a call in the first dtype, where the others beyond the design are in the last.
@@ -136,8 +178,7 @@ _EACH: dict[str, tuple[tuple[int, int, str], ...]] = {
     "extend": ((34, 0, "one"), (17, 70, "after no prefix")),
     "decode": ((1, 66, "between others"),),
 }
-"""(new tokens, cached prefix, batch) of the calls that one special value gets: other heads, another layer, sliced inputs, ..."""
-_LAYERS = (1, 31)
+"""(new tokens, cached prefix, batch) of the calls that one special value gets: other heads, sliced inputs, another rank, ..."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +215,7 @@ class _Values:
     page: int = 0
     head_dim_v: int = 0
     layer: int = 0
+    first_head: int = 0
     layout: str = "packed"
     grad_mode: str = ""
     like: str = ""
@@ -201,6 +243,7 @@ def axes(
         "dtype": tuple(dtypes),
         "data": tuple(DATA),
         "page": PAGES,
+        "layer": LAYERS,
     }
 
 
@@ -291,6 +334,10 @@ def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[i
     for new, prefix, batch, data in _HALF[phase]:
         for kind in [kind for kind in kinds if kind.itemsize == 2] or kinds[:1]:
             yield _Values(phase, prefix, new, batch, heads, next(turn), kind, data)
+    dtype, layer = cycle(kinds), cycle(LAYERS)
+    for number, batch in enumerate(_SIZES):
+        new, prefix = (1, 50) if phase == "decode" else (9, 20 * (number % 3))
+        yield _Values(phase, prefix, new, batch, heads, next(turn), next(dtype), layer=next(layer))
     new, prefix = _MANY_KEYS[phase]
     yield _Values(phase, prefix, new, "one", heads, dims[0], kinds[0])
 
@@ -308,12 +355,12 @@ def _special(
     usual, dtype, dim = HEADS[size][1], cycle(kinds), cycle(dims)
     for new, prefix, batch in _EACH[phase]:
         at = partial(_Values, phase, prefix, new, batch)
-        for layer in _LAYERS:
-            yield at(usual, next(dim), next(dtype), layer=layer)
         for mode in ("inference_mode", "no_grad"):
             yield at(usual, next(dim), next(dtype), grad_mode=mode)
         for kind in kinds:
             yield at(usual, next(dim), kind, layout="sliced", beyond=("inputs",))
+        yield at(usual, next(dim), next(dtype), layout="heads first", beyond=("inputs",))
+        yield at(usual, next(dim), next(dtype), first_head=usual[0])
         for heads in OTHER_HEADS:
             yield at(heads, next(dim), next(dtype), beyond=("heads",))
         for name in models:
@@ -394,6 +441,7 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
         "inputs": values.layout,
         "head_dim_v": str(values.head_dim_v) if values.head_dim_v else "that of q",
         "layer": str(values.layer),
+        "first head": str(values.first_head),
         "autograd": values.grad_mode or "as called",
     }
     dims = f"d{values.head_dim}" + (f"v{values.head_dim_v}" if values.head_dim_v else "")
@@ -401,7 +449,8 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
         values.phase, f"{values.new}+{values.prefix}", values.batch, condition["heads"], dims,
         condition["dtype"], values.data, f"page{values.page}" if values.page else "packed",
     ]  # fmt: skip
-    parts += [f"layer{values.layer}"] * (values.layer > 0) + ["sliced"] * (values.layout == "sliced")
+    parts += [f"layer{values.layer}"] * (values.layer > 0) + [values.layout] * (values.layout != "packed")
+    parts += [f"from_head{values.first_head}"] * (values.first_head > 0)
     parts += [special for special in (values.grad_mode, values.like) if special]
     make = partial(_make, values, tuple(lens), seed, device)
     return Case("-".join(parts).replace(" ", "_"), condition, make, values.beyond)
@@ -416,6 +465,6 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     call = (DATA | RARE)[values.data](replace(wide, phase=values.phase))
     call = replace(
         call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype), layer=values.layer,
-        layout=values.layout, grad_mode=values.grad_mode,
+        first_head=values.first_head, layout=values.layout, grad_mode=values.grad_mode,
     )  # fmt: skip
     return (through_pages(call, values.page, seed) if values.page else call).clone()

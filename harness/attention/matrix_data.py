@@ -49,6 +49,58 @@ def _unscaled_far(sign: int, call: AttentionCall) -> AttentionCall:
     return replace(_far_from_zero(sign, _UNSCALED, call), scale=_SCALED / _UNSCALED)
 
 
+def _scale(scale: float, call: AttentionCall) -> AttentionCall:
+    # The scores stay what they are.
+    return replace(call, q=call.q * (call.scale / scale), scale=scale)
+
+
+_SINK_Q = 0.4
+_SINK = 16.0
+"""Scaled score of a sink above the others': exp(-16) is 1e-7, what a kernel that skips small weights may take for nothing."""
+
+
+def _one_dim(call: AttentionCall, q: float, k: torch.Tensor) -> AttentionCall:
+    """The call with dim 0 of every query, and of every key [total_k], set."""
+    queries, keys = call.q.clone(), call.k.clone()
+    queries[..., 0], keys[..., 0] = q, k.to(keys)[:, None]
+    return replace(call, q=queries, k=keys)
+
+
+def _sink(call: AttentionCall) -> AttentionCall:
+    # The first token takes nearly all of the weight, and its value is small, as in trained models (arXiv 2309.17453, 2410.10781):
+    # the output is what the small weights of the other tokens give.
+    first = call.cu_seqlens_k[:-1].long()
+    score = torch.zeros(call.k.shape[0])
+    score[first] = _SINK / (_SINK_Q * call.scale)
+    values = call.v.clone()
+    values[first] *= 1e-4
+    return replace(_one_dim(call, _SINK_Q, score), v=values)
+
+
+def _near(score: float, call: AttentionCall) -> AttentionCall:
+    # All scores are raised by the same, which changes no weight.
+    return _one_dim(call, 4.0, torch.full((call.k.shape[0],), score / (4.0 * call.scale)))
+
+
+def _far_keys(call: AttentionCall) -> AttentionCall:
+    # One dim of K is some hundred in every token, as the bias of Qwen2's key projection makes it; queries are small there.
+    return _one_dim(call, 0.02, 300.0 + torch.linspace(-9, 9, call.k.shape[0]))
+
+
+_EQUAL = 40
+"""Tokens: two and a half pages of 16."""
+
+
+def _equal_first(call: AttentionCall) -> AttentionCall:
+    # Sequences that share a prompt have its keys and values in common, each in its own rows here; they part within a page.
+    keys, values = call.k.clone(), call.v.clone()
+    starts = call.cu_seqlens_k[:-1].tolist()
+    for start in starts[1:]:
+        for tensor in (keys, values):
+            tensor[start : start + _EQUAL] = tensor[starts[0] : starts[0] + _EQUAL]
+    return replace(call, k=keys, v=values)
+
+
 BEYOND_FP16 = ("unscaled scores above 1e5", "unscaled scores below -1e5")
 """Data of which fp16 does not hold the scores before they are scaled: no call for a kernel that declares to keep sums in fp16."""
 
@@ -64,11 +116,17 @@ DATA: dict[str, Change] = {
 RARE: dict[str, Change] = {
     "other numbers": lambda call: call,  # drawn with another seed
     "scale 1.5 times": lambda call: replace(call, scale=1.5 * call.scale),
+    "scale 1": partial(_scale, 1.0),  # T5
+    "scale 1/128": partial(_scale, 1 / 128),  # Granite
+    "attention sink": _sink,
+    "scores near 95": partial(_near, 95.0),
+    "K far from 0": _far_keys,
+    "equal first tokens": _equal_first,
     "scores far above 0": partial(_scaled_far, 1),
     "scores far below 0": partial(_scaled_far, -1),
     BEYOND_FP16[0]: partial(_unscaled_far, 1),
     BEYOND_FP16[1]: partial(_unscaled_far, -1),
-    # All of one sign: their sum over the keys is beyond fp16 unless it is divided in time.
-    "large positive values": lambda call: replace(call, v=300 * call.v.abs()),
+    # All of one sign, with weights that are alike: their sum over the keys is beyond fp16 unless it is divided in time.
+    "large positive values": lambda call: replace(call, q=call.q / 8, v=300 * call.v.abs()),
 }
 """Data of calls beyond the design."""

@@ -1,15 +1,15 @@
-"""Running a kernel on one cheap call of each phase many times: does it become wrong?"""
+"""Running a kernel again, in buffers that are kept, and on one cheap call of each phase many times: does it become wrong?"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, combinations, cycle
 
 import torch
 
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import INPUTS, AttentionCall, KernelRefused
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, compute, measure
 from assay.harness.text import percent
@@ -31,7 +31,10 @@ class Endured:
 
 
 def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, seconds: float) -> Endured:
-    """Run the kernel until it has run this often in all, in turn on the cheapest right call of each phase.
+    """Run the kernel until it has run this often in all.
+
+    First on pairs of calls of the same shapes, one after the other in the same buffers, as an engine calls it that replays graphs;
+    then in turn on the cheapest right call of each phase.
 
     Args:
         guard: the kernel.
@@ -40,21 +43,59 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
         runs: how many times it is to have run in all.
         seconds: most time that this takes.
     """
+    right = sorted((one for one in results if not one.fails), key=_size)
     cheapest: dict[str, CallResult] = {}
-    for one in sorted(results, key=lambda one: (one.call.q.numel() + one.call.k.numel(), one.call.k.shape[0])):
-        if not one.fails:
-            cheapest.setdefault(one.call.phase, one)
+    for one in right:
+        cheapest.setdefault(one.call.phase, one)
     until = time.monotonic() + seconds
-    for one in cycle(cheapest.values()):
+    many = ((one, one.call.clone(), "") for one in cycle(cheapest.values()))
+    for one, given, buffers in chain(_in_kept_buffers(right), many):
         if before + guard.runs >= runs or time.monotonic() > until:
             break
         number = before + guard.runs + 1
         try:
-            out = compute(guard, one.call.clone())
+            out = compute(guard, given)
         except KernelRefused as error:
-            return Endured(number, one.call, f"{error}, in its run {number}")
+            return Endured(number, one.call, f"{error}, in its run {number}{buffers}")
         if not torch.equal(out, one.out) and (now := measure(one.call, out.clone(), one.noise)).fails:
             own, bound = now.worst_cell
-            how = f"is wrong in its run {number} on a call that it computed right before: own error {percent(own)}"
+            how = f"is wrong in its run {number}{buffers} on a call that it computed right before: own error {percent(own)}"
             return Endured(number, one.call, f"{how}; noise explains at most {percent(bound)}")
     return Endured(before + guard.runs)
+
+
+def _size(one: CallResult) -> tuple[int, int]:
+    return one.call.q.numel() + one.call.k.numel(), one.call.k.shape[0]
+
+
+def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult, AttentionCall, str]]:
+    """Calls to make next, in buffers in which another call of the same shapes was just made: of each phase, one with other lengths
+    and one with the same, if there are such.
+
+    What a kernel keeps by address, such as a plan or a quantised K, is then that of another call.
+    """
+    seen = set[tuple[str, bool]]()
+    for first, second in combinations(results, 2):
+        a, b = first.call, second.call
+        alike = _lens(a) == _lens(b)
+        kind = (a.phase, alike)
+        if kind in seen or _shapes(a) != _shapes(b):
+            continue
+        seen.add(kind)
+        kept = a.clone()
+        yield first, kept, ""
+        for name in INPUTS:
+            getattr(kept, name).copy_(getattr(b, name))
+        yield second, kept, f", in the buffers of a call with {'the same' if alike else 'other'} lengths,"
+
+
+def _lens(call: AttentionCall) -> tuple[list[int], list[int]]:
+    return call.lens_q, call.lens_k
+
+
+def _shapes(call: AttentionCall) -> tuple[object, ...]:
+    """All that two calls must have in common for one to be made in the other's buffers."""
+    return (
+        *((getattr(call, name).shape, getattr(call, name).dtype) for name in INPUTS),
+        call.scale, call.causal, call.layer, call.phase, call.first_head, call.layout, call.grad_mode,
+    )  # fmt: skip

@@ -23,13 +23,14 @@ class CaseWhy(Part):
 
 
 class LengthsCovered(Part):
-    """Lengths of the computed calls of one phase: fewest and most tokens of a sequence, and most sequences of a call."""
+    """Lengths of the computed calls of one phase: fewest and most tokens of a sequence, most sequences and keys of a call."""
 
     phase: str
     calls: int
     new: tuple[int, int]
     cached: tuple[int, int]
     sequences: int
+    keys: int
 
 
 class GapFound(Part):
@@ -48,7 +49,9 @@ class CoverageFound(Part):
     head_dims: tuple[int, ...]
     head_dims_v: tuple[int, ...] = Field(description="those that are not that of q and k")
     ratios: tuple[int, ...] = Field(description="q heads on each kv head")
-    mqa: bool
+    kv_heads: tuple[int, ...]
+    layers: tuple[int, ...] = Field(description="that called")
+    device: str = Field(description="type of device of the calls")
     lengths: tuple[LengthsCovered, ...]
     gaps: tuple[GapFound, ...]
     runs: int = Field(description="how many times the kernel ran")
@@ -115,7 +118,8 @@ def document_of(result: CheckResult, headline: str) -> CheckDocument:
 
 def _coverage(found: Coverage) -> CoverageFound:
     return CoverageFound(
-        dtypes=found.dtypes, head_dims=found.head_dims, head_dims_v=found.head_dims_v, ratios=found.ratios, mqa=found.mqa,
+        dtypes=found.dtypes, head_dims=found.head_dims, head_dims_v=found.head_dims_v, ratios=found.ratios,
+        kv_heads=found.kv_heads, layers=found.layers, device=found.device,
         lengths=tuple(LengthsCovered(phase=phase, **vars(one)) for phase, one in (found.lengths or {}).items()),
         gaps=tuple(GapFound(**vars(gap)) for gap in found.gaps), runs=found.runs,
     )  # fmt: skip

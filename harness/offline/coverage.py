@@ -22,12 +22,14 @@ class Lengths:
         new: fewest and most new tokens of a sequence.
         cached: fewest and most cached tokens of a sequence.
         sequences: most sequences of a call.
+        keys: most keys of a call, of all its sequences.
         calls: how many calls.
     """
 
     new: tuple[int, int]
     cached: tuple[int, int]
     sequences: int
+    keys: int
     calls: int
 
 
@@ -65,7 +67,9 @@ class Coverage:
         head_dims: of q and k, ascending.
         head_dims_v: those of v that are not that of q and k, ascending.
         ratios: q heads on each kv head, ascending.
-        mqa: whether there was one kv head for several q heads.
+        kv_heads: numbers of kv heads, ascending.
+        layers: that called, ascending.
+        device: type of device of the calls.
         lengths: by phase.
         gaps: what was not computed, and why.
         runs: how many times the kernel ran.
@@ -75,7 +79,9 @@ class Coverage:
     head_dims: tuple[int, ...] = ()
     head_dims_v: tuple[int, ...] = ()
     ratios: tuple[int, ...] = ()
-    mqa: bool = False
+    kv_heads: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    device: str = ""
     lengths: Mapping[str, Lengths] | None = None
     gaps: tuple[Gap, ...] = ()
     runs: int = 0
@@ -87,13 +93,14 @@ class Coverage:
             return ""
         parts = [", ".join(self.dtypes), f"head_dim {_listed(self.head_dims)}"]
         parts += [f"head_dim_v {_listed(self.head_dims_v)}"] * bool(self.head_dims_v)
-        parts += [f"{_listed(self.ratios)} q heads on a kv head{', MQA' * self.mqa}"]
+        parts += [f"{_listed(self.ratios)} q heads on each of {_listed(self.kv_heads)} kv heads"]
         for phase, one in self.lengths.items():
             new = f"{one.new[0]} to {one.new[1]} new tokens, " if phase == "extend" else ""
             parts += [
-                f"{phase}: {new}{one.cached[0]:,} to {one.cached[1]:,} cached, up to {counted(one.sequences, 'sequence')}"
+                f"{phase}: {new}{one.cached[0]:,} to {one.cached[1]:,} cached, up to {counted(one.sequences, 'sequence')} "
+                f"and {one.keys:,} keys in a batch"
             ]
-        return "; ".join([*parts, f"{self.runs:,} runs"])
+        return "; ".join([*parts, f"layers {_listed(self.layers)}", f"{self.runs:,} runs on {self.device}"])
 
 
 NOTHING = Coverage()
@@ -128,8 +135,10 @@ def coverage_of(
         dtypes=tuple(dict.fromkeys(sorted(str(call.q.dtype).removeprefix("torch.") for call in computed))),
         head_dims=_ascending(call.q.shape[2] for call in computed),
         head_dims_v=_ascending(call.v.shape[2] for call in computed if call.v.shape[2] != call.q.shape[2]),
-        ratios=_ascending(q // kv for q, kv in heads if kv > 1 or q == 1),
-        mqa=any(q > kv == 1 for q, kv in heads),
+        ratios=_ascending(q // kv for q, kv in heads),
+        kv_heads=_ascending(kv for _, kv in heads),
+        layers=_ascending(call.layer for call in computed),
+        device=computed[0].q.device.type if computed else "",
         lengths={phase: _lengths(calls) for phase, calls in phases.items()},
         gaps=(*_left_out(left_out), *_gaps(cases, refused, excluded, declined)),
         runs=runs,
@@ -148,8 +157,9 @@ def _lengths(calls: Sequence[AttentionCall]) -> Lengths:
     new = [length for call in calls for length in call.lens_q]
     cached = [prefix for call in calls for prefix in call.prefixes]
     return Lengths(
-        (min(new), max(new)), (min(cached), max(cached)), max(len(call.cu_seqlens_q) - 1 for call in calls), len(calls)
-    )
+        (min(new), max(new)), (min(cached), max(cached)), max(len(call.cu_seqlens_q) - 1 for call in calls),
+        max(call.k.shape[0] for call in calls), len(calls),
+    )  # fmt: skip
 
 
 def _left_out(cases: Sequence[Case]) -> list[Gap]:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from itertools import combinations, pairwise, product
 
 import pytest
 import torch
 
+from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix import LONG, Case, Size, axes, cases, model_cases
+from assay.harness.attention.oracle import oracle
 
 SIZES: list[Size] = ["small", "full"]
 
@@ -36,7 +41,7 @@ def uncovered(made: list[Case], phase: str, size: Size, groups: list[tuple[str, 
     ]
 
 
-ALL = ["prefix", "new", "batch", "heads", "head_dim", "dtype", "data", "page"]
+ALL = ["prefix", "new", "batch", "heads", "head_dim", "dtype", "data", "page", "layer"]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -50,7 +55,7 @@ def test_pairs_triples_and_what_users_run_are_covered(phase: str, size: Size) ->
     assert uncovered(made, phase, size, groups) == []
 
 
-@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 161, 98), ("full", 313, 129)])
+@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 191, 125), ("full", 340, 155)])
 def test_the_number_of_cases_is_what_a_check_can_afford(size: Size, extend: int, decode: int) -> None:
     assert Counter(c.condition["phase"] for c in cases(size=size)) == {"extend": extend, "decode": decode}
 
@@ -63,7 +68,7 @@ def test_ratios_and_head_dims_of_models_are_in_both_sizes(size: Size) -> None:
         heads = [tuple(map(int, case.condition["heads"].split()[1].split("/"))) for case in there]
         assert {q // kv for q, kv in heads if kv > 1} >= {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}
         assert {case.condition["head_dim"] for case in there} == {"64", "80", "96", "128", "192", "256"}
-        assert {case.condition["layer"] for case in there} == {"0", "1", "31"}
+        assert {case.condition["layer"] for case in there} == {"0", "1", "2", "16", "31"}
         assert {case.condition["autograd"] for case in there} == {"as called", "inference_mode", "no_grad"}
         halves = [case.make() for case in there if case.condition["dtype"] != "float32"]
         assert sum(len([n for n in call.lens_k if n > 330]) > 1 for call in halves) >= 2
@@ -101,11 +106,12 @@ def test_calls_match_their_conditions() -> None:
         assert call.phase == said["phase"]
         assert f"{call.q.shape[1]}/{call.k.shape[1]}" == said["heads"].split()[1]
         assert (str(call.q.shape[2]), str(call.q.dtype)) == (said["head_dim"], f"torch.{said['dtype']}")
-        factor = 1.5 if said["data"] == "scale 1.5 times" else 1.0
+        usual = call.q.shape[2] ** -0.5
+        scales = {"scale 1.5 times": 1.5 * usual, "scale 1": 1.0, "scale 1/128": 1 / 128}
         if not said["data"].startswith("unscaled"):
-            assert call.scale == factor * call.q.shape[2] ** -0.5
-        assert (str(call.layer), call.layout, call.grad_mode or "as called") == (
-            said["layer"], said["inputs"], said["autograd"]
+            assert call.scale == scales.get(said["data"], usual)
+        assert (str(call.layer), str(call.first_head), call.layout, call.grad_mode or "as called") == (
+            said["layer"], said["first head"], said["inputs"], said["autograd"]
         )  # fmt: skip
         lens = list(zip(call.lens_q, call.prefixes, strict=True))
         assert (int(said["new"]), int(said["prefix"])) in lens
@@ -139,6 +145,87 @@ def test_calls_beyond_the_design_show_what_depends_on_batches_blocks_and_shapes(
     for phase in ("extend", "decode"):
         shapes = Counter((c.q.shape, c.k.shape, tuple(c.lens_k), c.q.dtype) for c in calls if c.phase == phase)
         assert max(shapes.values()) > 1  # a result that is kept by shape is another call's
+
+
+def _lens(call: AttentionCall) -> list[tuple[int, int]]:
+    return list(zip(call.lens_q, call.prefixes, strict=True))
+
+
+def _alike(call: AttentionCall) -> bool:
+    return len(set(_lens(call))) == 1
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+@pytest.mark.parametrize(
+    ("holds", "where"),
+    [
+        pytest.param(lambda c: any(n % 256 == 0 for n in c.lens_k), "where a partition of 256 keys is full", id="full"),
+        pytest.param(
+            lambda c: any(n and n % 256 == 0 for n in c.prefixes), "behind 256 cached tokens", id="prefix 256"
+        ),
+        pytest.param(lambda c: c.layer == 16, "in the middle layers", id="layer 16"),
+        pytest.param(
+            lambda c: c.layer == 2 and max(c.prefixes) > 127, "in every second layer, in a window", id="layer 2"
+        ),
+        *(
+            pytest.param(lambda c, n=n: len(c.lens_q) == n, f"in a batch of {n}", id=f"batch {n}")
+            for n in (2, 4, 5, 6, 7, 8, 40)
+        ),
+        *(
+            pytest.param(lambda c, n=n: len(c.lens_q) == n and _alike(c), "in a batch of equal ones", id=f"{n} alike")
+            for n in (2, 4, 6)
+        ),
+        *(
+            pytest.param(lambda c, n=n: c.k.shape[1] == n < c.q.shape[1], "in GQA", id=f"{n} kv heads")
+            for n in (3, 4, 5, 6)
+        ),
+        *(pytest.param(lambda c, n=n: c.k.shape[1] == n == c.q.shape[1], "in MHA", id=f"{n} heads") for n in (3, 10)),
+        pytest.param(lambda c: c.scale == 1, "with a scale of 1", id="scale 1"),
+        pytest.param(lambda c: c.scale == 1 / 128, "with a small scale", id="scale 1/128"),
+        pytest.param(lambda c: float(c.k.abs().max()) > 250, "with large keys", id="K far from 0"),
+        pytest.param(lambda c: c.first_head > 0, "on another rank", id="first head"),
+        pytest.param(lambda c: c.layout == "heads first", "with K and V by head", id="heads first"),
+        pytest.param(lambda c: len(c.lens_k) > 1 and c.k.shape[0] > 3500, "with many keys in a batch", id="many keys"),
+        pytest.param(lambda c: sum(n > 1024 for n in c.lens_k) > 1, "with two long sequences", id="two long"),
+    ],
+)
+def test_what_kernels_do_only_in_some_calls_shows(
+    phase: str, holds: Callable[[AttentionCall], bool], where: str
+) -> None:
+    assert any(holds(call) for call in _made(phase)), f"a kernel that is wrong only {where} passes"
+
+
+@cache
+def _made(phase: str) -> list[AttentionCall]:
+    return [case.make() for case in cases((phase,))]
+
+
+def test_two_long_chunks_are_in_one_batch() -> None:
+    assert any(sum(new > 192 for new in call.lens_q) > 1 for call in _made("extend"))
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_batches_of_equal_totals_are_split_in_two_ways(phase: str) -> None:
+    splits: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
+    for call in _made(phase):
+        key = (call.q.shape, call.k.shape, call.q.dtype, len(call.lens_k))
+        splits.setdefault(key, set()).add((*call.lens_q, *call.lens_k))
+    assert max(map(len, splits.values())) > 1, "a plan that is kept by totals is another call's"
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_small_weights_decide_behind_a_sink(phase: str) -> None:
+    [call] = [case.make() for case in cases((phase,)) if case.condition["data"] == "attention sink"]
+    without = replace(call, v=call.v.clone())
+    without.v[0] = 0  # what is left is what the other keys give, which weigh 1e-4 together
+    assert 0.02 < float(oracle(without).abs().sum() / oracle(call).abs().sum()) < 0.5
+
+
+def test_sequences_with_equal_first_tokens_part_within_a_page() -> None:
+    [call] = [case.make() for case in cases(("extend",)) if case.condition["data"] == "equal first tokens"]
+    first, second = (call.k[start : start + 48] for start in call.cu_seqlens_k[:2].tolist())
+    assert torch.equal(first[:40], second[:40])
+    assert not torch.equal(first[40:], second[40:])
 
 
 def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> None:

@@ -1,0 +1,59 @@
+"""What shows only when a kernel runs again: in the buffers of another call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.kernels import declaration
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.endurance import Endured, endure
+from assay.harness.localize.guard import Guard
+from assay.harness.localize.kernel_runs import run_once
+
+
+def endured(kernel: object, *lens: list[tuple[int, int]]) -> Endured:
+    guard = Guard(kernel, declaration(kernel))  # type: ignore[arg-type]
+    calls = [call_of(one, (4, 2), 64, torch.float32, "cpu", seed) for seed, one in enumerate(lens)]
+    run = run_once(guard, calls)
+    assert not any(one.fails for one in run.results)
+    return endure(guard, run.results, 0, guard.runs + 10, 60)
+
+
+def plans_by_address(call: AttentionCall, plans: dict[object, list[int]]) -> Tensor:
+    """Keeps the starts of sequences by the address where they lie."""
+    key = (call.cu_seqlens_k.data_ptr(), call.q.shape, call.k.shape)
+    starts = plans.setdefault(key, call.cu_seqlens_k.tolist())
+    return rounded_oracle(replace(call, cu_seqlens_k=torch.tensor(starts, dtype=torch.int32)))
+
+
+@pytest.mark.parametrize(
+    "lens", [[[(1, 20), (1, 40)], [(1, 40), (1, 20)]], [[(5, 20), (9, 0)], [(5, 19), (9, 1)]]], ids=["decode", "extend"]
+)
+def test_a_plan_that_is_kept_by_address_is_another_calls(lens: list[list[tuple[int, int]]]) -> None:
+    kept: list[AttentionCall] = []  # so that no address is used twice by chance
+    plans: dict[object, list[int]] = {}
+
+    def kernel(call: AttentionCall) -> Tensor:
+        kept.append(call)
+        return plans_by_address(call, plans)
+
+    result = endured(kernel, *lens)
+    assert "in the buffers of a call with other lengths, on a call that it computed right before" in result.how
+    assert endured(rounded_oracle, *lens).how == ""
+
+
+def test_values_that_are_kept_by_address_are_another_calls() -> None:
+    kept: list[AttentionCall] = []
+    values: dict[int, Tensor] = {}
+
+    def kernel(call: AttentionCall) -> Tensor:
+        kept.append(call)
+        return rounded_oracle(replace(call, v=values.setdefault(call.v.data_ptr(), call.v.clone())))
+
+    assert "in the buffers of a call with the same lengths" in endured(kernel, [(5, 20)], [(5, 20)]).how
