@@ -253,6 +253,13 @@ def _checks(
         requirement(
             "same-settings", "tasks, prompts and settings are the same", "; ".join(refused), "nothing differs", same
         ),
+        requirement(
+            "scores-agree",
+            "the stated scores are those of the documents",
+            _other_scores(mine, theirs),
+            "they are",
+            same,
+        ),
         requirement("all-paired", "every document is in both", gaps, f"{paired:,} pairs", "run both to the end"),
         requirement(
             "all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"
@@ -263,6 +270,21 @@ def _checks(
         title = "both were asked with the same prompts"
         checks.append(Check(id="same-prompts", title=title, status="not checked", found=found))
     return checks if left.kind == "runs" else [*checks, EXECUTION]
+
+
+_ROUNDED = 1e-3
+"""Difference of a score that rounding to three digits explains."""
+
+
+def _other_scores(*sides: dict[str, ResultSet]) -> str:
+    """Scores of tasks that their documents do not have: the files are of different runs, or one is damaged."""
+    found = []
+    for which, side in zip("AB", sides, strict=True):
+        for one in side.values():
+            stated, mean = one.figures.get(one.metric), one.accuracy
+            if one.kind == "answers" and stated and mean is not None and abs(float(stated) - mean) > _ROUNDED:
+                found.append(f"{which} states {float(stated):.4f} for {one.task}, and its documents have {mean:.4f}")
+    return "; ".join(found)
 
 
 EXECUTION = Check(

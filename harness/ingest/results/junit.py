@@ -45,6 +45,7 @@ class JUnit:
         """
         reading = Reading(unit="test")
         cases = _read(source)
+        items = tuple(map(_item, cases))
         reading.read = len(cases)
         reading.sets.append(
             ResultSet(
@@ -54,7 +55,8 @@ class JUnit:
                 kind="tests",
                 task=source.path.stem,
                 metric="outcome",
-                items=tuple(map(_item, cases)),
+                items=items,
+                failed=max(0, _stated_failures(source) - sum(item.answer in ("failed", "error") for item in items)),
             )
         )
         return reading
@@ -62,6 +64,16 @@ class JUnit:
 
 def _read(source: Source) -> list[Any]:
     """All tests of a file."""
+    return [case for suite in _suites(source) for case in _cases(suite)]
+
+
+def _stated_failures(source: Source) -> int:
+    """How many tests of a file failed, as its suites state it."""
+    return sum((suite.failures or 0) + (suite.errors or 0) for suite in _suites(source))
+
+
+def _suites(source: Source) -> list[Any]:
+    """The outermost suites of a file."""
     import junitparser
 
     if "<!DOCTYPE" in source.head_text or "<!ENTITY" in source.head_text:
@@ -72,8 +84,7 @@ def _read(source: Source) -> list[Any]:
         document = junitparser.JUnitXml.fromfile(str(source.path))
     except Exception as error:  # junitparser lets the errors of whatever XML parser is installed through
         raise EvidenceError(f"{source.path} is not JUnit XML: {error}.", "JUnit XML", "write it again") from None
-    suites = [document] if isinstance(document, junitparser.TestSuite) else list(document)
-    return [case for suite in suites for case in _cases(suite)]
+    return [document] if isinstance(document, junitparser.TestSuite) else list(document)
 
 
 def _cases(suite: Any) -> list[Any]:

@@ -30,6 +30,8 @@ _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_res
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
 _SHARES = ("acc", "exact_match")
 """Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`."""
+_MEANS = (*_SHARES, "acc_norm")
+"""Metrics whose score of a task is the mean of its samples."""
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
 
@@ -208,6 +210,7 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading
     if len(others) > 1:
         reading.notes.append(f"{name}: counted is {chosen},{filter_}, of {', '.join(others)}: choose with --metric")
     config = found.get("configs", {}).get(name, {})
+    stated = found.get("results", {}).get(name, {}).get(f"{chosen},{filter_}") if chosen in _MEANS else None
     run = found.get("config", {})
     return ResultSet(
         source=str(samples),
@@ -228,6 +231,7 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading
             if run.get(key) is not None
         }
         | {"git": str(found.get("git_hash", "") or "")},
+        figures={} if stated is None else {f"{chosen},{filter_}": str(stated)},
         items=_items([row for row in answered if row.get("filter", "none") == filter_], chosen),
     )
 

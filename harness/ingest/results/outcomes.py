@@ -19,7 +19,7 @@ def compare_outcomes(
     """The verdict, why, the tests with another outcome, and the checks of a pass.
 
     - *regression*: a test that passed in A fails in B. A single flaky test is enough: a file cannot show that it is one.
-    - *pass*: none does, and every test of A that passed ran and passed in B.
+    - *pass*: none does, every test of A that passed ran and passed in B, and no other test fails in B.
     """
     before, after = _outcomes(a), _outcomes(b)
     repeated = sorted(name for name, number in (before[1] + after[1]).items() if number)
@@ -32,11 +32,15 @@ def compare_outcomes(
         for name, outcome in before[0].items()
         if outcome == "passed" and after[0].get(name, "skipped") == "skipped"
     ]
+    new = [name for name, outcome in after[0].items() if outcome in _BAD and name not in before[0]]
+    hidden = [f"{one.source} states {one.failed:,} more than it lists" for one in (*a, *b) if one.failed]
     ran = sum(outcome == "passed" for outcome in before[0].values())
     failing = sum(outcome in _BAD for outcome in after[0].values())
     checks = [
         _needs("all-ran", "every test that passed in A ran in B", _named(gone, "did not run in B"), f"{ran:,} tests"),
         _needs("no-test-twice", "every test is there once", _named(repeated, "are there more than once"), "once each"),
+        _needs("none-new", "no test that fails in B is new", _named(new, "fail in B and are not in A"), "none is"),
+        _needs("all-listed", "every test that failed is listed", "; ".join(hidden), "it is"),
         _needs("anything-passed", "a test passed in A", "" if ran else "none did, so none could fail", f"{ran:,} did"),
     ]
     verdict: Verdict = "regression" if broken else "pass"
@@ -46,7 +50,8 @@ def compare_outcomes(
         else f"No test that passed in A fails in B ({ran:,} did)"
     )
     why += f"; {len(mended):,} that failed in A {'passes' if len(mended) == 1 else 'pass'} in B" if mended else ""
-    why += f"; {failing - len(broken):,} fail in both, or are new" if failing > len(broken) else ""
+    still = failing - len(broken) - len(new)
+    why += f"; {still:,} {'fails' if still == 1 else 'fail'} in both" if still else ""
     return verdict, f"{why}.", (*broken, *(one for one in changed if one not in broken)), checks
 
 

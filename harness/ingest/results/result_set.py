@@ -68,7 +68,9 @@ class ResultSet(Part):
     items: tuple[ResultItem, ...] = ()
     latencies: tuple[Latencies, ...] = ()
     requests: tuple[tuple[int, int], ...] = Field((), description="tokens in and out of each request of a benchmark")
-    failed: int = Field(0, description="requests or documents that ended in an error")
+    failed: int = Field(
+        0, description="requests or documents that ended in an error; tests that failed and are not listed"
+    )
 
     @property
     def accuracy(self) -> float | None:

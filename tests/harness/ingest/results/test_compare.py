@@ -195,6 +195,43 @@ def test_a_test_that_no_longer_runs_forbids_a_pass(data: Path, tmp_path: Path) -
     assert compare(data / "junit_a.xml", less, LIMITS).verdict == "inconclusive"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "check"),
+    [
+        (
+            "</testsuite>",
+            '<testcase classname="tests.new" name="collected"><error message="x"/></testcase></testsuite>',
+            "none-new",
+        ),
+        ('failures="1"', 'failures="2"', "all-listed"),
+    ],
+    ids=["a new test fails", "a failure is not listed"],
+)
+def test_a_failure_that_a_does_not_have_forbids_a_pass(
+    data: Path, tmp_path: Path, old: str, new: str, check: str
+) -> None:
+    whole = (data / "junit_a.xml").read_text()
+    assert old in whole
+    other = tmp_path / "b.xml"
+    other.write_text(whole.replace(old, new))
+    result = compare(data / "junit_a.xml", other, LIMITS)
+    assert (result.verdict, status(result, check)) == ("inconclusive", "missing")
+
+
+def test_a_stated_score_that_the_documents_do_not_have_forbids_a_pass(data: Path, tmp_path: Path) -> None:
+    a = edited(data / "lm_eval_a", tmp_path / "a", many)
+    b = edited(data / "lm_eval_a", tmp_path / "b", many)
+    assert compare(a, b, LIMITS).verdict == "pass"
+    [results] = b.rglob("results_*")
+    document = json.loads(results.read_text())
+    for scores in document["results"].values():
+        scores |= {name: 0.12 for name in scores if name.startswith("exact_match,")}
+    results.write_text(json.dumps(document))
+    result = compare(a, b, LIMITS)
+    assert (result.verdict, status(result, "scores-agree")) == ("inconclusive", "missing")
+    assert "B states 0.1200 for" in next(one.found for one in result.checks if one.id == "scores-agree")
+
+
 @pytest.fixture
 def run(served: ModuleType, tmp_path: Path) -> Callable[..., Path]:
     """Writes a run of two equal servers whose candidate answers some questions wrongly."""
