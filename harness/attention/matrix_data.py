@@ -101,8 +101,9 @@ def _equal_first(call: AttentionCall) -> AttentionCall:
     return replace(call, k=keys, v=values)
 
 
-BEYOND_FP16 = ("unscaled scores above 1e5", "unscaled scores below -1e5")
-"""Data of which fp16 does not hold the scores before they are scaled: no call for a kernel that declares to keep sums in fp16."""
+BEYOND_FP16 = ("unscaled scores above 1e5", "unscaled scores below -1e5", "scores near 95")
+"""Data of which fp16 does not hold the scores before they are scaled, or to a tenth only: no call for a kernel that declares to
+keep sums in fp16."""
 
 DATA: dict[str, Change] = {
     "normal": lambda call: call,
@@ -119,7 +120,7 @@ RARE: dict[str, Change] = {
     "scale 1": partial(_scale, 1.0),  # T5
     "scale 1/128": partial(_scale, 1 / 128),  # Granite
     "attention sink": _sink,
-    "scores near 95": partial(_near, 95.0),
+    BEYOND_FP16[2]: partial(_near, 95.0),
     "K far from 0": _far_keys,
     "equal first tokens": _equal_first,
     "scores far above 0": partial(_scaled_far, 1),

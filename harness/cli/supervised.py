@@ -19,6 +19,7 @@ from assay.harness.cli.app import CTRL_C, INTERRUPTED, errors, handover, report_
 from assay.harness.cli.app import main as run_command
 from assay.harness.cli.streams import keep_open
 from assay.harness.errors import ExitCode, UsageError
+from assay.harness.offline.containment import LOOK_S, TOO_MANY, adopt_orphans, end_all, reaped, too_many
 from assay.harness.offline.own_process import enable_faulthandler, end_with, ended_early, how_ended
 
 GRACE_S = 5.0
@@ -68,6 +69,7 @@ def supervise(command: Callable[[], None]) -> int:
     """
     handover.open()
     forwarded = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, there would be no exit status
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *forwarded})
     code, signalled = _attend(command, before, forwarded)
@@ -95,8 +97,8 @@ def _attend(
         os.close(ended)
         _run(command, end)
     os.close(end)
-    status, signalled = _wait(child, forwarded)
-    code = os.waitstatus_to_exitcode(status)
+    code, signalled = _wait(child, forwarded)
+    end_all()
     os.set_blocking(ended, False)  # a process that a kernel forked may keep the other end open
     with suppress(BlockingIOError):
         if os.read(ended, 1) == bytes([code % 256]):
@@ -130,24 +132,25 @@ def _interrupt_once(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _wait(child: int, forwarded: Sequence[signal.Signals]) -> tuple[int, bool]:
-    """The wait status of a child that has ended, and whether a signal told it to.
+    """The exit code of a child that has ended, -n for a signal n, and whether a signal told it to. One that has started too many
+    processes is ended.
 
     A terminal sends its signals to the whole process group; those that a process sent are passed on.
     """
     deadline: float | None = None
     waited = {signal.SIGCHLD, *forwarded}
     while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status, deadline is not None
-        if deadline is None:
-            told: signal.struct_siginfo | None = signal.sigwaitinfo(waited)
-        else:
-            told = signal.sigtimedwait(waited, max(deadline - time.monotonic(), 0.0))
-        if told is None:
-            os.kill(child, signal.SIGKILL)
-            return os.waitpid(child, 0)[1], True
-        if told.si_signo != signal.SIGCHLD:
-            deadline = deadline or time.monotonic() + GRACE_S
-            if told.si_code <= 0:  # sent by a process: SI_USER, not SI_KERNEL
-                os.kill(child, told.si_signo)
+        if (code := reaped(child)) is not None:
+            return code, deadline is not None
+        told = signal.sigtimedwait(waited, LOOK_S)
+        if deadline is not None and time.monotonic() > deadline:
+            end_all()
+            return -signal.SIGKILL, True
+        if told is None or told.si_signo == signal.SIGCHLD:
+            if too_many():
+                end_all()
+                return TOO_MANY, deadline is not None
+            continue
+        deadline = deadline or time.monotonic() + GRACE_S
+        if told.si_code <= 0:  # sent by a process: SI_USER, not SI_KERNEL
+            os.kill(child, told.si_signo)

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from assay.harness.errors import AssayError, ExitCode
+from assay.harness.offline.containment import PROCESSES, TOO_MANY, keep
 from assay.harness.offline.handover import Handover, dumps, loads
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def _forked(work: Work[T], handover: Handover, callbacks: Callbacks) -> _Answer:
         child = os.fork()
     if child == 0:
         try:
-            end_with(supervisor)
+            keep(supervisor)
+            end_with(os.getppid())
             enable_faulthandler()
             if threads > 1 and "torch" in sys.modules:
                 sys.modules["torch"].set_num_threads(1)
@@ -123,12 +125,12 @@ def _forked(work: Work[T], handover: Handover, callbacks: Callbacks) -> _Answer:
         return _answer(receiver, running, handover.shared, callbacks)
     finally:
         receiver.close()
-        running.kill()
+        running.terminate()
         running.wait()
 
 
 class _Child:
-    """A forked process, with the methods of `subprocess.Popen`."""
+    """A forked process that keeps others, with the methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -149,10 +151,11 @@ class _Child:
         """Its exit code, once it has ended."""
         return self.poll(0) or 0
 
-    def kill(self) -> None:
-        """End it, if it has not ended."""
+    def terminate(self) -> None:
+        """Have it end what it keeps, and itself, if it has not ended."""
         if self.poll() is None:
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self._pid, signal.SIGTERM)
+            os.kill(self._pid, signal.SIGCONT)  # it may be stopped
 
 
 def _done(work: Work[T], handover: Handover, names: Sequence[str], sender: Connection) -> _Answer:
@@ -248,7 +251,7 @@ class _FreshProcess:
 
     def stop(self) -> None:
         """End the process."""
-        self.process.kill()
+        self.process.terminate()
         self.process.wait()
         self.pipe.close()
         self._records.close()
@@ -265,7 +268,8 @@ def serve(parent: int, pipe: int, records: int) -> None:
         pipe: descriptor of the pipe that work comes from, and answers go to.
         records: descriptor of the file of a `Handover`.
     """
-    end_with(parent)
+    keep(parent)
+    end_with(os.getppid())
     enable_faulthandler()
     connection, handover = Connection(pipe), Handover()
     handover.open(records)
@@ -334,6 +338,8 @@ def enable_faulthandler() -> None:
 
 def how_ended(code: int) -> str:
     """How a process ended, in words that follow "it". `code` is its exit code, -n for a signal n."""
+    if code == TOO_MANY:
+        return f"was ended, since the kernel had started more than {PROCESSES} processes at a time,"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from assay.harness.errors import AssayError
-from assay.harness.offline import own_process
+from assay.harness.offline import containment, own_process
 from assay.harness.offline.interrupted import Known
 from assay.harness.offline.own_process import in_own_process
 from assay.harness.offline.supervised import Bound
@@ -77,20 +77,58 @@ def test_a_process_that_ends_before_its_work_is_done(work: Callable[[], object],
         apart(work)  # of which nothing is known
 
 
-def test_a_process_that_is_left_over_keeps_nobody_waiting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["exits", "returns"])
+def test_a_process_that_is_left_over_keeps_nobody_waiting_and_is_ended(tmp_path: Path, how: str) -> None:
     def work() -> None:
         if left := os.fork():
             (tmp_path / "left").write_text(str(left))
-            os._exit(0)
+            if how == "exits":
+                os._exit(0)
+            return
+        os.setsid()
         time.sleep(600)
 
     begun = time.monotonic()
-    try:
+    if how == "exits":
         with pytest.raises(AssayError, match="exited with status 0"):
             apart(work)
-        assert time.monotonic() - begun < 60
-    finally:
-        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+    else:
+        apart(work)
+    assert time.monotonic() - begun < 60
+    assert not psutil.pid_exists(int((tmp_path / "left").read_text()))
+
+
+def test_an_orphan_in_another_session_is_ended(tmp_path: Path) -> None:
+    def work() -> None:
+        if os.fork():
+            os.wait()
+        elif os.fork():
+            os._exit(0)
+        else:
+            os.setsid()
+            (tmp_path / "left").write_text(str(os.getpid()))
+            time.sleep(600)
+        while not (tmp_path / "left").exists():
+            time.sleep(0.01)
+
+    apart(work)
+    assert not psutil.pid_exists(int((tmp_path / "left").read_text() or 0))
+
+
+def test_work_that_starts_too_many_processes_is_ended_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containment, "PROCESSES", 8)
+    begun = time.time()
+
+    def work() -> None:
+        for _ in range(30):
+            if os.fork() == 0:
+                time.sleep(600)
+        time.sleep(600)
+
+    with pytest.raises(AssayError, match="since the kernel had started more than"):
+        apart(work)
+    ours = {one.pid for one in psutil.process_iter(["ppid"]) if one.info["ppid"] in (1, os.getpid())}
+    assert not [pid for pid in ours if psutil.Process(pid).create_time() > begun - 0.01]
 
 
 def test_callbacks_are_called_here() -> None:
