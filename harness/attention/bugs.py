@@ -131,11 +131,11 @@ def newest(copied: bool, batch: Batch, b: int) -> Request | None:
 # Scales
 
 
-def scaled(factor: Callable[[Request], float], batch: Batch, b: int) -> Request | None:
-    """The softmax scale is `factor(request)` times what it should be."""
+def scaled(scale: Callable[[Request], float], batch: Batch, b: int) -> Request | None:
+    """The softmax scale is `scale(request)`."""
     r = batch[b]
-    times = factor(r)
-    return None if math.isclose(times, 1.0) or r.len_k == 1 else replace(r, scale=r.scale * times)
+    wrong = scale(r)
+    return None if math.isclose(wrong, r.scale) or r.len_k == 1 else replace(r, scale=wrong)
 
 
 # Heads

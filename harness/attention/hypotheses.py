@@ -56,7 +56,7 @@ class Hypothesis:
 def changed_output(change: bugs.Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
     """The output of a call on which a bug shows; None where it shows in no sequence. See `Hypothesis.compute`."""
     batch = requests(call, rows)
-    changed = [change(batch, b) for b in range(len(batch))]
+    changed = [change(batch, b) if r.len_q else None for b, r in enumerate(batch)]  # no query, no output to differ
     if all(c is None for c in changed):
         return None
     outs = [c if isinstance(c, Tensor) else attend(r if c is None else c) for r, c in zip(batch, changed, strict=True)]
@@ -116,17 +116,17 @@ FAMILY: tuple[Hypothesis, ...] = (
     ),
     *_all(
         "softmax-scale", "serious",
-        ("scale-missing", "scale missing", "scores are not scaled", partial(bugs.scaled, lambda r: 1 / r.scale)),
-        ("scale-twice", "scale applied twice", "scores are scaled twice", partial(bugs.scaled, lambda r: r.scale)),
-        ("scale-doubled", "scale doubled", "scores are scaled by twice the scale", partial(bugs.scaled, lambda r: 2.0)),
+        ("scale-missing", "scale missing", "scores are not scaled", partial(bugs.scaled, lambda r: 1.0)),
+        ("scale-twice", "scale applied twice", "scores are scaled twice", partial(bugs.scaled, lambda r: r.scale**2)),
+        ("scale-doubled", "scale doubled", "scores are scaled by twice the scale", partial(bugs.scaled, lambda r: 2 * r.scale)),
         ("scale-of-head-dim-v", "scale of head_dim_v", "the scale is that of the values' head dim",
-         partial(bugs.scaled, lambda r: r.v.shape[2] ** -0.5 / r.scale if r.v.shape[2] != r.q.shape[2] else 1.0)),
+         partial(bugs.scaled, lambda r: r.v.shape[2] ** -0.5 if r.v.shape[2] != r.q.shape[2] else r.scale)),
         ("scale-of-all-heads", "scale of all heads", "the scale is that of the dims of all q heads together",
-         partial(bugs.scaled, lambda r: (r.q.shape[0] * r.q.shape[2]) ** -0.5 / r.scale)),
+         partial(bugs.scaled, lambda r: (r.q.shape[0] * r.q.shape[2]) ** -0.5)),
         ("exp2-without-log2e", "exp2 without log2(e)", "2 is raised to scores that were scaled for e",
-         partial(bugs.scaled, lambda r: math.log(2))),
+         partial(bugs.scaled, lambda r: math.log(2) * r.scale)),
         ("exp-with-log2e", "log2(e) applied to exp", "e is raised to scores that were scaled for 2",
-         partial(bugs.scaled, lambda r: 1 / math.log(2))),
+         partial(bugs.scaled, lambda r: r.scale / math.log(2))),
     ),
     *_all(
         "kv-heads", "serious",

@@ -57,8 +57,6 @@ HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
 OTHER_HEADS = ((6, 2), (10, 2), (12, 2), (14, 2), (24, 2), (32, 2), (9, 3), (15, 5), (12, 6), (8, 4), (10, 10), (3, 3))
 """GQA with other numbers of q heads on each kv head: 3 (Llama-3.2-3B), 5 (Qwen2.5-32B), 6, 7 (Qwen2.5-7B), 12 and 16. Then other
 numbers of kv heads, of which 3 and 5 (SmolLM) and 10 (Phi-3-medium) are no powers of two."""
-LAYERS = (0, 1, 2, 16, 31)
-"""Layers that call: kernels treat the first two, every second one, those in the middle or the last one in a way of their own."""
 LONG: dict[Size, int] = {"small": 130, "full": 2000}
 """Cached prefix, in tokens, of a long sequence next to the one under test."""
 PAGES = (0, 1, 16, 64)
@@ -96,6 +94,7 @@ _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
     "forty short ones": lambda new, prefix, long: [(1 + (new - 1) * (n % 2 == 0), prefix + n) for n in range(40)],
     "a shorter one first": lambda new, prefix, long: [(new, prefix), (5 * new - 4, prefix + 50)],
     "a longer one first": lambda new, prefix, long: [(5 * new - 4, prefix + 50), (new, prefix)],
+    "without new tokens": lambda new, prefix, long: [(0, 20), (new, prefix), (3, 5)],
     **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in (2, 4, 6)},
     **{
         f"{n} unlike": partial(lambda n, new, prefix, long: [(1 + (new - 1) * (i + 1), prefix + 9 * i) for i in range(n)], n)
@@ -179,6 +178,8 @@ _EACH: dict[str, tuple[tuple[int, int, str], ...]] = {
     "decode": ((1, 66, "between others"),),
 }
 """(new tokens, cached prefix, batch) of the calls that one special value gets: other heads, sliced inputs, another rank, ..."""
+_LAYERS = (1, 2, 16, 31)
+"""Other layers: kernels treat the first two, every second one, those in the middle or the last one in a way of their own."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,6 @@ def axes(
         "dtype": tuple(dtypes),
         "data": tuple(DATA),
         "page": PAGES,
-        "layer": LAYERS,
     }
 
 
@@ -334,10 +334,15 @@ def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[i
     for new, prefix, batch, data in _HALF[phase]:
         for kind in [kind for kind in kinds if kind.itemsize == 2] or kinds[:1]:
             yield _Values(phase, prefix, new, batch, heads, next(turn), kind, data)
-    dtype, layer = cycle(kinds), cycle(LAYERS)
+    dtype = cycle(kinds)
     for number, batch in enumerate(_SIZES):
         new, prefix = (1, 50) if phase == "decode" else (9, 20 * (number % 3))
-        yield _Values(phase, prefix, new, batch, heads, next(turn), next(dtype), layer=next(layer))
+        yield _Values(phase, prefix, new, batch, heads, next(turn), next(dtype))
+    for layer in _LAYERS:
+        new, prefix, batch = (1, 200, "between others") if phase == "decode" else (17, 200, "after no prefix")
+        yield _Values(phase, prefix, new, batch, heads, next(turn), next(dtype), layer=layer)
+    if phase == "extend":
+        yield _Values(phase, 9, 30, "without new tokens", heads, dims[0], kinds[-1], beyond=("batch",))
     new, prefix = _MANY_KEYS[phase]
     yield _Values(phase, prefix, new, "one", heads, dims[0], kinds[0])
 

@@ -63,6 +63,7 @@ def separating(failing: Collection[SequenceShape], passing: Collection[SequenceS
     A usual limit is stated only if sequences lie close to it on both sides; else a limit is taken from the sequences themselves.
     Where all failing sequences have the same lengths, no limit is known, and those lengths are the condition.
     """
+    passing = [s for s in passing if s.new]  # one without new tokens has no output that could be wrong
     lengths = sorted({(s.new, s.prefix) for s in failing})
     alone = [_lengths(*lengths[0])] if len(lengths) == 1 else []
     usual = [c for c in _SINGLES if c.words not in _QUALITIES and _is_close(c.words, failing, passing)]

@@ -74,12 +74,15 @@ def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult
 
     What a kernel keeps by address, such as a plan or a quantised K, is then that of another call.
     """
+    by_shape: dict[tuple[object, ...], list[CallResult]] = {}
+    for one in results:
+        by_shape.setdefault(_shapes(one.call), []).append(one)
     seen = set[tuple[str, bool]]()
-    for first, second in combinations(results, 2):
+    for first, second in (pair for some in by_shape.values() for pair in combinations(some, 2)):
         a, b = first.call, second.call
         alike = _lens(a) == _lens(b)
         kind = (a.phase, alike)
-        if kind in seen or _shapes(a) != _shapes(b):
+        if kind in seen:
             continue
         seen.add(kind)
         kept = a.clone()

@@ -83,7 +83,7 @@ def test_a_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:exits", "--phase", "decode")
     assert done.returncode == 3
     assert "The process that ran the kernel exited with status 0 before its work was done" in done.stderr
-    assert "the process of the kernel exited with status 0 in layer " in done.stdout
+    assert "the process of the kernel exited with status 0 in layer 0 decode, new+prefix 1+" in done.stdout
     assert "What to do" in done.stderr
 
 
@@ -96,7 +96,7 @@ def test_a_certified_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> N
 def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:crashes", "--phase", "decode")
     assert done.returncode == 3
-    assert "the process of the kernel was killed by SIGSEGV in layer " in done.stdout
+    assert "the process of the kernel was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in done.stdout
     assert "0 of " in done.stdout
     assert 'ending_kernels.py", line 9 in crashes' in done.stderr
 
@@ -120,7 +120,9 @@ def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(tm
     recorded = str(pack(tmp_path / "pack"))
     done = assay(tmp_path, "replay", recorded, "--candidate", "ending_kernels:exits_when_it_is_read")
     assert done.returncode == 1, done.stderr
-    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
+    assert (
+        "asked for more, the process of the kernel exited with status 0 in layer 0 decode, new+prefix 1+" in done.stdout
+    )
 
 
 def test_sys_exit_where_no_guard_expects_it_does_not_pass(tmp_path: Path) -> None:
@@ -137,7 +139,9 @@ def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(tmp_path:
         in done.stderr
     )
     assert "ending_kernels:exits_when_it_is_read scales its output; wrong on" in done.stdout
-    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
+    assert (
+        "asked for more, the process of the kernel exited with status 0 in layer 0 decode, new+prefix 1+" in done.stdout
+    )
     assert "A test that reproduces it" in done.stdout
 
 

@@ -23,12 +23,13 @@ from assay.harness.attention.matrix import OTHER_HEAD_DIMS, cases
 from assay.harness.attention.matrix_data import RARE
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
+from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
-from assay.harness.offline.check import CheckResult, named
+from assay.harness.offline.check import CheckResult, assert_correct, named
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.verdict import UNEXPLAINED
 from assay.reports.check_text import message
@@ -178,7 +179,8 @@ def test_a_bug_in_grouped_heads_is_seen() -> None:
     result = check(fault("kv-heads-interleaved"), cases=cases(("extend",))[::THIRD])
     assert kinds(result) == ["kv-heads-interleaved"]
     assert {case.condition["heads"].split()[0] for case in result.failing} == {"GQA"}
-    assert {case.condition["heads"] for case in result.right} == {"MHA 4/4", "MQA 4/1"}
+    assert {case.condition["heads"] for case in result.right} >= {"MHA 4/4", "MQA 4/1"}
+    assert {case.condition["heads"].split()[0] for case in result.right} == {"MHA", "MQA"}
 
 
 def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
@@ -221,11 +223,12 @@ def test_what_is_wrong_at_a_head_dim_that_nobody_claimed_is_a_finding() -> None:
     [
         (lambda call: call.layer > 0, "layer is not 0"),
         (lambda call: call.q.shape[1] == 7 * call.k.shape[1], "heads is GQA 14/2"),
-        (lambda call: not call.q.is_contiguous(), "inputs is sliced"),
+        (lambda call: not call.q.is_contiguous(), "inputs is not packed"),
+        (lambda call: call.k.stride(0) < call.k.stride(1), "inputs is heads first"),
         (lambda call: torch.is_inference_mode_enabled(), "autograd is inference_mode"),
         (lambda call: not torch.is_grad_enabled(), "autograd is not as called"),
     ],
-    ids=["layer", "ratio", "sliced", "inference", "no-grad"],
+    ids=["layer", "ratio", "not packed", "heads first", "inference", "no-grad"],
 )
 def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[AttentionCall], bool], where: str) -> None:
     result = check(only_where(holds, lambda call: torch.zeros_like(call.q)), dtypes=["float16", "float32"])
@@ -595,3 +598,28 @@ def test_a_declaration_that_excludes_nearly_all_that_was_asked_for_is_no_pass() 
     result = check(half, cases=asked, phases=["decode"])
     assert result.exit_code == ExitCode.NO_VERDICT
     assert "its declaration excludes 19 of 20 calls that were asked for" in result.missing
+
+
+def of_present_sequences(call: AttentionCall) -> Tensor:
+    """Sequences that have queries read the keys of the first sequences, with or without queries."""
+    lengths = call.cu_seqlens_q.diff()
+    present, keys = lengths[lengths > 0], call.cu_seqlens_k.diff()[: int((lengths > 0).sum())]
+    edges_q, edges_k = (torch.cat([one.new_zeros(1), one.cumsum(0)]).int() for one in (present, keys))
+    end = int(edges_k[-1])
+    return oracle(replace(call, cu_seqlens_q=edges_q, cu_seqlens_k=edges_k, k=call.k[:end], v=call.v[:end])).to(
+        call.q.dtype
+    )
+
+
+def test_a_call_whose_first_sequence_has_no_query_is_judged_by_the_others() -> None:
+    call = call_of([(0, 5), (3, 4)], (4, 4), 64, torch.float32, "cpu")
+    assert_correct(rounded_oracle, call)
+    with pytest.raises(AssertionError, match="own error"):
+        assert_correct(of_present_sequences, call)
+
+
+def test_a_call_whose_scores_are_scaled_by_zero_is_judged() -> None:
+    call = replace(call_of([(40, 30), (5, 9)], (4, 2), 64, torch.float32, "cpu"), scale=0.0)
+    assert_correct(rounded_oracle, call)
+    with pytest.raises(AssertionError, match="causal mask top-left"):
+        assert_correct(TOP_LEFT, call)
