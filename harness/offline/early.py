@@ -13,7 +13,7 @@ from assay.harness.localize.kernel_runs import CallResult
 
 FEWEST, SHARE = 48, 3 / 8
 """Calls that are made in any case, and their share of all. In the small matrix they have each usual number of heads, head_dim,
-page, layout and layer, and cached prefixes of up to 200 tokens, at a ninth of the cost of all."""
+page and layout, and cached prefixes of up to 200 tokens, at a ninth of the cost of all."""
 WRONG = 16
 """Clearly wrong calls among them from which on the others need not be made."""
 CLEARLY = 10.0

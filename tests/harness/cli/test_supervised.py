@@ -120,9 +120,7 @@ def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(tm
     recorded = str(pack(tmp_path / "pack"))
     done = assay(tmp_path, "replay", recorded, "--candidate", "ending_kernels:exits_when_it_is_read")
     assert done.returncode == 1, done.stderr
-    assert (
-        "asked for more, the process of the kernel exited with status 0 in layer 0 decode, new+prefix 1+" in done.stdout
-    )
+    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
 
 
 def test_sys_exit_where_no_guard_expects_it_does_not_pass(tmp_path: Path) -> None:
@@ -139,9 +137,7 @@ def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(tmp_path:
         in done.stderr
     )
     assert "ending_kernels:exits_when_it_is_read scales its output; wrong on" in done.stdout
-    assert (
-        "asked for more, the process of the kernel exited with status 0 in layer 0 decode, new+prefix 1+" in done.stdout
-    )
+    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
     assert "A test that reproduces it" in done.stdout
 
 
