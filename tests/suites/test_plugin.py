@@ -84,7 +84,7 @@ def run(
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", *([] if "--rootdir" in arguments else ["--rootdir", str(folder)])],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False,
+        cwd=folder, env=env, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     found = {}
     if (folder / "out.xml").exists():
