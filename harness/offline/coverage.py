@@ -93,7 +93,7 @@ class Coverage:
             return ""
         parts = [", ".join(self.dtypes), f"head_dim {_listed(self.head_dims)}"]
         parts += [f"head_dim_v {_listed(self.head_dims_v)}"] * bool(self.head_dims_v)
-        parts += [f"{_listed(self.ratios)} q heads on each of {_listed(self.kv_heads)} kv heads"]
+        parts += [f"{_listed(self.ratios)} q heads on a kv head; {_listed(self.kv_heads)} kv heads"]
         for phase, one in self.lengths.items():
             new = f"{one.new[0]} to {one.new[1]} new tokens, " if phase == "extend" else ""
             parts += [

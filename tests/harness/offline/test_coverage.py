@@ -23,7 +23,7 @@ def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page() -> Non
     result = check(rounded_oracle, phases=["extend"], dtypes=["float16", "float32"])
     assert result.verdict == "pass"
     assert result.coverage.sentence == (
-        "float16, float32; head_dim 64, 80, 96, 128, 192, 256; 1, 2, 3, 4, 5, 6, 7, 8, 12, 16 q heads on each of "
+        "float16, float32; head_dim 64, 80, 96, 128, 192, 256; 1, 2, 3, 4, 5, 6, 7, 8, 12, 16 q heads on a kv head; "
         "1, 2, 3, 4, 5, 6, 10 kv heads; extend: 0 to 600 new tokens, 0 to 4,000 cached, up to 40 sequences and 4,492 keys in a "
         "batch; layers 0, 1, 2, 16, 31; 1,000 runs on cpu"
     )
