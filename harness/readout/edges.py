@@ -14,7 +14,7 @@ import numpy as np
 
 from assay.harness.readout.explained import Explained, every
 from assay.harness.readout.expressions import Amount, Search, Sum, amounts_of
-from assay.harness.readout.features import HISTORY, Ints, chosen, joined
+from assay.harness.readout.features import DIVISORS, HISTORY, Ints, chosen, expressions, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import Table
 from assay.harness.readout.operators import Effect
@@ -100,6 +100,17 @@ _THREE: tuple[Amount, ...] = (
 """Of what sums may have three."""
 _LAST = Search((*AMOUNTS, *_ENDS), _TILED, _THREE)
 _FIRST = Search(AMOUNTS, _TILED, _THREE, 8192)
+_DERIVED: tuple[Amount, ...] = (
+    *(Amount(name, cost=cost) for name, cost in _PLAIN),
+    *(Amount(name, cost=0.8) for name in expressions(("i", "pos", "new", "total", "prefix"), ("//", "%", "*"))),
+    *(
+        Amount(f"{times} * {by}", cost=0.9)
+        for times in ("2", "3", "4", "8", "16", "32", "64", "seq")
+        for by in DIVISORS
+    ),
+)
+_FURTHER = Search(_DERIVED)
+"""How edges are searched that no sum of lengths and roundings gives: with quotients, remainders and products of two features."""
 """How edges are searched: the last key is off by one or two, the first one is a window away."""
 _MOST_ROWS = 200
 _LEAST_ROWS = 6
@@ -140,7 +151,7 @@ def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[
         for edge in _last_edges(table, last, right, end, kept):
             yield replace(edge, counted=counted)
     if (last == right).all() and not counted:
-        sums = _sums(_FIRST, table, first, first > 0)
+        sums = _sums(_FIRST, table, first, first > 0) or _sums(_FURTHER, table, first, first > 0)
         for at in _best([at for at in sums if (at.of(table) <= first).all()], lambda at: at.of(kept) > 0):
             yield Edge("first", at, cost=_BASE + at.cost)
 
@@ -159,7 +170,7 @@ def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
 def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -> Iterable[Edge]:
     beyond = bool((last > end).any())
     known = np.ones(len(last), bool) if beyond else last < end
-    sums = _sums(_LAST, table, last, known)
+    sums = _sums(_LAST, table, last, known) or _sums(_FURTHER, table, last, known)
     sums = [at for at in sums if (at.of(table) >= last).all()]  # an edge behind the end of a sequence is cut off
     place = np.where(kept["causal"] == 1, kept["pos"], kept["total"] - 1)
     room = kept["total"] - 1 if not beyond else np.full_like(place, np.iinfo(np.int64).max)

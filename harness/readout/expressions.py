@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.harness.readout.features import Ints
-from assay.harness.readout.mining import Table, strangeness
-from assay.harness.readout.symbols import SYMBOLS, plus
+from assay.harness.readout.mining import Table, column, strangeness
+from assay.harness.readout.symbols import SYMBOLS, plus, symbol_of
 
 Rounding = Literal["", "up", "down", "mod", "gap"]
 
@@ -26,7 +26,7 @@ class Amount:
     """A feature, or what a tile or a page makes of it.
 
     Attributes:
-        name: the feature.
+        name: the feature, or an expression of two; see `assay.harness.readout.mining.column`.
         rounding: "up" or "down", to a multiple of `size`; "mod", the remainder by it; "gap", what is missing to the next multiple.
         size: see `rounding`.
         cost: how far-fetched it is.
@@ -41,7 +41,7 @@ class Amount:
 
     def of(self, table: Table) -> Ints:
         """Its value for each example, int64 [examples]."""
-        x = table[self.name]
+        x = column(table, self.name)
         if self.times:
             return x * table[self.times]
         return rounded(x, self.rounding, self.size)
@@ -49,7 +49,7 @@ class Amount:
     @property
     def words(self) -> str:
         """In words: "(total rounded up to 16)"."""
-        symbol = SYMBOLS[self.name]
+        symbol = symbol_of(self.name)
         if self.times:
             stride = "b" if self.times == "seq" else SYMBOLS[self.times]
             return f"{stride} x {f'({symbol})' if ' ' in symbol else symbol}"

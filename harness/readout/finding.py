@@ -19,14 +19,14 @@ from assay.harness.readout.candidates import effects_of
 from assay.harness.readout.effects import Constant, Kept
 from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.explained import Explained
-from assay.harness.readout.features import ROW_TERMS, chosen, joined
+from assay.harness.readout.features import DERIVED_ROW_TERMS, ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import CallContext, Fit, Row, Tolerance, fits
 from assay.harness.readout.general_candidates import general_effects
 from assay.harness.readout.key_factors import KeyFactors
 from assay.harness.readout.key_rules import key_factors
 from assay.harness.readout.known_effects import known_effects
 from assay.harness.readout.layouts import layout_notes
-from assay.harness.readout.mining import Condition, Literal, mine
+from assay.harness.readout.mining import Condition, Literal, mine_further
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import (
     Asked,
@@ -417,7 +417,8 @@ class Finder:
                 flags.append(positive[use])
         if not hits:
             return 0, []
-        found = [Clause(effect, condition) for condition in mine(joined(tables), np.concatenate(flags), ROW_TERMS)]
+        conditions = mine_further(joined(tables), np.concatenate(flags), ROW_TERMS, DERIVED_ROW_TERMS)
+        found = [Clause(effect, condition) for condition in conditions]
         whole = all(not p or not n for p, n in calls)
         wrong = sum(p > 0 for p, _ in calls)
         # One wrong call differs from all others in something, whatever made it wrong.

@@ -9,7 +9,6 @@ from assay.harness.readout.mining import Literal, Term
 from assay.harness.readout.symbols import (
     FLIPPED,
     OF_KEY,
-    SYMBOLS,
     bracketed,
     compared,
     minus_words,
@@ -17,6 +16,7 @@ from assay.harness.readout.symbols import (
     plainest,
     plus,
     small,
+    symbol_of,
     term_words,
 )
 
@@ -49,7 +49,7 @@ class _Bound:
 
 def of_keys(literal: Literal) -> bool:
     """Whether a literal speaks of a key, not of a query alone."""
-    return bool({literal.term.name, literal.term.minus} & OF_KEY)
+    return bool({*literal.term.name.split(), *literal.term.minus.split()} & OF_KEY)
 
 
 def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
@@ -105,7 +105,7 @@ def _bounds(literal: Literal) -> list[_Bound] | None:
         return None
     base = minus_words(term)
     if term.minus == "j":
-        return [_Bound(FLIPPED[op], SYMBOLS[term.name], -value)]
+        return [_Bound(FLIPPED[op], symbol_of(term.name), -value)]
     if term.name == "j":
         return [_Bound(op, base, value)]
     if term.name in ("fresh", "ahead"):
@@ -237,7 +237,7 @@ def _clause(literal: Literal) -> str:
         return _block(term, op, value)
     if op == "!=" and term.name == "j":
         return f"other than {_one(plus(minus_words(term), value))}"
-    return f"with {compared(SYMBOLS[term.name], op, minus_words(term), value)}"
+    return f"with {compared(symbol_of(term.name), op, minus_words(term), value)}"
 
 
 def _residue(term: Term, op: str, value: int) -> str:
@@ -273,7 +273,7 @@ def _block(term: Term, op: str, value: int) -> str:
             return f"in the last, incomplete block of {size}"
         if (name, other, op, value) == ("j", "prefix", "==", 0):
             return f"in the block of {size} in which the prefix ends"
-    a, b = (f"{bracketed(SYMBOLS[one])} // {size}" if one else "" for one in (name, other))
+    a, b = (f"{bracketed(symbol_of(one))} // {size}" if one else "" for one in (name, other))
     if other == "j":
         a, b, op, value = b, a, FLIPPED[op], -value
     return f"with {compared(a, op, b, value)}"

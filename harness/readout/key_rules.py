@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.harness.readout.explained import Explained, common, every, near
-from assay.harness.readout.features import PAIR_TERMS, Ints, chosen, joined
+from assay.harness.readout.features import DERIVED_PAIR_TERMS, PAIR_TERMS, Ints, chosen, joined
 from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
-from assay.harness.readout.mining import Table, mine
+from assay.harness.readout.mining import Table, mine, mine_further
 from assay.harness.readout.queries import Flags, Queries
 from assay.harness.readout.reading import Numbers
 
@@ -122,7 +122,7 @@ def _rules(rows: Sequence[_Row], most: int) -> list[tuple[Part, ...]]:
             flags = np.isclose(values, factor, rtol=3e-3, atol=1e-6)
             if not flags.any():
                 continue
-            rules = mine(table, flags, PAIR_TERMS, most)
+            rules = mine_further(table, flags, PAIR_TERMS, DERIVED_PAIR_TERMS, most)
             if not rules:
                 return []
             parts.append([Part(name, rule, factor) for rule in rules])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from assay.harness.readout.features import HISTORY
 from assay.harness.readout.mining import Condition, Literal, Term
-from assay.harness.readout.symbols import SYMBOLS, compared, nth, term_words
+from assay.harness.readout.symbols import compared, nth, symbol_of, term_words
 from assay.harness.text import listed
 
 _FROM_0 = frozenset(
@@ -196,11 +196,21 @@ def _amount(name: str, op: str, value: int) -> str:
         op, value = "==", value - 1
     if words := _FIXED.get((name, op, value)):
         return words
+    if " " in name:
+        return _expression(name, op, value)
     if op == "!=":
-        return _ALL_BUT[name].format(n=value) if name in _ALL_BUT else f"where {SYMBOLS[name]} is not {value}"
+        return _ALL_BUT[name].format(n=value) if name in _ALL_BUT else f"where {symbol_of(name)} is not {value}"
     text = _AMOUNTS[name][("==", ">=", "<").index(op)]
     text = text.format(n=value, nth=nth(value + 1))
     return _one(text) if value == 1 else text
+
+
+def _expression(name: str, op: str, value: int) -> str:
+    first, operation, divisor = name.split()
+    if operation == "%" and not value:
+        of = symbol_of(f"{first} % {divisor}").rsplit(" mod ", 1)
+        return f"where {of[0]} is {'not ' * (op == '!=')}a multiple of {of[1]}"
+    return f"where {compared(symbol_of(name), op, '', value)}"
 
 
 def _one(text: str) -> str:
@@ -250,7 +260,7 @@ def _residue(term: Term, op: str, value: int) -> str:
             else f"with {term_words(term)} {'!=' if no else '='} {value}"
         )
         return _INDEX[term.name].format("").replace("  ", " ") + f" {said}"
-    number = _NUMBER.get(term.name, SYMBOLS[term.name])
+    number = _NUMBER.get(term.name, symbol_of(term.name))
     if parity:
         return f"where {number} is {parity}"
     if not value:
@@ -273,5 +283,7 @@ def _difference(term: Term, op: str, value: int) -> str:
         lead = {"i": "for queries", "pos": "at positions"}[term.name]
         what = "new tokens" if term.name == "i" else "tokens"
         return f"{lead} {'before' if op == '<' else 'in'} the last, incomplete block of {term.block} {what}"
-    a, b = (f"{SYMBOLS[name]} // {term.block}" if term.block > 1 else SYMBOLS[name] for name in (term.name, term.minus))
+    a, b = (
+        f"{symbol_of(name)} // {term.block}" if term.block > 1 else symbol_of(name) for name in (term.name, term.minus)
+    )
     return f"where {compared(a, op, b, value)}"

@@ -10,13 +10,14 @@ _LETTERS = {
     "i": "query i: the i-th new token of its sequence", "p": "p: its position, cached prefix included",
     "j": "key j: the j-th of the sequence", "r": "r: a packed row of q", "h": "h: a q head",
     "b": "b: the index of a sequence in its batch",
+    "G": "G: the number of q heads per kv head",
 }  # fmt: skip
 _LENGTHS = {"prefix": "cached", "new": "new", "total": "all"}
 
 
 def legend(sentence: str) -> str:
     """What the letters and lengths in a sentence stand for; empty if it has none."""
-    words = set(re.findall(r"(?<![\w.])[a-z](?![\w.])", sentence))
+    words = set(re.findall(r"(?<![\w.])[a-zG](?![\w.])", sentence))
     letters = [text for letter, text in _LETTERS.items() if letter in words]
     lengths = [
         f"{name}: its number of {kind} tokens" for name, kind in _LENGTHS.items()
@@ -61,6 +62,22 @@ OF_KEY = frozenset({"j", "left", "other", "key_seq", "key_row", "fresh", "ahead"
 """Features of a key rather than a query."""
 
 
+_IN_EXPRESSIONS = {
+    "group": "G", "heads": "(q heads)", "kv_heads": "(kv heads)", "seqs": "(sequences)", "head": "h", "seq": "b",
+    "member": "(h mod G)",
+}  # fmt: skip
+"""How an expression of two features calls some of them, which have no symbol of their own."""
+
+
+def symbol_of(name: str) -> str:
+    """How a sentence calls a feature, or an expression of two: "i // G"; see `assay.harness.readout.mining.column`."""
+    if " " not in name:
+        return SYMBOLS[name]
+    first, operation, second = name.split(" ")
+    a, b = (_IN_EXPRESSIONS.get(one) or SYMBOLS.get(one, one) for one in (first, second))
+    return f"{bracketed(a)} {'mod' if operation == '%' else operation} {bracketed(b)}"
+
+
 def plus(text: str, number: int) -> str:
     """A sum in words: "p - 16", "p"; the number alone without a text."""
     if not text:
@@ -73,9 +90,9 @@ def minus_words(term: Term) -> str:
     if not term.minus:
         return ""
     if term.rounding == "mod":
-        return f"i mod {term.size}" if term.minus == "i" else f"({SYMBOLS[term.minus]} mod {term.size})"
+        return f"i mod {term.size}" if term.minus == "i" else f"({symbol_of(term.minus)} mod {term.size})"
     if term.rounding:
-        return f"({SYMBOLS[term.minus]} rounded {term.rounding} to {term.size})"
+        return f"({symbol_of(term.minus)} rounded {term.rounding} to {term.size})"
     return _blocks(term.minus, term.block)
 
 
@@ -101,7 +118,7 @@ def value_words(value: Value) -> str:
 
 
 def _blocks(name: str, block: int) -> str:
-    return f"{bracketed(SYMBOLS[name])} // {block}" if block > 1 else SYMBOLS[name]
+    return f"{bracketed(symbol_of(name))} // {block}" if block > 1 else symbol_of(name)
 
 
 def bracketed(text: str) -> str:

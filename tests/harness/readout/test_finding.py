@@ -467,7 +467,7 @@ def test_a_far_fetched_condition_comes_after_now_and_then(monkeypatch: pytest.Mo
     found = finder(Faulty(lambda call, number: float(number % 2)), [replace(PREFIX, seed=seed) for seed in range(4)])
     far, plain = (only(Literal(Term("pos", modulo=7, cost=cost), "==", 5)) for cost in (4.5, 0.5))
     for condition, number in ((far, 1), (plain, 0)):
-        monkeypatch.setattr(finding, "mine", lambda *_, condition=condition: [condition])
+        monkeypatch.setattr(finding, "mine_further", lambda *_, condition=condition: [condition])
         _, clauses = found.clauses(ZERO, everything(found))
         assert len(clauses) == number + 1
         assert clauses[number] == Clause(ZERO, condition)

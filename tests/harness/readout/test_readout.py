@@ -106,6 +106,56 @@ def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> N
     assert len(found.samples) < found.calls
 
 
+# Terms of two features
+
+
+def by_group(visible: Callable[[Tensor, Tensor, Request, int], Tensor]) -> Kernel:
+    """Attention with a mask that depends on the q heads per kv head: of i [new, 1], j [total], the sequence, and that number."""
+
+    def kernel(call: AttentionCall) -> Tensor:
+        group = call.q.shape[1] // call.k.shape[1]
+
+        def masked(one: Request) -> Request:
+            seen = visible(torch.arange(one.len_q)[:, None], torch.arange(one.len_k), one, group)
+            return replace(one, visible=seen)
+
+        return by_sequence(masked)(call)
+
+    return kernel
+
+
+def grouped_window(times: int) -> Kernel:
+    """A window of some multiple of the q heads per kv head."""
+    return by_group(lambda i, j, one, group: one.visible & (j > i + one.prefix - times * group))
+
+
+def zero_where(wrong: Callable[[int, int], bool]) -> Kernel:
+    """Attention that does not write the sequences whose numbers of new and of all tokens are such."""
+
+    def kernel(call: AttentionCall) -> Tensor:
+        out, starts = rounded_oracle(call), call.cu_seqlens_q.tolist()
+        for b, (new, total) in enumerate(zip(call.lens_q, call.lens_k, strict=True)):
+            if wrong(new, total):
+                out[starts[b] : starts[b + 1]] = 0
+        return out
+
+    return kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "sentence"), [
+    (by_group(lambda i, j, one, group: j <= one.prefix + i // group), "query i does not see keys j > prefix + i // G"),
+    (grouped_window(2), "query i sees no keys j < p - 2 * G + 1"),
+    (grouped_window(4), "query i sees no keys j < p - 4 * G + 1"),
+    (grouped_window(8), "query i sees no keys j < p - 8 * G + 1"),
+    (zero_where(lambda new, total: total % new == 0),
+     "the output is not written: it is zero, only where total is a multiple of new"),
+], ids=["packed mask", "window 2", "window 4", "window 8", "multiple"])  # fmt: skip
+def test_a_rule_may_speak_of_a_quotient_product_or_remainder_of_two_features(kernel: Kernel, sentence: str) -> None:
+    found = read_out(kernel)
+    assert (found.sentence, found.exact) == (sentence, True)
+
+
 # Right kernels
 
 
