@@ -120,12 +120,17 @@ DIMS: tuple[Dims, ...] = (
 rolled or in another order, as by a wrong swizzle, or a rotary layout of halves that is read as pairs."""
 
 
-_DIM_TERMS = (
+DIM_TERMS = (
     Term("d", cost=0.1), Term("left", cost=0.3),
     *(Term("d", modulo=m, cost=0.7) for m in (2, 3, 4, 8, 16, 32)),
     *(Term("d", block=b, cost=0.6, words=True) for b in (8, 16, 32)),
 )  # fmt: skip
 """What a rule on dims may speak of: d, how many come after it, its rest in vectors and tiles, and the tile."""
+
+
+def dim_table(count: int) -> dict[str, Ints]:
+    """What rules on dims may speak of: each dim and how many come after it, int64 [count]."""
+    return {"d": np.arange(count), "left": np.arange(count)[::-1]}
 
 
 def lost_dims(answers: Sequence[Answer]) -> Iterator[Dims]:
@@ -140,26 +145,23 @@ def lost_dims(answers: Sequence[Answer]) -> Iterator[Dims]:
             lost.setdefault(given.shape[1], zero[partly][0])
     if not lost:
         return
-    counts = list(lost)
-    table = {
-        "d": np.concatenate([np.arange(n) for n in counts]),
-        "left": np.concatenate([np.arange(n)[::-1] for n in counts]),
-    }
-    for rule in mine(table, np.concatenate([lost[n] for n in counts]), _DIM_TERMS, 3):
+    tables = [dim_table(count) for count in lost]
+    table = {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}
+    for rule in mine(table, np.concatenate(list(lost.values())), DIM_TERMS, 3):
         if not rule.always:
             yield Dims(f"dims of {{}} {_which(rule)} are zero", partial(_without, rule), 0.5 + rule.cost)
 
 
 def _without(rule: Condition, dims: int) -> Ints:
-    d = np.arange(dims)
-    return np.where(rule.holds({"d": d, "left": d[::-1]}), -1, d)
+    return np.where(rule.holds(dim_table(dims)), -1, np.arange(dims))
 
 
 def _which(rule: Condition) -> str:
-    return ("but those " if rule.negated else "") + " and ".join(_dims_where(literal) for literal in rule.literals)
+    return ("but those " if rule.negated else "") + " and ".join(dims_where(literal) for literal in rule.literals)
 
 
-def _dims_where(literal: Literal) -> str:
+def dims_where(literal: Literal) -> str:
+    """Dims that a literal holds for, in words: "from 64 on"."""
     term, op, value = literal.term, literal.op, literal.value
     if term.name == "left" and not term.modulo and op in ("<", ">="):
         return f"among the last {value}" if op == "<" else f"but the last {value}"

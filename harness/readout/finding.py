@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.candidates import effects_of
+from assay.harness.readout.dim_blocks import BlockProber, DimBlock, InDims, block_apart
 from assay.harness.readout.effects import Constant, Kept
 from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.explained import Explained
@@ -186,8 +188,38 @@ class Finder:
         self._limits()
         if not self.wrong:
             self.screen(islice(self._drawn, FRESH // 2 if self.slow else FRESH))
-        if self.wrong:
+        block = block_apart(self.samples)
+        if self.wrong and not (block and self._read_block(block)):
             self._refine()
+
+    def _read_block(self, block: DimBlock) -> bool:
+        """Find what the kernel computes in a block of output dims, where the others are right; whether that gives every output.
+
+        At most half of the time that is left is taken.
+        """
+        asking, clock = self.prober, self.prober.clock
+        until = clock() + (asking.until - clock()) / 2
+        inside = BlockProber(
+            asking.kernel,
+            asking.calls_left,
+            until,
+            asking.device,
+            asking.shapes,
+            clock=clock,
+            whole=asking,
+            block=block,
+        )
+        inner = Finder(inside, self.data, self.dtype, self.exactness, self._seed, self.slow, self._compared)
+        inner.causal_only = self.causal_only
+        with suppress(BudgetSpentError):
+            inner._search()
+        clauses = (replace(clause, effect=InDims(block, clause.effect)) for clause in inner.operator.clauses)
+        found = Operator(tuple(clauses))
+        if not found.clauses or not self.tally(found, self.samples).exact:
+            return False
+        self.operator = found
+        self.screen([*self.edges([found]), *islice(self._drawn, FRESH // 2 if self.slow else FRESH)], fresh=True)
+        return self.tally(found, self.samples).exact
 
     def _refine(self) -> None:
         """Read calls, seek rules, and try them on others, until none contradicts them."""
@@ -714,11 +746,12 @@ def _literals(operator: Operator) -> Iterable[Literal]:
     for condition in _conditions(operator):
         yield from condition.literals
     for clause in operator.clauses:
+        effect = clause.effect.effect if isinstance(clause.effect, InDims) else clause.effect
         of_keys: list[Condition] = []
-        if isinstance(clause.effect, KeyFactors):
-            of_keys += [part.condition for part in clause.effect.parts]
-        if isinstance(clause.effect, Moved):
-            of_keys.append(clause.effect.condition)
+        if isinstance(effect, KeyFactors):
+            of_keys += [part.condition for part in effect.parts]
+        if isinstance(effect, Moved):
+            of_keys.append(effect.condition)
         for condition in of_keys:
             yield from condition.literals
 

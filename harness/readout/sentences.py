@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.harness.readout.block_scales import WHOSE, BlockScale
+from assay.harness.readout.dim_blocks import InDims
 from assay.harness.readout.dims import Dims
 from assay.harness.readout.edges import Edge
 from assay.harness.readout.effects import (
@@ -64,6 +65,9 @@ def _clause(clause: Clause) -> str:
 
 def _text_and_place(clause: Clause) -> tuple[str, str]:
     """What a clause does, and where."""
+    if isinstance(clause.effect, InDims):
+        text, place = _text_and_place(replace(clause, effect=clause.effect.effect))
+        return f"{clause.effect.block.words}: {text}; the others are attention", place
     mask = _mask(clause)
     if mask:
         text, conditions = mask, [_without_causal(clause.condition)]
