@@ -40,6 +40,8 @@ def same(x: Tensor) -> Tensor:
 
 
 def scaled(x: Tensor, to: Rounding, largest: float, dims: tuple[int, ...]) -> Tensor:
+    if not x.numel():  # a sequence without new tokens
+        return x
     top = x.abs().amax(dims, keepdim=True)
     scale = torch.where(top == 0, 1.0, top / largest)
     return to(x / scale) * scale
