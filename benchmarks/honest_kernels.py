@@ -24,6 +24,8 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case, cases
+from assay.harness.attention.matrix_data import excluded
+from assay.harness.attention.noise import family as family_of
 from assay.harness.attention.oracle import right_aligned, sequences
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.localize.diagnose import diagnose
@@ -246,6 +248,8 @@ def outcome(job: Job) -> Outcome:
     torch.set_num_threads(1)
     start = time.monotonic()
     some: list[Case] = cases(seed=job.seed, size="small", device=job.device)
+    noise = family_of(job.family)
+    some = [case for case in some if not excluded(noise, case.condition["data"])]
     if job.cases:
         some = random.Random(job.seed).sample(some, min(job.cases, len(some)))
     kernel = KERNELS[job.family][job.kernel]

@@ -25,7 +25,7 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import Feature, Row, covering
-from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, RARE
+from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ONE_SIGN, RARE
 from assay.harness.attention.model_shapes import COMMON, SHAPES
 from assay.harness.attention.paging import through_pages
 from assay.harness.attention.sample_calls import call_of
@@ -161,13 +161,13 @@ _HALF: dict[str, tuple[tuple[int, int, str, str], ...]] = {
     "extend": (
         (70, 331, "three long ones", "normal"),
         (300, 300, "one", "normal"),
-        (34, 400, "one", "large positive values"),
+        (34, 400, "one", ONE_SIGN),
         (34, 157, "one", BEYOND_FP16[0]),
         (34, 157, "one", BEYOND_FP16[1]),
     ),
     "decode": (
         (1, 400, "three long ones", "normal"),
-        (1, 600, "one", "large positive values"),
+        (1, 600, "one", ONE_SIGN),
         (1, 157, "between others", BEYOND_FP16[0]),
         (1, 157, "between others", BEYOND_FP16[1]),
     ),

@@ -22,7 +22,7 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, d
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
 from assay.harness.attention.matrix import cases as cases_of
-from assay.harness.attention.matrix_data import BEYOND_FP16
+from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.model_shapes import SHAPES
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES, has_cached_prefix
@@ -592,8 +592,7 @@ def _counted(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -
 
 def _excluded(declared: kernels.Declaration, case: Case, call: AttentionCall) -> str:
     """Why a declaration does not cover a call; empty if it does."""
-    fp16 = family(declared.noise).accumulation == "fp16" and case.condition.get("data") in BEYOND_FP16
-    return "sums beyond fp16" if fp16 else declared.excludes(call)
+    return excluded(family(declared.noise), case.condition.get("data", "")) or declared.excludes(call)
 
 
 def _claims(computed: Sequence[Case]) -> Callable[[Case], bool]:
