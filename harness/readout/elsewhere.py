@@ -86,6 +86,7 @@ class Moved(Effect):
         kv: by how many kv heads further.
         share: shares of the right row and of the other.
         stale: whether the other rows are those of the call before.
+        of: what is read from there, in words, where it is not key j: "page p".
     """
 
     what: str
@@ -95,6 +96,7 @@ class Moved(Effect):
     kv: int = 0
     share: tuple[float, float] = (0.0, 1.0)
     stale: bool = False
+    of: str = "key j"
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.readout.addresses import addresses
+from assay.harness.readout.block_moves import block_moves
 from assay.harness.readout.candidates import effects_of
 from assay.harness.readout.dim_blocks import BlockProber, DimBlock, InDims, block_apart
 from assay.harness.readout.effects import Constant, Kept
@@ -547,12 +548,14 @@ class Finder:
         right = [s.queries for s in self.samples if not s.bad.any()]
         rate([*_undefined(left), *self._limited], at_once=True)
         rate(key_factors(readings, right), at_once=True)
+        answers = [(s.queries, s.actual, s.bad & o) for s, o in few]
         if not settled():
+            rate(block_moves(answers, self.exactness.error), at_once=True)
             rate(effects_of(readings, right), at_once=True)
         if not settled():
             rate(addresses(readings), at_once=True)
         if not settled():
-            rate(general_effects([(s.queries, s.actual, s.bad & o) for s, o in few]))
+            rate(general_effects(answers))
         if not settled():
             rate(known_effects())
         alike_before: Counter[bytes] = Counter()

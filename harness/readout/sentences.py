@@ -256,7 +256,7 @@ def _moved(effect: Moved) -> Said:
     what = {"k": "K", "v": "V", "kv": "K and V"}[effect.what]
     which, inner = _split(effect.condition)
     source = "the same packed row of the previous call" if effect.stale else effect.words
-    of = f"{what} of {which.text if which else 'key j'}"
+    of = f"{what} of {which.text if which else effect.of}"
     if which is None and (effect.stale or source.startswith("key j of ")):
         of, source = what, source.removeprefix("key j of ")
     if effect.share == (0.0, 1.0):
