@@ -13,6 +13,7 @@ from assay.harness.readout.edges import edges
 from assay.harness.readout.effects import Biased, Constant, Limited, Scale, Times
 from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.explained import Explained, common, every, near
+from assay.harness.readout.exponentials import Exponential
 from assay.harness.readout.expressions import Blocks, Search, amounts_of
 from assay.harness.readout.features import ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
@@ -47,6 +48,7 @@ def effects_of(readings: Sequence[Explained], negatives: Sequence[Queries] = ())
     yield from _constants(readings)
     yield from _scales(readings)
     yield from _bent(readings)
+    yield from _exponentials(readings)
     yield from _masses(readings)
     yield from _kv_heads(readings)
     for form in ("output", "query", "mixture", "query-mixture"):
@@ -85,6 +87,18 @@ def _bent(readings: Sequence[Explained]) -> Iterable[Effect]:
     if slopes := [float(f"{fit.number:.3g}") for _, _, fit in every(readings, "biased")]:
         for value in common(slopes, 2):
             yield Biased(value)
+
+
+def _exponentials(readings: Sequence[Explained]) -> Iterable[Effect]:
+    """Functions in place of exp(score) that many of the rows with one have in common."""
+    found = [(fit.law, fit.number) for _, _, fit in every(readings, "bent") if fit.law is not None]
+    rows = len({(id(one), place) for one, place, _ in every(readings, "bent")})
+    for law, count in Counter(law for law, _ in found).most_common():
+        if count < max(2, _SHARE * rows):
+            break
+        numbers = common([number for which, number in found if which == law], 2) if law.fitted else [0.0]
+        for number in numbers:
+            yield Exponential(law, number)
 
 
 def _masses(readings: Sequence[Explained]) -> Iterable[Effect]:
@@ -151,7 +165,7 @@ _PHANTOM_SCORES = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 4.0)
 """Scaled scores of keys that are counted in vain: 0 for rows of zeros, and small numbers that a kernel may fill in."""
 
 
-PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not term.words and not term.minus)
+PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not (term.words or term.minus or term.unit))
 """What the number of keys that are counted in vain may follow: amounts of one feature, such as a length or its rest in a block."""
 
 

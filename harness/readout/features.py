@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -13,6 +14,10 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.readout.mining import Table, Term
 
 Ints = NDArray[np.int64]
+UNIT = 1e-6
+"""What log-sum-exps, maxima and scores are counted in, so that tables hold integers."""
+_LARGEST = 1e12
+"""Most units: beyond the scores of any call."""
 _BLOCKS = (16, 32, 64, 128)
 _RESIDUES = (2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
 
@@ -71,6 +76,12 @@ def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
     return found
 
 
+def in_units(x: NDArray[np.float64]) -> Ints:
+    """Real numbers counted in `UNIT`, rounded down, so that a threshold of whole units holds for the same numbers."""
+    found: Ints = np.floor(np.clip(x / UNIT, -_LARGEST, _LARGEST)).astype(np.int64)
+    return found
+
+
 HISTORY = (
     "initial_new", "initial_total", "initial_prefix", "last_new", "last_total", "last_prefix",
     "alike_new", "alike_total", "alike_prefix",
@@ -85,22 +96,23 @@ class Pairs(Mapping[str, Ints]):
     They are made when they are asked for. Those of the query, and of the key: ``j``, its index in its sequence; ``fresh``, its
     index among the new tokens of the query's sequence, negative for a cached key; ``ahead``, by how much j is more than the
     query's i; ``key_seq``, the place of its sequence in the batch; ``other``, by how much that is more than the query's;
-    ``key_row``, its packed row; ``left``, how many keys of its sequence come after it.
+    ``key_row``, its packed row; ``left``, how many keys of its sequence come after it; ``score``, its scaled score.
 
     Args:
         call: the call.
         queries: the features of its queries, as `row_table` gives them.
+        scores: () -> the scaled scores of the pairs, counted in `UNIT`.
     """
 
-    _OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead")
+    _OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead", "score")
 
-    def __init__(self, call: AttentionCall, queries: Table) -> None:
+    def __init__(self, call: AttentionCall, queries: Table, scores: Callable[[], Ints]) -> None:
         total = np.array(call.lens_k)
         self._of = np.repeat(np.arange(len(total)), total)
         starts = np.array(call.cu_seqlens_k.tolist())
         self._j = np.arange(int(total.sum())) - starts[self._of]
         self._left = total[self._of] - 1 - self._j
-        self._queries, self._made = queries, dict[str, Ints]()
+        self._queries, self._scores, self._made = queries, scores, dict[str, Ints]()
 
     def __getitem__(self, name: str) -> Ints:
         if name not in self._made:
@@ -113,6 +125,8 @@ class Pairs(Mapping[str, Ints]):
             return np.tile(self._j, count)
         if name == "left":
             return np.tile(self._left, count)
+        if name == "score":
+            return self._scores()
         if name == "fresh":
             return self["j"] - self["prefix"]
         if name == "ahead":
@@ -156,6 +170,9 @@ def _in_blocks(name: str, cost: float) -> list[Term]:
     return found + [Term(name, block=b, modulo=m, cost=cost + 0.4) for b in _BLOCKS for m in (2, 3, 4)]
 
 
+_REAL = 1.6
+"""Cost of a real number: more than that of an integer that goes with it, as a length does with the log-sum-exp."""
+
 ROW_TERMS: tuple[Term, ...] = (
     *_named(("decode", 0.2), ("head", 0.3), ("kv", 0.35), ("layer", 0.3), ("causal", 0.4), ("member", 0.6), ("head_dim", 0.7)),
     *_amounts(("seq", 0.5), ("from_last", 0.5), ("seqs", 0.4), ("prefix", 0.3), ("new", 0.3), ("total", 0.3), ("pos", 0.5),
@@ -175,6 +192,9 @@ ROW_TERMS: tuple[Term, ...] = (
     *(term for name in ("i", "pos") for term in _in_blocks(name, 0.9)),
     *_residues("layer", 1.0, (2, 3, 4)), *_residues("head", 1.0, (2, 3, 4)),
     *_residues("call", 1.3, range(2, 13)), *_residues("nth", 1.2, range(2, 13)),
+    *(Term(name, cost=_REAL, unit=UNIT) for name in ("lse", "maximum")),
+    Term("maximum", "lse", cost=_REAL + 0.1, unit=UNIT), Term("top", cost=1.2), Term("pos", "top", cost=1.5),
+    *(Term("top", "pos", block=b, cost=1.5) for b in _BLOCKS),
     *_residues("row", 1.6), *(Term("pos", "total", block=b, cost=1.2) for b in _BLOCKS),
     *(Term("i", "new", block=b, cost=1.2) for b in _BLOCKS), *_residues("seq", 1.2, (2, 3)),
 )  # fmt: skip
@@ -226,7 +246,9 @@ PAIR_TERMS: tuple[Term, ...] = (
     *(Term("j", "prefix", block=b, cost=0.9) for b in _BLOCKS), *(Term("i", "j", block=b, cost=0.9) for b in _BLOCKS),
     *_residues("j", 0.7), *_in_blocks("j", 0.6), *(Term("pos", "j", modulo=m, cost=0.9) for m in _RESIDUES),
     *(Term("j", "prefix", modulo=m, cost=1.2) for m in _RESIDUES), *_residues("left", 1.2),
-    *(Term(term.name, term.minus, term.block, term.modulo, term.cost + 0.3, term.words) for term in ROW_TERMS),
+    Term("score", "maximum", cost=_REAL, unit=UNIT), Term("score", "lse", cost=_REAL + 0.1, unit=UNIT),
+    Term("score", cost=_REAL, unit=UNIT),
+    *(replace(term, single=True, cost=term.cost + 0.3) for term in ROW_TERMS),
 )  # fmt: skip
 """What the rule of a pair of a query and a key may speak of."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from assay.harness.readout.dim_blocks import BlockProber, DimBlock, InDims, bloc
 from assay.harness.readout.effects import Constant, Kept
 from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.explained import Explained
+from assay.harness.readout.exponentials import MOST, Exponential
 from assay.harness.readout.features import DERIVED_ROW_TERMS, ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import CallContext, Fit, Row, Tolerance, fits
 from assay.harness.readout.general_candidates import general_effects
@@ -29,9 +30,10 @@ from assay.harness.readout.key_factors import KeyFactors
 from assay.harness.readout.key_rules import key_factors
 from assay.harness.readout.known_effects import known_effects
 from assay.harness.readout.layouts import layout_notes
-from assay.harness.readout.mining import Condition, Literal, mine_further
+from assay.harness.readout.mining import Condition, Literal, Term, mine_further
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import (
+    STEEP,
     Asked,
     BudgetSpentError,
     Plan,
@@ -40,6 +42,7 @@ from assay.harness.readout.probing import (
     fixed_plans,
     plan_of,
     repeated_plans,
+    steep_plans,
     varied_plans,
 )
 from assay.harness.readout.queries import Flags, Queries, einsum
@@ -92,6 +95,11 @@ _ASKED = frozenset((*_TOTALS, *_PREFIXES, *_NEW, *_POSITIONS, *_SEQUENCES))
 """Features of a query of which calls with any value can be made."""
 _HALVINGS = 8
 """Calls that are asked for at a threshold, each halfway between a wrong and a right query: enough for lengths of a few hundred."""
+_DRAWS = 40
+"""The same at a threshold on a real number, of which other data draw a value by chance."""
+_CLOSE = 0.02
+"""Distance of the nearest wrong and right log-sum-exps, maxima or scores at a threshold: one of the half steps of a round number
+lies between them by chance in one of 25 cases."""
 _TELLING = 6
 """Calls that are drawn to tell rivals apart, in each round."""
 
@@ -187,6 +195,8 @@ class Finder:
         self._ask_compared()
         self.screen(fixed_plans(self.data, self.dtype, not self.slow))
         self._limits()
+        if self.data == "normal":  # what is rounded as declared is exact on no others
+            self.screen(steep_plans(self.dtype))
         if not self.wrong:
             self.screen(islice(self._drawn, FRESH // 2 if self.slow else FRESH))
         block = block_apart(self.samples)
@@ -277,7 +287,11 @@ class Finder:
             seed = plan.seed + 1_000_003 * self._seed
             dim, value_dim = self.prober.nearest_shape(plan.head_dim, plan.value_dim)
             call = replace(plan, seed=seed, head_dim=dim, value_dim=value_dim).make(self.prober.device)
-            self._ask(plan, call, LOOSE if plan.data == "scores" else self.exactness.error, fresh)
+            self._ask(plan, call, self._least_error(plan), fresh)
+
+    def _least_error(self, plan: Plan) -> float:
+        """The relative error of a query from which on it is wrong."""
+        return {"scores": LOOSE, "steep": STEEP * self.exactness.error}.get(plan.data, self.exactness.error)
 
     def _ask(self, plan: Plan, call: AttentionCall, error: float, fresh: bool = False) -> None:
         number, nth, history = self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
@@ -404,7 +418,7 @@ class Finder:
         plain = [
             s
             for s in samples
-            if s.bad.any() and s.plan.keys > 3 and s.plan.data in (self.data, _COMPARED) and s.reading is None
+            if s.bad.any() and s.plan.keys > 3 and s.plan.data in (self.data, _COMPARED, "steep") and s.reading is None
         ]
         plain.sort(key=lambda s: s.plan.size)
         ranks = [rank(sample) for sample in plain]
@@ -419,7 +433,8 @@ class Finder:
         found = limits(self.prober, plan)
         clamps = [one for one in found if (one.what, one.how) == ("scores", "clamped")]
         scale = plan.head_dim**-0.5  # whether products or scaled scores are clamped shows where head dims differ
-        self._limited = [*found, *(replace(one, limit=one.limit * scale, scaled=True) for one in clamps)]
+        scaled = [replace(one, limit=one.limit * scale, scaled=True) for one in clamps]
+        self._limited = [*found, *scaled, *(Exponential(MOST, one.limit) for one in scaled)]
         lens = (((9, 0),), ((5, 20),), ((1, 40),), ((4, 8), (7, 0)), ((1, 6), (1, 30)), ((30, 0),))
         for effect in found:
             self.screen(
@@ -624,16 +639,20 @@ class Finder:
         for condition in _conditions(operator):
             for literal in condition.literals:
                 gap = self._gap(condition, literal)
-                for _ in range(_HALVINGS):
-                    if gap is None or abs(gap[0] - gap[1]) < 2:
+                for _ in range(_DRAWS if literal.term.unit else _HALVINGS):
+                    if gap is None or abs(gap[0] - gap[1]) <= _closest(literal.term):
                         break
-                    wrong, right, base = gap
-                    asked = {sample.plan for sample in self.samples}
-                    plans = self._at(literal.term.name, (wrong + right) // 2, [base])
-                    self.screen([plan for plan in plans if plan not in asked][:1], fresh=True)
-                    if (now := self._gap(condition, literal)) == gap:
+                    self.screen(self._between(literal.term, *gap), fresh=True)
+                    if (now := self._gap(condition, literal)) == gap and not literal.term.unit:
                         break
                     gap = now
+
+    def _between(self, term: Term, wrong: int, right: int, base: Plan) -> list[Plan]:
+        """A call between a wrong and a right query at a threshold: halfway, or with other data, of which real numbers follow."""
+        asked = {sample.plan for sample in self.samples}
+        if term.unit:
+            return [next(plan for n in count(80_000) if (plan := replace(base, seed=n)) not in asked)]
+        return [plan for plan in self._at(term.name, (wrong + right) // 2, [base]) if plan not in asked][:1]
 
     def open_limits(self) -> list[tuple[Literal, int, int]]:
         """Thresholds of the operator whose nearest wrong and right queries are not neighbours, with the values of these two."""
@@ -641,7 +660,7 @@ class Finder:
         for condition in _conditions(self.operator):
             for literal in condition.literals:
                 gap = self._gap(condition, literal)
-                if gap is not None and abs(gap[0] - gap[1]) > 1:
+                if gap is not None and abs(gap[0] - gap[1]) > _closest(literal.term):
                     found.append((literal, gap[0], gap[1]))
         return found
 
@@ -652,9 +671,8 @@ class Finder:
         """
         term = literal.term
         if (
-            term.name not in _ASKED
+            not (term.unit or (term.name in _ASKED and not term.minus))
             or literal.op not in (">=", "<")
-            or term.minus
             or term.modulo
             or term.block > 1
             or condition.negated
@@ -762,6 +780,11 @@ def _literals(operator: Operator) -> Iterable[Literal]:
 def _conditions(operator: Operator) -> list[Condition]:
     """The conditions on queries."""
     return [clause.condition for clause in operator.clauses]
+
+
+def _closest(term: Term) -> int:
+    """How far apart the nearest wrong and right values of a threshold are at most: 1, or `_CLOSE` of a real number."""
+    return round(_CLOSE / term.unit) if term.unit else 1
 
 
 def _sides(literal: Literal) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from assay.harness.readout.forms_from_elsewhere import keys_moved, mixture, output, query, query_mixture, values_moved
 from assay.harness.readout.forms_of_weights import (
+    bent,
     biased,
     capped,
     constant,
@@ -41,8 +42,8 @@ _DEAR: tuple[Callable[[Row], Fit | None], ...] = (
     query_mixture,
     pieces,
 )
-_SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (output, query)
-"""Forms that may fit with several sources."""
+_SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (bent, output, query)
+"""Forms that may fit in several ways."""
 _MANY_KEYS = 256
 """Keys from which on dear forms are tried only where no plain one fits."""
 _SOURCES = 12

@@ -6,11 +6,12 @@ for the largest difference in a row, and 20 where a row only has to be told from
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from assay.harness.readout.exponentials import laws_of
 from assay.harness.readout.features import Ints
 from assay.harness.readout.reading import Flags, Numbers
 from assay.harness.readout.rows import BLANK, Fit, Row
@@ -196,6 +197,19 @@ def capped(row: Row) -> Fit | None:
     power, least = _least(misfit, *_CAPS)
     cap = float(np.exp(power))
     return Fit("capped", number=cap) if least < 5 * row.tolerance.log and cap < _LARGEST_CAP else None
+
+
+def bent(row: Row) -> Iterator[Fit]:
+    """Weights are in proportion to another function than exp(score)."""
+    if (found := row.own_logs(4)) is None:
+        return
+    seen, logs = found
+    scores = row.scores[row.own]
+    if np.ptp(logs - scores[seen]) < 5 * row.tolerance.log:
+        return  # in proportion to exp(score)
+    top = float(scores[row.visible].max())
+    for law, number in laws_of(scores[seen], logs, top, 5 * row.tolerance.log):
+        yield Fit("bent", law=law, number=number)
 
 
 def _least(function: Callable[[Numbers], Numbers], low: float, high: float) -> tuple[float, float]:

@@ -165,16 +165,38 @@ SCALES: tuple[Formula, ...] = (
 """Numbers by which bugs multiply scores: a scale that is missing, doubled or inverted; the base of the exponential, in kernels that
 use exp2; head_dim taken from the wrong tensor or dimension. A power of the scale covers each head_dim. Other numbers are fitted."""
 
+
+_UNNORMALISED, _TWICE = "it is not divided by the softmax denominator", "it is divided by the softmax denominator twice"
+_OF_LSE: tuple[tuple[str, Callable[[Numbers, Numbers], Numbers], str], ...] = (
+    ("exp(lse - m), lse the log-sum-exp, m the maximum", lambda lse, top: np.exp(lse - top), _UNNORMALISED),
+    ("exp(m - lse), lse the log-sum-exp, m the maximum", lambda lse, top: np.exp(top - lse), _TWICE),
+    ("exp(lse), lse the log-sum-exp", lambda lse, _: np.exp(lse), "exp(score) is not divided by its sum"),
+    ("exp(-lse), lse the log-sum-exp", lambda lse, _: np.exp(-lse), "it is divided by the sum of exp(score) twice"),
+    ("exp(m), m the maximum", lambda _, top: np.exp(top), "the maximum is subtracted in the denominator only"),
+    ("exp(-m), m the maximum", lambda _, top: np.exp(-top), "the maximum is subtracted in the numerator only"),
+    ("1 / (1 + exp(lse)), lse the log-sum-exp", lambda lse, _: 1 / (1 + np.exp(lse)), "the sign of lse is the wrong one"),
+    ("lse, the log-sum-exp", lambda lse, _: lse, ""),
+)  # fmt: skip
+"""Functions of a query's log-sum-exp and maximum. With 1 / (1 + exp(-lse)), a key with a score of 0 counts in the denominator."""
+
+
+def _of_lse(function: Callable[[Numbers, Numbers], Numbers], queries: Queries) -> Numbers:
+    """A function of the log-sum-exp and the maximum of each query's scores."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(function(queries.lse, queries.maximum)).ravel()
+
+
 TIMES: tuple[Formula, ...] = (
     *(Formula(f"max |v| of {words} / its own", partial(_largest, "v", other), "V is dequantised with that scale")
       for other, words in _WHOSE.items()),
     Formula("max |k| / max |v| of its kv head", partial(_k_for_v, False), "V is dequantised with the scale of K"),
     Formula("max |k| / max |v| of its sequence and kv head", partial(_k_for_v, True), "V is dequantised with the scale of K"),
+    *(Formula(words, partial(_of_lse, function), bug) for words, function, bug in _OF_LSE),
     Formula("the number of q heads per kv head", partial(_power_of_feature, "group", 1)),
     Formula("1 / the number of q heads per kv head", partial(_power_of_feature, "group", -1)),
 )  # fmt: skip
-"""Numbers by which bugs multiply outputs: the scale of V of another kv head, and a sum or a mean over a group of q heads where the
-other was meant. Other numbers are fitted."""
+"""Numbers by which bugs multiply outputs: the scale of V of another kv head, a sum or a mean over a group of q heads where the
+other was meant, and functions of a query's log-sum-exp and maximum. Other numbers are fitted."""
 
 DESCALES: tuple[tuple[Formula, Formula], ...] = tuple(
     (

@@ -15,9 +15,11 @@ from assay.harness.readout.symbols import (
     nth,
     plainest,
     plus,
+    real_words,
     small,
     symbol_of,
     term_words,
+    weight_words,
 )
 
 
@@ -231,6 +233,8 @@ def _parity(literal: Literal) -> str:
 
 def _clause(literal: Literal) -> str:
     term, op, value = literal.term, literal.op, literal.value
+    if term.unit:
+        return _scored(term, op, value)
     if term.modulo:
         return _residue(term, op, value)
     if term.block > 1:
@@ -238,6 +242,18 @@ def _clause(literal: Literal) -> str:
     if op == "!=" and term.name == "j":
         return f"other than {_one(plus(minus_words(term), value))}"
     return f"with {compared(symbol_of(term.name), op, minus_words(term), value)}"
+
+
+def _scored(term: Term, op: str, value: int) -> str:
+    """A threshold on the score of a key, in words."""
+    if term.minus == "lse":
+        return f"with a softmax weight {op} {weight_words(value, term.unit)}"
+    if term.minus != "maximum":
+        return f"with a scaled score {op} {real_words(value, term.unit)}"
+    weight = weight_words(value, term.unit)
+    if weight.startswith("2^") or float(weight) == float(f"{float(weight):.1g}"):
+        return f"with exp(score - maximum) {op} {weight}"
+    return f"with score - maximum {op} {real_words(value, term.unit)}"
 
 
 def _residue(term: Term, op: str, value: int) -> str:

@@ -30,8 +30,8 @@ class Plan:
         causal: whether the mask is causal.
         layer: the calling layer.
         data: "normal"; "levels": entries of q and K are plus or minus one, and the mean of K over a sequence of more than one key
-            is zero, so that symmetric INT8 is exact, with K smoothed or not; "values": normal, with rows of V of size 0.3 to
-            30,000; "scores": normal, with rows of K times powers of two up to 4,096.
+            is zero, so that symmetric INT8 is exact, with K smoothed or not; "steep": normal, with q times `STEEP`; "values":
+            normal, with rows of V of size 0.3 to 30,000; "scores": normal, with rows of K times powers of two up to 4,096.
         seed: of the data.
         value_dim: head_dim of V; 0 for that of q and k.
     """
@@ -73,6 +73,7 @@ class Plan:
         else:
             q = torch.randn(sum(new), heads, dim, generator=draw)
             k = torch.randn(shape, generator=draw)
+            q *= STEEP if self.data == "steep" else 1
         v = torch.randn(*shape[:2], self.value_dim or dim, generator=draw)
         if self.data == "values":
             v *= 10 ** (5 * torch.rand(*shape[:2], 1, generator=draw) - 0.5)
@@ -84,6 +85,9 @@ class Plan:
         )
 
 
+STEEP = 4
+"""Factor of q in steep calls: with head_dim 64, scores spread by 4, and those of 100 keys reach down to some 20 below their
+maximum, where an exponential may end. The errors of right kernels grow by as much."""
 _MANY_NEW = 0.15
 """Share of the calls drawn at random that may have up to 220 new tokens."""
 _POWERS = {torch.float32: 16, torch.bfloat16: 16, torch.float16: 13}
@@ -115,6 +119,8 @@ _LONG: tuple[Lens, ...] = (((4, 600),), ((600, 0),), ((1, 700),), ((2, 1100),), 
 """Long ones, with few heads."""
 _HEADS = ((4, 2), (8, 2), (4, 4), (4, 1), (6, 3))
 """q and kv heads: groups of 2, 4 and 1, one kv head for all, and counts that are no powers of two."""
+_STEEP: tuple[Lens, ...] = (((40, 200),), ((1, 260),), ((30, 0), (9, 150)))
+"""Lengths of calls with steep scores."""
 _EDGES = (1, 2, 8, 16, 32, 64, 128, 192, 256)
 """Sizes of pages and blocks."""
 
@@ -151,6 +157,11 @@ def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
         for dim in _DIMS for n, lens in enumerate((((20, 45),), ((1, 90),), ((33, 0), (4, 70))))
     ]  # fmt: skip
     return found
+
+
+def steep_plans(dtype: torch.dtype) -> list[Plan]:
+    """Calls whose scores spread widely."""
+    return [Plan(lens, _HEADS[n % 2], 64, dtype, True, n, "steep", 2600 + n) for n, lens in enumerate(_STEEP)]
 
 
 _MOST_VARIED = 2500

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
-from assay.harness.readout.features import Ints, Pairs, own_keys, row_table
+from assay.harness.readout.features import Ints, Pairs, in_units, own_keys, row_table
 from assay.harness.readout.probing import History
 from assay.harness.readout.reading import Numbers, right_weights, scores_of, visible
 
@@ -81,6 +81,7 @@ class Queries:
             "last_new": last_new * one, "last_total": last_total * one, "last_prefix": (last_total - last_new) * one,
             "same_layer": int(self.history.layer in (-1, self.call.layer)) * one,
             "same_phase": int(self.history.phase in ("", self.call.phase)) * one,
+            "lse": in_units(self.lse.ravel()), "maximum": in_units(self.maximum.ravel()), "top": self._top,
         }  # fmt: skip
 
     def _alike(self, table: Mapping[str, Ints]) -> tuple[Ints, Ints]:
@@ -94,7 +95,7 @@ class Queries:
     @cached_property
     def pairs(self) -> Pairs:
         """Features of each query, head and packed key, int64 [rows * heads * total_k] each."""
-        return Pairs(self.call, self.table)
+        return Pairs(self.call, self.table, lambda: in_units(self.own_scores.ravel()))
 
     @cached_property
     def q(self) -> Numbers:
@@ -129,6 +130,31 @@ class Queries:
     def visible(self) -> Flags:
         """Keys that should be seen, bool [rows, total_k]."""
         return visible(self.call, self.rows)
+
+    @cached_property
+    def _seen_scores(self) -> Numbers:
+        """Scores of the keys that should be seen, -inf of others, float64 [rows, heads, total_k]."""
+        return np.where(self.visible[:, None], self.own_scores, -np.inf)
+
+    @cached_property
+    def maximum(self) -> Numbers:
+        """The largest score of each query, which sees at least one key, float64 [rows, heads]."""
+        found: Numbers = self._seen_scores.max(-1)
+        return found
+
+    @cached_property
+    def lse(self) -> Numbers:
+        """The log-sum-exp of the scores of each query, float64 [rows, heads]."""
+        found: Numbers = self.maximum + np.log(np.exp(self._seen_scores - self.maximum[..., None]).sum(-1))
+        return found
+
+    @property
+    def _top(self) -> Ints:
+        """Index of the first key with the largest score, up to which the running maximum rises, int64 [rows * heads]."""
+        starts = np.array([k.start for _, k in own_keys(self.call)])
+        begins = starts[np.searchsorted(self.call.cu_seqlens_q.tolist(), self.rows, "right") - 1]
+        found: Ints = (self._seen_scores.argmax(-1) - begins[:, None]).ravel()
+        return found
 
     @cached_property
     def own_rows(self) -> Flags:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from assay.harness.readout.features import HISTORY
 from assay.harness.readout.mining import Condition, Literal, Term
-from assay.harness.readout.symbols import compared, nth, symbol_of, term_words
+from assay.harness.readout.symbols import compared, nth, real_words, symbol_of, term_words, weight_words
 from assay.harness.text import listed
 
 _FROM_0 = frozenset(
@@ -55,6 +55,8 @@ _AMOUNTS: dict[str, tuple[str, str, str]] = {
     "row": ("for packed row r = {n}", "for packed rows r >= {n}", "for packed rows r < {n}"),
     "after": ("for query i = new - 1 - {n}", "except for the last {n} queries of a sequence",
               "for the last {n} queries of a sequence"),
+    "top": ("where the largest score is that of key j = {n}", "where the running maximum still rises at a key j >= {n}",
+            "where the running maximum no longer rises from key j = {n} on"),
     "seq": ("in the {nth} sequence of a batch", "except in the first {n} sequences of a batch",
             "in the first {n} sequences of a batch"),
     "from_last": ("in the sequence with {n} sequences after it", "except in the last {n} sequences of a batch",
@@ -180,6 +182,8 @@ def _range(name: str, low: int, high: int) -> str:
 
 def _literal(literal: Literal) -> str:
     term, op, value = literal.term, literal.op, literal.value
+    if term.unit:
+        return _real(term, op, value)
     if term.minus and not term.modulo:
         return _difference(term, op, value)
     if term.modulo:
@@ -187,6 +191,17 @@ def _literal(literal: Literal) -> str:
     if term.block > 1:
         return _block(term, op, value)
     return _amount(term.name, op, value)
+
+
+_REALS = {"lse": "the log-sum-exp of the scores", "maximum": "the largest score"}
+
+
+def _real(term: Term, op: str, value: int) -> str:
+    """A threshold on a real number in words."""
+    comparison = "below" if op == "<" else "at least"
+    if term.minus:
+        return f"where the largest softmax weight is {comparison} {weight_words(value, term.unit)}"
+    return f"where {_REALS[term.name]} is {comparison} {real_words(value, term.unit)}"
 
 
 def _amount(name: str, op: str, value: int) -> str:

@@ -20,6 +20,7 @@ from assay.harness.readout.probing import REFUSED, BudgetSpentError, Plan, Probe
 from assay.harness.readout.query_phrases import only
 from assay.harness.readout.samples import Exactness, Sample, Tally
 from assay.harness.readout.sentences import sentence
+from assay.harness.readout.symbols import real_words
 
 CALLS, SECONDS = 3000, 60.0
 """The budget of a read-out."""
@@ -175,7 +176,10 @@ def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -
 
 def _between(literal: Literal, wrong: int, right: int) -> str:
     low, high = sorted((wrong, right))
-    return f"{only([Condition((literal,))])}: the limit lies between {low} and {high}, where no call was made"
+    text = only([Condition((literal,))])
+    if unit := literal.term.unit:
+        return f"{text}: the limit lies between {real_words(low, unit)} and {real_words(high, unit)}, where no query was seen"
+    return f"{text}: the limit lies between {low} and {high}, where no call was made"
 
 
 def _without_mask(finder: Finder) -> tuple[str, ...]:

@@ -11,11 +11,13 @@ from typing import Literal
 
 import numpy as np
 
+from assay.harness.readout.exponentials import Law
 from assay.harness.readout.features import Ints, own_keys
 from assay.harness.readout.reading import Flags, Numbers, Reading, right_weights, scores_of, visible
 
 Form = Literal[
-    "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "slopes", "capped", "biased", "pieces",
+    "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "slopes", "capped", "bent", "biased",
+    "pieces",
     "output", "query", "query-mixture", "values", "scored", "mixture",
 ]  # fmt: skip
 """What the weights of a query are. In terms of the right weights, in proportion to exp(score):
@@ -24,6 +26,7 @@ Form = Literal[
 - "keys": times a factor for each key, mostly 0 (not seen), 1 or 2 (seen twice), and normalised; "keys-of-all": but normalised by
   the sum over the keys that should be seen; "keys-and-mass": but normalised by something else;
 - "kv": right, of another kv head;
+- "bent": in proportion to another function than exp(score);
 - "scale": scores times a factor; "slopes": scores of some keys times a factor; "capped": c tanh(score / c); "biased": scores plus a
   number per token of distance; "pieces": a factor that is constant over runs of keys;
 - "output": the right weights of another query or head; "query": the weights that the q of another query or head gives here;
@@ -66,6 +69,7 @@ class Fit:
             factor, or `BLANK`, or NaN if it cannot be told; "pieces": the log of its factor, NaN if it is not seen; "values" and
             "scored": the packed row of V or K in its place, counted through all kv heads (kv head * total_k + row), or -1.
         number: for a form with a parameter, its value.
+        law: "bent": the function.
         source: for a form in which the query takes another's place: (packed row of q, q head).
         share: for a mixture, the share of the right weights and that of the source's.
         kv: kv head that is read.
@@ -76,6 +80,7 @@ class Fit:
     form: Form
     keys: Numbers | None = field(default=None, compare=False)
     number: float = 0.0
+    law: Law | None = None
     source: tuple[int, int] = (0, 0)
     share: tuple[float, float] = (0.0, 0.0)
     kv: int = 0

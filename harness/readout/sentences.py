@@ -23,6 +23,7 @@ from assay.harness.readout.effects import (
     WithAtom,
 )
 from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
+from assay.harness.readout.exponentials import LEAST, MOST, Exponential
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.key_factors import KeyFactors, Part
@@ -107,6 +108,8 @@ def _effect(effect: Effect) -> Said:
             return _block_scale(effect)
         case Limited():
             return _limited(effect), []
+        case Exponential():
+            return _exponential(effect), []
         case Biased():
             does = "gains" if effect.slope > 0 else "loses"
             return f"each scaled score {does} {abs(effect.slope):.3g} per token of distance |p - j|, as with ALiBi", []
@@ -187,6 +190,13 @@ def _limited(effect: Limited) -> str:
         return f"{what} are clamped to +-{limit}"
     of = "|V|" if effect.what == "values" else "an unscaled q k product"
     return f"the output is {effect.how} wherever {of} exceeds {limit}"
+
+
+def _exponential(effect: Exponential) -> str:
+    law = effect.law.words.format(t=effect.parameter)
+    if effect.law in (LEAST, MOST):
+        return law
+    return f"exp(x), x {'= score - maximum' if effect.law.relative else 'the scaled score'}, is {law}"
 
 
 def _elsewhere(effect: FromElsewhere) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from assay.harness.readout.mining import Term, Value
@@ -55,10 +56,11 @@ SYMBOLS = {
     "initial_new": "new of the first call", "initial_total": "total of the first call",
     "initial_prefix": "prefix of the first call", "last_new": "new of the previous call",
     "last_total": "total of the previous call", "last_prefix": "prefix of the previous call",
+    "lse": "lse", "maximum": "m", "score": "s", "top": "the key of the largest score",
     "same_layer": "whether the previous call was of this layer", "same_phase": "whether the previous call was of this phase",
 }  # fmt: skip
 """How a sentence calls each feature in an expression."""
-OF_KEY = frozenset({"j", "left", "other", "key_seq", "key_row", "fresh", "ahead"})
+OF_KEY = frozenset({"j", "left", "other", "key_seq", "key_row", "fresh", "ahead", "score"})
 """Features of a key rather than a query."""
 
 
@@ -104,6 +106,19 @@ def term_words(term: Term) -> str:
     if not term.modulo:
         return text
     return f"({text}) mod {term.modulo}" if term.minus or term.block > 1 else f"{text} mod {term.modulo}"
+
+
+def real_words(value: int, unit: float) -> str:
+    """A number that is counted in units: "2.5"."""
+    return f"{value * unit:.7g}"
+
+
+def weight_words(value: int, unit: float) -> str:
+    """A weight whose log is counted in units, as a power of two if it is one: "2^-6", "0.01"."""
+    power = value * unit / math.log(2)
+    if abs(value) > 1 and abs(power - round(power)) < 2 * unit:
+        return f"2^{round(power)}"
+    return f"{math.exp(value * unit):.4g}"
 
 
 def value_words(value: Value) -> str:

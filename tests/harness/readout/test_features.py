@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from assay.harness.readout.features import (
     HISTORY,
     PAIR_TERMS,
     ROW_TERMS,
+    UNIT,
+    Ints,
     Pairs,
     chosen,
     joined,
@@ -27,6 +30,10 @@ LENS = [(3, 4), (1, 0), (2, 6)]
 HEADS, KV_HEADS = 4, 2
 ROWS = [0, 2, 3, 5]
 CALL = call_of(LENS, (HEADS, KV_HEADS), 8, torch.float32, "cpu")
+
+
+def no_scores() -> Ints:
+    raise AssertionError("scores are not asked for here")
 
 
 def test_the_features_of_a_query() -> None:
@@ -71,7 +78,8 @@ def test_a_tile_that_packs_heads_has_fewer_tokens() -> None:
 
 def test_the_features_of_a_query_and_a_key() -> None:
     queries = row_table(CALL, ROWS)
-    pairs = Pairs(CALL, queries)
+    scores = np.arange(len(ROWS) * HEADS * sum(new + cached for new, cached in LENS))
+    pairs = Pairs(CALL, queries, lambda: scores)
     place = 0
     for query in range(len(ROWS) * HEADS):
         seq, i, prefix = (int(queries[name][query]) for name in ("seq", "i", "prefix"))
@@ -83,6 +91,7 @@ def test_the_features_of_a_query_and_a_key() -> None:
                     "head": int(queries["head"][query]), "row": int(queries["row"][query]),
                 }  # fmt: skip
                 assert {name: int(pairs[name][place]) for name in expected} == expected
+                assert pairs["score"][place] == place
                 place += 1
     assert all(len(pairs[name]) == place for name in pairs)
     assert len(pairs) == len(list(pairs))
@@ -90,7 +99,7 @@ def test_the_features_of_a_query_and_a_key() -> None:
 
 def test_pairs_are_made_when_they_are_asked_for_and_once() -> None:
     some = {name: row_table(CALL, ROWS)[name] for name in ("row", "prefix")}
-    pairs = Pairs(CALL, some)
+    pairs = Pairs(CALL, some, no_scores)
     assert pairs["fresh"] is pairs["fresh"]
     with pytest.raises(KeyError, match="i"):
         pairs["ahead"]  # needs a feature that is not there
@@ -162,12 +171,32 @@ def test_tables_are_joined_and_examples_chosen() -> None:
     assert both["row"].tolist() == [0] * HEADS + [5] * HEADS
     assert chosen(both, np.array([0, 7]))["row"].tolist() == [0, 5]
     assert chosen(both, both["row"] == 5)["head"].tolist() == [0, 1, 2, 3]
-    pairs = Pairs(CALL, row_table(CALL, [0]))
-    assert chosen(pairs, np.array([6, 7]))["j"].tolist() == [6, 0]
+    pairs = Pairs(CALL, row_table(CALL, [0]), no_scores)
+    assert chosen({"j": pairs["j"]}, np.array([6, 7]))["j"].tolist() == [6, 0]
 
 
 @pytest.mark.parametrize(("terms", "of_key"), [(ROW_TERMS, ()), (PAIR_TERMS, Pairs._OF_KEY)], ids=["row", "pair"])
 def test_terms_speak_of_features_that_exist(terms: tuple[Term, ...], of_key: tuple[str, ...]) -> None:
-    known = {*row_table(CALL, [0]), *HISTORY, "same_layer", "same_phase", *of_key}
+    known = {*row_table(CALL, [0]), *HISTORY, "same_layer", "same_phase", "lse", "maximum", "top", *of_key}
     assert {name for term in terms for name in (term.name, term.minus) if name} <= known
     assert len(set(terms)) == len(terms)
+
+
+def test_the_log_sum_exp_the_maximum_and_the_key_of_the_largest_score() -> None:
+    queries = Queries(CALL, ROWS)
+    sequences = [(seq, i) for seq, (new, _) in enumerate(LENS) for i in range(new)]
+    place = 0
+    for row in ROWS:
+        seq, i = sequences[row]
+        start = sum(a + b for a, b in LENS[:seq])
+        for head in range(HEADS):
+            seen = range(start, start + LENS[seq][1] + i + 1)
+            scores = [CALL.scale * float(CALL.q[row, head].double() @ CALL.k[key, head // 2].double()) for key in seen]
+            assert queries.table["lse"][place] * UNIT == pytest.approx(
+                math.log(sum(map(math.exp, scores))), abs=2 * UNIT
+            )
+            assert queries.table["maximum"][place] * UNIT == pytest.approx(max(scores), abs=2 * UNIT)
+            assert queries.table["top"][place] == scores.index(max(scores))
+            of_keys = queries.pairs["score"].reshape(len(ROWS) * HEADS, -1)[place, start : start + len(scores)]
+            np.testing.assert_allclose(of_keys * UNIT, scores, atol=2 * UNIT)
+            place += 1

@@ -31,7 +31,7 @@ from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.maps import shifted, unmoved
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import BudgetSpentError, Plan, Prober, drawn_plans
+from assay.harness.readout.probing import BudgetSpentError, Plan, Prober, drawn_plans, steep_plans
 from assay.harness.readout.samples import Exactness, Sample, Tally, close
 from assay.harness.readout.sentences import sentence
 
@@ -242,7 +242,8 @@ def test_other_kernels_are_asked_for_both(kernel: Faulty, without: int) -> None:
 @pytest.mark.parametrize(("causal", "words"), [
     (lambda call: 1.0, "the output is multiplied by 2, only without a causal mask"),
     (lambda call: 3.0 * (call.phase == "decode") + (call.phase == "extend"),
-     "the output is multiplied by 2, only without a causal mask. Elsewhere, the output is multiplied by 3, only in decode"),
+     "the output is multiplied by 3, only in decode and behind a causal mask. "
+     "Elsewhere, the output is multiplied by 2, only without a causal mask"),
 ])  # fmt: skip
 def test_what_is_wrong_without_a_mask_is_found_apart(
     causal: Callable[[AttentionCall], float], words: str, monkeypatch: pytest.MonkeyPatch
@@ -701,7 +702,7 @@ def test_a_right_kernel_is_asked_for_some_more_calls(monkeypatch: pytest.MonkeyP
     found = finder(rounded_oracle)
     found.run()
     assert found.operator == Operator()
-    assert len(found.samples) == len(SMALL) + 6
+    assert len(found.samples) == len(SMALL) + len(steep_plans(torch.float32)) + 6
     assert all(sample.reading is None for sample in found.samples)
 
 

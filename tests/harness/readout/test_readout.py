@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -156,6 +158,82 @@ def test_a_rule_may_speak_of_a_quotient_product_or_remainder_of_two_features(ker
     assert (found.sentence, found.exact) == (sentence, True)
 
 
+# Log-sum-exps, maxima and scores
+
+
+def scored(
+    weights: Callable[[Tensor], Tensor] = lambda scores: scores.softmax(-1),
+    after: Callable[[Tensor, Tensor], Tensor] = lambda out, scores: out,
+) -> Kernel:
+    """Attention with other weights, or an output that depends on the scores.
+
+    Args:
+        weights: of the scaled scores, -inf of a key that is not seen, [heads, new, total].
+        after: of the output and the scores.
+    """
+
+    def attended(one: Request) -> Tensor:
+        scores = (one.scale * one.q @ one.k[one.kv_head].transpose(1, 2)).masked_fill(~one.visible, -math.inf)
+        return after(weights(scores) @ one.v[one.kv_head], scores).transpose(0, 1)
+
+    return lambda call: torch.cat([attended(one) for one in requests(call)]).to(call.q.dtype)
+
+
+def exponential(function: Callable[[Tensor], Tensor]) -> Kernel:
+    """Attention whose exponential is another function of score - maximum."""
+
+    def weights(scores: Tensor) -> Tensor:
+        below = scores - scores.amax(-1, keepdim=True)
+        e = torch.where(scores.isfinite(), function(below.clamp(min=-200)), 0)
+        return e / e.sum(-1, keepdim=True)
+
+    return scored(weights)
+
+
+def times_where(factor: float, where: Callable[[Tensor], Tensor]) -> Kernel:
+    """Attention whose output is multiplied for queries with such scores."""
+    return scored(after=lambda out, scores: out * torch.where(where(scores), factor, 1.0)[..., None])
+
+
+def linear_exp2(x: Tensor) -> Tensor:
+    y = x / math.log(2)
+    return 2 ** y.floor() * (1 + y - y.floor())
+
+
+@pytest.mark.parametrize(("kernel", "sentence"), [
+    (times_where(0.0, lambda s: s.logsumexp(-1) < 2.5),
+     "the output is not written: it is zero, only where the log-sum-exp of the scores is below 2.5"),
+    (times_where(0.5, lambda s: s.argmax(-1) >= 16),
+     "the output is multiplied by 0.5, only where the running maximum still rises at a key j >= 16"),
+    (scored(after=lambda out, s: out * torch.sigmoid(-s.logsumexp(-1))[..., None]),
+     "the output is multiplied by 1 / (1 + exp(lse)), lse the log-sum-exp: the sign of lse is the wrong one"),
+    (scored(lambda s: (s - s.amax(-1, keepdim=True)).exp()),
+     "the output is multiplied by exp(lse - m), lse the log-sum-exp, m the maximum: it is not divided by the softmax denominator"),
+], ids=["lse", "maximum", "factor", "denominator"])  # fmt: skip
+def test_a_rule_may_speak_of_the_log_sum_exp_or_the_maximum_of_a_row(kernel: Kernel, sentence: str) -> None:
+    found = read_out(kernel)
+    assert (found.sentence, found.share, found.exact, found.notes) == (sentence, 1.0, True, ())
+
+
+@pytest.mark.parametrize(("kernel", "sentence"), [
+    (exponential(lambda x: x.clamp(min=-3).exp()),
+     "exp(x), x = score - maximum, is exp(max(x, -3))"),
+    (exponential(lambda x: x.clamp(min=-10).exp()),
+     "exp(x), x = score - maximum, is exp(max(x, -10))"),
+    (exponential(lambda x: sum(x**n / math.factorial(n) for n in range(5))),
+     "exp(x), x = score - maximum, is its Taylor polynomial of degree 4"),
+    (exponential(linear_exp2),
+     "exp(x), x = score - maximum, is 2^n (1 + f), where n + f = x log2(e) and 0 <= f < 1"),
+    (exponential(lambda x: x.exp() * (x.exp() >= 2.0**-4)),
+     "query i does not see keys with exp(score - maximum) < 2^-4"),
+    (scored(lambda s: s.clamp(max=50).masked_fill(s.isinf(), -math.inf).softmax(-1)),
+     "scaled scores are clamped to at most 50"),
+], ids=["floor", "far floor", "polynomial", "linear", "dropped", "ceiling"])  # fmt: skip
+def test_an_exponential_that_is_another_function_is_read_as_a_formula(kernel: Kernel, sentence: str) -> None:
+    found = read_out(kernel)
+    assert (found.sentence, found.share, found.exact, found.notes) == (sentence, 1.0, True, ())
+
+
 # Right kernels
 
 
@@ -300,6 +378,25 @@ def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
     finder.bisect(finder.operator)
     finder.operator = finder.fit()[0]
     assert not finder.open_limits()
+
+
+def test_a_limit_between_distant_log_sum_exps_is_open_and_nearer_ones_are_drawn() -> None:
+    finder = _finder(Prober(times_where(0.5, lambda s: s.logsumexp(-1) < 2.5)), "normal", 0, ())
+    assert finder is not None
+    finder.samples.clear()
+    finder.screen([Plan(((1, 8),), (1, 1), seed=n) for n in range(100, 130)])
+    finder.operator = finder.fit()[0]
+    [(literal, wrong, right)] = finder.open_limits()
+    assert wrong * literal.term.unit < 2.5 < right * literal.term.unit
+    assert re.fullmatch(
+        r"only where the log-sum-exp of the scores is below 2\.5: "
+        r"the limit lies between 2\.4\d* and 2\.[56]\d*, where no query was seen",
+        _between(literal, wrong, right),
+    )
+    finder.bisect(finder.operator)
+    finder.operator = finder.fit()[0]
+    assert all(above - below < right - wrong for _, below, above in finder.open_limits())
+    assert finder.tally(finder.operator, finder.samples).exact
 
 
 @pytest.mark.parametrize("phase", ["decode", "extend"])
