@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,23 @@ def reading(path: Path | str, kind: str) -> Iterator[None]:
         ) from error
 
 
+def regular_file(path: Path) -> os.stat_result:
+    """The state of a file that may be opened: opening a pipe waits for a writer.
+
+    Raises:
+        OSError: it is missing.
+        EvidenceError: it is no regular file.
+    """
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(21, "Is a directory", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise EvidenceError(
+            f"{path} is no regular file.", "a file, no pipe and no device", "copy its content to a file"
+        )
+    return found
+
+
 def whole_file(path: Path, largest: int = LARGEST) -> bytes:
     """The content of a file that is read as a whole.
 
@@ -52,13 +70,7 @@ def whole_file(path: Path, largest: int = LARGEST) -> bytes:
         OSError: it is missing or cannot be read.
         EvidenceError: it is no regular file, such as a pipe or a device, which may have no end; or it is too large.
     """
-    found = path.stat()
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(21, "Is a directory", str(path))
-    if not stat.S_ISREG(found.st_mode):
-        raise EvidenceError(
-            f"{path} is no regular file.", "a file, no pipe and no device", "copy its content to a file"
-        )
+    found = regular_file(path)
     if found.st_size > largest:
         raise EvidenceError(
             f"{path} has {found.st_size:,} bytes.",
@@ -66,4 +78,4 @@ def whole_file(path: Path, largest: int = LARGEST) -> bytes:
             "check that it is the right file",
         )
     with path.open("rb") as file:
-        return file.read(largest)
+        return file.read(min(largest, max(found.st_size, LARGEST)))  # no more than an index can say

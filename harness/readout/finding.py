@@ -310,8 +310,8 @@ class Finder:
     def leave_out_not_causal(self) -> None:
         """Find out whether the kernel computes calls without a causal mask at all, and ask for calls that have one if it does not.
 
-        It does not if it answers them as if they had one, as many kernels do. If they are wrong otherwise, and not all others, what
-        is wrong with them is found apart.
+        It does not if it answers them as if they had one, rightly or wrongly, as many kernels do. If they are wrong otherwise, and
+        not all others, what is wrong with them is found apart.
         """
         plans = [Plan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 0), (3, 0)), ((12, 20), (5, 6)))]
         before = len(self.samples)
@@ -321,11 +321,14 @@ class Finder:
         without = [replace(plan, causal=False) for plan in plans]
         self.screen(without)
         found = self.samples[before:]
-        if not any(right) or not all(sample.bad.any() for sample in found):
+        if not all(sample.bad.any() for sample in found):
+            return
+        as_causal = all(self._as_causal(sample) for sample in found) or self._ignores_causal(plans)
+        if not (as_causal or any(right)):
             return
         self.causal_only = bool(found)
         del self.samples[before:]
-        if not all(self._as_causal(sample) for sample in found):
+        if not as_causal:
             self._apart = without
 
     @staticmethod
@@ -334,6 +337,18 @@ class Finder:
         one = sample.queries
         causal = Queries(replace(one.call, causal=True), one.rows, one.number, one.nth, one.history)
         return bool(sample.agrees(causal.right).all())
+
+    def _ignores_causal(self, plans: Sequence[Plan]) -> bool:
+        """Whether the kernel gives one answer, and not zeros, to calls that differ in their mask only."""
+        for plan in plans:
+            call = plan.make(self.prober.device)
+            masked = self.prober(call)
+            if masked is None or not masked.any():
+                return False
+            other = self.prober(replace(call, causal=False))
+            if other is None or not torch.equal(masked, other):
+                return False
+        return True
 
     def judge_by(self, exactness: Exactness) -> None:
         """Judge what was seen so far, and what follows, by this."""

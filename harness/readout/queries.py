@@ -95,7 +95,11 @@ class Queries:
     @cached_property
     def pairs(self) -> Pairs:
         """Features of each query, head and packed key, int64 [rows * heads * total_k] each."""
-        return Pairs(self.call, self.table, lambda: in_units(self.own_scores.ravel()))
+        return Pairs(self.call, self.table, self._score_units)
+
+    def _score_units(self) -> Ints:
+        """The own scores in units, int64 [rows * heads * total_k]. No closure, so that queries can be sent to another process."""
+        return in_units(self.own_scores.ravel())
 
     @cached_property
     def q(self) -> Numbers:

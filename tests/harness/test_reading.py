@@ -17,6 +17,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_manifest
 from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.tensors.dump import open_dump
+from assay.harness.ingest.tensors.files import safetensors_entries
 from assay.harness.ingest.trace.load import document_of
 from assay.harness.reading import reading, whole_file
 
@@ -26,6 +27,18 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as exit_:
         cli.main()
     return int(exit_.value.code or 0)
+
+
+def test_a_pipe_is_no_safetensors_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(EvidenceError, match="no regular file"):
+        safetensors_entries(tmp_path / "pipe")
+
+
+def test_a_limit_beyond_all_indices_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "small"
+    path.write_bytes(b"abc")
+    assert whole_file(path, 2**70) == b"abc"
 
 
 def test_a_readers_own_fault_says_what_is_not_whole_and_keeps_its_cause() -> None:

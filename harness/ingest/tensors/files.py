@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.errors import EvidenceError
-from assay.harness.reading import reading
+from assay.harness.reading import reading, regular_file
 
 MAX_HEADER = 100 << 20
 """Bytes: the largest header that the safetensors library itself accepts."""
@@ -71,8 +71,9 @@ def safetensors_entries(path: Path) -> dict[str, SafetensorsEntry]:
 
     Raises:
         Unreadable: the header is damaged, or the file is shorter than the header says.
+        EvidenceError: it is no regular file.
     """
-    size = path.stat().st_size
+    size = regular_file(path).st_size
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

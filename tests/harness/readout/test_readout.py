@@ -108,6 +108,12 @@ def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> N
     assert len(found.samples) < found.calls
 
 
+def test_a_kernel_that_is_wrong_on_every_call_and_knows_no_other_mask_is_asked_for_causal_calls_only() -> None:
+    swapped = by_sequence(lambda one: replace(one, v=one.v.roll(-1, 0)))
+    found = read_out(lambda call: swapped(replace(call, causal=True)))
+    assert (found.sentence, found.exact) == ("V is read from the next kv head", True)
+
+
 # Terms of two features
 
 
