@@ -143,7 +143,7 @@ def examine_honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker:
         id=id, kind="honest", title=title, outcome="false alarm" if flagged else "quiet",
         looks=(Look(suite=SUITE, caught=flagged, after=_first_failing(result, level.cases), of=len(level.cases)),),
         found=tuple(one.id for one in result.findings), where=result.findings[0].where if result.findings else "",
-        **_read(result), why=result.findings[0].diagnosis if flagged else "", seed=level.seed, seconds=time.monotonic() - begun,
+        **_read(result), why=result.findings[0].sentence if flagged else "", seed=level.seed, seconds=time.monotonic() - begun,
     )  # fmt: skip
 
 

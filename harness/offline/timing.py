@@ -233,6 +233,6 @@ def _wrong_kernel(wrong: Sequence[ShapeTiming], shapes: int, named: Sequence[Fin
         severity="serious",
         where=f"{len(wrong)} of {shapes} shapes",
         diagnosis=f"The candidate is wrong on the calls that were timed. {speed}",
-        evidence=(*evidence, *(finding.diagnosis for finding in named)),
+        evidence=(*evidence, *(finding.sentence for finding in named)),
         reproduce=reproduce,
     )

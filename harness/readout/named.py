@@ -8,13 +8,17 @@ from functools import cache
 import numpy as np
 
 from assay.harness.attention.catalogue import ALL
+from assay.harness.attention.honest import truth
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
+from assay.harness.localize.diagnose import TITLES
 from assay.harness.localize.wording import does
 from assay.harness.picture import Picture
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.picture import hides, picture_of
 from assay.harness.readout.queries import Flags
+from assay.harness.readout.reading import Numbers
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import where
@@ -35,6 +39,12 @@ _NOISY_WEIGHTS = 10.0
 declared: an output is a sum of weights, whose errors partly cancel."""
 _LINKS = 3
 """Most public reports that a finding lists."""
+_GAINS = {
+    id: Hypothesis(id, TITLES[id], TITLES[id], "gain", "serious", truth) for id in (OUTPUT_SCALED, OUTPUT_NOT_WRITTEN)
+}
+"""Names whose formula has a factor of its own for each kernel; `_outputs` fits it to each answer."""
+_NAMES = BY_ID | _GAINS
+"""The names that a read-out can contradict. Others say how the kernel behaves, such as state that it keeps."""
 
 
 def name_of(operator: Operator, samples: Sequence[Sample]) -> Hypothesis | None:
@@ -151,12 +161,12 @@ def _name(first: Finding, others: Collection[str], read: ReadOut, text: str) -> 
         read: the read-out.
         text: what it says.
     """
-    if first.id != UNEXPLAINED and first.id not in BY_ID:
-        return {}  # how the kernel behaves, such as state that it keeps
+    if first.id != UNEXPLAINED and first.id not in _NAMES:
+        return {}
     if first.id == UNEXPLAINED:
         return (_read_name(read) | {"diagnosis": read.sentence}) if read.exact else {"title": _title(text)}
     candidates = (first.id, *first.equivalent)
-    against = {id: _against(BY_ID[id], others, read) for id in candidates}
+    against = {id: _against(_NAMES[id], others, read) for id in candidates}
     fits = [id for id in candidates if not against[id]]
     if first.id in fits:
         return {"equivalent": tuple(fits[1:])} | _confined(first, read)
@@ -191,10 +201,10 @@ def _title(text: str) -> str:
 
 def _named(id_: str, read: ReadOut) -> dict[str, object]:
     """Id, title and words for the headline of a hypothesis; the operator says under which condition."""
-    act, place = does(BY_ID[id_], ""), where(read.operator)
+    act, place = does(_NAMES[id_], ""), where(read.operator)
     if place is None:
         act = f"{act}: {one_line(read.sentence, OPERATOR_SHOWN)}"
-    return {"id": id_, "title": BY_ID[id_].title, "does": f"{act}, {place}" if place else act}
+    return {"id": id_, "title": _NAMES[id_].title, "does": f"{act}, {place}" if place else act}
 
 
 def _against(one: Hypothesis, others: Collection[str], read: ReadOut) -> int:
@@ -206,19 +216,21 @@ def _against(one: Hypothesis, others: Collection[str], read: ReadOut) -> int:
         return sum(int(sample.bad.sum()) for sample in read.samples)
     found = 0
     for sample in _wrong(read.samples):
-        rows = sample.bad & ~_gives(one, sample) & sample.differs(_effect(one).outputs(sample.queries))
+        rows = sample.bad & ~_gives(one, sample)
+        if one.id not in _GAINS:
+            rows &= sample.differs(_outputs(one, sample))
         if rows.any() and not read.exact:
             rows &= sample.agrees(read.operator.outputs(sample.queries))
         for id in others:
-            if rows.any() and id in BY_ID:
-                rows &= ~_gives(BY_ID[id], sample)
+            if rows.any() and id in _NAMES:
+                rows &= ~_gives(_NAMES[id], sample)
         found += int(rows.sum())
     return found
 
 
 def _defined(one: Hypothesis, sample: Sample) -> Flags:
     """Where a hypothesis says what a wrong answer is: that it leaves an output undefined fits whatever is not finite."""
-    out = _effect(one).outputs(sample.queries)
+    out = _outputs(one, sample)
     found: Flags = sample.bad & ~np.isnan(out).any(-1).ravel()
     return found
 
@@ -227,13 +239,21 @@ def _wrong(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.bad.any()]
 
 
-def _effect(one: Hypothesis) -> Known:
-    return Known(one.id, one.about, one.compute)
+def _outputs(one: Hypothesis, sample: Sample) -> Numbers:
+    """What a kernel with this bug gives, float64 [rows, heads, head_dim_v]; of a scaled one, the nearest multiple."""
+    right = sample.queries.right
+    if one.id not in _GAINS:
+        return Known(one.id, one.about, one.compute).outputs(sample.queries)
+    if one.id == OUTPUT_NOT_WRITTEN:
+        return np.zeros_like(right)
+    answers = np.nan_to_num(sample.actual, posinf=0.0, neginf=0.0)
+    found: Numbers = right * ((answers * right).sum(-1) / np.maximum((right * right).sum(-1), 1e-30))[..., None]
+    return found
 
 
 def _gives(one: Hypothesis, sample: Sample) -> Flags:
     """Which of a sample's answers a hypothesis gives, bool [rows * heads]; what it leaves undefined may be zero."""
-    out = _effect(one).outputs(sample.queries)
+    out = _outputs(one, sample)
     return sample.agrees(out) | sample.agrees(np.where(np.isnan(out), 0.0, out))
 
 

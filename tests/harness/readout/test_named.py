@@ -13,6 +13,7 @@ from assay.harness.attention.catalogue import ALL
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import BY_ID, FAMILY
 from assay.harness.attention.seeded import SeededFault
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.localize.wording import does
 from assay.harness.readout.effects import Constant
@@ -145,7 +146,7 @@ def test_of_names_that_fit_the_calls_alike_the_one_that_was_read_is_taken(missin
     assert first.does == "applies no causal mask"
 
 
-@pytest.mark.parametrize("id", ["mask-one-key-too-many", "scale-twice"])
+@pytest.mark.parametrize("id", ["mask-one-key-too-many", "scale-twice", OUTPUT_SCALED, OUTPUT_NOT_WRITTEN])
 def test_an_exact_read_out_wins_over_a_name_that_it_contradicts(unlisted: ReadOut, id: str) -> None:
     [first] = with_operator([finding(id)], unlisted)
     assert first.id == OPERATOR
@@ -262,6 +263,21 @@ def test_what_a_name_does_not_change_contradicts_nothing() -> None:
     read = replace(read, all=Tally(read.all.wrong, read.all.wrong))  # whatever was mined
     [first] = with_operator([finding("prefix-dropped")], read)
     assert (first.id, first.diagnosis) == ("prefix-dropped", "it is wrong")
+
+
+@pytest.mark.parametrize(("id", "factor"), [(OUTPUT_SCALED, 2.0), (OUTPUT_NOT_WRITTEN, 0.0)])
+@pytest.mark.parametrize("place", ["", "only in decode"])
+def test_an_output_that_is_a_multiple_keeps_its_name_and_says_where(id: str, factor: float, place: str) -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call) * (1.0 if place and call.phase == "extend" else factor)
+
+    read = read_out(kernel)
+    [first] = with_operator([finding(id)], read)
+    assert (first.id, first.title, first.operator) == (id, f"title of {id}", read.sentence)
+    assert (place in first.does, place in first.diagnosis) == (True, True)
+    other = OUTPUT_SCALED if factor == 0 else OUTPUT_NOT_WRITTEN
+    [renamed] = with_operator([finding(other)], read)
+    assert renamed.id == (other if factor == 0 else OPERATOR), "zero is a multiple too"
 
 
 def test_how_a_kernel_behaves_keeps_its_name(unlisted: ReadOut) -> None:
