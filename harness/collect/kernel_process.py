@@ -22,6 +22,8 @@ from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, FIRST, MATRIX, Jobs
 from assay.harness.evidence.op_matrix import MatrixRecord
+from assay.harness.offline.containment import TOO_MANY
+from assay.harness.offline.own_process import how_ended
 from assay.harness.progress import ProgressDisplay
 from assay.harness.text import one_line
 from assay.harness.verdict import serious
@@ -169,6 +171,8 @@ def _unread(line: str, why: str) -> str:
 
 def _ended(process: ServerProcess, notes: _Notes) -> str:
     """How a process ended that has not done its jobs, in words."""
+    if process.exit_status == TOO_MANY:
+        return f"the kernel's process {how_ended(TOO_MANY)} in a call ({notes.call})"
     if notes.call:
         return f"the kernel ended its process, which {process.how_it_ended}, in a call ({notes.call})"
     return f"the kernel's process {process.how_it_ended} outside of a call"

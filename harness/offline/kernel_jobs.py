@@ -28,7 +28,9 @@ from assay.harness.localize.diagnose import describe
 from assay.harness.localize.raised import raised
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import CheckResult, check
+from assay.harness.offline.containment import keep
 from assay.harness.offline.observed import Reader
+from assay.harness.offline.own_process import end_with
 from assay.harness.offline.replay import replay_recorded
 from assay.harness.text import one_line
 
@@ -49,7 +51,9 @@ class _Watched(Backend):
 
 
 def main() -> None:
-    """Do the jobs, one after the other."""
+    """Do the jobs, one after the other, in a process whose kernel can start only so many others, and none that outlives it."""
+    keep(os.getppid())
+    end_with(os.getppid())
     descriptor, jobs = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), Jobs.model_validate_json(sys.argv[2])
 
     def note(line: str) -> None:

@@ -59,6 +59,11 @@ def one_call_raises(call):
         raise ValueError("not two keys")
     return rounded_oracle(call)
 
+def starts_processes(call):
+    for _ in range(300):
+        os.posix_spawn("/bin/sleep", ["sleep", "600.25"], {{}})
+    time.sleep(600)
+
 def crashes_on_the_matrix(call):
     if call.layer != {RECORDED}:
         ctypes.string_at(0)
@@ -189,6 +194,10 @@ class ServersStartError(Exception):
             "the kernel raised ValueError: no decode today (isolated_kernels.py, line 16, in decode_raises)",
         ),
         ("exits", "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, "),
+        (
+            "starts_processes",
+            "the kernel's process was ended, since the kernel had started more than 256 processes at a time, in a call (layer 0",
+        ),
         ("one_call_raises", ""),
     ],
 )
@@ -211,6 +220,7 @@ def test_a_kernel_that_can_serve_nothing_ends_a_run_before_its_servers_start(
     assert f"assay check isolated_kernels:{kernel}" in failure.message + failure.do
     assert build(folder).verdict == "error"
     assert_nothing_left(folder)
+    assert not [one.pid for one in psutil.process_iter(["cmdline"]) if "600.25" in (one.info["cmdline"] or ())]
 
 
 def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..., Opened]) -> None:
