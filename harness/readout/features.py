@@ -53,7 +53,7 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
         "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one, "first_new": new[0] * one,
         "least_prefix": prefix.min() * one,
         "peers_after": heads // kv_heads - 1 - head % (heads // kv_heads), "most_prefix": prefix.max() * one,
-        **_tiles(i, new[seq], prefix[seq], heads // kv_heads),
+        **_tiles(seq, i, new, prefix, heads // kv_heads),
         "ranked_total": total[np.argsort(np.argsort(-total, kind="stable"), kind="stable")][seq],
     }  # fmt: skip
 
@@ -66,13 +66,30 @@ _ROWS = (64, 128)
 """Rows of a tile in which each new token has as many rows as q heads read a kv head, as kernels pack them."""
 
 
-def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
-    """Positions of the first and the last query of a query's tile of new tokens, of each size."""
+TILES = (*map(str, _TILES), *(f"packed_{rows}" for rows in _ROWS))
+"""Names of the sizes of tiles."""
+
+
+def _tiles(seq: Ints, i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
+    """Positions of the first and the last query of a query's tile of new tokens, of each size; and what a launch counts: the index
+    of that tile within the batch, how many tiles the batch has, and how many it would have if no tile ended with its sequence.
+
+    Args:
+        seq: index of a query's sequence in its batch.
+        i: its index among the new tokens of its sequence.
+        new: new tokens of each sequence of the batch.
+        prefix: cached tokens of each sequence of the batch.
+        group: q heads per kv head.
+    """
     found: dict[str, Ints] = {}
-    sizes = {str(size): size for size in _TILES} | {f"packed_{rows}": max(1, rows // group) for rows in _ROWS}
-    for name, size in sizes.items():
-        found[f"first_{name}"] = i // size * size + prefix
-        found[f"last_{name}"] = np.minimum(i // size * size + size, new) - 1 + prefix
+    sizes = (*_TILES, *(max(1, rows // group) for rows in _ROWS))
+    for name, size in zip(TILES, sizes, strict=True):
+        found[f"first_{name}"] = i // size * size + prefix[seq]
+        found[f"last_{name}"] = np.minimum(i // size * size + size, new[seq]) - 1 + prefix[seq]
+        until = np.cumsum(-(-new // size))
+        found[f"tile_{name}"] = until[seq] - -(-new // size)[seq] + i // size
+        found[f"tiles_{name}"] = np.full_like(i, until[-1])
+        found[f"grid_{name}"] = np.full_like(i, -(-new.sum() // size))
     return found
 
 
@@ -217,6 +234,9 @@ DERIVED_ROW_TERMS: tuple[Term, ...] = (
       for minus in ("prefix", "total", "pos", "new")),
     *(Term("i * group", block=b, modulo=m, cost=1.5 + 0.3 * (m > 0)) for b in _BLOCKS for m in (0, 2, 3, 4)),
     *(Term("i // group", modulo=m, cost=1.6) for m in _RESIDUES),
+    *(term for size in TILES
+      for term in (Term(f"tile_{size}", cost=1.3), Term(f"tile_{size}", f"grid_{size}", cost=1.3),
+                   Term(f"tile_{size}", f"tiles_{size}", cost=1.4), *_residues(f"tile_{size}", 1.4, (2, 3, 4, 8)))),
 )  # fmt: skip
 """What the rule of a query may speak of where `ROW_TERMS` have none."""
 

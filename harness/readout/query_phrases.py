@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from assay.harness.readout.features import HISTORY
 from assay.harness.readout.mining import Condition, Literal, Term
-from assay.harness.readout.symbols import compared, nth, real_words, symbol_of, term_words, weight_words
+from assay.harness.readout.symbols import TILE_WORDS, compared, nth, real_words, symbol_of, term_words, weight_words
 from assay.harness.text import listed
 
 _FROM_0 = frozenset(
@@ -99,6 +99,13 @@ _AMOUNTS |= {
         f"where {whose} fewer than {{n}} {what}",
     )
     for name, (whose, what) in _LENGTHS.items()
+} | {
+    f"tile_{name}": (
+        f"in the {{nth}} tile of {words} queries of a batch",
+        f"except in the first {{n}} tiles of {words} queries of a batch",
+        f"in the first {{n}} tiles of {words} queries of a batch",
+    )
+    for name, words in TILE_WORDS.items()
 }
 _RANGES = {
     "pos": "at positions {a} <= p < {b}", "i": "for queries {a} <= i < {b}", "row": "for packed rows {a} <= r < {b}"

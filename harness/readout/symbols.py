@@ -27,6 +27,11 @@ def legend(sentence: str) -> str:
     return "; ".join((*letters, *lengths, *("all from 0" for _ in letters[:1])))
 
 
+TILE_WORDS = {
+    **{str(size): str(size) for size in (16, 32, 64, 128)},
+    **{f"packed_{rows}": f"{rows} // (q heads per kv head)" for rows in (64, 128)},
+}
+"""How a sentence calls the new tokens of a tile."""
 SYMBOLS = {
     "i": "i", "pos": "p", "j": "j", "row": "r", "head": "h", "prefix": "prefix", "new": "new", "total": "total",
     "after": "(new - 1 - i)", "left": "(total - 1 - j)", "fresh": "(j - prefix)", "ahead": "(j - i)",
@@ -42,10 +47,11 @@ SYMBOLS = {
     "first_prefix": "prefix of the first sequence", "most_total": "the largest total of the batch",
     "most_new": "the largest new of the batch",
     "least_prefix": "the smallest prefix of the batch",
-    **{f"first_{size}": f"p of the first query in its tile of {size}" for size in (16, 32, 64, 128)},
-    **{f"last_{size}": f"p of the last query in its tile of {size}" for size in (16, 32, 64, 128)},
-    **{f"{end}_packed_{rows}": f"p of the {end} query in its tile of {rows} // (q heads per kv head)"
-       for end in ("first", "last") for rows in (64, 128)},
+    **{f"{end}_{name}": f"p of the {end} query in its tile of {words}"
+       for end in ("first", "last") for name, words in TILE_WORDS.items()},
+    **{f"tile_{name}": f"the index of its tile of {words} in the batch" for name, words in TILE_WORDS.items()},
+    **{f"tiles_{name}": f"the number of tiles of {words} of the batch" for name, words in TILE_WORDS.items()},
+    **{f"grid_{name}": f"cdiv(total_q, {words})" for name, words in TILE_WORDS.items()},
     "peers_after": "the number of later q heads of its group", "most_prefix": "the largest prefix of the batch",
     "k_start": "cu_seqlens_k[b]", "q_start": "cu_seqlens_q[b]", "previous_start": "cu_seqlens_k[b - 1]",
     "next_start": "cu_seqlens_k[b + 1]", "second_previous_start": "cu_seqlens_k[b - 2]", "first_new": "new of the first sequence",

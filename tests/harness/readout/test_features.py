@@ -14,6 +14,7 @@ from assay.harness.readout.features import (
     HISTORY,
     PAIR_TERMS,
     ROW_TERMS,
+    TILES,
     UNIT,
     Ints,
     Pairs,
@@ -34,6 +35,18 @@ CALL = call_of(LENS, (HEADS, KV_HEADS), 8, torch.float32, "cpu")
 
 def no_scores() -> Ints:
     raise AssertionError("scores are not asked for here")
+
+
+def test_tiles_are_counted_within_the_batch() -> None:
+    lens = [(40, 3), (0, 5), (17, 0), (64, 9)]
+    call = call_of(lens, (4, 1), 8, torch.float32, "cpu")
+    found = row_table(call, range(40 + 17 + 64))
+    for name, size in (("16", 16), ("64", 64), ("packed_64", 16)):
+        tiles = [(seq, i // size) for seq, (new, _) in enumerate(lens) for i in range(new)]
+        order = list(dict.fromkeys(tiles))
+        assert found[f"tile_{name}"][::4].tolist() == [order.index(one) for one in tiles]
+        assert set(found[f"tiles_{name}"]) == {len(order)}
+        assert set(found[f"grid_{name}"]) == {math.ceil(len(tiles) / size)}
 
 
 def test_the_features_of_a_query() -> None:
@@ -60,6 +73,8 @@ def test_the_features_of_a_query() -> None:
                 **{f"last_{size}": prefix + new - 1 for size in (16, 32, 64, 128)},
                 **{f"first_packed_{rows}": prefix for rows in (64, 128)},
                 **{f"last_packed_{rows}": prefix + new - 1 for rows in (64, 128)},
+                **{f"tile_{name}": seq for name in TILES}, **{f"tiles_{name}": 3 for name in TILES},
+                **{f"grid_{name}": 1 for name in TILES},
             })  # fmt: skip
     assert found.keys() == expected[0].keys()
     for name, column in found.items():

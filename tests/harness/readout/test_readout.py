@@ -574,3 +574,57 @@ def test_what_shows_in_every_seventh_call_alone_is_read_from_outputs(factor: flo
     found = read_out(kernel)
     assert found.sentence == f"{does}, only in every seventh call (numbers 6, 13, 20, ...)"
     assert found.exact
+
+
+def tiles_of(call: AttentionCall, rows: int) -> tuple[Tensor, int]:
+    """The index of each query's tile within the batch, int64 [total_q], and the tiles that a launch of cdiv(total_q, tile) has.
+
+    A tile has so many rows, of which each query has one for each q head that reads its kv head.
+    """
+    size = rows * call.k.shape[1] // call.q.shape[1]
+    found, before = [torch.empty(0, dtype=torch.int64)], 0
+    for new in call.lens_q:
+        found.append(before + torch.arange(new) // size)
+        before += -(-new // size)
+    return torch.cat(found), -(-len(call.q) // size)
+
+
+def beyond_the_launch(call: AttentionCall) -> Tensor:
+    tile, launched = tiles_of(call, 64)
+    return torch.where((tile < launched)[:, None, None], rounded_oracle(call), 0.0).to(call.q.dtype)
+
+
+def every_fourth_tile(call: AttentionCall) -> Tensor:
+    tile, _ = tiles_of(replace(call, k=call.q), 16)  # as if each q head had a kv head
+    return torch.where((tile % 4 == 3)[:, None, None], 2 * rounded_oracle(call), rounded_oracle(call))
+
+
+def from_the_fifth_tile_on(call: AttentionCall) -> Tensor:
+    tile, _ = tiles_of(replace(call, k=call.q), 64)
+    return torch.where((tile >= 4)[:, None, None], rounded_oracle(replace(call, causal=False)), rounded_oracle(call))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (
+            beyond_the_launch,
+            "the output is not written: it is zero, only where the index of its tile of 64 // (q heads per kv head) in the batch "
+            ">= cdiv(total_q, 64 // (q heads per kv head))",
+        ),
+        (
+            every_fourth_tile,
+            "the output is multiplied by 2, only where the index of its tile of 16 in the batch mod 4 is 3",
+        ),
+        (
+            from_the_fifth_tile_on,
+            "no causal mask: query i also sees keys j > p, except in the first 4 tiles of 64 queries of a batch",
+        ),
+    ],
+)
+def test_tiles_that_are_counted_within_the_batch_are_read(
+    kernel: Callable[[AttentionCall], Tensor], words: str
+) -> None:
+    found = read_out(kernel)
+    assert found.exact
+    assert found.sentence == words
