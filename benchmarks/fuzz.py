@@ -756,10 +756,14 @@ def fault_of(code: int, peak_mb: int, said: str, codes: Sequence[int]) -> tuple[
     return "", str(code)
 
 
-def work(number: int, of: int, inputs: int, readers: Sequence[Reader], results: Path, out: Path | None) -> None:
-    """One of several workers: its share of the inputs, a line each."""
+def work(
+    number: int, of: int, inputs: int, until: float, readers: Sequence[Reader], results: Path, out: Path | None
+) -> None:
+    """One of several workers: its share of the inputs, a line each, until the monotonic clock says `until`."""
     with results.open("w") as file:
         for index in range(number, inputs, of):
+            if time.monotonic() > until:
+                break
             reader = readers[index % len(readers)]
             seed = index // len(readers)
             print(json.dumps([reader.name, seed, *judged(reader, seed, out)]), file=file, flush=True)
@@ -770,6 +774,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no input is begun later")
     parser.add_argument("--out", type=Path, default=None, help="a folder for the inputs with a fault")
     parser.add_argument("--only", default="", help="readers whose name begins so")
     parser.add_argument("--seed", type=int, default=None, help="only this input of each reader, with its output kept")
@@ -799,11 +804,12 @@ def main() -> int:
             )
         return 0
     began = time.monotonic()
+    until = began + 60 * given.minutes
     with tempfile.TemporaryDirectory() as place:
         files = [Path(place) / str(number) for number in range(given.processes)]
         workers = [
             get_context("fork").Process(
-                target=work, args=(number, given.processes, given.inputs, readers, file, given.out)
+                target=work, args=(number, given.processes, given.inputs, until, readers, file, given.out)
             )
             for number, file in enumerate(files)
         ]
