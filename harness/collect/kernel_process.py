@@ -171,11 +171,12 @@ def _unread(line: str, why: str) -> str:
 
 def _ended(process: ServerProcess, notes: _Notes) -> str:
     """How a process ended that has not done its jobs, in words."""
+    place = f"in a call ({notes.call})" if notes.call else "outside of a call"
     if process.exit_status == TOO_MANY:
-        return f"the kernel's process {how_ended(TOO_MANY)} in a call ({notes.call})"
+        return f"the kernel's process {how_ended(TOO_MANY)} {place}"
     if notes.call:
-        return f"the kernel ended its process, which {process.how_it_ended}, in a call ({notes.call})"
-    return f"the kernel's process {process.how_it_ended} outside of a call"
+        return f"the kernel ended its process, which {process.how_it_ended}, {place}"
+    return f"the kernel's process {process.how_it_ended} {place}"
 
 
 def _hangs(plan: Plan, notes: _Notes) -> str:
