@@ -19,7 +19,7 @@ from assay.harness.cli.app import CTRL_C, INTERRUPTED, errors, handover, report_
 from assay.harness.cli.app import main as run_command
 from assay.harness.cli.streams import keep_open
 from assay.harness.errors import ExitCode, UsageError
-from assay.harness.offline.containment import LOOK_S, TOO_MANY, adopt_orphans, end_all, reaped, too_many
+from assay.harness.offline.containment import LOOK_S, adopt_orphans, end_all, keep, reaped
 from assay.harness.offline.own_process import enable_faulthandler, end_with, ended_early, how_ended
 
 GRACE_S = 5.0
@@ -92,9 +92,10 @@ def _attend(
     supervisor, (ended, end) = os.getpid(), os.pipe()
     child = os.fork()
     if child == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        end_with(supervisor)
         os.close(ended)
+        keep(supervisor, forwarded)
+        end_with(os.getppid())
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _run(command, end)
     os.close(end)
     code, signalled = _wait(child, forwarded)
@@ -132,8 +133,7 @@ def _interrupt_once(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _wait(child: int, forwarded: Sequence[signal.Signals]) -> tuple[int, bool]:
-    """The exit code of a child that has ended, -n for a signal n, and whether a signal told it to. One that has started too many
-    processes is ended.
+    """The exit code of a child that has ended, -n for a signal n, and whether a signal told it to.
 
     A terminal sends its signals to the whole process group; those that a process sent are passed on.
     """
@@ -147,9 +147,6 @@ def _wait(child: int, forwarded: Sequence[signal.Signals]) -> tuple[int, bool]:
             end_all()
             return -signal.SIGKILL, True
         if told is None or told.si_signo == signal.SIGCHLD:
-            if too_many():
-                end_all()
-                return TOO_MANY, deadline is not None
             continue
         deadline = deadline or time.monotonic() + GRACE_S
         if told.si_code <= 0:  # sent by a process: SI_USER, not SI_KERNEL

@@ -19,42 +19,51 @@ from assay.harness.errors import ExitCode
 
 PROCESSES = 256
 """Most processes of a kernel at a time: PyTorch compiles in up to 32, Triton in one for each kernel."""
-TOO_MANY = 121
-"""Exit status of a process whose kernel had started more."""
+TOO_MANY = -64
+"""How a process ends whose kernel had started more: by the last signal of Linux, SIGRTMAX. A kernel can exit with any status."""
+_ORPHANED = signal.SIGUSR1
+"""What a keeper gets when its supervisor ends."""
 LOOK_S = 0.25
 """Seconds between two looks at how many there are."""
 _ENDING_S = 10.0
 """Seconds in which a killed process should be gone: one that the system cannot end is left."""
 
 
-def keep(supervisor: int) -> None:
+def keep(supervisor: int, passed_on: Collection[signal.Signals] = ()) -> None:
     """Have all that this process starts from now on end with it. To be called in a process that was just forked.
 
-    The process forks: its copy returns from here and does the work, and the process itself stays, as its keeper. It ends once the
-    copy has ended, as that did, and before that ends what the copy has left; at SIGTERM, and when the supervisor ends, it ends all.
+    The process forks: its copy returns from here and does the work, and the process itself stays, as its keeper, in a session of
+    its own if it can: what kills a whole group of processes leaves the keeper to clear up. It ends once the copy has ended, as
+    that did, and before that ends what the copy has left; at SIGTERM, and when the supervisor ends, it ends all.
 
     Args:
         supervisor: id of the process that has forked this one.
+        passed_on: signals that the copy gets too; SIGTERM among them ends nothing then.
     """
     if sys.platform != "linux":
         return
     adopt_orphans()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ending = {_ORPHANED, signal.SIGTERM} - {*passed_on}
+    woken = {signal.SIGCHLD, *ending, *passed_on}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*woken, signal.SIGINT, signal.SIGHUP})
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, _ORPHANED)
     if os.getppid() != supervisor:
         os._exit(ExitCode.NO_VERDICT)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, there would be no exit status
-    woken = {signal.SIGCHLD, signal.SIGTERM}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*woken, signal.SIGINT, signal.SIGHUP})
     worker = os.fork()
     if worker == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
+    with suppress(PermissionError):  # it leads a group, as what the guardian starts does
+        os.setsid()
     code: int | None = None
     while code is None:
         told = signal.sigtimedwait(woken, LOOK_S)
         code = reaped(worker)
-        if told is not None and told.si_signo == signal.SIGTERM:
+        if told is not None and told.si_signo in ending:
             code = 0 if code is None else code
+        elif told is not None and told.si_signo in passed_on:
+            _tell([worker], signal.Signals(told.si_signo))
         elif code is None and too_many():
             code = TOO_MANY
     end_all()

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -159,7 +161,7 @@ def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None
 # The supervisor itself, of commands that import nothing.
 
 
-def supervised(command: str) -> subprocess.Popen[str]:
+def supervised(command: str, **options: Any) -> subprocess.Popen[str]:
     """A process that supervises a command, which is given as the body of a function."""
     body = "\n".join(f"    {line}" for line in command.splitlines())
     code = f"""
@@ -171,7 +173,8 @@ code = supervise(command)
 print("supervisor: ", code, flush=True)
 sys.exit(code)
 """
-    return subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", code], text=True, **pipes, **options)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -181,10 +184,11 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def command_of(process: subprocess.Popen[str]) -> psutil.Process:
-    """The supervised process, once it has said that it is ready."""
+    """The supervised process, once it has said that it is ready: the only child of its keeper."""
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    (child,) = psutil.Process(process.pid).children()
+    (keeper,) = psutil.Process(process.pid).children()
+    (child,) = keeper.children()
     return child
 
 
@@ -198,6 +202,8 @@ def test_a_command_that_ends_decides(code: int) -> None:
     [
         ("os._exit(0)", "exited with status 0"),
         ("os._exit(1)", "exited with status 1"),
+        ("os._exit(121)", "exited with status 121"),
+        ("os.kill(os.getpid(), 40)", "was killed by signal 40"),  # it has no name
         ("os.abort()", "was killed by SIGABRT"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
         ("raise BaseException", "exited with status 1"),
@@ -265,6 +271,16 @@ def test_a_command_ends_with_its_supervisor() -> None:
         child = command_of(process)
         process.kill()
         child.wait(10)
+
+
+@pytest.mark.parametrize("whom", [os.kill, os.killpg])
+def test_what_a_command_has_left_ends_with_a_supervisor_that_is_killed(whom: Callable[[int, int], None]) -> None:
+    hanging = f"{DETACHED}time.sleep(600)"
+    with supervised(hanging, start_new_session=True) as process:
+        assert process.stdout is not None
+        left = psutil.Process(int(process.stdout.readline()))
+        whom(process.pid, signal.SIGKILL)
+        left.wait(10)
 
 
 def test_only_commands_that_run_a_kernel_are_supervised() -> None:

@@ -60,6 +60,8 @@ def test_what_cannot_be_pickled_is_said() -> None:
 
 ENDS: list[tuple[Callable[[], object], str]] = [
     (lambda: os._exit(0), "exited with status 0"),
+    (lambda: os._exit(121), "exited with status 121"),
+    (lambda: os.kill(os.getpid(), 40), "was killed by signal 40"),  # it has no name
     (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
     (lambda: sys.exit(0), "raised SystemExit: 0"),
     (lambda: pytest.skip("not today"), "raised Skipped: not today"),
