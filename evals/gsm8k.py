@@ -14,6 +14,7 @@ from typing import Any
 from assay.evals.mmlu import Drawn, in_random_order
 from assay.evals.questions import OpenQuestion, number_form
 from assay.harness.errors import UsageError
+from assay.harness.reading import LARGEST
 
 NAME = "gsm8k"
 HUB_NAME = "openai/gsm8k"
@@ -60,6 +61,8 @@ def _load(source: str) -> Any:
     path = Path(source).expanduser()
     if path.suffix == ".jsonl" and not path.is_file():
         raise UsageError(f"{source} does not exist.", "a file", _WHAT_TO_GIVE)
+    if path.is_file() and (size := path.stat().st_size) > LARGEST:
+        raise UsageError(f"{source} has {size:,} bytes.", f"at most {LARGEST:,}", "check that it is the right file")
     try:
         if path.is_file():
             return datasets.load_dataset("json", data_files=str(path), split="train")

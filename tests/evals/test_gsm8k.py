@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -105,3 +106,11 @@ def test_a_question_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"question": ["How many?"], "answer": "Many.\n#### 7"}) + "\n")
     with pytest.raises(UsageError, match="row 0: the question is no text"):
         draw_gsm8k(str(path), 1, 0)
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gsm8k.jsonl").touch()
+    os.truncate(tmp_path / "gsm8k.jsonl", 1 << 36)  # it takes no room on the disk
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(UsageError, match="has 68,719,476,736 bytes"):
+        draw_gsm8k(str(tmp_path / "gsm8k.jsonl"), 4, 0)
