@@ -4,7 +4,8 @@
 takes from tests/, and what an endpoint answers over HTTP (JSON, streams, heads). It runs the command that reads each kind: in a
 process of its own, forked with everything imported, with a limit of memory and one of time. It prints a row per reader, and every
 fault once with the seed that makes its input again (``--only READER --seed N``); --out keeps each faulty input with its command and
-its output. The exit code is 1 if there is any fault. It needs no network. Readers whose packages are not installed are named.
+its output. ``--first N`` begins with other seeds. The exit code is 1 if there is any fault. It needs no network, no GPU, no SGLang
+and nothing but this repository; readers whose packages are not installed are named.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same inputs on every machine, and forked processes cannot use CUDA
+
 import numpy as np
 import torch
 from safetensors.torch import save
@@ -68,17 +71,18 @@ COMMANDS_USED = (
     "baseline",
     "bench",
 )
-IMPORTED_LATER = ("openai", "httpx", "aiohttp", "transformers", "pandas", "pyarrow.parquet", "scipy.stats")
+IMPORTED_LATER = ("openai", "datasets", "httpx", "aiohttp", "transformers", "pandas", "pyarrow.parquet", "scipy.stats")
 """What commands import when they run: it is imported once, before the workers."""
 DATA = Path(__file__).parents[1] / "tests" / "data"
-MEMORY_GB = 16
-"""Address space of a worker: most of it is that of libraries."""
-PEAK_MB = 1_500
-"""Memory above which a small input is a fault: of a worker, with its libraries."""
+MEMORY_GB = 8
+"""Address space of a command beyond that of the worker, whose libraries alone may take as much."""
+PEAK_MB = 1_000
+"""Memory of a command beyond that of the worker above which a small input is a fault."""
 UNCAUGHT = 70
 """Exit code of an input whose exception left the command."""
 HANG_S = 20
-"""Seconds after which an input is a hang; the slowest whole seed takes about one."""
+"""Seconds after which an input is a hang, on a machine with a core for each process that wants one; the slowest whole seed takes
+about one."""
 ANSWER_S = 2
 """Time-out of a request to a hostile endpoint."""
 LONGEST_PAUSE_S = 30.0
@@ -649,7 +653,8 @@ def prepared(reader: Reader, seed: int, folder: Path) -> list[str]:
 
 def child(words: list[str], output: Path) -> None:
     """In a process of its own: run the command, and end with its exit code."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_GB << 30, MEMORY_GB << 30))
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (own + (MEMORY_GB << 30),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
     os.dup2(descriptor, 1)
@@ -686,21 +691,22 @@ def served(words: list[str]) -> Iterator[list[str]]:
             one.close()
 
 
-def judged(reader: Reader, seed: int, out: Path | None = None) -> tuple[str, str]:
+def judged(reader: Reader, seed: int, out: Path | None = None, keep: bool = False) -> tuple[str, str]:
     """What is wrong with how an input was read, and where; "" and its exit code if nothing is.
 
     Args:
         reader: what reads it.
         seed: of the input.
         out: where an input with a fault is kept.
+        keep: whether one without is kept too.
     """
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         words = prepared(reader, seed, folder)
         with served(words) as said:
             fault = ended(reader, said, folder)
-        if fault[0] and out:
-            kept = out / fault[0].replace(" ", "-") / f"{re.sub('[^a-zA-Z0-9]+', '-', reader.name)}-{seed}"
+        if out and (keep or fault[0]):
+            kept = out / (fault[0] or "right").replace(" ", "-") / f"{re.sub('[^a-zA-Z0-9]+', '-', reader.name)}-{seed}"
             shutil.copytree(folder, kept, symlinks=True, ignore=irregular, dirs_exist_ok=True)
             (kept / "fault").write_text(f"assay {shlex.join(words)}\n{fault[0]}: {fault[1]}\n", errors="replace")
         return fault
@@ -724,15 +730,21 @@ def ended(reader: Reader, words: list[str], folder: Path) -> tuple[str, str]:
     if not process:
         child(words, folder / "output")
     done, status, used = os.wait4(process, os.WNOHANG)
-    while not done and time.monotonic() - began < HANG_S:
+    while not done and time.monotonic() - began < hang_s():
         time.sleep(0.005)
         done, status, used = os.wait4(process, os.WNOHANG)
     if not done:
         os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        return "hang", f"more than {HANG_S} s"
+        _, _, used = os.wait4(process, 0)
+        return "hang", f"more than {HANG_S} s, {used.ru_utime + used.ru_stime:.0f} of CPU"
     said = (folder / "output").read_text(errors="replace")
-    return fault_of(os.waitstatus_to_exitcode(status), used.ru_maxrss >> 10, said, reader.codes)
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return fault_of(os.waitstatus_to_exitcode(status), (used.ru_maxrss - own) >> 10, said, reader.codes)
+
+
+def hang_s() -> float:
+    """Seconds after which an input is a hang: as much longer as processes wait for a core."""
+    return HANG_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def fault_of(code: int, peak_mb: int, said: str, codes: Sequence[int]) -> tuple[str, str]:
@@ -756,16 +768,12 @@ def fault_of(code: int, peak_mb: int, said: str, codes: Sequence[int]) -> tuple[
     return "", str(code)
 
 
-def work(
-    number: int, of: int, inputs: int, until: float, readers: Sequence[Reader], results: Path, out: Path | None
-) -> None:
+def work(inputs: Sequence[tuple[Reader, int]], until: float, results: Path, out: Path | None) -> None:
     """One of several workers: its share of the inputs, a line each, until the monotonic clock says `until`."""
     with results.open("w") as file:
-        for index in range(number, inputs, of):
+        for reader, seed in inputs:
             if time.monotonic() > until:
                 break
-            reader = readers[index % len(readers)]
-            seed = index // len(readers)
             print(json.dumps([reader.name, seed, *judged(reader, seed, out)]), file=file, flush=True)
 
 
@@ -777,7 +785,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no input is begun later")
     parser.add_argument("--out", type=Path, default=None, help="a folder for the inputs with a fault")
     parser.add_argument("--only", default="", help="readers whose name begins so")
-    parser.add_argument("--seed", type=int, default=None, help="only this input of each reader, with its output kept")
+    parser.add_argument("--first", type=int, default=0, help="the seed of each reader's first input")
+    parser.add_argument("--seed", type=int, default=None, help="only this input of each reader, with its output")
     given = parser.parse_args()
     readers = []
     for one in READERS:
@@ -787,7 +796,7 @@ def main() -> int:
         elif one.name.startswith(given.only):
             readers.append(one)
     torch.set_num_threads(1)
-    packs()
+    os.environ.update(HF_HOME=str(packs().parent / "cache"), HF_HUB_OFFLINE="1")  # before what reads them is imported
     for name in COMMANDS_USED:
         load_command(name)
     for name in IMPORTED_LATER:
@@ -798,19 +807,18 @@ def main() -> int:
             importlib.import_module(module.name)
     if given.seed is not None:
         for reader in readers:
-            folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{given.seed}-"))
-            print(
-                f"{reader.name}: assay {shlex.join(prepared(reader, given.seed, folder))}\n  {judged(reader, given.seed)}"
-            )
+            folder = given.out or Path(tempfile.mkdtemp(prefix=f"fuzz-{given.seed}-"))
+            fault = judged(reader, given.seed, folder, keep=True)
+            print(f"{reader.name}: {fault}, kept in {folder}")
         return 0
     began = time.monotonic()
     until = began + 60 * given.minutes
+    seeds = range(given.first, given.first + -(-given.inputs // len(readers)))
+    inputs = [(reader, seed) for seed in seeds for reader in readers][: given.inputs]
     with tempfile.TemporaryDirectory() as place:
         files = [Path(place) / str(number) for number in range(given.processes)]
         workers = [
-            get_context("fork").Process(
-                target=work, args=(number, given.processes, given.inputs, until, readers, file, given.out)
-            )
+            get_context("fork").Process(target=work, args=(inputs[number :: given.processes], until, file, given.out))
             for number, file in enumerate(files)
         ]
         for worker in workers:
@@ -819,11 +827,20 @@ def main() -> int:
             worker.join()
         rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     shutil.rmtree(packs().parent)
-    return show(readers, rows, time.monotonic() - began)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = show(readers, rows)
+    print(
+        f"{len(rows):,} of {len(inputs):,} inputs in {time.monotonic() - began:,.0f} s, "
+        f"{(used.ru_utime + used.ru_stime) / max(1, len(rows)):.2f} s of CPU each"
+    )
+    failed = [str(worker.exitcode) for worker in workers if worker.exitcode]
+    if failed:
+        print(f"{len(failed)} workers failed, with exit codes {', '.join(failed)}: their other inputs were not read")
+    return code or int(bool(failed))
 
 
-def show(readers: Sequence[Reader], rows: Sequence[list[object]], seconds: float) -> int:
-    """Print the table, and each fault once."""
+def show(readers: Sequence[Reader], rows: Sequence[list[object]]) -> int:
+    """Print the table, and each fault once. Returns whether there is one."""
     kinds = ("traceback", "hang", "wrong exit code", "escape", "memory")
     print(f"{'reader':22}{'inputs':>8}" + "".join(f"{kind:>17}" for kind in kinds) + "   exit codes 0, 1, 2, 3")
     for name in [reader.name for reader in readers] + ["all"]:
@@ -838,7 +855,6 @@ def show(readers: Sequence[Reader], rows: Sequence[list[object]], seconds: float
             faults[row[2], row[3]].append(row)
     for (kind, where), found in sorted(faults.items(), key=lambda item: -len(item[1])):
         print(f"{len(found):5} {kind}: {where}  (--only {found[0][0]!r} --seed {found[0][1]})")
-    print(f"{len(rows):,} inputs in {seconds:,.0f} s")
     return int(bool(faults))
 
 
