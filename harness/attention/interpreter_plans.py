@@ -123,9 +123,9 @@ class _Recorder:
         self._constants.append(value)
         return len(self._constants) - 1
 
-    def plan(self, out: Any, tensor: type) -> _Plan | None:
+    def plan(self, out: Any, tensor: type[Any]) -> _Plan | None:
         """The plan that gives `out`; None if there is none."""
-        if not self._is_whole or type(out) is not tensor:
+        if not self._is_whole or not isinstance(out, tensor):
             return None
         first = {"operand": 0, "constant": self._operands, "step": self._operands + len(self._constants)}
 
@@ -151,17 +151,19 @@ class _Plans:
 
     def __init__(self, interpreter: Any, core: Any) -> None:
         self._interpreter, self._core = interpreter, core
-        self._tensor: type = core.tensor
+        self._tensor: type[Any] = core.tensor
         self._plans: dict[Any, _Plan | None] = {}
         self._types: dict[Any, int] = {}
-        self._members: dict[int, tuple[Any, Any]] = {}  # with the member itself, so that no other one gets its id
+        self._members: dict[
+            int, tuple[Any, Callable[..., Any]]
+        ] = {}  # with the member itself, so that no other one gets its id
 
     def planned(self, name: str, member: Any) -> Callable[..., Any]:
         """A member, which follows plans."""
         known = self._members.get(id(member))
         if known is None:
             known = self._members[id(member)] = member, self._planned(name, member)
-        return known[1]  # type: ignore[no-any-return]
+        return known[1]
 
     def _planned(self, name: str, member: Any) -> Callable[..., Any]:
         interpreter, tensor, plans, describe = self._interpreter, self._tensor, self._plans, self._described
@@ -187,7 +189,7 @@ class _Plans:
                 values.append(getattr(builder, step)(*[values[place] for place in places]))
             if plan.result is None:
                 return plan.made
-            out = new(tensor)
+            out: Any = new(tensor)
             attributes = out.__dict__
             attributes.update(plan.made)
             attributes["handle"] = values[plan.result]
@@ -232,6 +234,7 @@ class _Plans:
         """A number for the type of a tensor, which is kept with it."""
         type_ = value.type
         scalar = type_.scalar
+        told: tuple[Any, ...] | None
         if type(scalar) is self._core.pointer_type:
             element = scalar.element_ty
             told = (element.name, scalar.address_space, scalar.const) if type(element) is self._core.dtype else None
