@@ -129,7 +129,7 @@ class RunSpec(BaseModel):
         None,
         ge=128,
         le=1_000_000,
-        description="length in tokens up to which a pass must have compared calls; by default 512 on the CPU, 2048 on a GPU",
+        description="length in tokens up to which a pass must have compared calls; by default 256 on the CPU, 2048 on a GPU",
     )
     baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
     certificate: str = Field(

@@ -21,6 +21,8 @@ from assay.harness.attention.interpreter_speed import when_imported
 
 _NEEDED = ("GridExecutor", "InterpreterBuilder", "TensorHandle", "TensorDescriptor", "_get_np_dtype")
 _DONE = "assay_bounds"
+_INTERPRETER = __name__.removesuffix("bounds")
+"""How the names of the modules begin that change the interpreter, whose frames are in the way of a kernel's."""
 _MAX_SEEN = 16
 """Most accesses that are remembered of one call: a kernel makes the same mistake in each program."""
 
@@ -190,11 +192,11 @@ def _tensors(interpreter: Any, argument: Any) -> Iterator[Any]:
 
 
 def _line() -> str:
-    """File, line and function of the innermost frame outside of Triton and of this module."""
+    """File, line and function of the innermost frame outside of Triton and of what changes its interpreter."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module != __name__ and module.partition(".")[0] not in ("triton", "numpy"):
+        if not module.startswith(_INTERPRETER) and module.partition(".")[0] not in ("triton", "numpy"):
             break
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
