@@ -1,0 +1,375 @@
+"""Runs on disk of every kind of outcome, as their servers would leave them: for tools that judge all of them.
+
+`RUNS` names them. Each is written by a function of a folder for the run; what a run needs besides it lies in the same parent.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.backend import Backend
+from assay.harness.baselines import attach_baselines, make
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.run_folder import open_folder
+from assay.harness.config import make_spec
+from assay.harness.errors import EngineError
+from assay.harness.evidence.baseline import write_baseline
+from assay.harness.evidence.bench_folder import bench_folder
+from assay.harness.evidence.cause import write_cause
+from assay.harness.evidence.executed import KernelClaim
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import PACK_FOLDER as PACK
+from assay.harness.evidence.layer_diff_record import pack_of
+from assay.harness.evidence.manifest import Failure, ServerManifest
+from assay.harness.evidence.op_matrix import MatrixRecord, write_matrix
+from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.evidence.records import ROLES, Answer, Role, Token
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW
+from assay.harness.evidence.shadow_errors import write_shadow_errors
+from assay.harness.offline.replay import replay_recorded
+from assay.harness.server.pack_writer import PackWriter
+
+
+def _beside(name: str) -> ModuleType:
+    """A module of this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"recorded_{name}", Path(__file__).parent / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+served, scored_runs, benches, layer_diffs = map(_beside, ("served", "scored_runs", "benches", "layer_diffs"))
+QUESTIONS, GREEDY, COLD = 160, 128, 16
+SAGE = ("_attn_fwd", "quant_per_block_int8_kernel")
+TORCH = ("aten::scaled_dot_product_attention",)
+ENGINES = {"cpu": "SGLang 0.5.23 on cpu", "cuda": "SGLang 0.5.23 on NVIDIA H100 80GB HBM3"}
+EXACT = "assay.harness.attention.sdpa:torch_sdpa"
+
+
+def answered(
+    path: Path,
+    *,
+    device: str = "cpu",
+    right: Callable[[int, int], bool] = lambda number, cached: True,
+    greedy: Callable[[int], str] = lambda number: "yes",
+    cached: int = 54,
+    counted: bool = True,
+    ran: tuple[str, ...] = SAGE,
+    see: dict[str, int] | None = None,
+    **policy: Any,
+) -> RunFolder:
+    """A complete run of the suites mmlu and greedy.
+
+    Args:
+        path: the run's folder.
+        device: of both servers.
+        right: (number of a question, its cached tokens) -> whether the candidate answers it.
+        greedy: number of a prompt -> the candidate's text; the reference says "yes".
+        cached: cached tokens of all but the first questions.
+        counted: whether the servers counted their calls.
+        ran: kernels that the candidate launched.
+        see: what the candidate lost under a seeded fault, as in `served.see_fault`; None for all of it.
+        policy: more flags.
+    """
+    flags = {
+        "device": device, "reference": "torch_native", "candidate": "sage_attn", "questions": QUESTIONS, "margin": 0.05,
+        "greedy_prompts": GREEDY, "suites": "mmlu,greedy",
+    }  # fmt: skip
+    plan = planned(flags | policy)
+    folder = started(plan, path, device)
+    served.trace(folder, "reference", "torch_native", KernelClaim(), TORCH)
+    served.trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
+    for role in ROLES:
+        other = role == "candidate"
+        for number, item in enumerate(plan.of("mmlu")):
+            tokens = 0 if number < COLD else cached
+            said = served.answer_of(role, item, tokens)
+            wrong = {"text": "", "parsed": None} if other and not right(number, tokens) else {}
+            folder.append(said.model_copy(update=wrong))
+        for number, item in enumerate(plan.of("greedy")):
+            folder.append(_greedy(served.answer_of(role, item, cached), greedy(number) if other else "yes"))
+        if counted:
+            served.count_served(folder, role, plan.backend(role).name)
+    served.see_fault(folder, plan, **(see or {}))
+    return folder
+
+
+def planned(flags: dict[str, Any]) -> Plan:
+    """The plan of a run, on this machine also where it is one on a GPU."""
+    spec = make_spec(flags)
+    return replace(prepare(spec.model_copy(update={"device": "cpu"})), spec=spec)
+
+
+def _greedy(answer: Answer, text: str) -> Answer:
+    top = ((text, -0.1), ("no" if text == "yes" else "maybe", -3.0))
+    return answer.model_copy(update={"text": text, "tokens": (Token(text=text, logprob=-0.1, top=top),)})
+
+
+def started(plan: Plan, path: Path, device: str = "cpu") -> RunFolder:
+    """A run whose servers are ready."""
+    folder = open_folder(plan, path)
+    servers = tuple(
+        ServerManifest(
+            role=role, backend=plan.backend(role).name, engine=ENGINES[device],
+            claimed_phases=("extend", "decode") if role == "reference" else ("extend",),
+            arguments={"dtype": "float32", "attention_backend": plan.backend(role).name},
+        )
+        for role in ROLES
+    )  # fmt: skip
+    folder.update(folder.progress().model_copy(update={"servers": servers, "seconds": 12.0}))
+    return folder
+
+
+def without_prefix(number: int, cached: int) -> bool:
+    """The seed case: right where nothing is cached."""
+    return not cached
+
+
+def fails(path: Path, cause: str = "port", kind: Any = "engine") -> None:
+    """A run that an error ended."""
+    folder = answered(path)
+    error = EngineError("The server failed: KeyError: 'x'", "", "read it.", details="log\n  line", cause=cause)
+    folder.update(folder.progress().model_copy(update={"failure": Failure.of(kind, error), "servers": ()}))
+
+
+def other_arguments(path: Path) -> None:
+    """A candidate whose server got another dtype."""
+    folder = answered(path, right=without_prefix)
+    progress = folder.progress()
+    reference, candidate = progress.servers
+    changed = candidate.model_copy(update={"arguments": {**candidate.arguments, "dtype": "bfloat16"}})
+    folder.update(progress.model_copy(update={"servers": (reference, changed)}))
+
+
+def changed_lines(path: Path, name: str, change: Callable[[list[str]], list[str]], **made: Any) -> None:
+    """A run one of whose files was edited afterwards."""
+    folder = answered(path, **made)
+    file = folder.path / name
+    file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+
+
+def another_prompt(lines: list[str]) -> list[str]:
+    """The first answer is to another prompt."""
+    return [json.dumps(json.loads(lines[0]) | {"prompt_hash": "another"}) + "\n", *lines[1:]]
+
+
+def other_letters(lines: list[str]) -> list[str]:
+    """Recorded letters that their texts do not say."""
+    made = [json.loads(line) for line in lines]
+    return [json.dumps(one | ({"parsed": "A"} if one["suite"] == "mmlu" else {})) + "\n" for one in made]
+
+
+def few_counts(path: Path) -> None:
+    """Counters that say one call in each layer."""
+    folder = answered(path)
+    (table,) = (folder.server_folder("candidate") / "counters").glob("*.i64")
+    np.minimum(np.fromfile(table, np.int64), 1).tofile(table)
+
+
+def without_seeded_fault(path: Path) -> None:
+    """A run that seeded no fault."""
+    shutil.rmtree(answered(path).server_folder("candidate") / "sensitivity")
+
+
+def nothing_happened(path: Path) -> None:
+    """A run without servers."""
+    open_folder(planned({"candidate": "sage_attn", "suites": "mmlu,greedy"}), path)
+
+
+def texts(path: Path, nats: float, candidate: str = "triton", suites: tuple[str, ...] = ("greedy",)) -> None:
+    """Greedy texts of which every one differs; both roles prefer their own letter by some nats."""
+
+    def say(role: Role, number: int) -> tuple[Token, ...]:
+        own, other = ("A", "B") if role == "reference" else ("B", "A")
+        return (Token(text=own, logprob=-1e-7, top=((own, -1e-7), (other, -nats))),)
+
+    folder = scored_runs.run_of(path, scored_runs.spec_of(candidate, suites=suites, greedy_prompts=256))
+    scored_runs.answer_all(folder, say)
+
+
+def logits(path: Path, noise: float = 0.0, change: Any = None, prompts: int = 64, candidate: str = "triton") -> None:
+    """Scored sequences; the candidate's logits have noise, and are changed."""
+    spec = scored_runs.spec_of(candidate, suites=("logits",))
+    folder = scored_runs.run_of(path, spec)
+    scored_runs.score_both(folder, partial(scored_runs.scored, noise=noise, seed=1, change=change), prompts)
+
+
+def reversed_behind_a_prefix(condition: str, values: Any) -> Any:
+    """Certain of another token where a prefix is cached."""
+    return values[:, ::-1] * 4 if condition == "cached" else values
+
+
+def one_nan(condition: str, values: Any) -> Any:
+    """One number that is none."""
+    changed = values.copy()
+    changed[17, 2] = math.nan
+    return changed
+
+
+def layers(
+    path: Path,
+    error: Callable[..., float] = lambda *cell: 1e-6,
+    kernel: Any = rounded_oracle,
+    matrix: dict[str, Any] | None = None,
+    gain: float = 0.0,
+    device: str = "cpu",
+    examined: bool = True,
+) -> None:
+    """A layer diff of two layers, with recorded calls that were examined, and the op-level matrix.
+
+    Args:
+        path: the run's folder.
+        error: layer, head, phase, prefix, position, place -> the candidate's relative L1 in the shadow.
+        kernel: computes the candidate's outputs of the recorded calls.
+        matrix: what is otherwise in the record of the matrix; None for a kernel within its bounds.
+        gain: of the candidate in every cell.
+        device: of both servers.
+        examined: whether the recorded calls were examined.
+    """
+    flags = {"device": device, "reference": "torch_native", "candidate": EXACT, "suites": "layers"}
+    folder = started(planned(flags), path, device)
+    place = folder.server_folder("reference")
+    source = Source(engine="e", model="m", model_hash="", reference="torch_native", candidate=EXACT, run=folder.nonce)
+    writer = PackWriter(place / PACK, source, 10**7)
+    for layer in (0, 1):
+        for new, prefix in ((3, 0), (4, 20)):
+            call = replace(call_of([(new, prefix)], (4, 2), 8, torch.float32, "cpu", seed=layer), layer=layer)
+            seen = CallMetadata(layer, "extend", (new,), (prefix,), ("a",))
+            if writer.wants(seen):
+                writer.add(seen, call, rounded_oracle(call), candidate=kernel(call))
+    writer.flush()
+
+    def cell(*at: Any) -> float | None:
+        return error(*at) if at[2] == "extend" and at[3] in ("0", ">= 16") else None
+
+    errors = layer_diffs.cells(2, 4, cell, noise="", gain=gain)
+    truth = replace(errors.truth, candidate_honest=errors.truth.reference_honest)
+    header = errors.headers[0].model_copy(update={"run": folder.nonce, "candidate": EXACT})
+    write_shadow_errors(place / SHADOW / "1.safetensors", errors.index, errors.sums, errors.max_abs, header, truth)
+    if examined and (pack := pack_of(folder)):
+        write_cause(folder, replay_recorded(pack, Backend.parse(EXACT), "again"))
+    record = MatrixRecord(kernel=EXACT, calls="float32", computed=("extend-1", "decode-1"), worst=0.5)
+    write_matrix(folder, record.model_copy(update=matrix or {}))
+
+
+def timed(path: Path, broken: bool = False, bench: dict[str, Any] | None = None, **flags: Any) -> None:
+    """A run with questions and latency; `bench` says what is wrong in the times, as in `benches.write_bench`."""
+    given = {"suites": "mmlu,latency", "candidate": "torch_native", "questions": 240}
+    plan = planned(given | flags)
+    folder = started(plan, path)
+    for role in ROLES:
+        for number, item in enumerate(plan.of("mmlu")):
+            said = served.answer_of(role, item, 0 if number < COLD else 54)
+            wrong = broken and role == "candidate" and number >= COLD
+            folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)
+        served.count_served(folder, role, "torch_native")
+        served.trace(folder, role, "torch_native", KernelClaim(), TORCH)
+    served.see_fault(folder, plan)
+    benches.write_bench(bench_folder(folder).path, nonce=folder.nonce, **(bench or {}))
+
+
+def gated(path: Path, right: Callable[[int, int], bool] = lambda number, cached: True, **policy: Any) -> None:
+    """A run beside accepted results of both roles, which were equal."""
+    root = path.parent / f"{path.name}-baselines"
+    first = answered(path.parent / f"{path.name}-accepted", baselines=str(root))
+    for role in ROLES:
+        answers = [answer for answer in first.answers() if answer.role == role]
+        write_baseline(root, make(first, role, "pass"), answers)
+    attach_baselines(answered(path, right=right, baselines=str(root), **policy))
+
+
+def layer_1(value: float) -> Callable[..., float]:
+    """An own error in layer 1, behind a prefix."""
+    return lambda layer, head, phase, prefix, *_: value if (layer, prefix) == (1, ">= 16") else 1e-6
+
+
+RUNS: dict[str, Callable[[Path], object]] = {
+    "answers/sound": answered,
+    "answers/seed-case": partial(answered, right=without_prefix, greedy=lambda number: "no"),
+    "answers/a-tenth-lost": partial(answered, right=lambda number, cached: number % 10 > 0),
+    "answers/two-lost": partial(answered, right=lambda number, cached: number not in (40, 90)),
+    "answers/all-lost": partial(answered, right=lambda number, cached: False),
+    "answers/texts-differ": partial(answered, greedy=lambda number: "no"),
+    "answers/one-text-differs": partial(answered, greedy=lambda number: "no" if number == 7 else "yes"),
+    "answers/wide-margin": partial(answered, right=lambda number, cached: number % 20 > 0, margin=0.1),
+    "answers/no-prefix": partial(answered, cached=1),
+    "answers/not-counted": partial(answered, counted=False),
+    "answers/another-kernel": partial(answered, ran=TORCH),
+    "answers/fault-not-seen": partial(answered, see={"lost": 0}),
+    "answers/fault-changed-nothing": partial(answered, see={"changed": 0}),
+    "answers/no-fault": without_seeded_fault,
+    "answers/gpu-sound": partial(answered, device="cuda"),
+    "answers/gpu-seed-case": partial(answered, device="cuda", right=without_prefix, greedy=lambda number: "no"),
+    "answers/gpu-not-counted": partial(answered, device="cuda", counted=False),
+    "evidence/last-answer-missing": partial(changed_lines, name="records.jsonl", change=lambda lines: lines[:-1]),
+    "evidence/another-prompt": partial(changed_lines, name="records.jsonl", change=another_prompt),
+    "evidence/other-letters": partial(changed_lines, name="records.jsonl", change=other_letters),
+    "evidence/line-cut": partial(changed_lines, name="records.jsonl", change=lambda lines: [*lines[:-1], lines[-1][:20]]),
+    "evidence/items-cut": partial(changed_lines, name="items.jsonl", change=lambda lines: lines[:100]),
+    "evidence/few-counts": few_counts,
+    "evidence/other-arguments": other_arguments,
+    "evidence/nothing": nothing_happened,
+    "error/port": fails,
+    "error/unknown": partial(fails, cause=""),
+    "error/evidence": partial(fails, kind="evidence"),
+    "error/interrupted": partial(fails, kind="interrupted"),
+    "greedy/close": partial(texts, nats=0.01),
+    "greedy/apart": partial(texts, nats=16.0),
+    "greedy/apart-under-noise": partial(texts, nats=1.0, candidate="sage_attn"),
+    "logits/equal": logits,
+    "logits/noise": partial(logits, noise=0.01),
+    "logits/much-noise": partial(logits, noise=1.0),
+    "logits/declared-noise": partial(logits, noise=0.05, candidate="sage_attn"),
+    "logits/behind-a-prefix": partial(logits, change=reversed_behind_a_prefix),
+    "logits/nan": partial(logits, change=one_nan),
+    "logits/few": partial(logits, prompts=8),
+    "layers/exact": layers,
+    "layers/one-layer": partial(layers, error=layer_1(0.5)),
+    "layers/not-finite": partial(layers, error=layer_1(math.inf)),
+    "layers/named": partial(layers, error=layer_1(0.5), kernel=fault("mask-top-left", layers=[1])),
+    "layers/gain": partial(layers, gain=0.01),
+    "layers/not-examined": partial(layers, examined=False),
+    "layers/matrix-fails": partial(layers, matrix={"failing": ("extend-1",), "worst": 9.0}),
+    "layers/matrix-refused": partial(layers, matrix={"computed": (), "worst": None, "refused": ("extend-1",)}),
+    "layers/matrix-ended": partial(layers, matrix={"error": "the kernel ended its process"}),
+    "layers/gpu-exact": partial(layers, device="cuda"),
+    "layers/gpu-named": partial(
+        layers, device="cuda", error=layer_1(0.5), kernel=fault("kv-heads-interleaved", layers=[1])
+    ),
+    "latency/as-fast": timed,
+    "latency/slower": partial(timed, bench={"slow": {"shared": 1.5}}),
+    "latency/wide-bound": partial(
+        timed, bench={"slow": {"shared": 1.5}, "flags": {"latency_bound": 2.0}}, latency_bound=2.0
+    ),
+    "latency/faster-and-wrong": partial(timed, broken=True, bench={"slow": dict.fromkeys(benches.SHAPES, 0.5)}),
+    "latency/interpreted": partial(timed, bench={"interpreted": True}),
+    "latency/few-rounds": partial(timed, bench={"rounds": 2}),
+    "latency/unsteady": partial(timed, bench={"floor": 1.5}),
+    "latency/not-cached": partial(timed, bench={"cached": False}),
+    "latency/not-counted": partial(timed, bench={"counted": False}),
+    "latency/other-arguments": partial(timed, bench={"arguments": {"page_size": 16}}),
+    "latency/longer-answers": partial(timed, bench={"lengths": (12, 24)}),
+    "baseline/equal": gated,
+    "baseline/worse": partial(gated, right=lambda number, cached: number % 5 > 0),
+    "baseline/two-lost": partial(gated, right=lambda number, cached: number not in (40, 90)),
+    "baseline/other-greedy-prompts": partial(gated, greedy_prompts=64),
+}  # fmt: skip
+"""Name, "kind/case" -> a function that writes the run into a folder."""

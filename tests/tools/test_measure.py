@@ -1,0 +1,122 @@
+"""Sizes and vocabulary of a tree: each number counts what its title says."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from types import ModuleType
+
+import pytest
+
+A = '''"""A module."""
+
+from dataclasses import dataclass
+from pydantic import BaseModel
+
+LIMIT = 3  # of something
+_HIDDEN = 4
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a point is."""
+
+    x: int
+
+    def moved(self, by: int) -> int:
+        """How far it moved."""
+        return self.x + by if by else 0
+
+    def _own(self) -> None: ...
+
+
+class Record(BaseModel):
+    x: int
+
+
+class Derived(Record):
+    pass
+
+
+class Plain:
+    def told(self) -> str:
+        return "mend the module; somebody else's; Mended, amended"
+
+
+# A comment.
+def many(a, b, c, d, e, f, g, h, i):
+    """Return nothing."""
+
+
+def _private(x):
+    for one in x:
+        if one and x or one:
+            continue
+'''
+B = 'class Plain:\n    """Dear reader: a docstring is no message."""\n'
+FILES = {
+    "harness/a/x.py": A,
+    "harness/b/x.py": B,
+    "docs/page.md": "It is told in vain.\n",
+    "tests/test_a.py": "x = 1\n",
+}
+
+
+@pytest.fixture(scope="module")
+def measure() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend("tools")
+        return importlib.import_module("measure")
+
+
+@pytest.fixture(scope="module")
+def counts(measure: ModuleType) -> dict[str, float]:
+    made: dict[str, float] = measure.measure(FILES).counts
+    return made
+
+
+@pytest.mark.parametrize(
+    ("title", "count"),
+    [
+        ("product: lines", len(A.splitlines()) + len(B.splitlines())),
+        ("product: comment lines", 1),
+        ("tests: lines", 1),
+        ("public names", 8),  # Point, moved, Record, Derived, Plain twice, told, many
+        ("public constants", 1),
+        ("record types", 3),
+        ("twins: class names", 1),
+        ("twins: file names", 1),
+        ("functions", 5),
+        ("functions: parameters over 8", 1),
+        ("docstrings of functions that begin with What, Whether, How, Which", 1),
+        ("docstrings of classes that do", 1),
+        ("words out: mend, messages", 2),
+        ("words out: somebody else's, messages", 1),
+        ("words out: dear, messages", 0),
+        ("words out: told, messages", 0),
+        ("words out: told, docs", 1),
+        ("words out: all, docs", 2),
+    ],
+)
+def test_a_count_is_of_what_its_title_says(counts: dict[str, float], title: str, count: int) -> None:
+    assert counts[title] == count
+
+
+def test_code_lines_are_without_blanks_comments_and_docstrings(measure: ModuleType) -> None:
+    text = '"""D\n\nmore."""\n\n# c\nx = [\n    1,\n]  # c\n\n"""Of x."""\ny = """two\nlines"""\n'
+    assert measure.code_lines(text, ast.parse(text)) == 5
+
+
+def test_branches_loops_and_short_circuits_are_complex(measure: ModuleType) -> None:
+    functions = dict(measure.functions_of(ast.parse(A)))
+    assert measure.complexity(functions["_private"]) == 5
+    assert measure.complexity(functions["many"]) == 1
+    assert measure.complexity(functions["Point.moved"]) == 2
+    assert measure.parameters(functions["Point.moved"]) == 1
+
+
+def test_the_table_has_both_trees_side_by_side(measure: ModuleType) -> None:
+    before, after = measure.measure(FILES), measure.measure(FILES | {"harness/c/y.py": "def f(): ...\n"})
+    lines = list(measure.table(after, before))
+    assert "| public names | 8 | 9 |" in lines
+    assert "| lines of harness/c |  | 1 |" in lines

@@ -1,0 +1,577 @@
+"""Freeze what assay decides, so that a restructuring can show that it changed nothing.
+
+    python tools/characterise.py --out before.json              # on the tree before
+    python tools/characterise.py --against before.json          # on the tree after: prints differences, and exits with 1 if any
+    python tools/characterise.py --against before.json --renames renames.toml
+    python tools/characterise.py --only runs --only check/fault # parts, or cases whose name begins so; --out adds to its file
+
+Each case is one use of the product, by its command line or public API. Kept of it: verdict, exit code, checks with their states,
+suites with their verdicts, findings with severity and place, numbers to three significant digits, and the three parts of a
+refusal. They are recognised in a document by their fields (a check has an id and a status), so a document may change its shape.
+A reason is kept as the id of the check, suite or finding that it quotes; as text where it quotes none. Times, paths, hashes,
+versions and names of temporary folders are taken out.
+
+The parts:
+
+- ``runs``: recorded run folders (`tests/stand_ins/recorded_runs.py`), judged by ``assay report``; with ``--recorded FOLDER`` also
+  those that lie in a folder;
+- ``check``: the catalogue of faults, the hypotheses and honest kernels of every noise family, on some calls of the op-level matrix
+  (`CALLS`), without a read-out;
+- ``kernels``: kernels that are wrong, refuse, raise or break the contract, by ``assay check`` and by ``assay replay`` of packs;
+- ``wrong-uses``: those of ``tests/data/wrong_uses.toml``;
+- ``ingest``: every sample below ``tests/data`` that ``assay ingest``, ``trace``, ``tensors`` or ``verify-claim`` reads;
+- ``compare``: pairs of result sets, and of runs;
+- ``servers``: whole runs on a stand-in for an engine, sound and failing.
+
+A table of renames is TOML. ``[ids]`` maps whole strings and first words, ``[words]`` parts of strings; both are applied to what was
+frozen. ``[changed]`` maps the beginning of a case's name to the reason why it may differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "tests" / "data"
+sys.path.insert(0, str(ROOT))
+
+
+def _load(path: str) -> ModuleType:
+    """A module of a folder that is no package."""
+    name = f"characterise_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# All that is known of the tree's inside. What a restructuring moves is adapted here, and in the stand-ins.
+COMMAND = _load("benchmarks/wrong_uses.py")
+"""``run(line)`` calls a command in this process; ``USES``, ``make_folder`` and ``ENVIRONMENT`` belong to the wrong uses."""
+
+
+def recorded_runs() -> Mapping[str, Callable[[Path], object]]:
+    """Name of a run -> what writes its folder."""
+    found: Mapping[str, Callable[[Path], object]] = _load("tests/stand_ins/recorded_runs.py").RUNS
+    return found
+
+
+def wrong_kernels() -> Iterator[tuple[str, Any]]:
+    """Every fault of the catalogue and every hypothesis, as kernels."""
+    from assay.harness.attention.faults import CATALOGUE, fault, rounded_oracle
+    from assay.harness.attention.hypotheses import BY_ID
+
+    def seeded(one: Any, call: Any) -> Any:
+        return one.apply(call, rounded_oracle(call))
+
+    yield from ((f"fault/{one.id}", partial(seeded, one)) for one in CATALOGUE.values())
+    yield from ((f"hypothesis/{id_}", fault(id_)) for id_ in BY_ID)
+
+
+def honest_kernels() -> Iterator[tuple[str, Any]]:
+    """Kernels that are right within the noise that they declare."""
+    from assay import declares
+
+    def called(kernel: Any, call: Any) -> Any:
+        return kernel(call)
+
+    for family, kernels in _load("benchmarks/honest_kernels.py").KERNELS.items():
+        for number, kernel in enumerate(kernels):
+            yield f"honest/{family or 'exact'}/{number}", declares(noise=family)(partial(called, kernel))
+
+
+# Everything below knows the command line, the public API and documents.
+
+Essence = dict[str, Any]
+Cases = Iterator[tuple[str, Essence]]
+CALLS = 13
+"""Calls of the op-level matrix on which a kernel is checked: short ones, in all phases and dtypes."""
+KEYS = 300
+"""Most keys of such a call."""
+STAND_IN = ("--reference=torch_native", "--candidate=triton", "--questions=96", "--greedy-prompts=16")
+FAILURES = (
+    "", "candidate:dies-starting", "candidate:dies-loading", "candidate:dies-answering", "reference:dies-answering",
+    "candidate:truncated", "candidate:malformed", "candidate:keyless",
+)  # fmt: skip
+"""What the stand-in for an engine does; empty for a sound run."""
+CLAIMS = (
+    "MMLU >= 0.60",
+    "MMLU >= 12.5 %",
+    "ALL TESTS PASSED",
+    "test_mmlu failed",
+    "gsm8k >= 0.5",
+    "ready for production",
+)
+KERNELS = """
+from dataclasses import replace
+from assay import KernelRefused, declares, oracle
+
+def right(call):
+    return oracle(call).to(call.q.dtype)
+
+@declares(phases=("extend",))
+def right_in_extend(call):
+    return right(call)
+
+def scaled(call):
+    return oracle(replace(call, scale=call.scale * 1.1)).to(call.q.dtype)
+
+def zero(call):
+    return right(call) * 0
+
+def not_finite(call):
+    return right(call) / 0
+
+def blind_to_the_first_key(call):
+    wrong = right(call).clone()
+    wrong[0] = wrong[-1]
+    return wrong
+
+def raises(call):
+    raise RuntimeError("out of shared memory")
+
+def refuses(call):
+    raise KernelRefused("too long")
+
+def refuses_a_prefix(call):
+    if any(call.prefixes):
+        raise KernelRefused("a cached prefix")
+    return right(call)
+
+def another_shape(call):
+    return right(call)[1:]
+
+def another_dtype(call):
+    return oracle(call)
+
+def writes_into_q(call):
+    out = right(call)
+    call.q.zero_()
+    return out
+
+def ends(call):
+    raise SystemExit(0)
+"""
+VOLATILE = (
+    (re.compile(r"\b[0-9a-f]{12,64}\b"), "<hash>"),
+    (re.compile(r"\b20\d\d-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"), "<time>"),
+    (re.compile(r"\b\d+(?:\.\d+)+(?:\+cpu|\.dev\d+)\b|(?<=[a-zA-Z] )\d+\.\d+\.\d+\b"), "<version>"),
+    (re.compile(r"\b\d+(?:\.\d+)? (?:s|ms|min|seconds|CPU s)\b"), "<time>"),
+    (re.compile(r"\bprocess \d+\b|\bpid \d+\b"), "<process>"),
+    (re.compile(r"(?<=:)\d{4,5}\b(?!\.)"), "<port>"),
+)  # fmt: skip
+
+
+def plain(text: str, *folders: Path) -> str:
+    """Text on one line without what differs from run to run."""
+    for folder in (*folders, ROOT):
+        text = text.replace(str(folder), "<folder>")
+    text = re.sub(r"/tmp/[\w./-]*", "<folder>", text)
+    for pattern, word in VOLATILE:
+        text = pattern.sub(word, text)
+    text = re.sub(r"(?<![\w.])-?\d+\.\d{3,}(?:e[+-]?\d+)?(?![\w.])", lambda found: str(rounded(float(found[0]))), text)
+    return " ".join(text.split())
+
+
+def rounded(value: float) -> float | int | str:
+    """A number to three significant digits; what is not finite as a word, since JSON has none for it."""
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.3g}") if math.isfinite(value) else str(value)
+
+
+def parts(text: str, *folders: Path) -> Essence:
+    """The three parts of a refusal: what was found, what was expected, what to do."""
+    found = re.match(r"(.*?)^Expected:(.*?)^What to do:(.*)", text, re.DOTALL | re.MULTILINE)
+    if not found:
+        return {"said": plain(text, *folders)}
+    return dict(zip(("found", "expected", "do"), (plain(one, *folders) for one in found.groups()), strict=True))
+
+
+def essence(document: Any, *folders: Path) -> Essence:
+    """What a result decides, wherever it stands in its document."""
+    made: Essence = {}
+    kept: dict[str, list[Any]] = {}
+    quoted: list[tuple[str, str]] = []
+
+    def note(kind: str, one: Mapping[str, Any], *more: Any) -> None:
+        kept.setdefault(kind, []).append(" ".join(plain(str(word), *folders) for word in (one["id"], *more)))
+        texts = [str(one[key]) for key in ("why", "found", "diagnosis", "title") if len(str(one.get(key) or "")) > 8]
+        quoted.extend((text, f"{kind}: {one['id']}") for text in texts)
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Mapping):
+            fields = value.keys()
+            if {"id", "status"} <= fields:
+                note("checks", value, value["status"])
+            elif {"id", "severity"} <= fields:
+                note("findings", value, value["severity"], value.get("where", ""))
+            elif {"id", "verdict"} <= fields:
+                note("suites", value, value["verdict"])
+            elif {"id", "value"} <= fields and isinstance(value["value"], int | float | None):
+                given = [value.get(key) for key in ("value", "low", "high", "bound")]
+                numbers = [None if one is None else rounded(one) for one in given]
+                kept.setdefault("numbers", []).append(f"{value['id']} {numbers}")
+            elif {"claim", "outcome"} <= fields:
+                kept.setdefault("claims", []).append(f"{value['claim']}: {value['outcome']}")
+            elif {"task", "verdict"} <= fields:
+                numbers = [rounded(value.get(key) or 0) for key in ("pairs", "lost", "gained", "loss", "low", "high")]
+                kept.setdefault("tasks", []).append(f"{value['task']} {value['verdict']} {numbers}")
+            elif {"format", "read", "unread"} <= fields:
+                kept.setdefault("files", []).append(f"{value['format']} {value['read']} {value['unread']}")
+            if isinstance(facts := value.get("facts"), Sequence):
+                kept["facts"] = [*kept.get("facts", ()), *facts_of(facts)]
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list | tuple):
+            for inner in value:
+                walk(inner)
+
+    walk(document)
+    for key in ("verdict", "exit_code", "differences"):
+        if key in document:
+            made[key] = document[key]
+    reasons = [_id_of(str(one), quoted) or plain(str(one), *folders) for one in document.get("reasons") or ()]
+    return made | {kind: sorted(values) for kind, values in kept.items()} | ({"reasons": reasons} if reasons else {})
+
+
+def _id_of(reason: str, quoted: Sequence[tuple[str, str]]) -> str:
+    """What a reason quotes: the longest text of an id that it holds, or that holds it; empty if it quotes none."""
+    holds = [(len(text), id_) for text, id_ in quoted if text.rstrip(".") in reason or reason.rstrip(".") in text]
+    return max(holds)[1] if holds else ""
+
+
+def facts_of(facts: Sequence[Any]) -> list[str]:
+    """Kinds of facts with their number."""
+    known = [one for one in facts if isinstance(one, Mapping)]
+    kinds = Counter(str(one.get("kind", one.get("id", one.get("name", "")))) for one in known)
+    return [f"{kind} x {count}" for kind, count in kinds.items()]
+
+
+def command(line: str, *folders: Path) -> Essence:
+    """The essence of a command that prints JSON, or what it says instead."""
+    said = COMMAND.run(line)
+    made: Essence = {"exit": said.exit_code}
+    with contextlib.suppress(ValueError):
+        return made | essence(json.loads(said.out), *folders)
+    return made | parts(said.err.strip() or said.out.strip(), *folders)
+
+
+def runs(place: Path, wanted: Callable[[str], bool], recorded: Path | None = None) -> Cases:
+    """Recorded runs, judged again."""
+    for name, write in recorded_runs().items():
+        if wanted(name):
+            write(place / name)
+            yield name, command(f"report --json {place / name}", place)
+    for folder in sorted(recorded.iterdir()) if recorded else ():
+        if wanted(name := f"recorded/{folder.name}"):
+            copy = shutil.copytree(folder, place / name)
+            yield name, command(f"report --json {copy}", place)
+
+
+def check(place: Path, wanted: Callable[[str], bool]) -> Cases:
+    """Faults, hypotheses and honest kernels on some calls of the op-level matrix."""
+    import torch
+
+    import assay
+
+    torch.set_num_threads(1)
+    short = [case for case in assay.cases(seed=0) if case.make().k.shape[0] <= KEYS]
+    some = short[:: max(1, len(short) // CALLS)][:CALLS]
+    calls = [replace(case.make(), layer=number % 4) for number, case in enumerate(some)]
+    cases = [replace(case, make=partial(_same, call)) for case, call in zip(some, calls, strict=True)]
+    for name, kernel in (*wrong_kernels(), *honest_kernels()):
+        if wanted(name):
+            result = assay.check(kernel, cases=cases, read_out=0)
+            findings = sorted(f"{one.id} {one.severity} {one.where}" for one in result.findings)
+            yield name, {
+                "verdict": result.verdict, "exit": int(result.exit_code), "findings": findings,
+                "wrong": sorted(case.name for case in result.failing), "computed": len(result.computed),
+                "worst": rounded(float(result.worst.ratio)) if result.worst else None,
+            }  # fmt: skip
+
+
+def _same(call: Any) -> Any:
+    return call
+
+
+def kernels(place: Path, wanted: Callable[[str], bool]) -> Cases:
+    """Kernels by name: on cases, on packs of dumps, and on a pack that went through another tool's format."""
+    (place / "characterised.py").write_text(KERNELS)
+    sys.path.insert(0, str(place))
+    dumps = {
+        "sglang": f"{DATA / 'tensors' / 'sglang_dumper'} --model {ROOT / 'evals' / 'tiny_model'}",
+        "flashinfer": str(DATA / "tensors" / "flashinfer"),
+    }
+    packs = {}
+    for name, dump in dumps.items():
+        packs[name] = place / f"pack-{name}"
+        made = command(f"pack import --json --out {packs[name]} {dump}", place)
+        if wanted(f"import/{name}"):
+            yield f"import/{name}", made
+        exported, again = place / f"trace-{name}", place / f"again-{name}"
+        if wanted(f"export/{name}"):
+            yield f"export/{name}", command(f"pack export {packs[name]} --flashinfer-trace {exported}", place)
+            yield f"export/{name}/again", command(f"pack import --json --out {again} {exported}", place)
+    named = [f"characterised:{name}" for name in re.findall(r"^def (\w+)", KERNELS, re.MULTILINE)]
+    for kernel in named:
+        name = kernel.partition(":")[2]
+        if wanted(f"check/{name}"):
+            yield (
+                f"check/{name}",
+                apart(f"check {kernel} --json --read-out 0 --calls 0 --dtype float32 --case ragged", place),
+            )
+        for pack, folder in packs.items():
+            if wanted(f"replay/{pack}/{name}"):
+                yield f"replay/{pack}/{name}", apart(f"replay {folder} --candidate {kernel} --json --read-out 0", place)
+    sys.path.remove(str(place))
+
+
+def apart(line: str, place: Path, **environment: str) -> Essence:
+    """The essence of a command in a process of its own, as a user runs it."""
+    path = os.pathsep.join([environment.pop("first", ""), str(ROOT), str(place)]).lstrip(os.pathsep)
+    done = subprocess.run(
+        [sys.executable, "-m", "assay", *shlex.split(line)],
+        cwd=place, env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(place), **environment},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    made: Essence = {"exit": done.returncode}
+    with contextlib.suppress(ValueError):
+        return made | essence(json.loads(done.stdout), place)
+    return made | parts(done.stderr.strip() or done.stdout.strip(), place)
+
+
+def wrong_uses(place: Path, wanted: Callable[[str], bool]) -> Cases:
+    """Wrong uses: exit code and the three parts."""
+    COMMAND.make_folder(place)
+    modules = set(sys.modules)
+    with contextlib.chdir(place):
+        for use in COMMAND.USES["use"]:
+            if wanted(use["assay"]):
+                said = COMMAND.run(use["assay"])
+                yield use["assay"], {"exit": said.exit_code} | parts(said.err.strip() or said.out.strip(), place)
+    for name in set(sys.modules) - modules:
+        if str(place) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def ingest(place: Path, wanted: Callable[[str], bool]) -> Cases:
+    """Samples of other tools' files."""
+    with contextlib.chdir(DATA):
+        kinds = ("any_log", "sglang_log", "server_failures", "traces", "results", "tensors", "report-v1")
+        for path in (path for kind in kinds for path in sorted(Path(kind).iterdir())):
+            if path.suffix not in (".md", ".toml") and wanted(f"{path}"):
+                yield f"{path}", command(f"ingest --json {path}")
+        traces = [path for path in sorted(Path("traces").iterdir()) if path.suffix != ".md"]
+        for path in traces:
+            if wanted(f"trace show/{path.name}"):
+                yield f"trace show/{path.name}", command(f"trace show --json {path}")
+        for a, b in ((a, b) for a in traces for b in traces if a.suffix == b.suffix):
+            if wanted(name := f"trace diff/{a.name}/{b.name}"):
+                copy = shutil.copy(b, place / f"b-{b.name}")
+                yield name, command(f"trace diff --json {a} {copy}", place)
+        for log in ("sglang_log/seed.log", "results/junit_a.xml", "any_log/scores.txt"):
+            if wanted(f"claims/{log}"):
+                says = " ".join(f"--says {shlex.quote(claim)}" for claim in CLAIMS)
+                yield f"claims/{log}", command(f"verify-claim --json {log} {says}")
+        if wanted("tensors diff"):
+            yield from _dumps(place)
+
+
+def _dumps(place: Path) -> Cases:
+    """Differences of a dump and of changed copies."""
+    import numpy as np
+
+    made = {"a": 0.0, "same": 0.0, "rounding": 1e-7, "wrong": 0.5, "nan": math.nan}
+    values = np.random.default_rng(0).normal(size=(2, 6, 4, 8)).astype(np.float32)
+    for name, change in made.items():
+        changed = values.copy()
+        changed[1, 3, 2] += np.float32(change)
+        np.savez(place / f"{name}.npz", **{f"layer_{number}.attn": one for number, one in enumerate(changed)})
+    for name in made:
+        for flag in ("", "--exact", "--tolerance 1"):
+            line = f"tensors diff --json {place / 'a.npz'} {place / f'{name}.npz'} --layout thd {flag}"
+            if name != "a":
+                yield f"tensors diff/{name} {flag}".strip(), command(line, place)
+
+
+def compare(place: Path, wanted: Callable[[str], bool]) -> Cases:
+    """Pairs of results of one tool, of two tools, and of runs."""
+    with contextlib.chdir(DATA / "results"):
+        firsts = sorted(path for path in Path().iterdir() if path.stem.endswith("_a"))
+        for a in firsts:
+            others = [path for path in sorted(Path().iterdir()) if path.stem == f"{a.stem[:-2]}_b"]
+            for b in others:
+                for one, other in ((a, b), (b, a)):
+                    if wanted(f"{one}/{other}"):
+                        yield f"{one}/{other}", command(f"compare --json {one} {other}")
+            if wanted(f"{a}/itself"):
+                put = shutil.copytree if a.is_dir() else shutil.copy
+                copy = put(a, place / a.name)
+                yield f"{a}/itself", command(f"compare --json {a} {copy}", place)
+        for a, b in itertools.pairwise(firsts):
+            if wanted(f"{a}/{b}"):
+                yield f"{a}/{b}", command(f"compare --json {a} {b}")
+    written = recorded_runs()
+    names = [name for name in ("answers/sound", "answers/seed-case", "answers/two-lost") if name in written]
+    folders = [place / name.replace("/", "-") for name in names]
+    if any(wanted(f"runs/{name}") for name in names):
+        for name, folder in zip(names, folders, strict=True):
+            written[name](folder)
+            COMMAND.run(f"report {folder}")
+        for name, folder in zip(names[1:], folders[1:], strict=True):
+            yield f"runs/{name}", command(f"compare --json {folders[0]} {folder}", place)
+        yield "runs/all", command(f"compare --json {' '.join(map(str, folders))}", place)
+
+
+def servers(place: Path, wanted: Callable[[str], bool]) -> Cases:
+    """Whole runs on a stand-in for an engine."""
+    engine = str(ROOT / "tests" / "stand_ins" / "engine")
+    for failure in FAILURES:
+        name = failure.replace(":", "-") or "sound"
+        if wanted(name):
+            folder = place / name
+            folder.mkdir()
+            line = shlex.join(["run", "--json", "--out", str(folder / "run"), *STAND_IN, "--suites=mmlu,greedy"])
+            made = apart(line, folder, STAND_IN_FAILS=failure, first=engine)
+            made.pop("numbers", None)  # how many questions it asked depends on timing
+            yield name, made
+
+
+PARTS: dict[str, Callable[..., Cases]] = {
+    "wrong-uses": wrong_uses, "ingest": ingest, "compare": compare, "runs": runs, "kernels": kernels, "check": check,
+    "servers": servers,
+}  # fmt: skip
+
+
+def freeze(only: Sequence[str], recorded: Path | None = None, out: Path | None = None) -> dict[str, Essence]:
+    """All cases, or those of some parts, by "part/case".
+
+    Prints on standard error what each part took, and adds each part to the file `out` when it is complete.
+    """
+    made: dict[str, Essence] = {}
+    for part, cases in PARTS.items():
+        wanted = partial(_wanted, part, only)
+        if only and not any(word.split("/")[0] == part for word in only):
+            continue
+        before, start = len(made), sum(os.times()[:4])
+        with tempfile.TemporaryDirectory(prefix="characterise-") as folder:
+            place = Path(folder).resolve()
+            more = {"recorded": recorded} if part == "runs" else {}
+            for name, case in cases(place, wanted, **more):
+                made[f"{part}/{name}"] = json.loads(json.dumps(case))
+        took = sum(os.times()[:4]) - start
+        print(f"{part}: {len(made) - before} cases, {took:.0f} CPU s", file=sys.stderr, flush=True)
+        if out:
+            kept = json.loads(out.read_text(encoding="utf-8")) if only and out.exists() else {}
+            text = json.dumps(kept | made, indent=1, sort_keys=True, ensure_ascii=False)
+            out.write_text(text + "\n", encoding="utf-8")
+    return made
+
+
+def _wanted(part: str, only: Sequence[str], name: str) -> bool:
+    return not only or any(f"{part}/{name}".startswith(word) for word in only)
+
+
+def renamed(value: Any, renames: Mapping[str, Mapping[str, str]]) -> Any:
+    """What was frozen, in the words of the tree after."""
+    if isinstance(value, Mapping):
+        return {renamed(key, renames): renamed(inner, renames) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [renamed(one, renames) for one in value]
+    if not isinstance(value, str):
+        return value
+    first, space, rest = value.partition(" ")
+    ids = renames.get("ids", {})
+    value = ids.get(value) or (f"{ids[first]}{space}{rest}" if first in ids else value)
+    for old, new in renames.get("words", {}).items():
+        value = value.replace(old, new)
+    return value
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], renames: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Where two freezes differ, in lines; what the table of renames allows is left out."""
+    before, allowed = renamed(before, renames), tuple(renames.get("changed", {}))
+    lines = []
+    for case in sorted(before.keys() | after.keys()):
+        if allowed and case.startswith(allowed):
+            continue
+        if case not in after or case not in before:
+            lines.append(f"{case}: {'is gone' if case in before else 'is new'}")
+            continue
+        old, new = before[case], after[case]
+        for key in sorted(old.keys() | new.keys()):
+            a, b = old.get(key), new.get(key)
+            if key != "reasons" and isinstance(a, list) and isinstance(b, list):
+                a, b = sorted(a, key=str), sorted(b, key=str)  # a rename may have moved one; only reasons have an order
+            if a != b:
+                lines.append(f"{case}: {key}: {_changed(a, b)}")
+    return lines
+
+
+def _changed(a: Any, b: Any) -> str:
+    if not isinstance(a, list) or not isinstance(b, list):
+        return f"{json.dumps(a)} -> {json.dumps(b)}"
+    gone, new = Counter(map(str, a)) - Counter(map(str, b)), Counter(map(str, b)) - Counter(map(str, a))
+    return f"without {sorted(gone.elements())}, with {sorted(new.elements())}" if gone or new else "in another order"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Freeze, and write or compare."""
+    parser = argparse.ArgumentParser(description="Freeze what assay decides, or compare it with what was frozen.")
+    parser.add_argument("--out", type=Path, help="a file for what is frozen, as JSON")
+    parser.add_argument("--against", type=Path, help="such a file, to compare with")
+    parser.add_argument("--renames", type=Path, help="a table of renames, as TOML")
+    parser.add_argument("--recorded", type=Path, help="a folder of recorded runs, which are judged too")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="a part, or part/case; may be repeated"
+    )
+    given = parser.parse_args(words)
+    if unknown := [word for word in given.only if word.split("/")[0] not in PARTS]:
+        parser.error(
+            f"--only {unknown[0]}: expected one of {', '.join(PARTS)}, and perhaps the beginning of a case after /"
+        )
+    os.environ.update(COMMAND.ENVIRONMENT)
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    warnings.simplefilter("ignore")
+    after = freeze(given.only, given.recorded, given.out)
+    if not given.against:
+        return 0
+    frozen = json.loads(given.against.read_text(encoding="utf-8"))
+    before = {name: case for name, case in frozen.items() if _wanted("", [f"/{word}" for word in given.only], name)}
+    renames = tomllib.loads(given.renames.read_text(encoding="utf-8")) if given.renames else {}
+    lines = differences(before, after, renames)
+    for line in lines:
+        print(line)
+    print(f"{len(after)} cases, {len(lines)} differences", file=sys.stderr)
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
