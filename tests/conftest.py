@@ -20,7 +20,6 @@ from hypothesis import settings
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from assay.harness.attention.call import AttentionCall
     from assay.harness.collect.plan import Plan
     from assay.harness.compare.accuracy_test import Prefix
     from assay.harness.engines.base import Engine
@@ -85,9 +84,9 @@ def pytest_collection_finish() -> None:
 
 
 class SharedResults:
-    """Results of a function of an `AttentionCall` that are computed once for all calls of equal contents, the newest ones kept."""
+    """Results that are computed once for all arguments of equal contents, the newest ones kept."""
 
-    MOST_BYTES = 2**28
+    MOST_BYTES = 2**29
 
     def __init__(self) -> None:
         self._kept: OrderedDict[object, tuple[Any, int]] = OrderedDict()
@@ -96,22 +95,20 @@ class SharedResults:
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with results from here. Whoever gets one must not write to it."""
 
-        def shared(call: AttentionCall, *arguments: Any) -> Any:
-            key = (function.__module__, function.__name__, contents(call), *map(contents, arguments))
+        def shared(*arguments: Any) -> Any:
+            key = (function, *map(contents, arguments))
             if key not in self._kept:
-                found = function(call, *arguments)
-                size = sum(
-                    t.nbytes
-                    for t in (vars(found).values() if is_dataclass(found) else [found])
-                    if isinstance(t, Tensor)
-                )
+                found = function(*arguments)
+                parts = vars(found).values() if is_dataclass(found) else [found]
+                size = sum(part.nbytes for part in parts if isinstance(part, Tensor))
                 self._kept[key] = (found, size)
                 self._bytes += size
                 while self._bytes > self.MOST_BYTES:
                     self._bytes -= self._kept.popitem(last=False)[1][1]
             else:
                 self._kept.move_to_end(key)
-            return self._kept[key][0]
+                found = self._kept[key][0]
+            return found
 
         return shared
 
@@ -127,7 +124,7 @@ def contents(value: Any) -> object:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_results() -> Iterator[None]:
+def shared_results() -> Iterator[SharedResults]:
     """Many tests check kernels on the same matrix: its float64 outputs and simulated noise are computed once in a session."""
     from assay.harness.attention import faults
     from assay.harness.localize import bounds, kernel_runs
@@ -139,7 +136,20 @@ def shared_results() -> Iterator[None]:
         patch.setattr(kernel_runs, "truth", kept.of(kernel_runs.truth))
         patch.setattr(bounds, "truth", kept.of(bounds.truth))
         patch.setattr(bounds, "simulate", kept.of(bounds.simulate))
-        yield
+        yield kept
+
+
+@pytest.fixture(scope="module")
+def shared_hypotheses(shared_results: SharedResults) -> Iterator[None]:
+    """Each hypothesis computes a call once: for modules that compare many kernels with all of them on the same calls."""
+    from assay.harness.attention.hypotheses import FAMILY
+
+    computes = [(one, one.compute) for one in FAMILY]
+    for one, compute in computes:
+        object.__setattr__(one, "compute", shared_results.of(compute))
+    yield
+    for one, compute in computes:
+        object.__setattr__(one, "compute", compute)
 
 
 def load(path: Path) -> ModuleType:
