@@ -7,8 +7,9 @@ import importlib.util
 import os
 import signal
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from hypothesis import settings
+from torch import Tensor
 
 if TYPE_CHECKING:
     from assay.harness.collect.plan import Plan
@@ -51,8 +53,20 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without a GPU, leave out what needs one; where kernels are compiled, what needs the interpreter."""
+    """Without a GPU, leave out what needs one; where kernels are compiled, what needs the interpreter. Mark what is slow."""
+    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
+    for alike in cases.values():
+        marker = alike[0].get_closest_marker("few")
+        assert marker is not None
+        kept = {len(alike) * number // marker.args[0] for number in range(marker.args[0])}
+        for number, item in enumerate(alike):
+            if number not in kept:
+                item.add_marker("slow")
     left_out = {
         "cuda": None if torch.cuda.is_available() else "needs a GPU",
         "interpreter": None if os.environ.get("TRITON_INTERPRET") == "1" else "needs TRITON_INTERPRET=1",
@@ -67,6 +81,75 @@ def pytest_collection_finish() -> None:
     """Exempt imported modules from garbage collection, which statsmodels' Holm correction triggers at every call."""
     gc.collect()
     gc.freeze()
+
+
+class SharedResults:
+    """Results that are computed once for all arguments of equal contents, the newest ones kept."""
+
+    MOST_BYTES = 2**29
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[object, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with results from here. Whoever gets one must not write to it."""
+
+        def shared(*arguments: Any) -> Any:
+            key = (function, *map(contents, arguments))
+            if key not in self._kept:
+                found = function(*arguments)
+                parts = vars(found).values() if is_dataclass(found) else [found]
+                size = sum(part.nbytes for part in parts if isinstance(part, Tensor))
+                self._kept[key] = (found, size)
+                self._bytes += size
+                while self._bytes > self.MOST_BYTES:
+                    self._bytes -= self._kept.popitem(last=False)[1][1]
+            else:
+                self._kept.move_to_end(key)
+                found = self._kept[key][0]
+            return found
+
+        return shared
+
+
+def contents(value: Any) -> object:
+    """What a value holds, to look it up by."""
+    if isinstance(value, Tensor):
+        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return value.dtype, value.shape, hash(raw.tobytes())
+    if is_dataclass(value):
+        return type(value), *(contents(getattr(value, one.name)) for one in fields(value))
+    return value
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_results() -> Iterator[SharedResults]:
+    """Many tests check kernels on the same matrix: its float64 outputs and simulated noise are computed once in a session."""
+    from assay.harness.attention import faults
+    from assay.harness.localize import bounds, kernel_runs
+
+    kept = SharedResults()
+    oracle = kept.of(faults.oracle)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faults, "oracle", lambda call: oracle(call).clone())
+        patch.setattr(kernel_runs, "truth", kept.of(kernel_runs.truth))
+        patch.setattr(bounds, "truth", kept.of(bounds.truth))
+        patch.setattr(bounds, "simulate", kept.of(bounds.simulate))
+        yield kept
+
+
+@pytest.fixture(scope="module")
+def shared_hypotheses(shared_results: SharedResults) -> Iterator[None]:
+    """Each hypothesis computes a call once: for modules that compare many kernels with all of them on the same calls."""
+    from assay.harness.attention.hypotheses import FAMILY
+
+    computes = [(one, one.compute) for one in FAMILY]
+    for one, compute in computes:
+        object.__setattr__(one, "compute", shared_results.of(compute))
+    yield
+    for one, compute in computes:
+        object.__setattr__(one, "compute", compute)
 
 
 def load(path: Path) -> ModuleType:
@@ -183,7 +266,7 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     from assay.harness.config import make_spec
 
     candidate = "assay.harness.attention.faults:rounded_oracle"
-    few = {"questions": 48, "margin": 0.1}
+    few = {"questions": 48, "margin": 0.1, "envelope_tokens": 128}
     plan = prepare(make_spec({"device": "cpu", "candidate": candidate, **few}))
     folder = open_folder(plan, tmp_path_factory.mktemp("pair") / "run")
     reference, other = (make_run_engine(plan, folder, role, alone=False) for role in ("reference", "candidate"))

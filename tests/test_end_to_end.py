@@ -19,6 +19,8 @@ pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parent.parent
 FEW = ["--questions", "48", "--margin", "0.1"]
+SEED_CASE = [*FEW, "--suites", "mmlu,layers", "--envelope-tokens", "128"]
+"""What shows it; a correct kernel goes through all suites in `test_collect_server.py`."""
 ANSWERS = ["--questions", "48", "--margin", "0.1", "--suites", "mmlu"]
 """For what is not about the other suites: each start and each call of an interpreted kernel costs seconds."""
 
@@ -160,7 +162,7 @@ def test_a_killed_run_leaves_no_server_and_is_resumed(repaired: Resumed) -> None
 
 
 def test_the_seed_case_is_a_regression_and_says_where_and_why(tmp_path: Path) -> None:
-    code, out = finish(assay(tmp_path, *FEW, "--candidate", "sage_attn_as_shipped"))
+    code, out = finish(assay(tmp_path, *SEED_CASE, "--candidate", "sage_attn_as_shipped"))
     made = report(tmp_path)
     assert (code, made["verdict"]) == (1, "regression"), out
     assert accuracy(made, "candidate") <= 0.35

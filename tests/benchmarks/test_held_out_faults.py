@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, cumulative
 from assay.harness.attention.oracle import oracle, sequences
+
+pytestmark = pytest.mark.slow
 
 SHAPES = ((4, 2, 32), (8, 2, 128), (4, 4, 16), (8, 2, 96))
 """Heads, kv heads and head dim of a session: what an engine sends to one fresh kernel."""
@@ -49,8 +52,14 @@ def session(number: int, extends: int = 5, decodes: int = 4) -> list[AttentionCa
     return calls
 
 
-POOL = [session(number) for number in range(8)]
-TRUTHS = [[oracle(call) for call in calls] for calls in POOL]
+@cache
+def pool() -> list[list[AttentionCall]]:
+    return [session(number) for number in range(8)]
+
+
+@cache
+def truths_of_pool() -> list[list[Tensor]]:
+    return [[oracle(call) for call in calls] for calls in pool()]
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +149,7 @@ def test_forty_kernels_have_names_of_their_own_and_a_sentence(held_out: ModuleTy
 def test_a_kernel_is_wrong_in_the_pool_and_right_where_its_truth_says_so(name: str, held_out: ModuleType) -> None:
     fault = next(fault for fault in held_out.HELD_OUT if fault.id == name)
     wrong_calls, right, wrong_rows = 0, 0, 0
-    for calls, truths in zip(POOL, TRUTHS, strict=True):
+    for calls, truths in zip(pool(), truths_of_pool(), strict=True):
         kernel = fault.make()
         for at, (call, truth) in enumerate(zip(calls, truths, strict=True)):
             before = call.clone()
@@ -168,7 +177,7 @@ def test_a_made_kernel_has_no_memory_and_repeats_itself(name: str, held_out: Mod
     fault = next(fault for fault in held_out.HELD_OUT if fault.id == name)
     for session_number in (1, 2, 5):
         # Memory kept from the first run would show: both ends decode three sequences, and an odd layer comes before the even one.
-        calls = POOL[session_number]
+        calls = pool()[session_number]
         calls = [calls[6], calls[4], *calls[:4], calls[7]]
         first, second = ([kernel(call) for call in calls] for kernel in (fault.make(), fault.make()))
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

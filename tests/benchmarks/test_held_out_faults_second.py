@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,9 +33,18 @@ def loaded(path: Path) -> ModuleType:
 
 
 first_set = loaded(Path(__file__).with_name("test_held_out_faults.py"))
-POOL: list[list[AttentionCall]] = [first_set.session(number, decodes=8) for number in range(8)]
-TRUTHS = [[oracle(call) for call in calls] for calls in POOL]
 VISIBLE, RIGHT = first_set.VISIBLE, first_set.RIGHT
+pytestmark = pytest.mark.slow
+
+
+@cache
+def pool() -> list[list[AttentionCall]]:
+    return [first_set.session(number, decodes=8) for number in range(8)]
+
+
+@cache
+def truths_of_pool() -> list[list[Tensor]]:
+    return [[oracle(call) for call in calls] for calls in pool()]
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +128,7 @@ def test_thirty_kernels_have_names_of_their_own_and_a_sentence(second_set: Modul
 @pytest.mark.parametrize("name", RIGHT_WHERE)
 def test_a_kernel_is_wrong_in_the_pool_and_right_where_its_truth_says_so(name: str, second_set: ModuleType) -> None:
     wrong_calls, right, wrong_rows = 0, 0, 0
-    for calls, truths in zip(POOL, TRUTHS, strict=True):
+    for calls, truths in zip(pool(), truths_of_pool(), strict=True):
         kernel = fault_of(second_set, name).make()
         for at, (call, truth) in enumerate(zip(calls, truths, strict=True)):
             before = call.clone()
@@ -146,7 +156,7 @@ def test_a_made_kernel_has_no_memory_and_repeats_itself(name: str, second_set: M
     fault = fault_of(second_set, name)
     for session_number in (1, 2, 5):
         # Memory kept from the first run would show: it ends with another batch, other lengths and other layers than it begins.
-        calls = POOL[session_number]
+        calls = pool()[session_number]
         calls = [calls[6], calls[4], *calls[:4], calls[8], calls[7]]
         first, second = ([kernel(call) for call in calls] for kernel in (fault.make(), fault.make()))
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -524,13 +534,13 @@ def test_a_kernel_computes_what_its_truth_says(name: str, second_set: ModuleType
     compared = 0
     for number in (0, 1, 2, 3):
         kernel = fault_of(second_set, name).make()
-        for at, (call, truth) in enumerate(zip(POOL[number], TRUTHS[number], strict=True)):
+        for at, (call, truth) in enumerate(zip(pool()[number], truths_of_pool()[number], strict=True)):
             out = kernel(call)
             for part, (rows, _) in zip(second_set.parts(call), sequences(call), strict=True):
                 wrong = (first_set.row_errors(out[rows], truth[rows]) > VISIBLE).nonzero()[:, 0].tolist()
                 for token in {0, part.len_q - 1, *wrong[:1], *wrong[-1:]}:
                     for head in range(0, call.q.shape[1], max(1, part.groups - 1)):
-                        expected = by_truth(name, Query(part, head, token, POOL[number][:at]))
+                        expected = by_truth(name, Query(part, head, token, pool()[number][:at]))
                         torch.testing.assert_close(out[rows][token, head].double(), expected, rtol=1e-4, atol=1e-5)
                     compared += token in wrong
     assert compared >= 3, "hardly anything that is wrong was compared"

@@ -34,6 +34,7 @@ def loaded(path: Path) -> ModuleType:
 
 first_set = loaded(Path(__file__).with_name("test_held_out_faults.py"))
 VISIBLE, RIGHT = first_set.VISIBLE, first_set.RIGHT
+pytestmark = pytest.mark.slow
 SHAPES = ((4, 1, 64), (4, 2, 96), (4, 4, 16), (4, 2, 80), (4, 2, 32))
 """Q heads, kv heads and head dim of each session."""
 
@@ -58,8 +59,14 @@ def session(number: int) -> list[AttentionCall]:
     return calls
 
 
-POOL = [session(number) for number in range(len(SHAPES))]
-TRUTHS = [[oracle(call) for call in calls] for calls in POOL]
+@cache
+def pool() -> list[list[AttentionCall]]:
+    return [session(number) for number in range(len(SHAPES))]
+
+
+@cache
+def truths_of_pool() -> list[list[Tensor]]:
+    return [[oracle(call) for call in calls] for calls in pool()]
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +82,7 @@ def fault_of(third_set: ModuleType, name: str) -> Any:
 def outs_of(third_set: ModuleType, name: str) -> list[list[Tensor]]:
     """Outputs of the pool, with a fresh kernel per session."""
     found = []
-    for calls in POOL:
+    for calls in pool():
         kernel = fault_of(third_set, name).make()
         found.append([kernel(call) for call in calls])
     return found
@@ -151,7 +158,7 @@ def test_thirty_kernels_have_names_of_their_own_and_a_sentence(third_set: Module
 @pytest.mark.parametrize("name", RIGHT_WHERE)
 def test_a_kernel_is_wrong_in_the_pool_and_right_where_its_truth_says_so(name: str, third_set: ModuleType) -> None:
     wrong_calls, right, wrong_rows = 0, 0, 0
-    for calls, truths, outs in zip(POOL, TRUTHS, outs_of(third_set, name), strict=True):
+    for calls, truths, outs in zip(pool(), truths_of_pool(), outs_of(third_set, name), strict=True):
         for at, (call, truth, out) in enumerate(zip(calls, truths, outs, strict=True)):
             assert out.shape == truth.shape
             assert out.dtype == call.q.dtype
@@ -171,10 +178,10 @@ def test_a_kernel_is_wrong_in_the_pool_and_right_where_its_truth_says_so(name: s
 @pytest.mark.parametrize("name", RIGHT_WHERE)
 def test_a_made_kernel_has_no_memory_and_repeats_itself(name: str, third_set: ModuleType) -> None:
     # Memory kept from the pool would show: it ends with another session. A kernel's first call may be any of a session.
-    decode = POOL[1][1]
+    decode = pool()[1][1]
     first = fault_of(third_set, name).make()(decode)
     expected, kernel = outs_of(third_set, name)[1], fault_of(third_set, name).make()
-    for call, out in zip(POOL[1], expected, strict=True):
+    for call, out in zip(pool()[1], expected, strict=True):
         before = call.clone()
         assert torch.equal(kernel(call), out)
         assert all(torch.equal(getattr(call, t), getattr(before, t)) for t in ("q", "k", "v")), (
@@ -532,7 +539,7 @@ OUT: dict[str, Callable[[Query], Tensor]] = {
 @pytest.mark.parametrize("name", RIGHT_WHERE)
 def test_a_kernel_computes_what_its_truth_says(name: str, third_set: ModuleType) -> None:
     compared = 0
-    for calls, truths, outs in zip(POOL[:4], TRUTHS, outs_of(third_set, name), strict=False):
+    for calls, truths, outs in zip(pool()[:4], truths_of_pool(), outs_of(third_set, name), strict=False):
         for at, (call, truth, out) in enumerate(zip(calls, truths, outs, strict=True)):
             for part, (rows, _) in zip(third_set.parts(call), sequences(call), strict=True):
                 wrong = (first_set.row_errors(out[rows], truth[rows]) > VISIBLE).nonzero()[:, 0].tolist()

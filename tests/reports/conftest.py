@@ -44,7 +44,7 @@ def script_errors(chrome: Any) -> list[str]:
     return [entry["message"] for entry in chrome.get_log("browser") if entry["source"] == "javascript"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chrome(browser: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
     with browser() as chrome:
         yield chrome

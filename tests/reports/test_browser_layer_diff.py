@@ -76,6 +76,7 @@ def _number(layers: LayersResult, id_: str) -> int:
     return number
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [4, 32, 128])
 def test_hovering_reads_the_numbers_of_the_report(see: Any, layer_diffs: ModuleType, size: int) -> None:
     layers = layer_diffs.seed_case() if size == 4 else layer_diffs.one_head(size, size)
@@ -191,6 +192,7 @@ def test_128_layers_of_128_heads_load_in_seconds(see: Any, examples: ModuleType,
     assert min(chrome.execute_script(drawing) for _ in range(3)) < 1_000
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [4, 128])
 def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(
     see: Any, layer_diffs: ModuleType, size: int

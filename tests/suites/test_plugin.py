@@ -105,6 +105,7 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_documented_example_passes_as_it_stands(documented: Path) -> None:
     done, found = run(documented, "test_my_kernels.py", "test_each_call.py")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -133,7 +134,12 @@ def test_each(assay_case):
 
 @pytest.mark.parametrize(
     ("mode", "root", "working"),
-    [("prepend", ".", "."), ("importlib", ".", "."), ("importlib", "tests", "."), ("prepend", ".", "tests")],
+    [
+        pytest.param("prepend", ".", ".", marks=pytest.mark.slow),
+        pytest.param("importlib", ".", ".", marks=pytest.mark.slow),
+        ("importlib", "tests", "."),
+        ("prepend", ".", "tests"),
+    ],
 )
 def test_plain_pytest_finds_a_kernel_in_the_root_and_in_the_working_folder(
     mode: str, root: str, working: str, tmp_path: Path
@@ -152,16 +158,22 @@ def test_plain_pytest_finds_a_kernel_in_the_root_and_in_the_working_folder(
     assert len(found) > 2
 
 
+SOME_CASES = ("64+0-one-", "64+16-", "1+16-")
+"""Parts of the names of single calls: without a cached prefix and with one."""
+
+
 @pytest.fixture(scope="module")
 def failing(documented: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]]:
-    (documented / "test_wrong.py").write_text(TESTS)
+    (documented / "test_kernels.py").write_text(TESTS)
     (documented / "refusing.py").write_text(REFUSING)
     # Of the single cases only some, since each is named and shrunk.
-    return run(documented, "test_wrong.py", "-k", "not each_ or 64+0- or 64+16- or 1+16-")
+    return run(documented, "test_kernels.py", "-k", f"not each_ and not test_wrong or {' or '.join(SOME_CASES)}")
 
 
-def test_the_documented_message_is_the_message(failing: tuple[object, dict[str, ElementTree.Element]]) -> None:
-    failure = failing[1]["test_wrong"].find("failure")
+@pytest.mark.slow
+def test_the_documented_message_is_the_message(documented: Path) -> None:
+    (documented / "test_message.py").write_text(TESTS)
+    failure = run(documented, "test_message.py", "-k", "test_wrong")[1]["test_wrong"].find("failure")
     assert failure is not None
     [shown] = re.findall(r"```text\n(.*?)```", DOCS, re.DOTALL)
     for line in shown.splitlines():
@@ -189,7 +201,7 @@ def test_each_case_is_a_test(
     expected = {
         f"test_each_wrong_call[{case.name}]": "passed" if case.condition["cached prefix"] == "none" else "failure"
         for case in cases(("extend",), dtypes=[torch.float16])
-        if any(some in case.name for some in ("64+0-", "64+16-", "1+16-"))
+        if any(some in case.name for some in SOME_CASES)
     }
     assert wrong == expected
     assert set(wrong.values()) == {"passed", "failure"}
@@ -291,20 +303,22 @@ import os
 import pytest
 import torch
 from assay import assert_correct, call_of
+from assay.harness.attention.matrix import cases
 from ending import *
 
 KERNELS = [exits, crashes, skips, expects_to_fail, leaves]
 SMALL = dict(phases=["decode"], dtypes=["float32"], head_dims=[64])
+FEW = dict(phases=["decode"], cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[:4])
 HERE = os.getpid()
 
 
 @pytest.mark.parametrize("kernel", [*KERNELS, copies], ids=lambda kernel: kernel.__name__)
 def test_check(assay, kernel):
-    assay.check(kernel, **SMALL)
+    assay.check(kernel, **FEW)
 
 
 def test_read(assay):
-    assay.check(skips_when_it_is_read, **SMALL, read_out=1)
+    assay.check(skips_when_it_is_read, **FEW, read_out=1)
 
 
 @pytest.mark.parametrize("kernel", [*KERNELS, skips_the_test], ids=lambda kernel: kernel.__name__)
@@ -323,11 +337,11 @@ def test_skips(assay_case):
 
 
 def test_closure(assay):
-    assay.check(lambda call: os._exit(0), **SMALL)
+    assay.check(lambda call: os._exit(0), **FEW)
 
 
 def test_right(assay):
-    assert assay.check(lambda call: right(call), **SMALL).computed
+    assert assay.check(lambda call: right(call), **FEW).computed
     assert os.getpid() == HERE
 """
 

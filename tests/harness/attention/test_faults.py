@@ -17,6 +17,8 @@ from assay.harness.localize.causes import causes
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
 
+pytestmark = pytest.mark.usefixtures("shared_hypotheses")
+
 LAYERS = range(4)
 LAYER, HEAD = 2, 1
 MATRIX = [[(24, 0)], [(70, 0)], [(20, 1)], [(20, 77)], [(9, 64)], [(33, 128)], [(40, 30), (26, 60)], [(1, 90)]]

@@ -38,6 +38,7 @@ def top_left(call: AttentionCall) -> Tensor:
     return oracle(replace(call, k=call.k[first_keys], v=call.v[first_keys], cu_seqlens_k=call.cu_seqlens_q))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1)])
 @pytest.mark.parametrize("lens", NO_PREFIX + PREFIX)
 def test_sage_attn_is_correct_up_to_int8_noise(lens: list[tuple[int, int]], heads: tuple[int, int]) -> None:
@@ -48,6 +49,7 @@ def test_sage_attn_is_correct_up_to_int8_noise(lens: list[tuple[int, int]], head
     assert relative_l1(out, oracle(call)) < INT8_NOISE
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_dtypes_and_head_dims(dtype: torch.dtype, head_dim: int) -> None:
@@ -55,6 +57,7 @@ def test_dtypes_and_head_dims(dtype: torch.dtype, head_dim: int) -> None:
     assert relative_l1(sage_attn(call), oracle(call)) < INT8_NOISE
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lens", NO_PREFIX)
 def test_as_shipped_is_correct_without_a_prefix(lens: list[tuple[int, int]]) -> None:
     call = call_of(lens, (4, 2), 64, torch.float16, "cpu")
@@ -115,6 +118,7 @@ class TorchAmongNans:
         return torch.full((size + 4096,), fill, dtype=dtype, device=device)[:size].view(tuple(int(n) for n in shape))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kernel", [sage_attn, sage_attn_as_shipped])
 @pytest.mark.parametrize("lens", [[(41, 0)], [(100, 0), (48, 0)], [(150, 0)]])
 def test_memory_after_the_scales_has_no_effect(

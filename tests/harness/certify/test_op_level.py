@@ -57,6 +57,7 @@ def caught(id: str = "a-fault") -> Examined:
     return Examined(id=id, kind="fault", title="a fault", outcome="caught", seconds=1.0)
 
 
+@pytest.mark.few(32)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if not f.equivalent], ids=lambda f: f.id)
 def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     rounds = 5 if fault.where.share < 1 else 1
@@ -64,6 +65,7 @@ def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     assert any(footprint(fault, level.wide).calls for level in levels)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if f.equivalent], ids=lambda f: f.id)
 def test_equivalent_faults_change_nothing_and_are_not_flagged(fault: SeededFault) -> None:
     assert footprint(fault, FEW.wide).calls == ()
@@ -124,6 +126,7 @@ def test_an_undeclared_family_is_a_false_alarm_if_it_is_flagged() -> None:
     assert examine_honest("int8", "int8", honest("int8_qk", 0), FEW, as_exact).outcome == "false alarm"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["mask-top-left-head-3", "mask-missing", "scale-twice"])
 def test_a_fault_in_a_kernel_that_quantises_is_named_and_pinned(fault: str) -> None:
     one = examine_fault(CATALOGUE[fault], INT8)
@@ -131,6 +134,7 @@ def test_a_fault_in_a_kernel_that_quantises_is_named_and_pinned(fault: str) -> N
     assert one.found == (CATALOGUE[fault].hypothesis,), "no quantisation is missing where the fault is"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["identity", "keys-reversed", "splits-merged"])
 def test_an_equivalent_fault_in_a_kernel_that_quantises_is_not_flagged(fault: str) -> None:
     assert examine_fault(CATALOGUE[fault], INT8).outcome == "quiet"

@@ -54,11 +54,13 @@ def test_a_pipe_that_is_closed_leaves_the_exit_code(tmp_path: Path, arguments: l
     assert "sys.exit" not in said
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("arguments", "code"), SETTLED)
 def test_both_streams_closed_leave_the_exit_code(tmp_path: Path, arguments: list[str], code: int) -> None:
     assert closed_at_once(tmp_path, arguments, subprocess.STDOUT)[0] == code
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_every_command_can_be_cut_off(tmp_path: Path, name: str) -> None:
     assert closed_at_once(tmp_path, [name, "--help"]) == (0, "")

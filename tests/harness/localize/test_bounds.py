@@ -41,6 +41,7 @@ def own(out: Tensor, call: AttentionCall) -> Tensor:
     return deviation(out, oracle(call), cells_of(call)).relative_l1
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("times", [1.0, 3.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lens", LENS)
@@ -131,6 +132,7 @@ def test_a_bound_is_that_of_its_own_cell() -> None:
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("noise", FAMILIES)
 def test_many_queries_have_a_bound_close_above_their_noise(noise: str) -> None:
     found = CallNoise(call_of([(100, 28)], (4, 2), 64, torch.float32, "cpu"), noise)
@@ -174,6 +176,7 @@ def test_unknown_families_are_refused() -> None:
             refuses(call, "int4")
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("noise", ["", "int8_qk", "fp8_kv"])
 @pytest.mark.parametrize("times", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("dtype", DTYPES)

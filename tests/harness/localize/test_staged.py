@@ -48,6 +48,7 @@ def test_the_smallest_calls_give_the_name_before_any_other_is_run() -> None:
     assert len(kernel.lens) == 3 * len(CALLS), "all others follow, and each twice more"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["mask-top-left", "leak-values-previous", "scale-missing", "mask-missing"])
 def test_the_findings_are_those_of_running_all_calls(name: str) -> None:
     kernel = fault(name, layers=[1], heads=[2])

@@ -36,8 +36,8 @@ from assay.reports.check_text import message
 
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
 TOP_LEFT = fault("mask-top-left")
-check = partial(check_and_read, read_out=0)
-"""What is read off a kernel is tested in test_observed.py."""
+check = partial(check_and_read, read_out=0, calls=0)
+"""What is read off a kernel is tested in test_observed.py, and what many more calls show where `calls` are given."""
 THIRD = 3
 """Every third call shows a fault that depends on one axis of the design; the whole matrix shows it in three times the time."""
 
@@ -51,14 +51,14 @@ def kinds(result: CheckResult) -> list[str]:
 
 
 def test_a_correct_kernel_passes() -> None:
-    result = check(ORACLE)
+    result = check(ORACLE, calls=None)
     assert (result.exit_code, result.missing, result.failing, result.findings) == (ExitCode.PASS, (), [], ())
     assert len(result.computed) == len(cases())
     assert result.worst is not None
     assert 0 < result.worst.ratio < 1
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_correct_kernel_passes_on_other_data(seed: int) -> None:
     assert check(ORACLE, seed=seed).exit_code == ExitCode.PASS
 
@@ -99,6 +99,7 @@ def zero(call: AttentionCall) -> Tensor:
     return torch.zeros_like(call.q)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -155,8 +156,10 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 )
 @pytest.mark.parametrize(
     ("wrong", "kind"),
-    [(TOP_LEFT, "mask-top-left"), (lambda call: rounded_oracle(call).flip(-1), UNEXPLAINED)],
-    ids=["known", "unknown"],
+    [
+        pytest.param(TOP_LEFT, "mask-top-left", id="known"),
+        pytest.param(lambda call: rounded_oracle(call).flip(-1), UNEXPLAINED, id="unknown", marks=pytest.mark.slow),
+    ],
 )
 def test_a_bug_under_one_condition_is_reported_with_it(
     holds: Callable[[AttentionCall], bool], where: str, wrong: Kernel, kind: str
@@ -168,7 +171,7 @@ def test_a_bug_under_one_condition_is_reported_with_it(
     assert kinds(result) == [kind]
 
 
-@pytest.mark.parametrize("bug", ["mask-top-left", "prefix-values-shifted"])
+@pytest.mark.parametrize("bug", ["mask-top-left", pytest.param("prefix-values-shifted", marks=pytest.mark.slow)])
 def test_a_bug_at_complete_blocks_is_reported_with_its_condition(bug: str) -> None:
     result = check(fault(bug, when=lambda new, prefix: prefix % 64 == 0), phases=["extend"])
     assert kinds(result) == [bug]
@@ -204,17 +207,17 @@ def test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault(how: type[Ex
             raise how("head_dim must be 64 or 128")
         return rounded_oracle(call)
 
-    result = check(plain)
+    result = check(plain, phases=["decode"])
     assert (result.verdict, result.findings, result.broken, result.missing) == ("pass", (), (), ())
     assert {case.condition["head_dim"] for case, _ in result.refused} == set(map(str, OTHER_HEAD_DIMS))
     assert "head_dim must be 64 or 128" in message(result)
-    asked = check(plain, head_dims=[64, 80])
+    asked = check(plain, phases=["decode"], head_dims=[64, 80])
     assert asked.verdict == ("regression" if how is ValueError else "inconclusive")
-    assert check(declares(head_dims=(64, 80))(plain)).verdict == asked.verdict
+    assert check(declares(head_dims=(64, 80))(plain), phases=["decode"]).verdict == asked.verdict
 
 
 def test_what_is_wrong_at_a_head_dim_that_nobody_claimed_is_a_finding() -> None:
-    result = check(only_where(lambda call: call.q.shape[2] in (80, 96), zero))
+    result = check(only_where(lambda call: call.q.shape[2] in (80, 96), zero), phases=["decode"])
     assert (result.verdict, result.where) == ("regression", "head_dim is 80 or 96")
 
 
@@ -231,11 +234,13 @@ def test_what_is_wrong_at_a_head_dim_that_nobody_claimed_is_a_finding() -> None:
     ids=["layer", "ratio", "not packed", "heads first", "inference", "no-grad"],
 )
 def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[AttentionCall], bool], where: str) -> None:
-    result = check(only_where(holds, lambda call: torch.zeros_like(call.q)), dtypes=["float16", "float32"])
+    result = check(only_where(holds, zero), phases=["decode"], dtypes=["float16", "float32"])
     assert (result.verdict, result.where) == ("regression", where)
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["whole", "in one dtype"])
+@pytest.mark.parametrize(
+    "apart", [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="in one dtype")]
+)
 def test_an_exact_sentence_replaces_the_axes_that_it_explains(apart: bool) -> None:
     some = cases(("extend",), dtypes=[torch.float32, torch.float16])[::16]
     kernel = only_where(lambda call: call.q.dtype == torch.float32, TOP_LEFT) if apart else TOP_LEFT
@@ -293,13 +298,13 @@ def test_a_refused_dtype_is_not_covered_and_no_pass() -> None:
     def halves(call: AttentionCall) -> Tensor:
         return refuse("no float32") if call.q.dtype == torch.float32 else rounded_oracle(call)
 
-    result = check(halves)
+    result = check(halves, phases=["decode"])
     assert result.exit_code == ExitCode.NO_VERDICT
     assert any("float32 was refused; declare what it supports" in one for one in result.missing)
     assert {why for _, why in result.refused} == {"no float32"}
     assert {case.condition["dtype"] for case, _ in result.refused} == {"float32"}
     assert not {case.name for case, _ in result.refused} & {case.name for case in result.right}
-    assert check(halves, dtypes=["float32"]).exit_code == ExitCode.NO_VERDICT
+    assert check(halves, phases=["decode"], dtypes=["float32"]).exit_code == ExitCode.NO_VERDICT
 
 
 def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
@@ -309,7 +314,7 @@ def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
         assert call.q.shape[2] == 64
         return rounded_oracle(call)
 
-    result = check(halves)
+    result = check(halves, phases=["decode"])
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
     assert {(case.condition["dtype"], case.condition["head_dim"]) for case in result.right} == {
         ("float16", "64"), ("bfloat16", "64")
@@ -344,7 +349,7 @@ def test_a_kernel_that_refuses_a_few_calls_passes() -> None:
     assert (result.verdict, len(result.refused)) == ("pass", len(refused))
 
 
-@pytest.mark.parametrize("seed", [1, 5])
+@pytest.mark.parametrize("seed", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_pytorchs_own_attention_passes(seed: int) -> None:
     # At seed 1 a cell of one query and few keys has 1.3 times a bound that came from one simulated draw.
     result = check(torch_sdpa, seed=seed)
@@ -388,7 +393,7 @@ def test_a_gain_below_every_bound_is_a_finding() -> None:
     ids=["nothing", "no prefix", "prefix only", "no decode"],
 )
 def test_what_was_not_computed_is_no_pass(kernel: Kernel, missing: str) -> None:
-    result = check(kernel)
+    result = check(kernel, cases=cases()[::THIRD])
     assert result.exit_code == ExitCode.NO_VERDICT
     assert any(missing in one for one in result.missing)
     assert message(result).startswith("No verdict")
@@ -399,8 +404,9 @@ def test_only_phases_that_are_declared_are_needed() -> None:
     def extend_only(call: AttentionCall) -> Tensor:
         return rounded_oracle(call)
 
-    assert check(extend_only).exit_code == ExitCode.PASS
-    asked = check(extend_only, phases=["extend", "decode"])
+    some = cases()[::THIRD]
+    assert check(extend_only, cases=some).exit_code == ExitCode.PASS
+    asked = check(extend_only, phases=["extend", "decode"], cases=some)
     assert asked.exit_code == ExitCode.NO_VERDICT
     assert asked.missing == ("no decode call was computed (the kernel declares extend only)",)
 
@@ -411,7 +417,7 @@ def test_a_written_input_is_wrong() -> None:
         call.k.zero_()
         return out
 
-    assert kinds(check(writes)) == [INPUT_WRITTEN]
+    assert kinds(check(writes, phases=["decode"])) == [INPUT_WRITTEN]
 
 
 @pytest.mark.parametrize("buffers", [1, 2])
@@ -474,7 +480,7 @@ def test_a_kernel_that_becomes_wrong_after_many_runs_is_wrong(how: str) -> None:
     given = {"phases": ["decode"], "dtypes": ["float16"]}
     assert check(tires, calls=600, **given).verdict == "pass"
     runs = 0
-    result = check(tires, **given)
+    result = check(tires, calls=None, **given)
     assert (result.verdict, kinds(result), result.coverage.runs) == ("regression", [STATE_KEPT], 701)
     assert "in its run 701" in result.findings[0].diagnosis
 
@@ -489,7 +495,8 @@ def test_noise_is_excused_only_where_it_is_declared() -> None:
 
 
 def test_the_command_and_the_test_are_those_of_the_kernel() -> None:
-    assert check(ORACLE, seed=3, dtypes=["bfloat16"]).again == f"assay check {ORACLE} --dtype bfloat16 --seed 3"
+    few = {"seed": 3, "phases": ["decode"], "dtypes": ["bfloat16"], "calls": None}
+    assert check(ORACLE, **few).again == f"assay check {ORACLE} --phase decode --dtype bfloat16 --seed 3"
     assert check(TOP_LEFT, phases=["decode"], dtypes=["float32"], head_dims=[64]).test == ""
     assert named(rounded_oracle) == (ORACLE, rounded_oracle)
     assert named(TOP_LEFT)[0] == "fault.<locals>.kernel"

@@ -38,7 +38,7 @@ from assay.harness.server.pack_writer import PackWriter
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding
 
 Lens = list[tuple[int, int]]
-NO_MASK = fault("mask-missing")
+NO_MASK, SCALE_TWICE = fault("mask-missing"), fault("scale-twice")
 
 
 def two_bugs(call: AttentionCall) -> Tensor:
@@ -53,9 +53,14 @@ def no_rule_in_21(call: AttentionCall) -> Tensor:
 
 
 @cache
+def read_off(kernel: Kernel) -> ReadOut:
+    """What is read off a kernel, once for all tests."""
+    return read_out(kernel)
+
+
 def says() -> str:
     """What is read off the kernel without a mask."""
-    return read_out(NO_MASK).sentence
+    return read_off(NO_MASK).sentence
 
 
 def case(lens: Lens, dtype: torch.dtype = torch.float32, name: str = "some") -> Case:
@@ -263,18 +268,18 @@ def test_what_was_read_is_tried_on_every_failing_call_before_it_is_said() -> Non
 )
 def test_an_operator_is_exact_only_if_it_gives_each_output_of_a_call(change: Callable[..., object]) -> None:
     def mostly(call: AttentionCall) -> Tensor:
-        out = fault("scale-twice")(call)
+        out = SCALE_TWICE(call)
         change(call, out)
         return out
 
-    read, call = read_out(fault("scale-twice")), call_of([(400, 9)], (4, 2), 64, torch.float32, "cpu")
-    [right, other] = [measure(call, kernel(call)) for kernel in (fault("scale-twice"), mostly)]
+    read, call = read_off(SCALE_TWICE), call_of([(400, 9)], (4, 2), 64, torch.float32, "cpu")
+    [right, other] = [measure(call, kernel(call)) for kernel in (SCALE_TWICE, mostly)]
     assert observed._tried(read, [right]).exact
     assert not observed._tried(read, [right, other]).exact
 
 
 def test_a_call_that_passes_counts_against_an_operator_that_changes_it() -> None:
-    read, calls = read_out(NO_MASK), [call_of([lens], (4, 2), 64, torch.float32, "cpu") for lens in ((9, 20), (9, 0))]
+    read, calls = read_off(NO_MASK), [call_of([lens], (4, 2), 64, torch.float32, "cpu") for lens in ((9, 20), (9, 0))]
     failing, passing = measure(calls[0], NO_MASK(calls[0])), measure(calls[1], rounded_oracle(calls[1]))
     assert observed._tried(read, [failing]).exact
     assert not observed._tried(read, [failing, passing]).exact
@@ -336,7 +341,7 @@ def test_a_replay_shows_the_edge_of_the_mask_and_says_what_holds_on_the_recorded
 def test_a_replay_does_not_say_what_holds_only_on_other_calls(
     tmp_path: Path, importable: Callable[[str, Kernel], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observed, "read_kernel", lambda *_: read_out(NO_MASK))
+    monkeypatch.setattr(observed, "read_kernel", lambda *_: read_off(NO_MASK))
     pack = a_pack(tmp_path / "pack", no_rule_in_21, layer=21)
     [finding] = replay(pack, importable("by_layer", no_rule_in_21)).findings
     assert (finding.id, finding.operator) == (UNEXPLAINED, "")
@@ -376,7 +381,7 @@ def test_a_kernel_that_is_right_outside_of_its_server_is_said_to_be(
 
 
 def test_an_operator_holds_only_on_calls_whose_outputs_it_gives() -> None:
-    read, call = read_out(NO_MASK), call_of([(9, 20)], (4, 2), 64, torch.float32, "cpu")
+    read, call = read_off(NO_MASK), call_of([(9, 20)], (4, 2), 64, torch.float32, "cpu")
     right = measure(call, NO_MASK(call))
     assert held(read, [right, right]).exact
     assert held(read, [right, right]).wrong > 0

@@ -103,6 +103,7 @@ CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
 GROUPED = Times(next(one for one in TIMES if "per kv head" in one.words))
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("effect", [
     Constant(0.0), Constant(2.5), Scale(SCALES[0]), Scale(SCALES[3]), Scale(constant_formula(0.75)),
     Limited("scores", 0.5, "capped"),
@@ -157,6 +158,7 @@ def test_right_rows_keep_a_rule_from_saying_too_much() -> None:
     assert not given_by(key_factors(blind))
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("effect", "history"), [
     (DIMS[5], None), (Plus(0.25), None), (Plus(-0.5, relative=True), None), (WithAtom(ATOMS[0], (0.75, 0.25)), None),
     (WithAtom(ATOMS[1], (1.0, 0.5)), None), (moved("v", "key j - 2", share=(0.9, 0.1)), None),

@@ -239,6 +239,7 @@ def test_other_kernels_are_asked_for_both(kernel: Faulty, without: int) -> None:
     assert [call.causal for call in kernel.asked].count(False) == without + len(SMALL)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("causal", "words"), [
     (lambda call: 1.0, "the output is multiplied by 2, only without a causal mask"),
     (lambda call: 3.0 * (call.phase == "decode") + (call.phase == "extend"),

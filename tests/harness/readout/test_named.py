@@ -212,6 +212,7 @@ def test_nan_is_no_sign_of_a_bug_that_leaves_an_output_undefined() -> None:
         assert read.sentence.startswith("the output is NaN")
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize("fault", [one for one in ALL if one.hypothesis], ids=lambda one: str(one.id))
 def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) -> None:
     """Whatever a check named first: the bug that the headline names gives the outputs that the sentence gives."""
@@ -265,6 +266,7 @@ def test_what_a_name_does_not_change_contradicts_nothing() -> None:
     assert (first.id, first.diagnosis) == ("prefix-dropped", "it is wrong")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("id", "factor"), [(OUTPUT_SCALED, 2.0), (OUTPUT_NOT_WRITTEN, 0.0)])
 @pytest.mark.parametrize("place", ["", "only in decode"])
 def test_an_output_that_is_a_multiple_keeps_its_name_and_says_where(id: str, factor: float, place: str) -> None:

@@ -89,6 +89,7 @@ def without_prefix(one: Request) -> Request:
 # Faults of each kind
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kernel", "sentence"), [
     (by_sequence(window), "sliding window of 16 keys: query i sees keys j > p - 16"),
     (by_sequence(cached_values_slipped), "V of keys j <= prefix - 2 is read from key j + 1"),
@@ -206,6 +207,7 @@ def linear_exp2(x: Tensor) -> Tensor:
     return 2 ** y.floor() * (1 + y - y.floor())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kernel", "sentence"), [
     (times_where(0.0, lambda s: s.logsumexp(-1) < 2.5),
      "the output is not written: it is zero, only where the log-sum-exp of the scores is below 2.5"),
@@ -221,6 +223,7 @@ def test_a_rule_may_speak_of_the_log_sum_exp_or_the_maximum_of_a_row(kernel: Ker
     assert (found.sentence, found.share, found.exact, found.notes) == (sentence, 1.0, True, ())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kernel", "sentence"), [
     (exponential(lambda x: x.clamp(min=-3).exp()),
      "exp(x), x = score - maximum, is exp(max(x, -3))"),
@@ -243,6 +246,7 @@ def test_an_exponential_that_is_another_function_is_read_as_a_formula(kernel: Ke
 # Right kernels
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -311,6 +315,7 @@ def test_a_kernel_for_which_there_are_no_calls_is_not_asked() -> None:
     assert (found.sentence, found.calls, found.samples, found.notes) == ("", 0, (), ())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kernel", "sentence"), [(rounded_oracle, ""), (nothing, "the output is not written: it is zero")]
 )
@@ -346,6 +351,7 @@ def batch_of_six(call: AttentionCall) -> Tensor:
     return SCALED_TWICE(call) if len(call.lens_q) >= 6 else rounded_oracle(call)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kernel", "wrong", "says"),
     [
@@ -414,6 +420,7 @@ def test_a_kernel_of_one_phase_is_read(phase: str) -> None:
     assert found.calls == len(asked)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_kernel_is_read_in_a_dtype_that_it_declares(dtype: torch.dtype) -> None:
     declared = declares(dtypes=(str(dtype).removeprefix("torch."),))
@@ -560,6 +567,7 @@ def test_what_counts_as_wrong(errors: list[float], data: str, device: str, noise
     assert tolerance == pytest.approx((noise / 2, 2 * noise, max(1e-7, noise * 1e-3)), rel=1e-3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("factor", "does"), [(0.0, "the output is not written: it is zero"), (2.0, "the output is multiplied by 2")]
 )
@@ -604,6 +612,7 @@ def from_the_fifth_tile_on(call: AttentionCall) -> Tensor:
     return torch.where((tile >= 4)[:, None, None], rounded_oracle(replace(call, causal=False)), rounded_oracle(call))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [
