@@ -50,13 +50,20 @@ def covering(
     missing = dict(enumerate(table))
     of_axis = {axis: [n for n, (group, _) in missing.items() if axis in {one.axis for one in group}] for axis in axes}
 
-    def gain(row: Row, axis: str) -> int:
-        """How many missing combinations the row covers that include the axis."""
-        found = 0
-        for number in of_axis[axis]:
-            group, left = missing[number]
-            if all(one.axis in row for one in group):
-                found += tuple(one.of(row[one.axis]) for one in group) in left
+    words = {combination: repr(combination) for _, left in table for combination in left}
+
+    def gains(row: Row, axis: str, values: Sequence[Any]) -> list[int]:
+        """How many missing combinations that include the axis the row covers with each of these values for it."""
+        found = [0] * len(values)
+        for group, left in (missing[number] for number in of_axis[axis]):
+            if not left or any(one.axis != axis and one.axis not in row for one in group):
+                continue
+            of_value = next(one.of for one in group if one.axis == axis)
+            place = next(at for at, one in enumerate(group) if one.axis == axis)
+            others = [one.of(row[one.axis]) if one.axis != axis else None for one in group]
+            before, after = tuple(others[:place]), tuple(others[place + 1 :])
+            for number, value in enumerate(values):
+                found[number] += (*before, of_value(value), *after) in left
         return found
 
     def settle(row: Row) -> None:
@@ -69,7 +76,7 @@ def covering(
     used = {(axis, value): 0 for axis, values in axes.items() for value in values}
     while any(left for _, left in missing.values()):
         group, left = max(missing.values(), key=lambda one: len(one[1]))
-        wanted = dict(zip(group, min(left, key=repr), strict=True))
+        wanted = dict(zip(group, min(left, key=words.__getitem__), strict=True))
         row: Row = {}
         for axis in (*(one.axis for one in group), *chance.sample(list(axes), len(axes))):
             if axis in row:
@@ -79,10 +86,9 @@ def covering(
                 for value in axes[axis]
                 if all(one.of(value) == wish for one, wish in wanted.items() if one.axis == axis)
             ]
-            row[axis] = max(
-                chance.sample(allowed, len(allowed)),
-                key=lambda value: (gain(row | {axis: value}, axis), -used[axis, value]),
-            )
+            tried = chance.sample(allowed, len(allowed))
+            best = zip(gains(row, axis, tried), [-used[axis, value] for value in tried], strict=True)
+            row[axis] = max(zip(best, tried, strict=True), key=lambda one: one[0])[1]
         settle(row)
         for axis, value in row.items():
             used[axis, value] += 1

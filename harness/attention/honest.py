@@ -287,8 +287,8 @@ class _Draw:
         """[0, 1)."""
         return torch.rand(*shape, generator=self.generator, device=self.generator.device, dtype=self.work)
 
-    def normal(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.generator, device=like.device, dtype=like.dtype)
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator, device=self.generator.device, dtype=self.work)
 
     def factors(self, x: Tensor) -> Tensor:
         """Random factors of (1/4, 1] that broadcast to x [..., rows, columns]: the phases of a floating-point rounding.
@@ -296,14 +296,14 @@ class _Draw:
         A factor by row times one by column: as good as independent ones, and far cheaper.
         """
         rows, columns = self.uniform(*x.shape[:-1], 1), self.uniform(*x.shape[:-2], 1, x.shape[-1])
-        return torch.exp2(-rows - columns)
+        return (-rows - columns).exp2_()
 
     def rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """x rounded to a 16-bit dtype with a random phase."""
         if torch.finfo(dtype).bits >= 32:
             return x
         factors = self.factors(x)
-        return (x * factors).to(dtype).to(x.dtype) / factors
+        return (x * factors).to(dtype).to(x.dtype).div_(factors)
 
     def operand(self, x: Tensor) -> Tensor:
         """x as an operand of a product.
@@ -416,37 +416,41 @@ def _attend(
     """
     keys = seen.shape[-1]
     k, v = k[..., :keys, :], v[..., :keys, :]
-    scores = (call.scale * q @ k.transpose(-2, -1)).expand(members, -1, -1, -1)
+    # Until something is drawn for each member, all of them have the same: it is computed once.
+    scores = call.scale * q @ k.transpose(-2, -1)
     if not draw.scores_are_coarse:
-        scores = _summed(scores, call.scale * q.norm(dim=-1, keepdim=True), k.norm(dim=-1)[..., None, :], draw)
-    scores = scores.masked_fill(~seen, -math.inf)
+        scores = _summed(scores, call.scale * q.norm(dim=-1, keepdim=True), k.norm(dim=-1)[..., None, :], draw, members)
+    scores = scores.masked_fill_(~seen, -math.inf)
     top = scores.amax(-1, keepdim=True)
     if draw.family.p is None:
-        exact = (scores - top).exp_()
-        weights = draw.rounded(exact, draw.dtype)  # a rounding of floating point does not depend on the reference
-        weights = draw.operand(weights)
+        exact = scores.sub_(top).exp_()  # a rounding of floating point does not depend on what was subtracted
+        weights = draw.operand(draw.rounded(exact.expand(members, -1, -1, -1), draw.dtype))
+        weights = weights if weights.stride(0) else exact  # nothing was drawn
     else:
         tops = _block_tops(scores, top, draw.way)
         weights = (scores - _by_key(tops, draw.way, keys)).exp_()
         raise_to_top = _by_key((tops - top).exp_(), draw.way, keys)
         exact = weights * raise_to_top
-        weights = _stored_weights(weights, draw) * raise_to_top
+        weights = _stored_weights(weights, draw, members).mul_(raise_to_top)
     total = (weights if draw.way.rounded_sum else exact).sum(-1, keepdim=True)
-    out = (weights @ v) / total
+    out = ((weights @ v) / total).expand(members, -1, -1, -1)
     if draw.dtype.itemsize > 2 or draw.family.accumulation == "fp16":
         added = (-(-lens_k // draw.at_once)).to(out.dtype).sqrt()[:, None, None]
-        out = out * (1 + draw.eps * _SUM_ROUNDINGS * added * draw.normal(out))
+        out = draw.normal(*out.shape).mul_(draw.eps * _SUM_ROUNDINGS * added).add_(1).mul_(out)
     return draw.rounded(out, draw.dtype)
 
 
-def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw) -> Tensor:
-    """Scores with the errors of their sums and exponentials; `of_q` and `of_k` are the sizes of scaled queries and of keys."""
+def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw, members: int) -> Tensor:
+    """Scores with the errors of their sums and exponentials; `of_q` and `of_k` are the sizes of scaled queries and of keys.
+
+    Scores that all members have in common come back as they are, or as one for each member.
+    """
     if draw.eps * float(of_q.amax() * of_k.amax()) <= torch.finfo(draw.dtype).eps / 16:
         return scores  # far below the rounding of the output
     errors = scores.abs().mul_(2 * _SCORE_ROUNDINGS * torch.finfo(draw.work).eps)
     errors += _EXP_ROUNDINGS * torch.finfo(draw.work).eps
     errors += (_SCORE_ROUNDINGS * draw.eps / math.sqrt(draw.at_once) * of_q) * of_k
-    return errors.mul_(draw.normal(scores)).add_(scores)
+    return draw.normal(members, *scores.shape[1:]).mul_(errors).add_(scores)
 
 
 def _block_tops(scores: Tensor, top: Tensor, way: _Way) -> Tensor:
@@ -476,14 +480,14 @@ def _by_key(by_block: Tensor, way: _Way, keys: int) -> Tensor:
     return by_block if by_block.shape[-1] == 1 else by_block.repeat_interleave(way.k_block, -1)[..., :keys]
 
 
-def _stored_weights(weights: Tensor, draw: _Draw) -> Tensor:
-    """Weights in [0, 1] as a family stores them; a format with a scale uses its whole range for 1."""
+def _stored_weights(weights: Tensor, draw: _Draw, members: int) -> Tensor:
+    """Weights in [0, 1] as each member stores them; a format with a scale uses its whole range for 1."""
     how = draw.family.p
     assert how is not None
     if how.format == "fp16":
-        return draw.rounded(weights, torch.float16)
+        return draw.rounded(weights.expand(members, -1, -1, -1), torch.float16)
     top = weights.new_ones(1)
     if how.per == "token":
         top = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
     scale = top / _LARGEST[how.format]
-    return draw.quantised(weights / scale, how) * scale
+    return draw.quantised((weights / scale).expand(members, -1, -1, -1), how).mul_(scale)

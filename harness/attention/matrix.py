@@ -472,4 +472,5 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
         call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype), layer=values.layer,
         first_head=values.first_head, layout=values.layout, grad_mode=values.grad_mode,
     )  # fmt: skip
-    return (through_pages(call, values.page, seed) if values.page else call).clone()
+    call = through_pages(call, values.page, seed) if values.page else call
+    return call if call.layout == "packed" else call.clone()

@@ -35,6 +35,7 @@ class SequenceGroup:
         last: int64 [sequences, rows], on the CPU: the last key that each of them sees.
         asked: int64 [asked], which of ``rows.flatten()`` are asked for; the others are padding.
         places: int64 [asked], their places among all queries of the call that are asked for.
+        start: the first of the places if they follow one another, else None.
     """
 
     q: Tensor
@@ -46,6 +47,7 @@ class SequenceGroup:
     last: NDArray[np.int64]
     asked: Tensor
     places: Tensor
+    start: int | None
 
     @property
     def sequences(self) -> int:
@@ -86,8 +88,13 @@ class SequenceGroup:
 
     def put(self, blocks: Sequence[Tensor], into: Tensor) -> None:
         """Put the blocks' results, [..., sequences, r, num_q_heads, head_dim_v], into [..., rows, num_q_heads, head_dim_v]."""
-        found = torch.cat(list(blocks), -3).flatten(-4, -3)
-        into.index_copy_(into.dim() - 3, self.places, found.index_select(-3, self.asked).to(into.dtype))
+        found = (blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -3)).flatten(-4, -3)
+        if len(self.asked) < found.shape[-3]:
+            found = found.index_select(-3, self.asked)
+        if self.start is None:
+            into.index_copy_(into.dim() - 3, self.places, found.to(into.dtype))
+        else:
+            into.narrow(-3, self.start, len(self.asked)).copy_(found)
 
 
 def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> list[SequenceGroup]:
@@ -138,6 +145,7 @@ def _group(
     rows = wanted[places] - starts_q[members][:, None]
     last = rows + (lens_k - lens_q)[:, None] if call.causal else np.repeat(lens_k[:, None] - 1, rows.shape[1], 1)
     q = _padded(call.q, starts_q[members], lens_q)
+    into = places[is_asked]
     return SequenceGroup(
         q=q.reshape(*q.shape[:2], kv_heads, -1, q.shape[3]).permute(0, 2, 3, 1, 4).flatten(0, 1),
         k=_padded(call.k, starts_k[members], lens_k).transpose(1, 2).flatten(0, 1),
@@ -147,7 +155,8 @@ def _group(
         rows=here(rows),
         last=last,
         asked=here(np.flatnonzero(is_asked)),
-        places=here(places[is_asked]),
+        places=here(into),
+        start=int(into[0]) if int(into[-1] - into[0]) == len(into) - 1 else None,  # they increase
     )
 
 

@@ -67,7 +67,6 @@ def check(
     from assay.harness.attention.kernels import declaration
     from assay.harness.offline.check import check as run
     from assay.harness.offline.check import matrix_of, named
-    from assay.harness.offline.interrupted import interrupted
     from assay.harness.progress import ProgressDisplay
     from assay.reports.check_text import headline, render
     from assay.reports.terminal import say as print_text
@@ -95,6 +94,8 @@ def check(
             display.count("runs of the kernel", done, total)
 
     if left := handover.known():
+        from assay.harness.offline.interrupted import interrupted
+
         result = interrupted(replace(left, asked=(name, chosen, as_given())))
     else:
         with ProgressDisplay(errors) as display:

@@ -250,7 +250,7 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     """
     right = truth(call, rows)
     members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else MAX_MEMBERS
-    off = (honest_outputs(call, family, rows, members) - right).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    off = _off(honest_outputs(call, family, rows, members), right)
     ways = [query_bounds(one) for one in torch.split(off, members_by_way(call, family, members))]
     bounds, freedom = (torch.stack(values) for values in zip(*ways, strict=True))
     bounds, freedom = bounds.amax(0), freedom.amin(0)
@@ -272,23 +272,51 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
     scores = cells.of_row.numel() * call.k.shape[0] * call.q.shape[1]
     members = members or (MEMBERS if scores >= _SMALL else MAX_MEMBERS)
     right = truth(call, rows)
-    out = honest_outputs(call, family, rows, members)
-    off = (out - right).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    off = _off(honest_outputs(call, family, rows, members), right)
     count, heads = len(cells.sequence), call.q.shape[1]
-
-    def by_cell(values: Tensor) -> Tensor:
-        empty = torch.zeros(count, *values.shape[1:], dtype=values.dtype, device=values.device)
-        return empty.index_add_(0, cells.of_row, values)
-
-    size = by_cell(right.abs().sum(-1))
-    distance = by_cell(off.abs().sum(-1).movedim(0, -1))  # [cells, heads, members]
+    size = cells.sums(right.abs().sum(-1))
+    distance = cells.sums(torch.linalg.vector_norm(off, ord=1, dim=-1).movedim(0, -1))  # [cells, heads, members]
     errors = torch.where(size[..., None] > 0, distance / size[..., None].clamp(min=torch.finfo(size.dtype).tiny), 0.0)
-    products = by_cell(torch.einsum("mrhd,nrhd->rhmn", off, off))  # [cells, heads, members, members]
+    products, along = _products(off, right, cells)
     ways = members_by_way(call, family, members)
     ends = np.cumsum([0, *ways]).tolist()
     of_ways = [structure(products[..., start:stop, start:stop]) for start, stop in pairwise(ends)]
     freedom, common = (torch.stack(values).cpu() for values in zip(*of_ways, strict=True))
     squares = right.square().sum((0, 2))
-    slopes = ((right + off) * right).sum((1, 3)) / torch.where(squares > 0, squares, 1.0)
+    slopes = (squares + along) / torch.where(squares > 0, squares, 1.0)
     assert errors.shape == (count, heads, members)
     return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom, common, slopes.cpu(), tuple(ways))
+
+
+def _off(outputs: Tensor, right: Tensor) -> Tensor:
+    """Outputs less the truth, 0 where an output is not finite; in the memory of the outputs."""
+    return outputs.sub_(right).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _products(off: Tensor, right: Tensor, cells: CallCells) -> tuple[Tensor, Tensor]:
+    """Inner products of the members' errors by cell, [cells, heads, members, members], and with the truth, [members, heads].
+
+    A product of matrices for each cell and head: sums over its queries need no products of each query.
+
+    Args:
+        off: output - truth, float64 [members, rows, heads, head_dim].
+        right: the truth, float64 [rows, heads, head_dim].
+        cells: the cells of the rows.
+    """
+    members, rows, heads, _ = off.shape
+    count = len(cells.sequence)
+    if rows == count:  # one query each
+        each = off.permute(1, 2, 0, 3)
+        products = off.new_empty(rows, heads, members, members)
+        products[cells.of_row] = each @ each.transpose(-2, -1)
+        return products, torch.einsum("mrhd,rhd->mh", off, right)
+    products, along = off.new_empty(count, heads, members, members), off.new_zeros(members, heads)
+    for cell in range(count):
+        some = (cells.of_row == cell).nonzero().flatten()
+        of_cell, truth_of_cell = off, right
+        if count > 1:
+            of_cell, truth_of_cell = off.index_select(1, some), right.index_select(0, some)
+        flat = of_cell.permute(2, 0, 1, 3).flatten(2)  # [heads, members, queries x head_dim]
+        torch.bmm(flat, flat.transpose(1, 2), out=products[cell])
+        along += (flat @ truth_of_cell.transpose(0, 1).flatten(1)[..., None])[..., 0].T
+    return products, along

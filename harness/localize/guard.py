@@ -44,7 +44,7 @@ class Guard:
         self.shared: list[AttentionCall] = []
         self.runs = 0
         self._kernel = kernel
-        self._held: deque[Tensor] = deque(maxlen=HELD)
+        self._held: deque[tuple[Tensor, int, int]] = deque(maxlen=HELD)
 
     def __call__(self, call: AttentionCall) -> Tensor:
         self.runs += 1
@@ -66,9 +66,12 @@ class Guard:
         if fault := output_fault(call, out):
             raise self._breach(f"returned: {fault}")
         # The earlier outputs are held, so no allocator has given their memory away.
-        if any(_overlap(out, earlier) for earlier in self._held):
+        begin, end = _span(out)
+        if any(
+            max(begin, start) < min(end, stop) and out.device == earlier.device for earlier, start, stop in self._held
+        ):
             self.shared.append(call)
-        self._held.append(out)
+        self._held.append((out, begin, end))
         return out
 
     def _breach(self, how: str) -> KernelRefused:
@@ -76,15 +79,13 @@ class Guard:
         return KernelRefused(how)
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two outputs lie in the same memory, in part at least."""
-    return a.device == b.device and max(a.data_ptr(), b.data_ptr()) < min(_end(a), _end(b))
-
-
-def _end(tensor: Tensor) -> int:
-    """The address behind its last element."""
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The address of its first element, and that behind its last; (0, 0) if it has none."""
+    if not tensor.numel():
+        return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr() + (last + 1) * tensor.element_size() if tensor.numel() else 0
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def runs_of(calls: int, repeats: int = MAX_REPEATED) -> int:

@@ -182,6 +182,13 @@ class CallResult:
         """Whether any cell is out of bounds."""
         return bool(self.failing.any())
 
+    def worst_cell_above(self, ratio: float) -> tuple[float, float]:
+        """`worst_cell`, but if `worst` is at most this ratio, the bound may be a lower limit: it is not simulated further then."""
+        if self.most > ratio:
+            return self.worst_cell
+        cell, head = divmod(int((self.own / self.bounds).argmax()), self.own.shape[1])
+        return float(self.own[cell, head]), float(self.bounds[cell, head])
+
     @cached_property
     def worst_cell(self) -> tuple[float, float]:
         """Own error and bound of the cell and head, or of the query, with the largest own error relative to its bound."""
@@ -207,7 +214,9 @@ class CallResult:
 
     @property
     def most(self) -> float:
-        """An upper limit of `worst` that needs no simulation."""
+        """An upper limit of `worst` that needs no further simulation."""
+        if "failing" in vars(self):  # what had to be simulated to decide it
+            return max(float((self.own / self.bounds).max()), self.queries[0].excess if self.queries else 0.0)
         of_row = self.cells.of_row.cpu()
         per_query = self.off.size / torch.bincount(of_row, minlength=len(self.own))[:, None]
         by_query = ratio(self.by_row[..., 0].cpu(), QUERY_SHARE * per_query[of_row])
@@ -356,8 +365,7 @@ def run_once(
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        kept = torch.stack([_same(getattr(given, name), getattr(call, name)) for name in INPUTS]).tolist()
-        mutated = tuple(name for name, same in zip(INPUTS, kept, strict=True) if not same)
+        mutated = tuple(name for name in INPUTS if not _same(getattr(given, name), getattr(call, name)))
         # The output may be a view of an input, or of a buffer that the next call overwrites.
         results.append(replace(measure(call, out.clone(), declared.noise), mutated=mutated))
         if each is not None:
@@ -392,14 +400,14 @@ def repeat(kernel: Kernel, result: CallResult) -> CallResult:
     )
 
 
-def _same(a: Tensor, b: Tensor) -> Tensor:
-    """Whether both hold the same values, bool []; NaN equals NaN."""
-    return ((a == b) | ((a != a) & (b != b))).all()
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether both hold the same values; NaN equals NaN."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
     """Largest relative L1 between two outputs of a call, and whether any bit differs."""
-    if bool(_same(first, other)):
+    if _same(first, other):
         return 0.0, False
     expected = torch.where(first.isfinite(), first.double(), float("inf"))
     return float(deviation(other, expected, result.cells).relative_l1.max()), True

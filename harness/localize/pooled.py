@@ -82,9 +82,9 @@ def scaled(results: Sequence[CallResult]) -> Scaled | None:
     for group, some in _grouped(usable, (("dtype", "heads"),)):
         heads = some[0].call.q.shape[1]
         tests += [((group[0], ("head", str(some[0].call.first_head + h))), some, slice(h, h + 1)) for h in range(heads)]
-    found = []
+    found, known = [], dict[int, _Deviations]()
     for group, some, heads_of in tests:
-        factor, limit = _slope(some, heads_of, FALSE_FLAGS / 4 / len(tests))
+        factor, limit = _slope(some, heads_of, FALSE_FLAGS / 4 / len(tests), known)
         if abs(factor) > limit:
             found.append((group, factor, limit, some))
     if not found:
@@ -93,19 +93,40 @@ def scaled(results: Sequence[CallResult]) -> Scaled | None:
     return Scaled(tuple(one[0] for one in found), 1 + factor, limit, _union(one[3] for one in found))
 
 
-def _slope(results: Sequence[CallResult], heads: slice, rate: float) -> tuple[float, float]:
-    """The mean deviation of the slope over calls from what it should be, and its limit; infinite for too few calls."""
+@dataclass(frozen=True)
+class _Deviations:
+    """How far the slopes of a result are from what they should be, [num_q_heads], not finite where a slope is not; and how far they
+    may be whatever the number of calls."""
+
+    slopes: Floats
+    tolerance: float
+
+    @classmethod
+    def of(cls, result: CallResult) -> _Deviations:
+        expected = torch.ones_like(result.slopes)
+        if result.limits.family.quantises:
+            expected = result.limits.ensemble.slopes.mean(0)
+        return cls((result.slopes - expected).numpy(), _tolerance(result))
+
+
+def _slope(
+    results: Sequence[CallResult], heads: slice, rate: float, known: dict[int, _Deviations]
+) -> tuple[float, float]:
+    """The mean deviation of the slope over calls from what it should be, and its limit; infinite for too few calls.
+
+    What is computed of a result is put into `known`: it is in several groups.
+    """
     values, weights, tolerances = [], [], []
     for result in results:
-        slopes = result.slopes[heads]
-        expected, tolerance = torch.ones_like(slopes), _tolerance(result)
-        if result.limits.family.quantises:
-            expected = result.limits.ensemble.slopes[:, heads].mean(0)
-        off = (slopes - expected)[slopes.isfinite()]
+        if id(result) not in known:
+            known[id(result)] = _Deviations.of(result)
+        one = known[id(result)]
+        off = one.slopes[heads]
+        off = off[np.isfinite(off)]
         if len(off):
             values.append(float(off.mean()))
             weights.append(float(len(result.cells.of_row)))
-            tolerances.append(tolerance)
+            tolerances.append(one.tolerance)
     w = np.asarray(weights)
     worth = float(w.sum() ** 2 / (w**2).sum()) if len(w) else 0.0
     if worth < MIN_CALLS:

@@ -13,6 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -39,9 +41,7 @@ from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.coverage import DECLARABLE, NOTHING, Coverage, advice_on, coverage_of, separating
 from assay.harness.offline.early import clearly_wrong, in_order
-from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.offline.watcher import Watcher, watched
-from assay.harness.readout.readout import ReadOut
 from assay.harness.text import percent, two_digits
 from assay.harness.verdict import (
     UNEXPLAINED,
@@ -53,6 +53,10 @@ from assay.harness.verdict import (
     kernel_verdict,
     serious,
 )
+
+if TYPE_CHECKING:  # importing what reads a wrong kernel takes a third of a second, which a right one does not need
+    from assay.harness.offline.observed import Reader
+    from assay.harness.readout.readout import ReadOut
 
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 """Other words for a dtype, as engines and PyTorch have them."""
@@ -69,7 +73,6 @@ ONE_LAYER = 0.8
 """Share of calls in one layer from which on layers are not told apart, unless the failing calls are those of some layers."""
 ASSERTED_S = 10.0
 """Most seconds in which a kernel is read that fails an assertion on one call."""
-_ASSERTED = Reader(ASSERTED_S)
 _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
 """Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
 
@@ -234,7 +237,7 @@ def check(
     again: str = "",
     repeats: int = MAX_REPEATED,
     calls: int | None = None,
-    read_out: float | Reader = READ_OUT_S,
+    read_out: float | Reader | None = None,
     before_reading: Callable[[CheckResult], None] = lambda result: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     watcher: Watcher | None = None,
@@ -260,7 +263,7 @@ def check(
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
         calls: how often the kernel runs in all, the matrix included: the rest on one cheap call of each phase. None for 1,000, for
             2,000 with the full matrix, and for none but the matrix where `cases` are given.
-        read_out: most seconds that reading a wrong kernel takes, 60 by default, 0 not to read it; or what reads it, and keeps that.
+        read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 60 s.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
         progress: receives how many times the kernel has run on the matrix, of how many times in all, after each.
         watcher: is told of each call, and of what is known so far.
@@ -312,14 +315,22 @@ def check(
     guard = Guard(counted, declared)
     with few_threads([call for _, call in made]):
         case_of = {id(call): case for case, call in made}
+        highest = 0.0  # own error as a multiple of its bound, of all calls so far
 
         def computed_one(one: CallResult) -> None:
+            nonlocal highest
             if watcher is not None:
-                watcher.computed(case_of[id(one.call)], one.fails, *one.worst_cell)
+                fails, (own, bound) = one.fails, one.worst_cell_above(highest)
+                highest = max(highest, own / bound)
+                watcher.computed(case_of[id(one.call)], fails, own, bound)
 
         def enough(results: Sequence[CallResult]) -> bool:
-            return not whole and clearly_wrong(
-                [(case_of[id(one.call)], one) for one in results], guard.runs, [case for case, _ in made]
+            return (
+                not whole
+                and results[-1].fails
+                and clearly_wrong(
+                    [(case_of[id(one.call)], one) for one in results], guard.runs, [case for case, _ in made]
+                )
             )
 
         run = run_guarded(
@@ -406,7 +417,11 @@ def check(
     )  # fmt: skip
     if watcher is not None:
         watcher.stands(result)
-    reader = read_out if isinstance(read_out, Reader) else Reader(read_out)
+    if not serious(findings):
+        return result
+    from assay.harness.offline.observed import READ_OUT_S, Reader
+
+    reader = read_out if isinstance(read_out, Reader) else Reader(READ_OUT_S if read_out is None else read_out)
     if not reader.wants(findings, run.results):
         return result
     before_reading(result)
@@ -452,11 +467,19 @@ def assert_correct(
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
         own, bound = result.worst_cell
-        observed = _ASSERTED.sentence(loaded, declared, result)
+        observed = _asserted().sentence(loaded, declared, result)
         raise AssertionError(
             f"{name} on {describe(call)}: own error {percent(own)}; noise explains at most "
             f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
         )
+
+
+@cache
+def _asserted() -> Reader:
+    """What reads kernels that fail an assertion, and keeps what it read."""
+    from assay.harness.offline.observed import Reader
+
+    return Reader(ASSERTED_S)
 
 
 def named(kernel: str | Kernel) -> tuple[str, Kernel]:

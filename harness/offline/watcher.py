@@ -37,7 +37,10 @@ class Watcher:
         """It has returned, or raised."""
 
     def computed(self, case: Case, fails: bool, own: float, bound: float) -> None:
-        """A case was computed: whether it is out of bounds, own error and bound of its worst cell and head."""
+        """A case was computed: whether it is out of bounds, own error and bound of its worst cell and head.
+
+        Of a case that is less close to its bound than an earlier one, the bound may be a lower limit of its own.
+        """
 
     def stands(self, result: CheckResult | ReplayResult) -> None:
         """What is known so far. The kernel is about to get calls beyond the matrix."""

@@ -210,3 +210,22 @@ def test_a_hypothesis_must_explain_the_wrong_queries() -> None:
     result = measure(LONG, zeroed(rounded_oracle(LONG), [1301]))
     compared = Comparisons()
     assert all(compared.explaining(hypothesis, result) is None for hypothesis in FAMILY)
+
+
+def test_a_call_that_cannot_be_the_worst_is_not_simulated_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, worse = (measure(call, rounded_oracle(call) * scale) for call, scale in zip(CALLS, (1.0, 1.5), strict=False))
+    ratio = worse.worst
+    assert worse.worst_cell_above(0.0) == worse.worst_cell
+    assert not near.fails
+    assert near.most < ratio
+    monkeypatch.setattr("assay.harness.localize.bounds.simulate", lambda *_: pytest.fail("simulated"))
+    own, bound = near.worst_cell_above(ratio)
+    assert 0 < own / bound <= near.most < ratio
+
+
+def test_what_is_known_of_a_call_limits_its_worst_error() -> None:
+    for call in CALLS:
+        result = measure(call, rounded_oracle(call) * 1.5)
+        before = result.most
+        assert result.fails
+        assert result.worst <= result.most < before

@@ -237,14 +237,15 @@ def test_a_reader_reads_a_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_assertion_says_what_was_read_if_it_gives_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = partial(monkeypatch.setattr, sys.modules["assay.harness.offline.check"], "_ASSERTED")
-    reader(Reader(60))  # CPU seconds: more than the default, since a busy machine takes more of them for the same
+    module = sys.modules["assay.harness.offline.check"]
+    # CPU seconds: more than the default, since a busy machine takes more of them for the same
+    monkeypatch.setattr(module, "_asserted", lambda: Reader(60))
     with pytest.raises(AssertionError, match=f"; observed: {re.escape(says())}$"):
         assert_correct(NO_MASK, CASES[0].make())
 
     with pytest.raises(AssertionError, match="only in layer 21"):
         assert_correct(two_bugs, replace(CASES[0].make(), layer=21))
-    reader(Reader(3))
+    monkeypatch.setattr(module, "_asserted", lambda: Reader(3))
     with pytest.raises(AssertionError, match="own error") as raised:
         assert_correct(no_rule_in_21, replace(CASES[0].make(), layer=21))
     assert "; observed:" not in str(raised.value)
