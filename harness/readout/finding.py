@@ -18,7 +18,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.block_moves import block_moves
 from assay.harness.readout.candidates import effects_of
-from assay.harness.readout.dim_blocks import BlockProber, DimBlock, InDims, block_apart
+from assay.harness.readout.dim_blocks import BlockProber, InDims, blocks_apart
 from assay.harness.readout.effects import Constant, Kept
 from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.explained import Explained
@@ -199,34 +199,38 @@ class Finder:
             self.screen(steep_plans(self.dtype))
         if not self.wrong:
             self.screen(islice(self._drawn, FRESH // 2 if self.slow else FRESH))
-        block = block_apart(self.samples)
-        if self.wrong and not (block and self._read_block(block)):
+        if self.wrong and not self._read_blocks():
             self._refine()
 
-    def _read_block(self, block: DimBlock) -> bool:
-        """Find what the kernel computes in a block of output dims, where the others are right; whether that gives every output.
+    def _read_blocks(self) -> bool:
+        """Find what the kernel computes in each block of output dims, where they differ; whether that gives every output.
 
         At most half of the time that is left is taken.
         """
         asking, clock = self.prober, self.prober.clock
-        until = clock() + (asking.until - clock()) / 2
-        inside = BlockProber(
-            asking.kernel,
-            asking.calls_left,
-            until,
-            asking.device,
-            asking.shapes,
-            clock=clock,
-            whole=asking,
-            block=block,
-        )
-        inner = Finder(inside, self.data, self.dtype, self.exactness, self._seed, self.slow, self._compared)
-        inner.causal_only = self.causal_only
-        with suppress(BudgetSpentError):
-            inner._search()
-        clauses = (replace(clause, effect=InDims(block, clause.effect)) for clause in inner.operator.clauses)
+        clauses: list[Clause] = []
+        blocks = blocks_apart(asking, self.samples)
+        for number, block in enumerate(blocks):
+            until = clock() + (asking.until - clock()) / 2 / (len(blocks) - number)
+            inside = BlockProber(
+                asking.kernel,
+                asking.calls_left,
+                until,
+                asking.device,
+                asking.shapes,
+                clock=clock,
+                whole=asking,
+                block=block,
+            )
+            inner = Finder(inside, self.data, self.dtype, self.exactness, self._seed, self.slow, self._compared)
+            inner.causal_only = self.causal_only
+            with suppress(BudgetSpentError):
+                inner._search()
+            if not inner.operator.clauses:
+                return False
+            clauses += [replace(clause, effect=InDims(block, clause.effect)) for clause in inner.operator.clauses]
         found = Operator(tuple(clauses))
-        if not found.clauses or not self.tally(found, self.samples).exact:
+        if not clauses or not self.tally(found, self.samples).exact:
             return False
         self.operator = found
         self.screen([*self.edges([found]), *islice(self._drawn, FRESH // 2 if self.slow else FRESH)], fresh=True)
