@@ -19,7 +19,7 @@ from assay.harness.readout.features import ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.formulas import QUANTISED, SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors
-from assay.harness.readout.merges import BLOCKS, CACHED_LAWS, LAWS, Merged
+from assay.harness.readout.merges import BLOCKS, LAWS, PART_LAWS, Merged
 from assay.harness.readout.mining import Table, Term, Value, mine_values
 from assay.harness.readout.moves import moves
 from assay.harness.readout.operators import Effect
@@ -240,5 +240,5 @@ def _merges(readings: Sequence[Explained]) -> Iterable[Effect]:
     if every(readings, "pieces"):
         for block, law in itertools.product(BLOCKS, LAWS):
             yield Merged(block, law)
-        for law in CACHED_LAWS:
+        for law in PART_LAWS:
             yield Merged(0, law)

@@ -14,7 +14,7 @@ from assay.harness.readout.dims import DIM_TERMS, dim_table, dims_where
 from assay.harness.readout.features import Ints
 from assay.harness.readout.mining import Condition, Literal, Term, mine
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.probing import Prober
+from assay.harness.readout.probing import Asked, Prober, with_values
 from assay.harness.readout.queries import Flags, Queries
 from assay.harness.readout.reading import Numbers
 from assay.harness.readout.samples import Sample
@@ -24,8 +24,10 @@ _PARTS = 8
 _WRONG = 3.0
 """Error of one element from which on it is wrong, relative to the mean size of its output, as a multiple of what is wrong for a
 whole output: the largest of normal errors is about as many times their mean."""
-_SHARE = 0.2
-"""Share of the wrong outputs, relative to the dim that is wrong most often, in which each dim of a block is wrong."""
+_ASKED = 3
+"""Calls of each head_dim_v that are asked for to tell dims apart."""
+_MOST = 3
+"""Most groups of dims: what moves or mixes dims has more, and is no matter of blocks."""
 _TERMS = (*DIM_TERMS, Term("half", cost=0.2, words=True))
 
 
@@ -65,41 +67,70 @@ class InDims(Effect):
     cost: float = field(default=2.0, compare=False)
 
     def outputs(self, queries: Queries) -> Numbers:
-        found = queries.right.copy()
-        dims = self.block.dims(found.shape[-1])
-        found[..., dims] = self.effect.outputs(queries)[..., dims]
-        return found
+        return np.where(self.dims(queries.right.shape[-1]), self.effect.outputs(queries), queries.right)
+
+    def dims(self, count: int) -> Flags:
+        return self.block.rule.holds(_table(count))
 
 
-def block_apart(samples: Sequence[Sample]) -> DimBlock | None:
-    """The block of output dims that is wrong wherever a kernel is, while the others are right; None if there is no such block.
+def blocks_apart(ask: Asked, samples: Sequence[Sample]) -> list[DimBlock]:
+    """The blocks of output dims in which a kernel is wrong, each in its own way; empty if it computes all dims alike.
 
-    A block that is zero is left to `dims.lost_dims`, which says so without asking the kernel.
+    Values that are the same in all dims come out the same in all dims that are computed alike. Blocks that are zero are left to
+    `dims.lost_dims`, which says so without asking the kernel.
+
+    Args:
+        ask: the kernel. It is asked for the smallest wrong calls again, with such values.
+        samples: what was seen.
     """
-    seen: dict[int, list[Flags]] = {}
-    zero, never = True, set[int]()
-    for sample in samples:
-        given, right = (x.reshape(len(sample.bad), -1)[sample.bad] for x in (sample.actual, sample.queries.right))
-        if not len(given):
-            never.add(right.shape[1])
-            continue
-        size = np.abs(right).mean(-1, keepdims=True)
-        wrong = ~(np.abs(given - right) <= _WRONG * sample.error * size)
-        zero = zero and bool((given[wrong] == 0).all())
-        seen.setdefault(given.shape[1], []).append(wrong)
-    if zero:
-        return None
-    shares = {count: np.concatenate(flags).mean(0) for count, flags in seen.items()}
-    blocks = {count: share > _SHARE * share.max() for count, share in shares.items()}
-    if any((share[~blocks[count]] > 0).any() or blocks[count].mean() < 1 / _PARTS for count, share in shares.items()):
-        return None
-    tables = [_table(count) for count in blocks]
+    answers: dict[int, list[tuple[Numbers, Numbers]]] = {}
+    for sample in sorted((one for one in samples if one.bad.any()), key=lambda one: one.plan.size):
+        call, right = sample.queries.call, sample.queries.right[..., :1]
+        of_dim = answers.setdefault(call.v.shape[2], [])
+        if (
+            len(of_dim) < _ASKED
+            and (out := ask(with_values(call, call.v[..., :1].expand_as(call.v).clone()))) is not None
+        ):
+            size = _WRONG * sample.error * np.abs(sample.queries.right).mean(-1, keepdims=True)
+            finite = np.isfinite(given := out.numpy()[sample.queries.rows]).all(-1)
+            of_dim.append(((given / size)[finite], (right / size)[finite]))
+    never = {sample.queries.call.v.shape[2] for sample in samples} - set(answers)
+    groups: dict[int, list[Flags]] = {}
+    wrong, zero = set[int](), True
+    for count, found in answers.items():
+        given, right = (np.concatenate([one[n] for one in found] or [np.zeros((0, count))]) for n in (0, 1))
+        groups[count] = _alike(given)
+        for number, dims in enumerate(groups[count]):
+            if (np.abs(given[:, dims] - right[:, :1]) > 1).any():
+                wrong.add(number)
+                zero = zero and not given[:, dims].any()
+    number_of = max(map(len, groups.values()), default=0)
+    if not 1 < number_of <= _MOST or zero:
+        return []
+    tables = [_table(count) for count in groups]
     table = {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}
-    rules = mine(table, np.concatenate(list(blocks.values())), _TERMS)
-    found = [DimBlock(rule) for rule in rules if not rule.always]
-    # A head_dim in which nothing is wrong has no dims of the block, or was not asked for where the block is wrong.
-    without = [one for one in found if not any(len(one.dims(count)) for count in never - set(seen))]
-    return next(iter([*without, *found]), None)
+    blocks: list[DimBlock] = []
+    for number in sorted(wrong):
+        inside = [dims[number] if number < len(dims) else np.zeros(count, bool) for count, dims in groups.items()]
+        small = min(dims.mean() for dims in inside if dims.any()) < 1 / _PARTS
+        rules = [] if small else mine(table, np.concatenate(inside), _TERMS)
+        some = [DimBlock(rule) for rule in rules if not rule.always]
+        # A head_dim in which nothing is wrong has no dims of the block, or was not asked for where the block is wrong.
+        without = [one for one in some if not any(len(one.dims(count)) for count in never)]
+        if not some:
+            return []
+        blocks.append((without or some)[0])
+    return blocks
+
+
+def _alike(given: Numbers) -> list[Flags]:
+    """Groups of dims whose numbers are within 1 of each other, bool [dims] each, in the order of their first dim."""
+    found: list[Flags] = []
+    left = np.ones(given.shape[1], bool)
+    while left.any():
+        found.append(left & (np.abs(given - given[:, [left.argmax()]]) <= 1).all(0))
+        left &= ~found[-1]
+    return found
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from assay.harness.readout.explained import Explained, every
-from assay.harness.readout.expressions import Amount, Search, Sum, amounts_of
+from assay.harness.readout.expressions import SIZES, Amount, Search, Sum, amounts_of
 from assay.harness.readout.features import DIVISORS, HISTORY, Ints, chosen, expressions, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import Table
@@ -151,7 +151,7 @@ def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[
         for edge in _last_edges(table, last, right, end, kept):
             yield replace(edge, counted=counted)
     if (last == right).all() and not counted:
-        sums = _sums(_FIRST, table, first, first > 0) or _sums(_FURTHER, table, first, first > 0)
+        sums = _sums(_FIRST, table, first, first > 0, 0)
         for at in _best([at for at in sums if (at.of(table) <= first).all()], lambda at: at.of(kept) > 0):
             yield Edge("first", at, cost=_BASE + at.cost)
 
@@ -170,7 +170,7 @@ def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
 def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -> Iterable[Edge]:
     beyond = bool((last > end).any())
     known = np.ones(len(last), bool) if beyond else last < end
-    sums = _sums(_LAST, table, last, known) or _sums(_FURTHER, table, last, known)
+    sums = _sums(_LAST, table, last, known, 1)
     sums = [at for at in sums if (at.of(table) >= last).all()]  # an edge behind the end of a sequence is cut off
     place = np.where(kept["causal"] == 1, kept["pos"], kept["total"] - 1)
     room = kept["total"] - 1 if not beyond else np.full_like(place, np.iinfo(np.int64).max)
@@ -251,8 +251,33 @@ def _counted(one: Explained, place: int, fit: Fit) -> _Run | None:
     return _Run(features, 0, last, right, int(own.sum()) - 1)
 
 
-def _sums(search: Search, table: Table, wanted: Ints, known: Flags) -> list[Sum]:
-    """The cheapest sums that give what is wanted of every row of which it is known."""
+def _sums(search: Search, table: Table, wanted: Ints, known: Flags, behind: int) -> list[Sum]:
+    """The cheapest sums that give what is wanted of every row of which it is known.
+
+    Args:
+        search: where they are sought first; then with unusual roundings, and with expressions of two features.
+        table: features of the rows.
+        wanted: the edges, int64 [rows].
+        known: of which rows it is known, bool [rows].
+        behind: how far behind its edge a tile or a page begins: 1 behind the last key that is seen, 0 for the first.
+    """
     if known.sum() < _LEAST_ROWS:
         return []
-    return search({name: column[known] for name, column in table.items()}, wanted[known])
+    some, target = {name: column[known] for name, column in table.items()}, wanted[known]
+    return search(some, target) or _unusual(search.largest, some, target, behind) or _FURTHER(some, target)
+
+
+def _unusual(largest: int, table: Table, target: Ints, behind: int) -> list[Sum]:
+    """Sums that are rounded to a size that is not always tried: one that divides all edges, from key 0 or the first new one."""
+    common = [int(np.gcd.reduce(target + behind - start)) for start in (0, table["prefix"])]
+    sizes = {size // by for size in common for by in (1, 2, 3) if size % by == 0} - set(SIZES)
+    found: list[Sum] = []
+    for size in sorted(size for size in sizes if _LEAST_SIZE <= size <= SIZES[-1]):
+        plain = tuple(Amount(name, cost=cost) for name, cost in _PLAIN)
+        search = Search((*plain, *amounts_of(_PLAIN, (size,))), plain, largest=largest, sizes=(size,))
+        found += search(table, target)
+    return sorted(found, key=lambda one: one.cost)
+
+
+_LEAST_SIZE = 3
+"""Least number of keys of a tile or a page of unusual size: every other number is even."""

@@ -162,6 +162,7 @@ class Search:
         three: amounts of sums of three.
         largest: largest size of the number in a sum.
         most: most sums to return.
+        sizes: to which sums are rounded.
     """
 
     amounts: tuple[Amount, ...]
@@ -169,6 +170,7 @@ class Search:
     three: tuple[Amount, ...] = ()
     largest: int = 2
     most: int = 300
+    sizes: tuple[int, ...] = SIZES
 
     def __call__(self, table: Table, target: Ints) -> list[Sum]:
         """The cheapest sums that give the target for every example.
@@ -223,7 +225,7 @@ class Search:
             return found
         values = np.array([one.of(table) for one in self._plain_sums])
         for added in (-1, 0, 1):
-            for size in SIZES:
+            for size in self.sizes:
                 for how in ("up", "down"):
                     gaps = target - rounded(values + added, how, size)
                     found += [

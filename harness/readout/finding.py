@@ -18,7 +18,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.block_moves import block_moves
 from assay.harness.readout.candidates import effects_of
-from assay.harness.readout.dim_blocks import BlockProber, DimBlock, InDims, block_apart
+from assay.harness.readout.dim_blocks import BlockProber, InDims, blocks_apart
 from assay.harness.readout.effects import Constant, Kept
 from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.explained import Explained
@@ -62,7 +62,10 @@ READ_AT_ONCE, READ_AGAIN = 8, 5
 _WITHOUT_MASK_S = 5.0
 """Most seconds for calls without a causal mask, where they are wrong in a way of their own: most kernels are never called so."""
 LITTLE = 0.1
-"""Share of the wrong outputs below which two rounds that explain no more are the last."""
+"""Share of the wrong outputs below which a round that explains no more than the one before is the last."""
+_LEAST = 0.05
+"""Share of the wrong outputs that are left that an effect must explain. With three clauses, the first must explain a sixth for the
+half from which on anything is said."""
 ROUNDS = 4
 """Rounds in which calls that contradict the rules are read."""
 FRESH = 20
@@ -85,9 +88,11 @@ _RIVALS = 3
 """Effects that are tried of those that do the same on a few calls."""
 _PERIODS = 24
 """Equal calls that are made where something is wrong now and then: twice the longest period that rules speak of."""
+_Rated = tuple[float, bytes, Effect]
+"""An effect, how well it does on a few calls, and what is the same for effects that do the same there."""
 _FIRST, _TINY = 3, 3
 """Calls, and wrong queries of each, on which an effect must explain something to be compared at all: most explain nothing."""
-_SURELY_TRIED, _TRIED = 6, 20
+_SURELY_TRIED, _TRIED = 6, 10
 """Effects whose conditions are mined, best first; and most of them, where no condition is found for any."""
 _TOTALS, _PREFIXES = ("total", "most_total"), ("prefix", "previous_prefix", "first_prefix", "most_prefix")
 _NEW, _POSITIONS, _SEQUENCES = ("new", "most_new"), ("pos", "i"), ("seqs", "seq")
@@ -143,6 +148,8 @@ class Finder:
         self._apart: list[Plan] = []
         self._before: AttentionCall | None = None
         self._limited: list[Effect] = []
+        self._few: list[Sample] = []
+        self._general: dict[bytes, list[_Rated]] = {}
         self._draw = np.random.default_rng(self._seed)
         self._drawn = drawn_plans(data, dtype, 7 + seed)
 
@@ -199,34 +206,38 @@ class Finder:
             self.screen(steep_plans(self.dtype))
         if not self.wrong:
             self.screen(islice(self._drawn, FRESH // 2 if self.slow else FRESH))
-        block = block_apart(self.samples)
-        if self.wrong and not (block and self._read_block(block)):
+        if self.wrong and not self._read_blocks():
             self._refine()
 
-    def _read_block(self, block: DimBlock) -> bool:
-        """Find what the kernel computes in a block of output dims, where the others are right; whether that gives every output.
+    def _read_blocks(self) -> bool:
+        """Find what the kernel computes in each block of output dims, where they differ; whether that gives every output.
 
         At most half of the time that is left is taken.
         """
         asking, clock = self.prober, self.prober.clock
-        until = clock() + (asking.until - clock()) / 2
-        inside = BlockProber(
-            asking.kernel,
-            asking.calls_left,
-            until,
-            asking.device,
-            asking.shapes,
-            clock=clock,
-            whole=asking,
-            block=block,
-        )
-        inner = Finder(inside, self.data, self.dtype, self.exactness, self._seed, self.slow, self._compared)
-        inner.causal_only = self.causal_only
-        with suppress(BudgetSpentError):
-            inner._search()
-        clauses = (replace(clause, effect=InDims(block, clause.effect)) for clause in inner.operator.clauses)
+        clauses: list[Clause] = []
+        blocks = blocks_apart(asking, self.samples)
+        for number, block in enumerate(blocks):
+            until = clock() + (asking.until - clock()) / 2 / (len(blocks) - number)
+            inside = BlockProber(
+                asking.kernel,
+                asking.calls_left,
+                until,
+                asking.device,
+                asking.shapes,
+                clock=clock,
+                whole=asking,
+                block=block,
+            )
+            inner = Finder(inside, self.data, self.dtype, self.exactness, self._seed, self.slow, self._compared)
+            inner.causal_only = self.causal_only
+            with suppress(BudgetSpentError):
+                inner._search()
+            if not inner.operator.clauses:
+                return False
+            clauses += [replace(clause, effect=InDims(block, clause.effect)) for clause in inner.operator.clauses]
         found = Operator(tuple(clauses))
-        if not found.clauses or not self.tally(found, self.samples).exact:
+        if not clauses or not self.tally(found, self.samples).exact:
             return False
         self.operator = found
         self.screen([*self.edges([found]), *islice(self._drawn, FRESH // 2 if self.slow else FRESH)], fresh=True)
@@ -238,7 +249,7 @@ class Finder:
         for sample in self.to_read(self.samples, READ_AT_ONCE - 3 * self.slow):
             self.read(sample)
         tried: set[Plan] = set()
-        explained = [-1.0, -1.0]
+        explained = -1.0
         for _ in range(ROUNDS):
             operators = self.fit()
             self.operator = operators[0]
@@ -255,9 +266,11 @@ class Finder:
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
             share = self.tally(self.operator, self.samples).share
             uncertain = any(clause.sometimes < 1 for clause in self.operator.clauses)
-            if (not against and not uncertain) or (share < LITTLE and share <= explained[-2]):
-                break  # nothing contradicts it; or what was read in two rounds did not help
-            explained.append(share)
+            if (not against and not uncertain) or (share < LITTLE and share <= explained):
+                break  # nothing contradicts it; or what was read in a second round did not help
+            explained = share
+            if share >= LITTLE:
+                self._few = []
             for sample in self.to_read(against, READ_AGAIN - 2 * self.slow):
                 self.read(sample)
         else:
@@ -478,7 +491,7 @@ class Finder:
                 calls.append((int(positive.sum()), int(negative.sum())))
                 tables.append(chosen(sample.queries.table, use))
                 flags.append(positive[use])
-        if not hits:
+        if hits < max(1.0, _LEAST * (hits + strange)):
             return 0, []
         conditions = mine_further(joined(tables), np.concatenate(flags), ROW_TERMS, DERIVED_ROW_TERMS)
         found = [Clause(effect, condition) for condition in conditions]
@@ -542,59 +555,67 @@ class Finder:
 
     def _ranked(self, left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
         """Effects by how many wrong rows of a few calls they explain."""
-        few = list(left[:: max(1, len(left) // _FEW)][:_FEW])
+        few = [one for one in left if any(one[0] is kept for kept in self._few)]
+        if len(few) < min(_FEW, len(left)):
+            few = list(left[:: max(1, len(left) // _FEW)][:_FEW])
+        self._few = [sample for sample, _ in few]
         total = sum(int((s.bad & o).sum()) for s, o in few)
-        tiny = [self._tiny(s, o) for s, o in few[:_FIRST]]
-        scores: list[tuple[float, int, bytes, Effect]] = []
-
-        def hits(effect: Effect) -> bool:
-            judged = self.judged(effect, [s for s, _ in tiny])
-            return any((agrees & s.bad & o).any() for (agrees, _), (s, o) in zip(judged, tiny, strict=True))
-
-        def rate(effects: Iterable[Effect], at_once: bool = False) -> None:
-            for effect in effects:
-                self.prober.check_time()
-                if not at_once and not hits(effect):
-                    continue
-                judged = self.judged(effect, [s for s, _ in few])
-                pairs = [
-                    (agrees & s.bad & o, changes & ~s.bad & ~agrees)
-                    for (agrees, changes), (s, o) in zip(judged, few, strict=True)
-                ]
-                explained, spoilt = (np.concatenate(flags) for flags in zip(*pairs, strict=True))
-                if explained.any():
-                    score = explained.sum() - _SPOILT * spoilt.sum() - _FAR * total * min(effect.cost, 10)
-                    alike = np.packbits([explained, spoilt]).tobytes()
-                    scores.append((float(score), -len(scores), alike, effect))
-
-        def settled() -> bool:
-            return any(score > 0.9 * total for score, *_ in scores)
-
         readings = []
         for sample, o in left:
             if sample.explained is not None:
                 kept = tuple(f if o[n] else () for n, f in enumerate(sample.explained.fits))
                 readings.append(Explained(sample.queries, kept, sample.explained.right))
         right = [s.queries for s in self.samples if not s.bad.any()]
-        rate([*_undefined(left), *self._limited], at_once=True)
-        rate(key_factors(readings, right), at_once=True)
         answers = [(s.queries, s.actual, s.bad & o) for s, o in few]
+        rated = self._rated([*_undefined(left), *self._limited], few)
+
+        def settled() -> bool:
+            return any(one[0] > 0.9 * total for one in rated)
+
+        rated += self._rated(key_factors(readings, right), few)
         if not settled():
-            rate(block_moves(answers, self.exactness.error), at_once=True)
-            rate(effects_of(readings, right), at_once=True)
+            rated += self._rated(block_moves(answers, self.exactness.error), few)
+            rated += self._rated(effects_of(readings, right), few)
         if not settled():
-            rate(addresses(readings), at_once=True)
+            rated += self._rated(addresses(readings), few)
         if not settled():
-            rate(general_effects(answers))
-        if not settled():
-            rate(known_effects())
+            # These do not depend on what was read, so that a round in which nothing was explained need not try them again.
+            asked = b"".join(str(id(s)).encode() + np.packbits(s.bad & o).tobytes() for s, o in few)
+            if asked not in self._general:
+                tiny = [self._tiny(s, o) for s, o in few[:_FIRST]]
+                found = self._rated(general_effects(answers), few, tiny)
+                if not any(one[0] > 0.9 * total for one in found):
+                    found += self._rated(known_effects(), few, tiny)
+                self._general[asked] = found
+            rated += self._general[asked]
         alike_before: Counter[bytes] = Counter()
         ranked = []
-        for _, _, alike, effect in sorted(scores, key=lambda one: one[:2], reverse=True):
+        for _, alike, effect in sorted(rated, key=lambda one: one[0], reverse=True):
             alike_before[alike] += 1
             if alike_before[alike] <= _RIVALS:
                 ranked.append(effect)
         return ranked
+
+    def _rated(
+        self, effects: Iterable[Effect], few: Sequence[tuple[Sample, Flags]], first: Sequence[tuple[Sample, Flags]] = ()
+    ) -> list[_Rated]:
+        """The effects that explain enough of what is left of a few calls; if some of it `first`, where that is given."""
+        found: list[_Rated] = []
+        total = sum(int((s.bad & o).sum()) for s, o in few)
+        for effect in effects:
+            self.prober.check_time()
+            if first and not any((s.agrees(effect.outputs(s.queries)) & s.bad & o).any() for s, o in first):
+                continue
+            judged = self.judged(effect, [s for s, _ in few])
+            pairs = [
+                (agrees & s.bad & o, changes & ~s.bad & ~agrees)
+                for (agrees, changes), (s, o) in zip(judged, few, strict=True)
+            ]
+            explained, spoilt = (np.concatenate(flags) for flags in zip(*pairs, strict=True))
+            if explained.sum() >= max(1.0, _LEAST * total):
+                score = explained.sum() - _SPOILT * spoilt.sum() - _FAR * total * min(effect.cost, 10)
+                found.append((float(score), np.packbits([explained, spoilt]).tobytes(), effect))
+        return found
 
     @staticmethod
     def _tiny(sample: Sample, left: Flags) -> tuple[Sample, Flags]:

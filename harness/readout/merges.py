@@ -15,8 +15,8 @@ from assay.harness.readout.reading import Numbers
 LAWS = ("equal", "max", "base2", "base-e", "next head", "mean")
 """See `Merged.law`: log-sum-exps that are lost, replaced by the maximum, read in the wrong base (kernels that use exp2 store them
 in base 2), or those of another head; and K that is smoothed by parts, which shifts the scores of each."""
-CACHED_LAWS = ("cached base2", "cached base-e")
-"""The same where only cached keys go through a kernel that uses another base, which is how prefix and new keys are cascaded."""
+PART_LAWS = ("cached base2", "cached base-e", "new base2", "new base-e")
+"""The same where only cached, or only new keys go through a kernel that uses another base, which is how the two are cascaded."""
 BLOCKS = (0, 8, 16, 32, 64, 128, 256)
 """See `Merged.block`: tiles and splits of common kernels."""
 
@@ -28,8 +28,8 @@ class Merged(Effect):
     Attributes:
         block: keys of a part; 0 for cached and new keys.
         law: "equal", all parts count alike; "base2" or "base-e", their log-sum-exp is taken for that of the other base ("cached
-            base2" and so on, that of cached keys alone); "max", their largest score in place of their log-sum-exp; "next head",
-            that of the next q head; "mean", each part's scores lose their mean over its keys' K.
+            base2" or "new base2" and so on, that of cached or new keys alone); "max", their largest score in place of their
+            log-sum-exp; "next head", that of the next q head; "mean", each part's scores lose their mean over its keys' K.
     """
 
     block: int
@@ -49,7 +49,7 @@ class Merged(Effect):
             if self.law == "mean":
                 k = queries.k[here].mean(0)[queries.own]  # [heads, dim]
                 found[:, :, here] = -queries.call.scale * einsum("thd,hd->th", queries.q, k)[..., None]
-            elif cached[here].all() or not self.law.startswith("cached "):
+            elif not self.law.startswith("new " if cached[here].any() else "cached "):
                 found[:, :, here] = self._offset(logits[:, :, here])[..., None]
         return found
 
@@ -74,5 +74,5 @@ class Merged(Effect):
                 "base2": lse * (1 / math.log(2) - 1),
                 "base-e": lse * (math.log(2) - 1),
                 "next head": np.roll(lse, -1, 1) - lse,
-            }[self.law.removeprefix("cached ")]
+            }[self.law.removeprefix("cached ").removeprefix("new ")]
         return np.where(np.isfinite(off), off, 0.0)

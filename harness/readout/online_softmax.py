@@ -13,10 +13,15 @@ from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.reading import Numbers
 
-LAWS = ("neither", "numerator", "denominator", "late", "inverse", "rarely")
+_POWERS = {
+    "neither": (0, 0), "numerator": (1, 0), "denominator": (0, 1), "inverse": (-1, -1), "numerator twice": (2, 1),
+    "denominator twice": (1, 2), "late": (1, 1), "rarely": (1, 1),
+}  # fmt: skip
+"""Powers of the right factor, exp(old maximum - new), by which the numerator and the denominator are multiplied."""
+LAWS = tuple(_POWERS)
 """See `OnlineSoftmax.law`."""
-TILES = (1, 16, 32, 64, 128)
-"""Keys of a tile in common kernels; 1 in those that take a key at a time."""
+TILES = (1, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 256)
+"""Keys of a tile; 1 in kernels that take a key at a time."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,9 @@ class OnlineSoftmax(Effect):
 
     Attributes:
         tile: keys of a tile.
-        law: "neither" sum is rescaled; only the "numerator", or only the "denominator" is; "late": the denominator is rescaled
-            after the tile was added to it; "inverse": both by exp(new - old); "rarely": only where the maximum rises by `least`
-            or more.
+        law: "neither" sum is rescaled; only the "numerator", or only the "denominator" is, or is "twice"; "late": the denominator
+            is rescaled after the tile was added to it; "inverse": both by exp(new - old); "rarely": only where the maximum rises
+            by `least` or more.
         least: see "rarely".
         backward: whether the last tile comes first.
     """
@@ -51,41 +56,38 @@ class OnlineSoftmax(Effect):
         return queries.of_own(np.nan_to_num(found))
 
     def _of_sequence(self, scores: Numbers) -> tuple[Numbers, Numbers]:
-        """The numerators of weights, [rows, heads, keys], and the denominators."""
-        tiles = [slice(at, at + self.tile) for at in range(0, scores.shape[-1], self.tile)]
-        if self.backward:
-            tiles.reverse()
-        top, total = np.full((*scores.shape[:2], 1), -np.inf), np.zeros((*scores.shape[:2], 1))
-        added, factors = list[Numbers](), list[Numbers]()
-        for tile in tiles:
-            new = np.maximum(top, scores[..., tile].max(-1, keepdims=True))
-            safe = np.where(np.isfinite(new), new, 0.0)
-            above, below = self._rescaled(top, safe)
-            added.append(np.exp(scores[..., tile] - safe))
-            factors.append(above)
-            gained = added[-1].sum(-1, keepdims=True)
-            total = (total + gained) * below if self.law == "late" else total * below + gained
-            top = new
-        weights, later = np.empty_like(scores), np.ones_like(total)
-        for tile, numerators, factor in zip(reversed(tiles), reversed(added), reversed(factors), strict=True):
-            weights[..., tile] = numerators * later
-            later = later * factor
-        return weights, total
+        """The numerators of weights, [rows, heads, keys], and the denominators, [rows, heads, 1]."""
+        keys = scores.shape[-1]
+        padded = np.pad(scores, ((0, 0), (0, 0), (0, -keys % self.tile)), constant_values=-np.inf)
+        tiles = padded.reshape(*scores.shape[:2], -1, self.tile)
+        order = slice(None, None, -1 if self.backward else 1)
+        tiles = tiles[:, :, order]
+        top = np.maximum.accumulate(tiles.max(-1), -1)
+        safe = np.where(np.isfinite(top), top, 0.0)
+        above, below = self._rescaled(top[..., :-1], safe[..., 1:])
+        added = np.exp(tiles - safe[..., None])
+        gained, late = added.sum(-1), self.law == "late"
+        if late:  # the factor of the first tile is 1, since nothing was summed before it
+            gained[..., 1:] *= below
+        total = (gained * _later(below)).sum(-1, keepdims=True)
+        weights = (added * _later(above)[..., None])[:, :, order]
+        return weights.reshape(*scores.shape[:2], -1)[..., :keys], total
 
     def _rescaled(self, top: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
-        """By what the numerator and the denominator are multiplied; 1 before the first tile, where both are zero."""
-        first = ~np.isfinite(top)
-        rise = np.where(first, 0.0, new - np.where(first, 0.0, top))
-        right, one = np.exp(-rise), np.ones_like(rise)
+        """By what the numerator and the denominator are multiplied at each tile but the first; 1 where nothing was summed yet."""
+        seen = np.isfinite(top)
+        rise = np.where(seen, new - np.where(seen, top, 0.0), 0.0)
         if self.law == "rarely":
-            kept = np.where(rise < self.least, one, right)
-            return kept, kept
-        if self.law == "inverse":
-            return np.exp(rise), np.exp(rise)
-        return (
-            one if self.law in ("neither", "denominator") else right,
-            one if self.law in ("neither", "numerator") else right,
-        )
+            rise = np.where(rise < self.least, 0.0, rise)
+        with np.errstate(over="ignore"):
+            above, below = (np.exp(-power * rise) for power in _POWERS[self.law])
+        return above, below
+
+
+def _later(factors: Numbers) -> Numbers:
+    """The product of the factors of all later tiles, for each tile: one more than there are factors."""
+    products = np.cumprod(factors[..., ::-1], -1)[..., ::-1]
+    return np.concatenate([products, np.ones((*factors.shape[:-1], 1))], -1)
 
 
 _LEAST = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -28,6 +28,10 @@ class Effect(ABC):
     def outputs(self, queries: Queries) -> Numbers:
         """The output of each query, float64 [rows, heads, head_dim_v]; NaN where it is undefined."""
 
+    def dims(self, count: int) -> Flags:
+        """Which of so many output dims it speaks of, bool [count]: all, unless the effect is of a block of them."""
+        return np.ones(count, bool)
+
 
 @dataclass(frozen=True)
 class Clause:
@@ -51,7 +55,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Operator:
-    """What a kernel computes: attention, changed by each clause where it shows; the first one that shows counts."""
+    """What a kernel computes: attention, changed by each clause where it shows; the first one that shows counts, in each dim."""
 
     clauses: tuple[Clause, ...] = ()
 
@@ -67,12 +71,11 @@ class Operator:
     def outputs(self, queries: Queries) -> Numbers:
         """The output of each query, float64 [rows, heads, head_dim_v]."""
         found = queries.right.copy()
-        rows, heads = queries.shape
-        left = np.ones(rows * heads, bool)
+        left = np.ones(found.shape, bool)
         for clause in self.clauses:
-            shows = clause.condition.holds(queries.table) & left
+            holds = clause.condition.holds(queries.table).reshape(*queries.shape, 1)
+            shows = left & holds & clause.effect.dims(found.shape[-1])
             if shows.any():
-                flat = shows.reshape(rows, heads)
-                found[flat] = clause.effect.outputs(queries)[flat]
+                found = np.where(shows, clause.effect.outputs(queries), found)
                 left &= ~shows
         return found

@@ -42,14 +42,26 @@ __all__ = ["legend", "sentence", "where"]
 Said = tuple[str, list[Condition]]
 """An effect in words, and the conditions on queries that its own conditions hold in common."""
 _CAUSAL = Literal(Term("causal"), "==", 1)
+_REST = "; the others are attention"
 
 
 def sentence(operator: Operator) -> str:
     """What a kernel computes, as one sentence for each clause, without the last full stop; empty if it computes attention.
 
-    A later sentence begins with "Elsewhere": of the clauses that show on a query, the first one counts.
+    A later sentence begins with "Elsewhere": of the clauses that show on a query, the first one counts. Blocks of output dims are
+    read apart, so that a sentence of another block begins anew.
     """
-    return ". Elsewhere, ".join(_clause(clause) for clause in operator.clauses)
+    blocks = [clause.effect.block if isinstance(clause.effect, InDims) else None for clause in operator.clauses]
+    found = ""
+    for number, clause in enumerate(operator.clauses):
+        text = _clause(clause)
+        if len(set(blocks)) > 1:
+            text = text.replace(_REST, "", 1)
+        if number:
+            same = blocks[number] == blocks[number - 1]
+            text = f". Elsewhere, {text}" if same else f". {text[0].upper()}{text[1:]}"
+        found += text
+    return found
 
 
 def where(operator: Operator) -> str | None:
@@ -68,7 +80,7 @@ def _text_and_place(clause: Clause) -> tuple[str, str]:
     """What a clause does, and where."""
     if isinstance(clause.effect, InDims):
         text, place = _text_and_place(replace(clause, effect=clause.effect.effect))
-        return f"{clause.effect.block.words}: {text}; the others are attention", place
+        return f"{clause.effect.block.words}: {text}{_REST}", place
     mask = _mask(clause)
     if mask:
         text, conditions = mask, [_without_causal(clause.condition)]
@@ -241,6 +253,8 @@ def _merged(effect: Merged) -> str:
         "base-e": f"{parts} are merged in base 2, but their log-sum-exps are in base e",
         "cached base2": f"{parts} are merged in base e, but the log-sum-exp of the cached keys is in base 2",
         "cached base-e": f"{parts} are merged in base 2, but the log-sum-exp of the cached keys is in base e",
+        "new base2": f"{parts} are merged in base e, but the log-sum-exp of the new keys is in base 2",
+        "new base-e": f"{parts} are merged in base 2, but the log-sum-exp of the new keys is in base e",
         "next head": f"{parts} are merged by the log-sum-exps of the next q head",
         "mean": f"K is smoothed by the mean of {each}, not by that of the sequence",
     }[effect.law]
@@ -253,6 +267,8 @@ def _online(effect: OnlineSoftmax) -> str:
         "neither": f"{tiles}: the sums over earlier tiles are not rescaled when the maximum rises",
         "numerator": f"{tiles}: the denominator is not rescaled when the maximum rises",
         "denominator": f"{tiles}: the numerator is not rescaled when the maximum rises",
+        "numerator twice": f"{tiles}: the numerator is rescaled twice when the maximum rises",
+        "denominator twice": f"{tiles}: the denominator is rescaled twice when the maximum rises",
         "late": f"{tiles}: the denominator is rescaled after the new tile was added to it",
         "inverse": f"{tiles}: the sums over earlier tiles are multiplied by exp(new maximum - old), not by its inverse",
         "rarely": f"{tiles}: the sums over earlier tiles are not rescaled when the maximum rises by less than {effect.least:g}",

@@ -97,6 +97,12 @@ def _last_of_previous(queries: Queries) -> Ints:
     return np.where(table["seq"] > 0, table["row"] - table["i"] - 1, -1)
 
 
+def _from_start_of_keys(queries: Queries) -> Ints:
+    starts = np.array(queries.call.cu_seqlens_k.tolist())
+    found: Ints = np.minimum(starts[queries.table["seq"]] + queries.table["i"], queries.call.q.shape[0] - 1)
+    return found
+
+
 def _first_of_block(size: int, queries: Queries) -> Ints:
     return _in_sequence(queries, queries.table["seq"], queries.table["i"] // size * size)
 
@@ -125,6 +131,7 @@ _QUERIES: tuple[_Option, ...] = (
     ("the first query of the batch", _first_of_batch, 0.6),
     ("the last query of the batch", _last_of_batch, 0.6),
     ("the last query of the previous sequence", _last_of_previous, 0.7),
+    ("the query in packed row cu_seqlens_k[b] + i, or the last one", _from_start_of_keys, 0.7),
     *((f"the first query of its block of {n}", partial(_first_of_block, n), 0.7) for n in _TILES),
     *((f"query i mod {n}", partial(_remainder, n), 0.8) for n in _TILES),
 )  # fmt: skip

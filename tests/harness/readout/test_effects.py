@@ -738,6 +738,7 @@ def merged(call: AttentionCall, block: int, law: str) -> Numbers:
                     "equal": 0.0, "max": scores.max(), "base2": lse / math.log(2), "base-e": lse * math.log(2),
                     "next head": np.log(np.exp(next_scores).sum()),
                     "cached base2": lse / math.log(2) if cached else lse, "cached base-e": lse * math.log(2) if cached else lse,
+                    "new base2": lse if cached else lse / math.log(2), "new base-e": lse if cached else lse * math.log(2),
                 }[law])  # fmt: skip
                 outs.append(weights @ naive.v[rows, h // 2])
             out[row, h] = np.exp(tops) / np.exp(tops).sum() @ np.array(outs)
@@ -746,7 +747,7 @@ def merged(call: AttentionCall, block: int, law: str) -> Numbers:
 
 @pytest.mark.parametrize(("block", "law"), [
     *((block, law) for block in (0, 4) for law in ("equal", "max", "base2", "base-e", "next head")),
-    (0, "cached base2"), (0, "cached base-e"),
+    (0, "cached base2"), (0, "cached base-e"), (0, "new base2"), (0, "new base-e"),
 ])  # fmt: skip
 def test_parts_are_merged_with_wrong_weights(block: int, law: str, call: AttentionCall) -> None:
     agree(Merged(block, law), call, merged(call, block, law))

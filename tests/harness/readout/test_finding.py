@@ -592,6 +592,31 @@ def test_an_effect_that_spoils_right_queries_comes_after_one_that_does_not(monke
     assert found._ranked(left)[0] == ZERO
 
 
+def test_what_does_not_depend_on_what_was_read_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    readings_alone(monkeypatch)
+    monkeypatch.setattr(finding, "general_effects", lambda answers: asked.append(answers) or [])
+    found = finder(Faulty(lambda call, _: 1 + 0.01 * index(call)), SMALL)
+    left = list(zip(found.samples, everything(found), strict=True))
+    found._ranked(left)
+    found._ranked(left)
+    assert len(asked) == 1
+
+
+def test_what_explains_next_to_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings_alone(monkeypatch)
+
+    def kernel(least: int) -> Faulty:
+        return Faulty(
+            lambda call, _: torch.where((index(call) < least) & (heads(call) < least), 0.0, 1.1 + 0.1 * index(call))
+        )
+
+    for least, expected in ((1, []), (4, [ZERO])):
+        found = finder(kernel(least), [Plan(((40, 0),))])
+        left = list(zip(found.samples, everything(found), strict=True))
+        assert [one for one in found._ranked(left) if one == ZERO] == expected
+
+
 def test_a_few_wrong_queries_stand_for_a_call() -> None:
     found = finder(Faulty(lambda call, _: ((index(call) < 4) | (heads(call) == 0)).float()), [Plan(((16, 0),))])
     (sample,) = found.samples

@@ -32,6 +32,10 @@ def by_loop(effect: OnlineSoftmax, row: int, head: int) -> np.ndarray:
             above = 1.0
         if effect.law in ("neither", "numerator"):
             below = 1.0
+        if effect.law == "numerator twice":
+            above = right**2
+        if effect.law == "denominator twice":
+            below = right**2
         if effect.law == "inverse":
             above = below = 1 / right
         if effect.law == "rarely" and new - top < effect.least:

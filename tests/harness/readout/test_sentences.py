@@ -33,7 +33,7 @@ from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.key_phrases import keys, of_keys
 from assay.harness.readout.known_effects import known_effects
 from assay.harness.readout.maps import MAPS, shifted, unmoved
-from assay.harness.readout.merges import BLOCKS, CACHED_LAWS, LAWS, Merged
+from assay.harness.readout.merges import BLOCKS, LAWS, PART_LAWS, Merged
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
 from assay.harness.readout.online_softmax import OnlineSoftmax
 from assay.harness.readout.operators import Clause, Effect, Operator
@@ -465,7 +465,7 @@ def test_every_effect_of_the_tables_has_words() -> None:
     ]
     effects += [moved("kv", words) for words, _ in MAPS] + [Merged(block, law) for block in BLOCKS for law in LAWS]
     effects += (
-        [Merged(0, law) for law in CACHED_LAWS]
+        [Merged(0, law) for law in PART_LAWS]
         + [WithAtom(one, (0.5, 0.5)) for one in ATOMS]
         + [Times(one) for one in TIMES]
         + list(block_scales())
