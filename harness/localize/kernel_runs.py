@@ -356,7 +356,7 @@ def run_once(
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        kept = torch.stack([_same(getattr(given, name), getattr(call, name)) for name in INPUTS]).tolist()
+        kept = torch.stack([same_values(getattr(given, name), getattr(call, name)) for name in INPUTS]).tolist()
         mutated = tuple(name for name, same in zip(INPUTS, kept, strict=True) if not same)
         # The output may be a view of an input, or of a buffer that the next call overwrites.
         results.append(replace(measure(call, out.clone(), declared.noise), mutated=mutated))
@@ -392,14 +392,14 @@ def repeat(kernel: Kernel, result: CallResult) -> CallResult:
     )
 
 
-def _same(a: Tensor, b: Tensor) -> Tensor:
+def same_values(a: Tensor, b: Tensor) -> Tensor:
     """Whether both hold the same values, bool []; NaN equals NaN."""
     return ((a == b) | ((a != a) & (b != b))).all()
 
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
     """Largest relative L1 between two outputs of a call, and whether any bit differs."""
-    if bool(_same(first, other)):
+    if bool(same_values(first, other)):
         return 0.0, False
     expected = torch.where(first.isfinite(), first.double(), float("inf"))
     return float(deviation(other, expected, result.cells).relative_l1.max()), True
