@@ -35,8 +35,8 @@ class AttentionCall:
         phase: "extend" (prefill, with or without a cached prefix) or "decode".
         first_head: number in the model of the first q head: in a call of one tensor-parallel process, or of some heads.
         layout: how `clone` lays q, k and v out in memory: "packed"; "sliced", in which each is a part of a wider tensor, as where a
-            model splits one projection into the three; or "heads first", in which all tokens of a head lie together. The last
-            axis is contiguous in each.
+            model splits one projection into the three; "heads first", in which all tokens of a head lie together; or "each its
+            own", in which q is packed, and k and v are parts of tensors of different widths. The last axis is contiguous in each.
         grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
             PyTorch are named; empty for that of the caller.
     """
@@ -73,8 +73,8 @@ class AttentionCall:
         """The same call on copies of its tensors, laid out as `layout` says, for a kernel that may write to its inputs."""
         copies = {name: getattr(self, name).clone() for name in INPUTS}
         if self.layout != "packed":
-            laid = {"sliced": _sliced, "heads first": _heads_first}[self.layout]
-            copies |= {name: laid(copies[name]) for name in ("q", "k", "v")}
+            laid = _LAID_OUT[self.layout]
+            copies |= {name: lay(copies[name]) for name, lay in zip(("q", "k", "v"), laid, strict=True)}
         return replace(self, **copies)
 
     def grad_context(self) -> AbstractContextManager[object]:
@@ -89,10 +89,10 @@ class AttentionCall:
         return replace(self, **{name: getattr(self, name).to(device) for name in INPUTS})
 
 
-def _sliced(tensor: Tensor) -> Tensor:
-    """The same numbers as the first heads of a wider tensor, whose other head is NaN."""
+def _sliced(tensor: Tensor, more: int = 1) -> Tensor:
+    """The same numbers as the first heads of a wider tensor, whose other heads are NaN."""
     rows, heads, dim = tensor.shape
-    wide = tensor.new_full((rows, heads + 1, dim), float("nan"))
+    wide = tensor.new_full((rows, heads + more, dim), float("nan"))
     wide[:, :heads] = tensor
     return wide[:, :heads]
 
@@ -100,6 +100,14 @@ def _sliced(tensor: Tensor) -> Tensor:
 def _heads_first(tensor: Tensor) -> Tensor:
     """The same numbers with the tokens of a head side by side."""
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+_LAID_OUT: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
+    "sliced": (_sliced,) * 3,
+    "heads first": (_heads_first,) * 3,
+    "each its own": (lambda q: q, _sliced, lambda v: _sliced(v, 2)),
+}
+"""How q, k and v are laid out, by layout."""
 
 
 def default_device() -> str:

@@ -4,11 +4,12 @@ The axes follow SGLang's dense attention kit (``sglang.test.kits.attention_unitt
 than their sequence, shuffled block tables): cached prefix, new tokens, batch, heads, head_dim, dtype, data and page size. The
 matrix is a covering design, not their product. For each phase,
 
-- dtype x head_dim x heads x (no / some cached prefix) is covered fully;
+- dtype x head_dim x heads is covered fully: without a cached prefix, behind one with more than 128 new tokens, and in a batch of nine
+  sequences of which one is long;
 - so are all triples of these, batch and new tokens (but batch x heads x new), and of data, dtype, head_dim and cached prefix;
 - every pair of values of two axes occurs.
 
-Calls beyond the design follow: long ones, batches of other sizes and of equal sequences, other numbers of heads, other head dims,
+Calls beyond the design follow: longer ones, batches of other sizes and of equal sequences, other numbers of heads, other head dims,
 inputs that are parts of wider tensors, other data and other modes of autograd. What no kernel claims unless it declares it is
 marked: see `Case.beyond`.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import combinations, cycle
+from itertools import combinations, cycle, product
 from typing import Any, Literal
 
 import torch
@@ -54,47 +55,81 @@ HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
     "full": ((8, 8), (8, 4), (8, 2), (16, 2), (8, 1)),
 }
 """(q heads, kv heads): MHA, GQA with 2, 4 and 8 q heads on each kv head, MQA."""
-OTHER_HEADS = ((6, 2), (10, 2), (12, 2), (14, 2), (24, 2), (32, 2), (9, 3), (15, 5), (12, 6), (8, 4), (10, 10), (3, 3))
+OTHER_HEADS = (
+    (6, 2),
+    (10, 2),
+    (12, 2),
+    (14, 2),
+    (24, 2),
+    (32, 2),
+    (12, 3),
+    (25, 5),
+    (12, 6),
+    (16, 4),
+    (10, 10),
+    (3, 3),
+)
 """GQA with other numbers of q heads on each kv head: 3 (Llama-3.2-3B), 5 (Qwen2.5-32B), 6, 7 (Qwen2.5-7B), 12 and 16. Then other
-numbers of kv heads, of which 3 and 5 (SmolLM) and 10 (Phi-3-medium) are no powers of two."""
-LONG: dict[Size, int] = {"small": 130, "full": 2000}
+numbers of kv heads, of which 3, 5 (SmolLM) and 6 are no powers of two, with 2, 4 and 5 q heads on each; and MHA with 10 and 3."""
+LONG: dict[Size, int] = {"small": 530, "full": 2000}
 """Cached prefix, in tokens, of a long sequence next to the one under test."""
 PAGES = (0, 1, 16, 64)
 """Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 
+_NEAR = 64
+"""Most cached tokens behind which every dtype, head dim and number of heads has more new ones than a block."""
+_BLOCK = 128
+"""New tokens of the largest block of queries in use."""
 _BATCHES: dict[str, dict[str, Callable[[int, int, int], Lens]]] = {
     "extend": {
         "one": lambda new, prefix, long: [(new, prefix)],
         "one token last": lambda new, prefix, long: [(new, prefix), (1, 33)],
         "after no prefix": lambda new, prefix, long: [(7, 0), (new, prefix)],
-        "before a long prefix": lambda new, prefix, long: [(new, prefix), (3, long)],
+        "among nine with a long one": lambda new, prefix, long: [
+            (2, 0), (new, prefix), (3, long), (5, 16), (1, 33), (1, 64), (4, 12), (1, 127), (2, 1)
+        ],
         "between others": lambda new, prefix, long: [(2, 0), (new, prefix), (5, 16)],
     },
     "decode": {
         "one": lambda new, prefix, long: [(1, prefix)],
         "after a short one": lambda new, prefix, long: [(1, 1), (1, prefix)],
-        "before a long one": lambda new, prefix, long: [(1, prefix), (1, long)],
+        "among nine with a long one": lambda new, prefix, long: [
+            (1, 16), (1, prefix), (1, 77), (1, 1), (1, long), (1, 64), (1, 12), (1, 127), (1, 2)
+        ],
         "between others": lambda new, prefix, long: [(1, 16), (1, prefix), (1, 77)],
     },
-}
+}  # fmt: skip
 """Sequences of a call as (new tokens, cached prefix): the one that the axes describe, and its neighbours."""
 
 
+_NINE = "among nine with a long one"
 _BORDERS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129)
+_TILES = (112, 160, 176, 192, 224, 240, 336, 352, 384, 480, 528, 768)
+"""Keys of sequences that just fill their last tile, where tiles have 80, 96, 112, 128, 160, 176, 192, 224, 240, 256 or 384 keys."""
+
+
+def _short(number: int, new: int, prefix: int, long: int) -> Lens:
+    """Sequences of a few tokens, one of which has 128 more new ones, unless all have one."""
+    return [(1 + (new - 1) * (n % 2 == 0) + 128 * (n == 5 and new > 1), prefix + n) for n in range(number)]
+
+
 _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
     "nine at borders": lambda new, prefix, long: [
         (new, prefix), (63, 0), (127, 16), (128, 0), (16, 48), (2, 200), (31, 33), (128, 128), (5, 59)
     ],
     "seventeen at borders": lambda new, prefix, long: [(1, prefix), *((1, border) for border in _BORDERS)],
-    "three long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 191), (new, prefix + 64)],
+    "three long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 191), (1, prefix + 264)],
     "four long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 64), (new, prefix - 100), (new, 20)],
-    "two chunks": lambda new, prefix, long: [(new, 0), (new, prefix)],
-    "cached powers of two": lambda new, prefix, long: [(new, prefix), (new, 512), (new, 1024), (new, 128)],
+    "among long ones": lambda new, prefix, long: [(min(new, 7), 16), (new, prefix), (min(new, 3), long)],
+    "three chunks": lambda new, prefix, long: [(new, 0), (new, prefix), (192, 0)],
+    "full tiles": lambda new, prefix, long: [(new, keys - new) for keys in (new + prefix, *_TILES)],
+    # As many tokens as in "powers of two", so that one can be made in the other's buffers.
+    "cached powers of two": lambda new, prefix, long: [(new, prefix), (new, 512), (new, 1024), (new, 128 - 4 * new)],
     "powers of two": lambda new, prefix, long: [(new, prefix), (new, 512 - new), (new, 1024 - new), (new, 128 - new)],
-    "forty short ones": lambda new, prefix, long: [(1 + (new - 1) * (n % 2 == 0), prefix + n) for n in range(40)],
+    **{f"{n} short ones": partial(_short, n) for n in (16, 24, 32, 40)},
     "a shorter one first": lambda new, prefix, long: [(new, prefix), (5 * new - 4, prefix + 50)],
     "a longer one first": lambda new, prefix, long: [(5 * new - 4, prefix + 50), (new, prefix)],
-    "without new tokens": lambda new, prefix, long: [(0, 20), (new, prefix), (3, 5)],
+    "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 20), (0, 7), (new, prefix), (0, 9)],
     **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in (2, 4, 6)},
     **{
         f"{n} unlike": partial(lambda n, new, prefix, long: [(1 + (new - 1) * (i + 1), prefix + 9 * i) for i in range(n)], n)
@@ -103,25 +138,22 @@ _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
 }  # fmt: skip
 """Batches of calls beyond the design."""
 _SIZES = ("2 alike", "4 alike", "5 unlike", "6 alike", "7 unlike", "8 unlike")
+_MANY = ("16 short ones", "24 short ones", "32 short ones", "40 short ones")
+"""Batches of sizes for which engines capture graphs, and of more sequences than a warp has lanes."""
 _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
     "extend": (
         (40, 600, "one", "normal"),
-        (600, 0, "one", "normal"),
         (40, 600, "one", "other numbers"),
         (128, 384, "nine at borders", "scale 1.5 times"),
         (34, 0, "one", "scores far above 0"),
         (34, 0, "one", "scores far below 0"),
-        (34, 90, "one", "scores near 95"),
-        (34, 90, "one", "scale 1"),
-        (34, 90, "one", "scale 1/128"),
         (34, 300, "one", "attention sink"),
         (34, 90, "one", "K far from 0"),
         (9, 60, "three long ones", "equal first tokens"),
-        (200, 60, "two chunks", "normal"),
-        (7, 256, "cached powers of two", "normal"),
+        (208, 60, "three chunks", "normal"),
+        (16, 256, "cached powers of two", "normal"),
         (16, 240, "powers of two", "normal"),
         (2, 1500, "four long ones", "normal"),
-        (4, 0, "forty short ones", "normal"),
         (5, 10, "a shorter one first", "normal"),
         (5, 10, "a longer one first", "normal"),
     ),
@@ -132,16 +164,12 @@ _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
         (1, 300, "seventeen at borders", "scale 1.5 times"),
         (1, 157, "one", "scores far above 0"),
         (1, 157, "one", "scores far below 0"),
-        (1, 157, "one", "scores near 95"),
-        (1, 157, "one", "scale 1"),
-        (1, 157, "one", "scale 1/128"),
         (1, 300, "one", "attention sink"),
         (1, 157, "one", "K far from 0"),
         (1, 60, "three long ones", "equal first tokens"),
         (1, 256, "cached powers of two", "normal"),
         (1, 255, "powers of two", "normal"),
         (1, 1200, "four long ones", "normal"),
-        (1, 1, "forty short ones", "normal"),
         (1, 40, "a shorter one first", "normal"),
         (1, 40, "a longer one first", "normal"),
     ),
@@ -149,37 +177,43 @@ _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
 """(new tokens, cached prefix, batch, data) of calls beyond the design, in the last dtype and the first head dim.
 
 They show windows, blocks and limits of up to 2,048 tokens, lengths that just fill a partition, a chunk behind a long prefix,
-results and plans kept by shape, larger batches, new tokens that just fill a block or nearly do, other scales than that of head_dim,
-scores that overflow or underflow unless their own maximum is subtracted, and weights that a shortcut takes for zero.
+results and plans kept by shape, larger batches, new tokens that just fill a block or nearly do, scores that overflow or underflow
+unless their own maximum is subtracted, and weights that a shortcut takes for zero.
 """
 _MANY_KEYS: dict[str, tuple[int, int]] = {"extend": (2, 4000), "decode": (1, 4000)}
 """(new tokens, cached prefix) of a call in the first dtype, where the others beyond the design are in the last.
 
 It shows sums that are kept in 16 bits. In float32 they hide on a GPU, where a correct kernel may compute in TF32.
 """
+_LONG_CHUNKS = ((512, 8), (513, 0))
+"""(new tokens, cached prefix) of single sequences: a full chunk, and one token more than that."""
 _HALF: dict[str, tuple[tuple[int, int, str, str], ...]] = {
     "extend": (
-        (70, 331, "three long ones", "normal"),
-        (300, 300, "one", "normal"),
+        (40, 331, "three long ones", "normal"),
+        (256, 1, "one", BEYOND_FP16[2]),
         (34, 400, "one", ONE_SIGN),
         (34, 157, "one", BEYOND_FP16[0]),
         (34, 157, "one", BEYOND_FP16[1]),
     ),
     "decode": (
         (1, 400, "three long ones", "normal"),
+        (1, 600, "one", BEYOND_FP16[2]),
         (1, 600, "one", ONE_SIGN),
         (1, 157, "between others", BEYOND_FP16[0]),
         (1, 157, "between others", BEYOND_FP16[1]),
     ),
 }
-"""The same in each dtype of 16 bits, in turn with the first and the last head dim."""
+"""The same in each dtype of 16 bits with each head dim, and there each in another layer."""
+_SCALES = ("scale 1.5 times", "scale 1", "scale 1/128")
+"""Data of the calls with full tiles, of which each dtype has one with each head dim."""
 _EACH: dict[str, tuple[tuple[int, int, str], ...]] = {
-    "extend": ((34, 0, "one"), (17, 70, "after no prefix")),
-    "decode": ((1, 66, "between others"),),
+    "extend": ((34, 0, "one"), (17, 70, "among long ones")),
+    "decode": ((1, 66, "among long ones"),),
 }
-"""(new tokens, cached prefix, batch) of the calls that one special value gets: other heads, sliced inputs, another rank, ..."""
-_LAYERS = (1, 2, 16, 31)
-"""Other layers: kernels treat the first two, every second one, those in the middle or the last one in a way of their own."""
+"""(new tokens, cached prefix, batch) of the calls that one special value gets: other heads, sliced inputs, another rank, ... Some
+get none without a prefix."""
+_LAYERS = (0, 1, 2, 16, 31)
+"""Layers: kernels treat the first two, every second one, those in the middle or the last one in a way of their own."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +282,11 @@ def axes(
 
 
 _CACHED = Feature("prefix", bool)
-_FULL = (Feature("dtype"), Feature("head_dim"), Feature("heads"), _CACHED)
+_CORE = (Feature("dtype"), Feature("head_dim"), Feature("heads"))
+_FULL = (
+    (*_CORE, _CACHED),
+    (*_CORE, Feature("batch", lambda batch: batch == _NINE)),
+)
 _TRIPLES: tuple[tuple[Feature, ...], ...] = (
     (_CACHED, Feature("batch"), Feature("heads"), Feature("head_dim"), Feature("dtype")),
     (_CACHED, Feature("batch"), Feature("new"), Feature("head_dim"), Feature("dtype")),
@@ -265,7 +303,14 @@ def _design(
     drawn = axes(phase, size, dtypes, head_dims, prefix)
     triples = (three for some in _TRIPLES for three in combinations(some, 3))
     pairs = combinations([Feature(axis) for axis in drawn], 2)
-    return tuple(covering(drawn, (_FULL, *dict.fromkeys(triples), *pairs), seed))
+    groups = (*_FULL, *dict.fromkeys(triples), *pairs)
+    # New tokens of more than a block behind a cached prefix, where the seed case's mask is wrong. Without one, no combination is wanted.
+    behind = {
+        "prefix": tuple(cached for cached in drawn["prefix"] if 0 < cached <= _NEAR),
+        "new": tuple(new for new in drawn["new"] if new > _BLOCK),
+    }
+    first = covering(drawn | behind, (_CORE,), seed) if all(behind.values()) else []
+    return (*first, *covering(drawn, groups, seed, first))
 
 
 def cases(
@@ -288,7 +333,7 @@ def cases(
         seed: seed of the data and of the design. The same seed gives the same cases with the same data.
         size: "small" for interpreted kernels; "full" for a GPU, with more and longer sequences and more heads.
         head_dims: head dims of q and k; None for 64 and 128, and beyond the design for `OTHER_HEAD_DIMS`.
-        head_dims_v: head dims of v, in addition to that of q and k.
+        head_dims_v: head dims of v, in turn with that of q and k.
         like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; None for none in the small matrix, and
             for `COMMON` in the full one.
         prefix: whether calls may have a cached prefix.
@@ -315,7 +360,9 @@ def cases(
             for new, prefix in ((41, 1), (34, 157))
         ]
     for phase in phases:
-        drawn += [_Values(phase=phase, **row) for row in _design(phase, size, kinds, dims, prefix, seed)]
+        of_v = cycle((0, *head_dims_v))
+        for row, dim_v in zip(_design(phase, size, kinds, dims, prefix, seed), of_v, strict=False):
+            drawn.append(_Values(phase=phase, **row, head_dim_v=dim_v if dim_v != row["head_dim"] else 0))
     for phase in phases:
         drawn += [
             *_long(phase, size, kinds, dims),
@@ -330,19 +377,27 @@ def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[i
     heads = HEADS[size][1]
     for new, prefix, batch, data in _FAR[phase]:
         yield _Values(phase, prefix, new, batch, heads, dims[0], kinds[-1], data)
-    turn = cycle((dims[-1], dims[0]))
-    for new, prefix, batch, data in _HALF[phase]:
-        for kind in [kind for kind in kinds if kind.itemsize == 2] or kinds[:1]:
-            yield _Values(phase, prefix, new, batch, heads, next(turn), kind, data)
-    dtype = cycle(kinds)
-    for number, batch in enumerate(_SIZES):
+    every = list(product(kinds, dims))
+    halves = [(kind, dim) for kind, dim in every if kind.itemsize == 2] or [(kinds[0], dim) for dim in dims]
+    for entry, (new, prefix, batch, data) in enumerate(_HALF[phase]):
+        for number, (kind, dim) in enumerate(halves):
+            if data in BEYOND_FP16[:2] and (number in (1, 2)) != (data == BEYOND_FP16[1]):
+                continue  # each dtype and each head dim has both
+            layer = _LAYERS[(entry + number) % len(_LAYERS)]
+            yield _Values(phase, prefix, new, batch, heads, dim, kind, data, layer=layer)
+    for (kind, dim), data in zip(every, cycle(_SCALES), strict=False):
+        new = 1 if phase == "decode" else 4
+        yield _Values(phase, 96 - new, new, "full tiles", heads, dim, kind, data)
+    for number, (batch, (kind, dim)) in enumerate(zip(_SIZES, cycle(every), strict=False)):
         new, prefix = (1, 50) if phase == "decode" else (9, 20 * (number % 3))
-        yield _Values(phase, prefix, new, batch, heads, next(turn), next(dtype))
-    for layer in _LAYERS:
-        new, prefix, batch = (1, 200, "between others") if phase == "decode" else (17, 200, "after no prefix")
-        yield _Values(phase, prefix, new, batch, heads, next(turn), next(dtype), layer=layer)
+        yield _Values(phase, prefix, new, batch, heads, dim, kind)
+    for batch, (kind, dim) in zip(_MANY, cycle(halves), strict=False):
+        yield _Values(phase, 1, 1 if phase == "decode" else 4, batch, heads, dim, kind)
     if phase == "extend":
-        yield _Values(phase, 9, 30, "without new tokens", heads, dims[0], kinds[-1], beyond=("batch",))
+        for kind in dict.fromkeys((kinds[0], kinds[-1])):
+            yield _Values(phase, 30, 9, "some without new tokens", heads, dims[-1], kind, beyond=("batch",))
+        for (new, prefix), (kind, dim) in zip(_LONG_CHUNKS, cycle(reversed(halves)), strict=False):
+            yield _Values(phase, prefix, new, "one", heads, dim, kind)
     new, prefix = _MANY_KEYS[phase]
     yield _Values(phase, prefix, new, "one", heads, dims[0], kinds[0])
 
@@ -360,13 +415,14 @@ def _special(
     usual, dtype, dim = HEADS[size][1], cycle(kinds), cycle(dims)
     for new, prefix, batch in _EACH[phase]:
         at = partial(_Values, phase, prefix, new, batch)
-        for mode in ("inference_mode", "no_grad"):
+        for mode in ("inference_mode", "no_grad") if prefix else ("inference_mode",):
             yield at(usual, next(dim), next(dtype), grad_mode=mode)
-        for kind in kinds:
+        for kind in kinds if prefix else kinds[:1]:
             yield at(usual, next(dim), kind, layout="sliced", beyond=("inputs",))
-        yield at(usual, next(dim), next(dtype), layout="heads first", beyond=("inputs",))
+        for layout in ("heads first", "each its own") if prefix else ("each its own",):
+            yield at(usual, next(dim), next(dtype), layout=layout, beyond=("inputs",))
         yield at(usual, next(dim), next(dtype), first_head=usual[0])
-        for heads in OTHER_HEADS:
+        for heads in OTHER_HEADS if prefix else OTHER_HEADS[::4]:
             yield at(heads, next(dim), next(dtype), beyond=("heads",))
         for name in models:
             q_heads, kv_heads, head_dim = SHAPES[name]

@@ -28,9 +28,9 @@ from assay.harness.stats.query_bounds import (
     with_all_heads,
 )
 
-CELLS = 20_000
+CELLS = 40_000
 """Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 4 of all matrices. The small matrix has about
-6,700, the full one 18,500."""
+15,000, the full one 34,000."""
 MAX_MEMBERS = 48
 """Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
 _FEW_QUERIES = 16

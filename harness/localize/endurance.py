@@ -69,22 +69,25 @@ def _size(one: CallResult) -> tuple[int, int]:
 
 
 def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult, AttentionCall, str]]:
-    """Calls to make next, in buffers in which another call of the same shapes was just made: of each phase, one with other lengths
-    and one with the same, if there are such.
+    """Calls to make next, in buffers in which another call of the same shapes was just made: of each phase, with other lengths and
+    with the same, the smallest pair and the largest, if there are such.
 
     What a kernel keeps by address, such as a plan or a quantised K, is then that of another call.
     """
     by_shape: dict[tuple[object, ...], list[CallResult]] = {}
     for one in results:
         by_shape.setdefault(_shapes(one.call), []).append(one)
-    seen = set[tuple[str, bool]]()
-    for first, second in (pair for some in by_shape.values() for pair in combinations(some, 2)):
+    smallest: dict[tuple[str, bool], tuple[CallResult, CallResult]] = {}
+    largest: dict[tuple[str, bool], tuple[CallResult, CallResult]] = {}
+    for pair in (pair for some in by_shape.values() for pair in combinations(some, 2)):
+        first, second = pair
+        kind = (first.call.phase, _lens(first.call) == _lens(second.call))
+        smallest.setdefault(kind, pair)
+        largest[kind] = pair
+    others = (pair for kind, pair in largest.items() if pair is not smallest[kind])
+    for first, second in (*smallest.values(), *others):
         a, b = first.call, second.call
         alike = _lens(a) == _lens(b)
-        kind = (a.phase, alike)
-        if kind in seen:
-            continue
-        seen.add(kind)
         kept = a.clone()
         yield first, kept, ""
         for name in INPUTS:

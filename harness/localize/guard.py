@@ -20,7 +20,7 @@ MAX_REPEATED = 32
 """Calls that are repeated after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling
 the time of an interpreted kernel."""
 
-HELD = 4
+HELD = 16
 """Outputs that are held, as a caller may hold them, to see whether a later one lies in their memory."""
 
 

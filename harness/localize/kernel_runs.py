@@ -365,7 +365,7 @@ def run_once(
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        mutated = tuple(name for name in INPUTS if not _same(getattr(given, name), getattr(call, name)))
+        mutated = tuple(name for name in INPUTS if not same_values(getattr(given, name), getattr(call, name)))
         # The output may be a view of an input, or of a buffer that the next call overwrites.
         results.append(replace(measure(call, out.clone(), declared.noise), mutated=mutated))
         if each is not None:
@@ -400,14 +400,14 @@ def repeat(kernel: Kernel, result: CallResult) -> CallResult:
     )
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same_values(a: Tensor, b: Tensor) -> bool:
     """Whether both hold the same values; NaN equals NaN."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
     """Largest relative L1 between two outputs of a call, and whether any bit differs."""
-    if _same(first, other):
+    if same_values(first, other):
         return 0.0, False
     expected = torch.where(first.isfinite(), first.double(), float("inf"))
     return float(deviation(other, expected, result.cells).relative_l1.max()), True

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
+from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, default_device
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
 from assay.harness.attention.matrix import cases as cases_of
@@ -34,7 +34,7 @@ from assay.harness.localize.diagnose import CALL_REFUSED, STATE_KEPT, TITLES, de
 from assay.harness.localize.endurance import endure
 from assay.harness.localize.guard import CONTRACT_BROKEN, MAX_REPEATED, Guard, run_guarded, runs_of
 from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, same_values, worst_of
 from assay.harness.localize.over_reads import over_reads
 from assay.harness.localize.raised import RAISED
 from assay.harness.localize.smallest import smallest_call
@@ -448,7 +448,7 @@ def assert_correct(
 
     Raises:
         AssertionError: the error is out of bounds, and the message names the bug where a hypothesis fits; or the kernel writes
-            outside of its tensors.
+            to its inputs, or outside of its tensors.
         AssayError: its output breaks the contract.
         UsageError: no such kernel or noise, or a package that the kernel imports is not installed.
         KernelRefused: the kernel refuses the call.
@@ -461,7 +461,13 @@ def assert_correct(
     declared = kernels.declaration(loaded)
     declared = replace(declared, noise=declared.noise if noise is None else noise)
     within = GuardedKernel(loaded)
-    result = measure(call, compute(within, call.clone()), declared.noise)
+    given = call.clone()
+    result = measure(call, compute(within, given), declared.noise)
+    changed = [name for name in INPUTS if not same_values(getattr(given, name), getattr(call, name))]
+    if changed:
+        raise AssertionError(
+            f"{name} on {describe(call)}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"
+        )
     if within.written:
         raise AssertionError(f"{name} on {describe(call)}: the kernel {within.written[0][1]}")
     if result.fails:

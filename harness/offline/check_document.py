@@ -33,6 +33,27 @@ class LengthsCovered(Part):
     keys: int
 
 
+class ReachFound(Part):
+    """How far calls of one phase reach, each by itself: most new tokens of a sequence, and of one with a cached prefix; most cached
+    tokens and most keys of a sequence; most sequences of a call."""
+
+    phase: str
+    new: int
+    behind: int
+    cached: int
+    keys: int
+    sequences: int
+
+
+class CoreFound(Part):
+    """A product of which every combination was computed, in each phase, and how far all of them reach."""
+
+    dtypes: tuple[str, ...]
+    head_dims: tuple[int, ...]
+    heads: tuple[tuple[int, int], ...] = Field(description="(q heads, kv heads)")
+    reach: tuple[ReachFound, ...]
+
+
 class GapFound(Part):
     """Calls that were not computed, and why: "by declaration", or what the kernel or its environment said."""
 
@@ -55,6 +76,8 @@ class CoverageFound(Part):
     lengths: tuple[LengthsCovered, ...]
     gaps: tuple[GapFound, ...]
     runs: int = Field(description="how many times the kernel ran")
+    core: CoreFound
+    beyond: tuple[str, ...] = Field(description="what single calls reach beyond the core, in words")
 
 
 class CheckDocument(Decided):
@@ -122,4 +145,9 @@ def _coverage(found: Coverage) -> CoverageFound:
         kv_heads=found.kv_heads, layers=found.layers, device=found.device,
         lengths=tuple(LengthsCovered(phase=phase, **vars(one)) for phase, one in (found.lengths or {}).items()),
         gaps=tuple(GapFound(**vars(gap)) for gap in found.gaps), runs=found.runs,
+        core=CoreFound(
+            dtypes=found.core.dtypes, head_dims=found.core.head_dims, heads=found.core.heads,
+            reach=tuple(ReachFound(phase=phase, **vars(one)) for phase, one in found.core.reach.items()),
+        ),
+        beyond=found.beyond,
     )  # fmt: skip

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import combinations, product
+from typing import TypeVar
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
@@ -12,6 +15,7 @@ from assay.harness.localize import axes
 from assay.harness.text import counted, one_line
 
 DECLARED = "by declaration"
+_Value = TypeVar("_Value", str, int)
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,47 @@ class Lengths:
     sequences: int
     keys: int
     calls: int
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far calls reach, each by itself.
+
+    Attributes:
+        new: most new tokens of a sequence.
+        behind: most new tokens of a sequence with a cached prefix.
+        cached: most cached tokens of a sequence.
+        keys: most keys of a sequence, cached or new.
+        sequences: most sequences of a call.
+    """
+
+    new: int
+    behind: int
+    cached: int
+    keys: int
+    sequences: int
+
+    def words(self, phase: str) -> str:
+        """The reach of the calls of a phase."""
+        new = f"{self.new:,} new tokens, {self.behind:,} behind a cached prefix, " if phase == "extend" else ""
+        return f"{phase} to {new}{self.keys:,} keys of a sequence and {counted(self.sequences, 'sequence')}"
+
+
+@dataclass(frozen=True)
+class Core:
+    """A product of which every combination was computed, in each phase.
+
+    Attributes:
+        dtypes: of q, k and v.
+        head_dims: of q and k.
+        heads: (q heads, kv heads).
+        reach: by phase, how far the calls of every combination reach: the least of them.
+    """
+
+    dtypes: tuple[str, ...] = ()
+    head_dims: tuple[int, ...] = ()
+    heads: tuple[tuple[int, int], ...] = ()
+    reach: Mapping[str, Reach] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,6 +107,8 @@ class Gap:
 class Coverage:
     """What a check covered.
 
+    `core` is a product that holds. The others list each axis by itself.
+
     Attributes:
         dtypes: of the computed calls.
         head_dims: of q and k, ascending.
@@ -73,6 +120,9 @@ class Coverage:
         lengths: by phase.
         gaps: what was not computed, and why.
         runs: how many times the kernel ran.
+        core: the largest product of dtypes, head dims and heads that was computed as a whole.
+        beyond: what single calls reach: each value of head dim, heads and layout outside of the core with the most keys that a sequence
+            has there, and all calls of a phase.
     """
 
     dtypes: tuple[str, ...] = ()
@@ -85,22 +135,19 @@ class Coverage:
     lengths: Mapping[str, Lengths] | None = None
     gaps: tuple[Gap, ...] = ()
     runs: int = 0
+    core: Core = Core()
+    beyond: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
         """What was covered, in one line; empty if nothing was."""
         if not self.lengths:
             return ""
-        parts = [", ".join(self.dtypes), f"head_dim {_listed(self.head_dims)}"]
-        parts += [f"head_dim_v {_listed(self.head_dims_v)}"] * bool(self.head_dims_v)
-        parts += [f"{_listed(self.ratios)} q heads on a kv head; {_listed(self.kv_heads)} kv heads"]
-        for phase, one in self.lengths.items():
-            new = f"{one.new[0]} to {one.new[1]} new tokens, " if phase == "extend" else ""
-            parts += [
-                f"{phase}: {new}{one.cached[0]:,} to {one.cached[1]:,} cached, up to {counted(one.sequences, 'sequence')} "
-                f"and {one.keys:,} keys in a batch"
-            ]
-        return "; ".join([*parts, f"layers {_listed(self.layers)}", f"{self.runs:,} runs on {self.device}"])
+        core = self.core
+        each = f"each of {', '.join(core.dtypes)} with head_dim {_listed(core.head_dims)} and {_heads(core.heads)} q/kv heads"
+        parts = [f"{each}: {'; '.join(reach.words(phase) for phase, reach in core.reach.items())}"]
+        parts += [f"Beyond that, single calls: {'; '.join(self.beyond)}"] if self.beyond else []
+        return ". ".join([*parts, f"{self.runs:,} runs on {self.device}"])
 
 
 NOTHING = Coverage()
@@ -130,7 +177,8 @@ def coverage_of(
     phases: dict[str, list[AttentionCall]] = {}
     for call in computed:
         phases.setdefault(call.phase, []).append(call)
-    heads = {(call.q.shape[1], call.k.shape[1]) for call in computed}
+    heads = {_heads_of(call) for call in computed}
+    core = _core(phases)
     return Coverage(
         dtypes=tuple(dict.fromkeys(sorted(str(call.q.dtype).removeprefix("torch.") for call in computed))),
         head_dims=_ascending(call.q.shape[2] for call in computed),
@@ -142,7 +190,92 @@ def coverage_of(
         lengths={phase: _lengths(calls) for phase, calls in phases.items()},
         gaps=(*_left_out(left_out), *_gaps(cases, refused, excluded, declined)),
         runs=runs,
+        core=core,
+        beyond=tuple(_beyond(core, phases)),
     )
+
+
+def _heads_of(call: AttentionCall) -> tuple[int, int]:
+    return call.q.shape[1], call.k.shape[1]
+
+
+def _heads(heads: Iterable[tuple[int, int]]) -> str:
+    return ", ".join(f"{q}/{kv}" for q, kv in heads)
+
+
+def _dtype(call: AttentionCall) -> str:
+    return str(call.q.dtype).removeprefix("torch.")
+
+
+def _core(phases: Mapping[str, Sequence[AttentionCall]]) -> Core:
+    """The largest product that was computed in each phase, and how far every one of its combinations reaches."""
+    by_kind: dict[tuple[str, str, int, tuple[int, int]], list[AttentionCall]] = {}
+    for phase, calls in phases.items():
+        for call in calls:
+            if call.layout == "packed" and call.v.shape[2] == call.q.shape[2]:
+                by_kind.setdefault((phase, _dtype(call), call.q.shape[2], _heads_of(call)), []).append(call)
+    heads = sorted({kind[3] for kind in by_kind})
+    best = Core()
+    for dtypes, dims in product(_subsets({kind[1] for kind in by_kind}), _subsets({kind[2] for kind in by_kind})):
+        all_ = tuple(one for one in heads if all((*kind, one) in by_kind for kind in product(phases, dtypes, dims)))
+        if len(dtypes) * len(dims) * len(all_) > len(best.dtypes) * len(best.head_dims) * len(best.heads):
+            best = Core(dtypes, dims, all_)
+    combinations_ = list(product(best.dtypes, best.head_dims, best.heads))
+    reach = {phase: _least([_reach(by_kind[phase, *kind]) for kind in combinations_]) for phase in phases}
+    return Core(best.dtypes, best.head_dims, best.heads, reach) if combinations_ else Core()
+
+
+def _subsets(values: set[_Value]) -> Iterator[tuple[_Value, ...]]:
+    """All subsets but the empty one, the largest first."""
+    for size in range(len(values), 0, -1):
+        yield from combinations(sorted(values), size)
+
+
+def _reach(calls: Sequence[AttentionCall]) -> Reach:
+    """How far some of the calls reach."""
+    lens = [pair for call in calls for pair in zip(call.lens_q, call.prefixes, strict=True)]
+    return Reach(
+        new=max(new for new, _ in lens),
+        behind=max((new for new, cached in lens if cached), default=0),
+        cached=max(cached for _, cached in lens),
+        keys=max(new + cached for new, cached in lens),
+        sequences=max(len(call.cu_seqlens_q) - 1 for call in calls),
+    )
+
+
+def _least(reached: Sequence[Reach]) -> Reach:
+    """How far all of them reach."""
+    return Reach(**{one.name: min(getattr(each, one.name) for each in reached) for one in fields(Reach)})
+
+
+def _beyond(core: Core, phases: Mapping[str, Sequence[AttentionCall]]) -> Iterator[str]:
+    """What single calls reach beyond the core, in words; each value with the fewest keys to which one of them reaches."""
+    every = [call for calls in phases.values() for call in calls]
+    values: tuple[tuple[str, Callable[[AttentionCall], object], Iterable[object]], ...] = (
+        ("dtype {}", _dtype, core.dtypes),
+        ("head_dim {}", lambda call: call.q.shape[2], core.head_dims),
+        ("head_dim_v {}", lambda call: call.v.shape[2] if call.v.shape[2] != call.q.shape[2] else 0, (0,)),
+        ("{} q/kv heads", lambda call: _heads([_heads_of(call)]), [_heads([one]) for one in core.heads]),
+        ("inputs {}", lambda call: call.layout, ("packed",)),
+        ("layers {}", lambda call: call.layer, (0,)),
+    )
+    for words, value_of, known in values:
+        keys: dict[object, int] = {}
+        for call in every:
+            value = value_of(call)
+            if value not in (*known,):
+                keys[value] = max(keys.get(value, 0), *call.lens_k)
+        if keys:
+            listed = ", ".join(map(str, sorted(keys, key=_by_numbers)))
+            yield f"{words.format(listed)} (to {min(keys.values()):,} keys)"
+    for phase, calls in phases.items():
+        if core.reach.get(phase) != (reach := _reach(calls)):
+            yield reach.words(phase)
+
+
+def _by_numbers(value: object) -> tuple[object, ...]:
+    """Sorts numbers, and pairs of them in words, by size."""
+    return tuple(int(part) for part in re.findall(r"\d+", str(value))) or (str(value),)
 
 
 def _ascending(values: object) -> tuple[int, ...]:

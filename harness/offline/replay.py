@@ -91,7 +91,7 @@ def replay(
         smallest = smallest_call(guard, found.run, found.findings, candidate)
         named = smallest.named_in(named)
 
-        envelope = {phase: _envelope([one for one in recorded if one.phase == phase]) for phase in phases}
+        envelope = {phase: _envelope([one for one in chosen if one.phase == phase]) for phase in phases}
 
         def result_of(findings: Sequence[Finding]) -> ReplayResult:
             made = _result(
@@ -281,13 +281,13 @@ def _result(
 
 
 def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """The smallest and the median call of each layer and phase, with and without a prefix, and the worst call of each layer
-    and phase: enough to name a bug and to test the largest errors.
+    """The smallest, the median and the largest call of each layer and phase, with and without a prefix, and the worst call of each
+    layer and phase: enough to name a bug, to test the largest errors and what begins only in long calls.
     """
     strata: dict[tuple[int, str, bool], list[RecordedCall]] = {}
     for one in sorted(recorded, key=lambda one: (one.call.k.shape[0], one.call.q.shape[0])):
         strata.setdefault((one.layer, one.phase, has_any_prefix(one.entry.prefix)), []).append(one)
-    chosen = [stratum[at] for stratum in strata.values() for at in sorted({0, len(stratum) // 2})]
+    chosen = [stratum[at] for stratum in strata.values() for at in sorted({0, len(stratum) // 2, len(stratum) - 1})]
     known = {id(one) for one in chosen}
     return chosen + [one for one in recorded if one.entry.chosen == "worst" and id(one) not in known]
 

@@ -36,6 +36,14 @@ class JUnit:
             names = (item.key, str(case.name))
             text = one_line(f"{item.key} {item.answer}: {message}".rstrip(": "))
             yield Statement("test", names, item.answer, str(source.path), text)
+        listed = [_item(case).answer for case in _read(source)]
+        failed, tests = _stated_failures(source), sum(suite.tests or 0 for suite in _suites(source))
+        if failed > sum(answer in ("failed", "error") for answer in listed):
+            text = f"its suites state {failed:,} failures and errors, and it does not list them"
+            yield Statement("test", ("(a test that is not listed)",), "failed", str(source.path), text)
+        elif tests > len(listed):
+            text = f"its suites state {tests:,} tests, and it lists {len(listed):,}"
+            yield Statement("test", ("(a test that is not listed)",), "", str(source.path), text)
 
     def results(self, source: Source, metric: str = "") -> Reading:
         """All tests of the file, with their outcomes: passed, failed, error or skipped. `metric` is not used.

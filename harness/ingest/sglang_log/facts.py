@@ -192,6 +192,7 @@ class Log:
         calls: logged calls of kernels, by function.
         nan_from: results with NaN of calls whose inputs had none, by function.
         loose_outcomes: outcomes that could not be given to one test, since several were open.
+        collected: how many tests pytest collected to run, in which line, and that line; of several sessions, the most.
         disordered: times that are earlier than the one before, by more than two seconds.
     """
 
@@ -215,6 +216,7 @@ class Log:
     outcomes: Counter[str] = field(default_factory=Counter)
     loose_outcomes: Where = field(default_factory=Where)
     summary: tuple[str, int] = ("", 0)
+    collected: tuple[int, int, str] = (0, 0, "")
     disordered: Where = field(default_factory=Where)
     began: str = ""
     ended: str = ""

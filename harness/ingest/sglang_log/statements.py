@@ -41,6 +41,11 @@ def _loose(log: Log, path: str) -> Iterable[Statement]:
             if outcome not in _PASSING and count > sum(one.outcome == outcome for one in log.tests):
                 where = log.loose_outcomes
                 yield Statement("test", ("(a test)",), outcome, f"{path}:{where.first}", where.text)
+    selected, line, text = log.collected
+    counted = re.findall(r"(\d+) (?:failed|passed|skipped|xfailed|xpassed|error)s?\b", log.summary[0])
+    if selected > max(sum(log.outcomes.values()), sum(map(int, counted))):
+        # The log is cut off, perhaps by the test that has no outcome.
+        yield Statement("test", ("(a collected test)",), "", f"{path}:{line}", text)
     text, line = log.summary
     for count, outcome in re.findall(r"(\d+) (failed|passed|error)s?\b", text):
         if int(count) > sum(one.outcome == outcome for one in log.tests):

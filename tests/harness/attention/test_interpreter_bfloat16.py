@@ -55,7 +55,7 @@ def test_bfloat16_is_skipped_by_name_where_the_interpreter_is_wrong(tmp_path: Pa
     words = " ".join(done.stdout.split())
     assert "Not covered: bfloat16" in words
     assert "Triton's interpreter computes bfloat16 wrongly in this version; a GPU covers it" in words
-    assert "Covered: float16, float32;" in words
+    assert "Covered: each of float16, float32 with" in words
 
 
 @pytest.mark.interpreter

@@ -41,6 +41,18 @@ def uncovered(made: list[Case], phase: str, size: Size, groups: list[tuple[str, 
     ]
 
 
+def _core(call: AttentionCall) -> tuple[str, ...]:
+    return str(call.q.dtype).removeprefix("torch."), str(call.q.shape[2]), f"{call.q.shape[1]}/{call.k.shape[1]}"
+
+
+def _has_nine_and_a_long_one(call: AttentionCall) -> bool:
+    return len(call.lens_k) == 9 and max(call.lens_k) > 512
+
+
+def _is_more_than_a_block_behind_a_prefix(call: AttentionCall) -> bool:
+    return any(new > 128 and prefix for new, prefix in _lens(call))
+
+
 ALL = ["prefix", "new", "batch", "heads", "head_dim", "dtype", "data", "page"]
 
 
@@ -49,13 +61,16 @@ ALL = ["prefix", "new", "batch", "heads", "head_dim", "dtype", "data", "page"]
 def test_pairs_triples_and_what_users_run_are_covered(phase: str, size: Size) -> None:
     made = cases((phase,), size=size)
     groups: list[tuple[str, ...]] = [("dtype", "head_dim", "heads", "cached")]
+    core = set(product(*([words(a, v) for v in axes(phase, size)[a]] for a in ("dtype", "head_dim", "heads"))))
+    for holds in (_has_nine_and_a_long_one, _is_more_than_a_block_behind_a_prefix)[: 2 if phase == "extend" else 1]:
+        assert core == {_core(call) for call in (case.make() for case in made) if holds(call)} & core
     for some in (["batch", "heads"], ["batch", "new"], ["heads", "new"], ["data"]):
         groups += combinations([*some, "cached", "head_dim", "dtype"], 3)
     groups += combinations(ALL, 2)
     assert uncovered(made, phase, size, groups) == []
 
 
-@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 197, 126), ("full", 349, 157)])
+@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 213, 149), ("full", 364, 174)])
 def test_the_number_of_cases_is_what_a_check_can_afford(size: Size, extend: int, decode: int) -> None:
     assert Counter(c.condition["phase"] for c in cases(size=size)) == {"extend": extend, "decode": decode}
 
@@ -193,6 +208,68 @@ def test_what_kernels_do_only_in_some_calls_shows(
     phase: str, holds: Callable[[AttentionCall], bool], where: str
 ) -> None:
     assert any(holds(call) for call in _made(phase)), f"a kernel that is wrong only {where} passes"
+
+
+BATCHES_OF_GRAPHS = (16, 24, 32, 40)
+ODD_TILES = (96, 112, 160, 176, 192, 224, 240, 384, 768)
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_each_dtype_of_16_bits_meets_each_head_dim_in_all_rare_calls(
+    phase: str, dtype: torch.dtype, head_dim: int
+) -> None:
+    here = [c for c in _made(phase) if c.q.dtype == dtype and c.q.shape[2] == head_dim and c.k.shape[1] != c.q.shape[1]]
+    assert any(sum(keys > 330 for keys in call.lens_k) > 1 for call in here)
+    assert any(len(call.lens_k) > 8 for call in here)
+    assert any(len(call.lens_k) in BATCHES_OF_GRAPHS for call in here)
+    assert {call.layer % 2 for call in here if call.layer > 0 and max(call.lens_k) > 128} == {0, 1}
+    assert any(call.scale != head_dim**-0.5 for call in here if len(call.lens_k) > len(ODD_TILES))
+    assert set(ODD_TILES) <= {keys for call in here for keys in call.lens_k}
+    assert any(_has_scores_above_88_in_two_partitions(call) for call in here)
+    if phase == "extend":
+        assert any(new == 1 and prefix > 512 for call in here for new, prefix in _lens(call))
+        assert any(new == 256 for call in here for new in call.lens_q)
+
+
+def _has_scores_above_88_in_two_partitions(call: AttentionCall) -> bool:
+    if len(call.lens_k) > 1 or call.k.shape[0] <= 256:
+        return False
+    return float((call.scale * call.q[:, 0].float() @ call.k[:, 0].float().T).amax()) > 88
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_single_values_outside_of_the_design_have_a_call_with_more_than_512_keys(phase: str) -> None:
+    long = [call for call in _made(phase) if max(call.lens_k) > 512]
+    assert {call.q.shape[2] for call in long} >= {64, 80, 96, 128, 192, 256}
+    assert {call.layout for call in long} == {"packed", "sliced", "heads first", "each its own"}
+    heads = {(call.q.shape[1], call.k.shape[1]) for call in long}
+    assert heads == {(call.q.shape[1], call.k.shape[1]) for call in _made(phase)}
+    assert {(q // kv, kv) for q, kv in heads} >= {(4, 3), (5, 5), (4, 4)}
+
+
+def test_lengths_that_schedulers_and_chunks_have_are_there() -> None:
+    extend = _made("extend")
+    assert {192, 256, 512, 513} <= {new for call in extend for new in call.lens_q}
+    assert any(len(call.lens_q) > 32 and max(call.lens_q[:32]) > 64 for call in extend)
+    assert {len(call.lens_q) for call in extend} & {len(call.lens_q) for call in _made("decode")} >= set(
+        BATCHES_OF_GRAPHS
+    )
+    empty = [call for call in extend if 0 in call.lens_q[1:]]
+    assert {call.q.dtype for call in empty} == {torch.float16, torch.float32}
+    assert all(any(a == b == 0 < i for i, (a, b) in enumerate(pairwise(call.lens_q))) for call in empty)
+
+
+def test_half_of_the_design_has_a_head_dim_of_v_that_is_declared() -> None:
+    made = [case.condition["head_dim_v"] for case in cases(head_dims=[192], head_dims_v=[128])]
+    assert made.count("128") > len(made) / 4
+
+
+def test_q_k_and_v_that_each_lie_in_their_own_way_have_different_strides() -> None:
+    call = next(case.make() for case in cases() if case.condition["inputs"] == "each its own")
+    assert call.q.is_contiguous()
+    assert call.k.stride() != call.v.stride()
 
 
 @cache

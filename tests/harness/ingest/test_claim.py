@@ -138,6 +138,27 @@ def test_a_log_that_is_cut_off_before_the_outcome_confirms_nothing(seed_log: Pat
     assert outcomes(verify([log], ["all tests passed", "test_latency passed"])) == ["undecided", "confirmed"]
 
 
+def test_tests_that_a_log_or_a_suite_counts_and_does_not_list_confirm_nothing(tmp_path: Path) -> None:
+    def outcome(name: str, text: str) -> Outcome:
+        (tmp_path / name).write_text(text)
+        return verify([tmp_path / name], ["all tests passed"]).claims[0].outcome
+
+    rule = "=" * 30
+    start, passed = (
+        f"{rule} test session starts {rule}\ncollected 3 items",
+        "test/a.py::TestX::test_{} PASSED  [ 33%]\n",
+    )
+    two = passed.format("a") + passed.format("b")
+    assert outcome("cut.log", f"{start}\n\n{two}") == "undecided"
+    assert outcome("all.log", f"{start}\n\n{two}{passed.format('c')}\n{rule} 3 passed in 1.00s {rule}\n") == "confirmed"
+    deselected = f"{start} / 1 deselected / 2 selected\n\n{two}\n{rule} 2 passed, 1 deselected in 1.00s {rule}\n"
+    assert outcome("deselected.log", deselected) == "confirmed"
+    suite = '<testsuites><testsuite name="s" errors="0" failures="{}" tests="{}"><testcase name="a"/></testsuite></testsuites>'
+    assert outcome("fails.xml", suite.format(1, 2)) == "refuted"
+    assert outcome("lacks.xml", suite.format(0, 2)) == "undecided"
+    assert outcome("whole.xml", suite.format(0, 1)) == "confirmed"
+
+
 def test_junit_is_evidence(tmp_path: Path) -> None:
     junit = tmp_path / "x.xml"
     junit.write_text(

@@ -48,6 +48,19 @@ def test_a_plan_that_is_kept_by_address_is_another_calls(lens: list[list[tuple[i
     assert endured(rounded_oracle, *lens).how == ""
 
 
+def test_the_largest_calls_are_made_in_kept_buffers_too() -> None:
+    """A plan that is kept on the path for many keys alone: the cheapest pair does not take it."""
+    kept: list[AttentionCall] = []
+    plans: dict[object, list[int]] = {}
+
+    def kernel(call: AttentionCall) -> Tensor:
+        kept.append(call)
+        return plans_by_address(call, plans) if max(call.lens_k) > 256 else rounded_oracle(call)
+
+    short, long = [[(1, 20), (1, 40)], [(1, 40), (1, 20)]], [[(1, 300), (1, 40)], [(1, 40), (1, 300)]]
+    assert "in the buffers of a call with other lengths" in endured(kernel, *short, *long).how
+
+
 def test_values_that_are_kept_by_address_are_another_calls() -> None:
     kept: list[AttentionCall] = []
     values: dict[int, Tensor] = {}

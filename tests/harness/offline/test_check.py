@@ -411,6 +411,16 @@ def test_only_phases_that_are_declared_are_needed() -> None:
     assert asked.missing == ("no decode call was computed (the kernel declares extend only)",)
 
 
+def test_an_assertion_fails_where_an_input_is_written() -> None:
+    def in_place(call: AttentionCall) -> Tensor:
+        call.q.mul_(call.scale)
+        return rounded_oracle(replace(call, scale=1.0))
+
+    call = call_of([(5, 3)], (2, 1), 64, torch.float32, "cpu")
+    with pytest.raises(AssertionError, match="writes to its inputs: q; work on copies"):
+        assert_correct(in_place, call)
+
+
 def test_a_written_input_is_wrong() -> None:
     def writes(call: AttentionCall) -> Tensor:
         out = rounded_oracle(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.matrix import cases
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_document import document_of
+from assay.harness.offline.coverage import Core, Reach, coverage_of
 from assay.reports.check_page import to_html
 from assay.reports.check_text import message, not_covered
 
@@ -23,19 +26,42 @@ def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page() -> Non
     result = check(rounded_oracle, phases=["extend"], dtypes=["float16", "float32"])
     assert result.verdict == "pass"
     assert result.coverage.sentence == (
-        "float16, float32; head_dim 64, 80, 96, 128, 192, 256; 1, 2, 3, 4, 5, 6, 7, 8, 12, 16 q heads on a kv head; "
-        "1, 2, 3, 4, 5, 6, 10 kv heads; extend: 0 to 600 new tokens, 0 to 4,000 cached, up to 40 sequences and 4,492 keys in a "
-        "batch; layers 0, 1, 2, 16, 31; 1,000 runs on cpu"
+        "each of float16, float32 with head_dim 64, 128 and 4/1, 4/2, 4/4, 8/2, 16/2 q/kv heads: extend to 129 new tokens, 129 "
+        "behind a cached prefix, 533 keys of a sequence and 9 sequences. Beyond that, single calls: head_dim 80, 96, 192, 256 "
+        "(to 533 keys); 3/3, 6/2, 10/2, 10/10, 12/2, 12/3, 12/6, 14/2, 16/4, 24/2, 25/5, 32/2 q/kv heads (to 533 keys); inputs "
+        "each its own, heads first, sliced (to 533 keys); layers 1, 2, 16 (to 434 keys); extend to 513 new tokens, 512 behind a "
+        "cached prefix, 4,002 keys of a sequence and 40 sequences. 1,000 runs on cpu"
     )
     found = document_of(result, "").coverage
     assert (found.dtypes, found.head_dims, found.kv_heads) == (
         ("float16", "float32"), (64, 80, 96, 128, 192, 256), (1, 2, 3, 4, 5, 6, 10),
     )  # fmt: skip
     [lengths] = found.lengths
-    assert (lengths.phase, lengths.new, lengths.cached, lengths.sequences) == ("extend", (0, 600), (0, 4000), 40)
+    assert (lengths.phase, lengths.new, lengths.cached, lengths.sequences) == ("extend", (0, 513), (0, 4000), 40)
     assert lengths.calls == len(result.computed)
+    [reach] = found.core.reach
+    assert (reach.new, reach.behind, reach.keys, reach.sequences) == (129, 129, 533, 9)
     assert result.coverage.sentence in to_html(result)
     assert f"covered: {result.coverage.sentence}" in message(result)
+
+
+def test_the_core_holds_for_every_combination() -> None:
+    """The line said float16 and head_dim 128 and 4,000 cached, each by itself: it was read as a product."""
+    made = [(case, case.make()) for case in cases(("decode",), dtypes=[torch.float16, torch.bfloat16])]
+
+    def core(without: Callable[[AttentionCall], bool]) -> Core:
+        left = [(case, call) for case, call in made if not without(call)]
+        return coverage_of([call for _, call in left], [case for case, _ in left], [], [], [], [], 0).core
+
+    whole = core(lambda call: False)
+    assert (whole.dtypes, whole.head_dims, len(whole.heads)) == (("bfloat16", "float16"), (64, 128), 5)
+    assert whole.reach["decode"] == Reach(new=1, behind=1, cached=530, keys=531, sequences=9)
+
+    def one_kind(call: AttentionCall) -> bool:
+        return (call.q.dtype, call.q.shape[1:], call.k.shape[1]) == (torch.bfloat16, (4, 128), 1)
+
+    assert core(lambda call: one_kind(call) and max(call.lens_k) > 512).reach["decode"].keys < 512
+    assert (4, 1) not in core(one_kind).heads
 
 
 def test_what_an_undeclared_kernel_raises_on_is_a_gap_with_advice() -> None:

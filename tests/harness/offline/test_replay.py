@@ -61,7 +61,7 @@ def test_every_layer_is_there_with_and_without_a_prefix_and_the_worst_call(tmp_p
     kinds = {(one.layer, any(one.call.prefixes)) for one in chosen}
     assert kinds == {(0, False), (0, True), (1, False), (1, True)}
     smallest = {one.call.lens_k[0] for one in chosen if not any(one.call.prefixes)}
-    assert smallest == {3, 9}, "the smallest and the middle one"
+    assert smallest == {3, 9, 30}, "the smallest, the middle one and the largest"
     assert [one.layer for one in chosen if one.entry.chosen == "worst"] == [1]
     assert len(chosen) == len({id(one) for one in chosen})
 
