@@ -76,7 +76,7 @@ def covering(
     used = {(axis, value): 0 for axis, values in axes.items() for value in values}
     while any(left for _, left in missing.values()):
         group, left = max(missing.values(), key=lambda one: len(one[1]))
-        wanted = dict(zip(group, min(left, key=lambda one: words[one]), strict=True))
+        wanted = dict(zip(group, min(left, key=lambda one: words[tuple(one)]), strict=True))
         row: Row = {}
         for axis in (*(one.axis for one in group), *chance.sample(list(axes), len(axes))):
             if axis in row:

@@ -4,8 +4,8 @@ The axes follow SGLang's dense attention kit (``sglang.test.kits.attention_unitt
 than their sequence, shuffled block tables): cached prefix, new tokens, batch, heads, head_dim, dtype, data and page size. The
 matrix is a covering design, not their product. For each phase,
 
-- dtype x head_dim x heads is covered fully: without a cached prefix, behind one with more than 128 new tokens, and in a batch of nine
-  sequences of which one is long;
+- dtype x head_dim x heads is covered fully: without a cached prefix, behind one with more than 128 new tokens, and in a batch of
+  nine sequences of which one is long;
 - so are all triples of these, batch and new tokens (but batch x heads x new), and of data, dtype, head_dim and cached prefix;
 - every pair of values of two axes occurs.
 
@@ -304,7 +304,7 @@ def _design(
     triples = (three for some in _TRIPLES for three in combinations(some, 3))
     pairs = combinations([Feature(axis) for axis in drawn], 2)
     groups = (*_FULL, *dict.fromkeys(triples), *pairs)
-    # New tokens of more than a block behind a cached prefix, where the seed case's mask is wrong. Without one, no combination is wanted.
+    # More new tokens than a block behind a cached prefix, where the seed case's mask is wrong. Without such lengths nothing is wanted.
     behind = {
         "prefix": tuple(cached for cached in drawn["prefix"] if 0 < cached <= _NEAR),
         "new": tuple(new for new in drawn["new"] if new > _BLOCK),

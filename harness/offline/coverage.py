@@ -121,8 +121,8 @@ class Coverage:
         gaps: what was not computed, and why.
         runs: how many times the kernel ran.
         core: the largest product of dtypes, head dims and heads that was computed as a whole.
-        beyond: what single calls reach: each value of head dim, heads and layout outside of the core with the most keys that a sequence
-            has there, and all calls of a phase.
+        beyond: what single calls reach: each value of head dim, heads and layout outside of the core with the most keys of a
+            sequence there, and all calls of a phase.
     """
 
     dtypes: tuple[str, ...] = ()
