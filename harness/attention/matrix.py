@@ -304,7 +304,7 @@ def _design(
     triples = (three for some in _TRIPLES for three in combinations(some, 3))
     pairs = combinations([Feature(axis) for axis in drawn], 2)
     groups = (*_FULL, *dict.fromkeys(triples), *pairs)
-    # More new tokens than a block behind a cached prefix, where the seed case's mask is wrong. Without such lengths nothing is wanted.
+    # More new tokens than a block behind a cached prefix, where the seed case's mask is wrong; nothing if there are no such lengths.
     behind = {
         "prefix": tuple(cached for cached in drawn["prefix"] if 0 < cached <= _NEAR),
         "new": tuple(new for new in drawn["new"] if new > _BLOCK),
