@@ -5,9 +5,10 @@ import pytest
 from assay.harness.config import RunSpec
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import Failure, ServerManifest
-from assay.harness.evidence.records import ROLES, Answer, Role
+from assay.harness.evidence.records import Answer
 from assay.harness.judge import checks as rules
 from assay.harness.judge.decide import BASELINE, SuiteVerdict, decide, holm_corrected
+from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, Verdict
 
 VERDICTS: tuple[Verdict, ...] = ("pass", "regression", "inconclusive")
@@ -44,7 +45,7 @@ def suite_verdict(verdict: Verdict, id_: str = "s") -> SuiteVerdict:
 
 
 PASS = suite_verdict("pass")
-SPEC = RunSpec(reference="triton", candidate="mine")
+SPEC = RunSpec.of(reference="triton", candidate="mine")
 
 
 def statuses(checks: list[Check]) -> list[str]:
