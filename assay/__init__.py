@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from assay.harness.attention.sample_calls import call_of as call_of
     from assay.harness.conditions import PHASES as PHASES
     from assay.harness.config import RunSpec as RunSpec
+    from assay.harness.config import Workload as Workload
     from assay.harness.errors import AssayError as AssayError
     from assay.harness.errors import EngineError as EngineError
     from assay.harness.errors import EvidenceError as EvidenceError
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from assay.harness.offline.supervised import assert_correct as assert_correct
     from assay.harness.offline.supervised import check as check
     from assay.harness.offline.supervised import replay as replay
+    from assay.harness.policy import Policy as Policy
     from assay.harness.run import run as run
+    from assay.harness.sides import Side as Side
     from assay.harness.verdict import Check as Check
     from assay.harness.verdict import Finding as Finding
     from assay.harness.verdict import Verdict as Verdict
@@ -66,6 +69,9 @@ _HOME = {
     "ReplayResult": "assay.harness.evidence.cause",
     "run": "assay.harness.run",
     "RunSpec": "assay.harness.config",
+    "Side": "assay.harness.sides",
+    "Workload": "assay.harness.config",
+    "Policy": "assay.harness.policy",
     "Report": "assay.harness.judge.report",
     "write_reports": "assay.reports.write",
     "Verdict": "assay.harness.verdict",

@@ -23,7 +23,7 @@ from scipy.stats import binom
 from assay.harness.config import RunSpec
 from assay.harness.stats.betting import STAKES, WEIGHTS
 
-SPEC = RunSpec(reference="torch_native", candidate="sage_attn")
+SPEC = RunSpec.of(reference="torch_native", candidate="sage_attn")
 CHUNK = 250
 REFERENCE_ACCURACY = 0.9
 """For the unpaired test, which depends on it."""
@@ -70,8 +70,8 @@ def simulate(loss: float, flips: float, gates: int, cap: int, rng: np.random.Gen
         lost = np.cumsum(u < (flips + loss) / 2, axis=1, dtype=np.int32)
         gained = np.cumsum(u > 1 - (flips - loss) / 2, axis=1, dtype=np.int32)
         same = count - lost - gained
-        above = first_win(lost, same, gained, SPEC.margin, SPEC.regression_alpha)
-        below = first_win(gained, same, lost, -SPEC.margin, SPEC.alpha)
+        above = first_win(lost, same, gained, SPEC.policy.margin, SPEC.regression_alpha)
+        below = first_win(gained, same, lost, -SPEC.policy.margin, SPEC.policy.alpha)
         parts.append((above, below, lost, gained))
     return Gates(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
@@ -80,10 +80,10 @@ def error_rates(gates: int, cap: int, rng: np.random.Generator) -> Table:
     """How often each error is made at any look; the levels are the most that is allowed."""
     table = Table(
         "true loss", "flips", f"called a regression (at most {100 * SPEC.regression_alpha:g} % by margin)",
-        f"passes (at most {100 * SPEC.alpha:g} % from the margin on)", "a verdict",
+        f"passes (at most {100 * SPEC.policy.alpha:g} % from the margin on)", "a verdict",
         title=f"{gates:,} gates, up to {cap:,} questions, a look after each: share with a wager that has won at any look",
     )  # fmt: skip
-    for loss, flips in ((0.0, 0.0), (0.0, 0.02), (0.0, 0.05), (SPEC.margin, 0.02), (SPEC.margin, 0.05)):
+    for loss, flips in ((0.0, 0.0), (0.0, 0.02), (0.0, 0.05), (SPEC.policy.margin, 0.02), (SPEC.policy.margin, 0.05)):
         parts = [simulate(loss, flips, CHUNK * 4, cap, rng) for _ in range(math.ceil(gates / CHUNK / 4))]
         above, below = (np.concatenate([getattr(part, name) for part in parts]) for name in ("regression", "passed"))
         shares = [(above <= cap).mean(), (below <= cap).mean(), (np.minimum(above, below) <= cap).mean()]
@@ -94,7 +94,7 @@ def error_rates(gates: int, cap: int, rng: np.random.Generator) -> Table:
 def mcnemar_power(lost: Counts, gained: Counts) -> float:
     """Share of gates in which McNemar's exact two-sided test shows a loss."""
     p = 2 * binom.cdf(np.minimum(lost, gained), lost + gained, 0.5)
-    return float(((p < SPEC.alpha) & (lost > gained)).mean())
+    return float(((p < SPEC.policy.alpha) & (lost > gained)).mean())
 
 
 def unpaired_power(lost: Counts, gained: Counts, n: int, accuracy: float) -> float:
@@ -102,7 +102,7 @@ def unpaired_power(lost: Counts, gained: Counts, n: int, accuracy: float) -> flo
     right = np.full(lost.shape, accuracy * n)
     p, q = right / n, np.clip((right - lost + gained) / n, 0, 1)
     error = np.sqrt(np.maximum((p * (1 - p) + q * (1 - q)) / n, 1e-12))
-    return float(((p - q) / error > -NormalDist().inv_cdf(SPEC.alpha / 2)).mean())
+    return float(((p - q) / error > -NormalDist().inv_cdf(SPEC.policy.alpha / 2)).mean())
 
 
 def power(gates: int, cap: int, rng: np.random.Generator) -> Table:
@@ -141,8 +141,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2_000, help="simulated gates of each kind for the power")
     args = parser.parse_args()
     console, rng = Console(width=150), np.random.default_rng(0)
-    console.print(error_rates(args.gates, SPEC.questions, rng))
-    console.print(power(args.runs, SPEC.questions, rng))
+    console.print(error_rates(args.gates, SPEC.workload.questions, rng))
+    console.print(power(args.runs, SPEC.workload.questions, rng))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from assay.harness.engines.base import Engine
-    from assay.harness.evidence.records import Role
+    from assay.harness.sides import Role
 
 MODEL, CONCURRENCY, ROLES = "stub", 32, 2
 PATH = "/v1/chat/completions"
@@ -205,7 +205,7 @@ def interview_seconds(url: str, questions: int) -> float:
     from assay.harness.config import RunSpec
     from assay.harness.progress import ProgressDisplay
 
-    plan = prepare(RunSpec(reference=url, candidate=url, questions=questions, suites=("mmlu",)))
+    plan = prepare(RunSpec.of(reference=url, candidate=url, questions=questions, suites=("mmlu",)))
     with tempfile.TemporaryDirectory() as path, ProgressDisplay(Console(file=io.StringIO())) as display:
         folder = open_folder(plan, Path(path) / "run")
         engines = [as_started("reference", url), as_started("candidate", url)]
@@ -222,7 +222,7 @@ def request_bodies(model: str, questions: int) -> list[dict[str, Any]]:
     from assay.evals.questions import BUILTIN_DATA
     from assay.harness.config import RunSpec
 
-    limit = RunSpec(reference="triton", candidate="triton").token_limit
+    limit = RunSpec.of(reference="triton", candidate="triton").token_limit
     prompts = [question.prompt for question in draw_questions(BUILTIN_DATA, questions).questions] * ROLES
     return [
         {"model": model, "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": limit}

@@ -24,7 +24,7 @@ from assay.harness.judge.logits_suite import FLOOR_FACTOR
 from assay.harness.stats.betting import log_wealth_below
 from assay.harness.stats.bootstrap import bootstrap_t
 
-SPEC = RunSpec(reference="torch_native", candidate="triton")
+SPEC = RunSpec.of(reference="torch_native", candidate="triton")
 PROMPTS, FLOOR_PROMPTS = 256, 32
 ERRATIC = 8.0
 """Mean KL, in nats, of one prompt that an erratic reference was asked twice."""
@@ -41,7 +41,7 @@ def erratic(runs: int) -> tuple[float, float]:
     before = after = 0
     for _ in range(runs):
         kl = RNG.lognormal(-0.32, 0.8, PROMPTS)
-        before += bootstrap_t(kl, SPEC.alpha / 2).high <= FLOOR_FACTOR * float(floor.mean())
+        before += bootstrap_t(kl, SPEC.policy.alpha / 2).high <= FLOOR_FACTOR * float(floor.mean())
         after += verdict_on([kl, kl], floor) == "pass"
     return before / runs, after / runs
 
@@ -51,7 +51,7 @@ def tails(name: str, runs: int) -> tuple[float, float]:
     before = after = 0
     for _ in range(runs):
         kl = TAILS[name](PROMPTS)
-        before += bootstrap_t(kl, SPEC.alpha / 2).high <= 1
+        before += bootstrap_t(kl, SPEC.policy.alpha / 2).high <= 1
         after += verdict_on([kl_limit(()) * kl] * 2, np.zeros(FLOOR_PROMPTS)) == "pass"
     return before / runs, after / runs
 
@@ -70,7 +70,7 @@ def templates(size: int) -> list[str]:
 
 def passes(losses: NDArray[np.float64]) -> bool:
     """Whether the wager on "the loss is below the margin" is won at any look."""
-    return bool(log_wealth_below(losses, SPEC.margin, -1, 1).max() >= np.log(1 / SPEC.alpha))
+    return bool(log_wealth_below(losses, SPEC.policy.margin, -1, 1).max() >= np.log(1 / SPEC.policy.alpha))
 
 
 def clusters(size: int, runs: int) -> tuple[float, float]:
@@ -78,7 +78,7 @@ def clusters(size: int, runs: int) -> tuple[float, float]:
     found = [alike(templates(size)) for _ in range(min(SETS, runs))]
     before = after = 0
     for run in range(runs):
-        lost = np.repeat(RNG.random(QUESTIONS // size) < SPEC.margin, size).astype(float)
+        lost = np.repeat(RNG.random(QUESTIONS // size) < SPEC.policy.margin, size).astype(float)
         before += passes(RNG.permutation(lost))  # not known to belong together, so not drawn together
         units = found[run % len(found)]
         counts = Counter(units)
@@ -107,7 +107,7 @@ def main() -> None:
     ]  # fmt: skip
     for name, (before, after) in rows:
         table.add_row(name, f"{before:.3f}", f"{after:.3f}")
-    again = 1 - (1 - SPEC.alpha) ** 5
+    again = 1 - (1 - SPEC.policy.alpha) ** 5
     table.add_row(
         "a loss of the margin, five runs with other seeds, the best of them",
         f"{again:.3f}",

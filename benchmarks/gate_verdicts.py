@@ -28,9 +28,9 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.config import SuiteName
 from assay.harness.evidence.baseline import FILE
 from assay.harness.judge.report_file import read_report
+from assay.harness.policy import SuiteName
 
 SLEEP_S = 0.01
 """Sleep in each call of the slow kernel: 40 ms for the tiny model's four layers, about as long as its prefill takes."""

@@ -28,13 +28,13 @@ from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.drive import make_engines, measure_servers
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.servers import running
-from assay.harness.config import make_spec
+from assay.harness.config import make_spec, recorded_spec
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.bench_folder import BenchFolder
-from assay.harness.evidence.records import Role
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import Role
 
 WAIT = "ASSAY_LATENCY_GATE_WAIT"
 KERNEL = f'''
@@ -101,7 +101,7 @@ def main() -> None:
         name = args.backend or "waiting_kernel:forward"
         flags = {"device": args.device, "model": args.model, "reference": name, "candidate": name}
         spec = timed_spec(make_spec(flags | {"engine_arg": tuple(args.engine_arg)}))
-        run = prepare(spec.model_copy(update={"greedy_prompts": 0}))
+        run = prepare(spec.changed(greedy_prompts=0))
         config = json.loads((run.model / "config.json").read_text())
         wait[1] = config["num_hidden_layers"] - 1
         if args.fresh:
@@ -197,7 +197,11 @@ def line(console: Console, what: str, out: BenchFolder) -> dict[float, str]:
 def judged(out: BenchFolder, bound: float) -> LatencyResult:
     """The result with a bound, which is written into the manifest."""
     manifest = out.manifest()
-    out.write_manifest(manifest.model_copy(update={"spec": manifest.spec | {"latency_bound": bound}}))
+    out.write_manifest(
+        manifest.model_copy(
+            update={"spec": recorded_spec(manifest.spec).changed(latency_bound=bound).model_dump(mode="json")}
+        )
+    )
     return judge_bench(out)
 
 

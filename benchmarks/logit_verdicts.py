@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 RNG = np.random.default_rng(0)
 ALPHA, MARGIN = 0.05, 0.10
 FLOOR_PROMPTS, POSITIONS = 32, 25
-SPEC = RunSpec(reference="torch_native", candidate="triton")
+SPEC = RunSpec.of(reference="torch_native", candidate="triton")
 VERDICTS = ("pass", "inconclusive", "regression")
 
 

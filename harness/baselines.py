@@ -19,10 +19,10 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest, engine_label
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.files import timestamp, write_whole
 from assay.harness.schema import Record, read_json
+from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Verdict
 
 MIN_GROWTH = 1.01
@@ -52,10 +52,10 @@ def key_of(manifest: Manifest, role: Role) -> Key:
     spec = recorded_spec(manifest.spec)
     return Key(
         engine=engine_label(manifest.packages.get("sglang", "not installed"), spec.device),
-        backend=spec.reference if role == "reference" else spec.candidate,
-        model_hash=manifest.model_hash,
+        backend=spec.side(role).backend,
+        model_hash=manifest.model_hashes[role],
         hardware=manifest.hardware,
-        flags=spec.engine_arg,
+        flags=spec.side(role).flags,
         items_hash=manifest.items_hash,
     )
 
@@ -83,11 +83,11 @@ def attach_baselines(folder: RunFolder) -> Status:
     """
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
-    root = Path(spec.baselines)
+    root = Path(spec.policy.baselines)
     status = find({role: key_of(manifest, role) for role in ROLES}, stored.read_all(root))
     for role, name in status.used.items():
         shutil.copytree(root / name, folder.baseline(role), dirs_exist_ok=True)
-    if spec.reference_from == "baseline" and "reference" in status.used:
+    if spec.policy.reference_from == "baseline" and "reference" in status.used:
         _adopt(folder)
         status = status.model_copy(update={"stored_reference": True})
     write_whole(folder.baseline_status, status.model_dump_json(indent=1))

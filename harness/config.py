@@ -1,8 +1,8 @@
-"""``assay.toml`` and flags -> `RunSpec`, validated once.
+"""``assay.toml`` and flags -> `RunSpec`, validated once: two sides, a workload and a policy.
 
 A key in ``assay.toml`` has the name of its flag. ``[run]`` says what is run, ``[policy]`` the bounds that apply. Flags override the
-file, the file overrides the profile. The spec records where each line of policy came from, so that every number of a verdict can
-name the line that decided it.
+file, the file overrides the profile of the device. The policy records where each of its lines came from, so that every number of a
+verdict can name the line that decided it.
 """
 
 from __future__ import annotations
@@ -11,57 +11,41 @@ import difflib
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 from assay.evals.loads import DEFAULT as DEFAULT_SHAPES
 from assay.evals.questions import BUILTIN_DATA
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.policy import FRACTIONS, POLICY, Policy, SuiteName, split_words
 from assay.harness.reading import whole_file
+from assay.harness.sides import Role, Settings, Side, treatment
 from assay.harness.text import did_you_mean
 
-BUILTIN_MODEL = "tiny"
 FILE = "assay.toml"
 RUNS = Path("runs")
 """Folder of the runs and bisections whose folder is not named."""
-WIDEST_MARGIN = 0.10
-"""Largest margin of accuracy that a policy may set."""
-WIDEST_GREEDY_MARGIN = 0.25
-"""Largest share of greedy texts apart that a policy may allow."""
-WIDEST_LOGITS_LIMIT = 0.25
-"""Largest mean KL that a policy may allow, in nats: twice what K and V in FP4 explain, the coarsest noise family."""
-ENVELOPE_TOKENS = {"cpu": 256, "cuda": 2048}
-"""New tokens, cached prefix and total length up to which a pass must have compared calls, by device. On the CPU it is what a run
-of a few minutes allows, with every count of blocks up to there: interpreted SageAttention takes 0.5 s for a call of 512 tokens."""
 
 Device = Literal["cpu", "cuda"]
-SuiteName = Literal["mmlu", "greedy", "logits", "layers", "latency"]
 Placement = Literal["auto", "together", "in-turn"]
 
-# Defaults of a device.
 PROFILES: dict[str, dict[str, Any]] = {
-    "cpu": {"reference": "torch_native", "candidate": "sage_attn", "logits_prompts": 64},
-    "cuda": {"reference": "triton", "candidate": "sage_attn", "logits_prompts": 256},
+    "cpu": {"reference": "torch_native", "candidate": "sage_attn", "logits_prompts": 64, "envelope_tokens": 256},
+    "cuda": {"reference": "triton", "candidate": "sage_attn", "logits_prompts": 256, "envelope_tokens": 2048},
 }
+"""Defaults of a device, by flag. `envelope_tokens`: on the CPU it is what a run of a few minutes allows, with every count of blocks
+up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens."""
 
 
-class RunSpec(BaseModel):
-    """Everything that decides what a run does. It is written into the run's manifest."""
+class Workload(Settings):
+    """What both sides are asked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    device: Device = Field("cpu", description="device of both servers: cpu (no GPU needed) or cuda")
-    reference: str = Field(
-        min_length=1, description="attention backend of the reference, or the URL of an OpenAI-compatible server"
-    )
-    candidate: str = Field(
-        min_length=1, description="attention backend of the candidate, a kernel as module:function, or a URL"
-    )
-    model: str = Field(
-        BUILTIN_MODEL,
+    suites: tuple[SuiteName, ...] = Field(
+        ("mmlu", "greedy", "logits", "layers"),
         min_length=1,
-        description="model folder or hub name; tiny is the model that ships with assay",
+        description="suites to run, separated by commas: mmlu, greedy, logits, layers, latency",
     )
     data: str = Field(
         BUILTIN_DATA,
@@ -73,35 +57,15 @@ class RunSpec(BaseModel):
         4096, ge=1, description="most multiple-choice questions asked; fewer are, as soon as the answers decide"
     )
     order_seed: int = Field(0, ge=0, description="seed of the random order of the questions")
-    margin: float = Field(
-        0.02, gt=0, description="largest loss of accuracy that still passes, as a fraction; at most 0.1"
-    )
-    alpha: float = Field(0.05, gt=0, le=0.2, description="error rate of each interval and test")
     greedy_prompts: int = Field(
         128, description="number of prompts in the greedy comparison; fewer than 128 cannot pass"
-    )
-    greedy_margin: float = Field(
-        0.10, gt=0, description="largest share of greedy texts that may differ by more than noise; at most 0.25"
     )
     logits_prompts: int = Field(
         64, description="number of prompts whose logits are compared; fewer than 64 give no verdict"
     )
-    logits_limit: float | None = Field(
-        None,
-        gt=0,
-        description="largest mean KL of the logits, in nats, at most 0.25; by default what the declared noise explains",
-    )
     concurrency: int = Field(32, ge=1, le=1024, description="requests in flight")
     max_tokens: int | None = Field(
         None, ge=1, description="token limit of an answer; by default 32 for the built-in questions, else 2048"
-    )
-    engine_arg: tuple[str, ...] = Field(
-        (), description="extra flag for both servers, for example --page-size=16; may be repeated"
-    )
-    suites: tuple[SuiteName, ...] = Field(
-        ("mmlu", "greedy", "logits", "layers"),
-        min_length=1,
-        description="suites to run, separated by commas: mmlu, greedy, logits, layers, latency",
     )
     latency_shapes: tuple[str, ...] = Field(
         DEFAULT_SHAPES,
@@ -116,54 +80,11 @@ class RunSpec(BaseModel):
     latency_seconds: float = Field(
         120.0, gt=0, description="seconds of timing, warm-up included; more if the 6 rounds after warm-up take longer"
     )
-    latency_bound: float = Field(
-        1.10, ge=1, description="largest ratio of times, candidate over reference, that still passes"
-    )
     budget_mb: int = Field(256, ge=1, description="largest size of the recorded replay pack, in MiB")
-    require: tuple[SuiteName, ...] = Field((), description="suites without which there is no pass, separated by commas")
-    bounds: dict[str, float] = Field(
-        {},
-        description="largest own error (relative L1), by the noise that a kernel declares; exact for kernels that declare none",
-    )
-    envelope_tokens: int | None = Field(
-        None,
-        ge=128,
-        le=1_000_000,
-        description="length in tokens up to which a pass must have compared calls; by default 256 on the CPU, 2048 on a GPU",
-    )
-    baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
-    certificate: str = Field(
-        "",
-        description="certificate of the harness that the report cites; by default certificate.json among the baselines",
-    )
-    growth: float = Field(
-        1.5, ge=1, description="largest growth of an own error over the accepted baseline's, as a factor"
-    )
-    reference_from: Literal["server", "baseline"] = Field(
-        "server", description="where the reference's answers come from: a server, or the matching accepted baseline"
-    )
-    servers: Placement = Field(
-        "auto", description="run both servers together, in-turn, or auto: together if memory holds both"
-    )
-    startup_timeout: float = Field(900.0, gt=0, description="seconds until a server must be ready")
-    request_timeout: float = Field(300.0, gt=0, description="seconds until an answer must be complete")
-    policy_from: dict[str, str] = Field({}, description="where each given line of policy came from")
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_booleans(cls, value: Any) -> Any:
-        """Refuse true and false, which would be taken for 1 and 0."""
-        if isinstance(value, bool):
-            raise ValueError("a value, not true or false")
-        return value
-
-    @field_validator("suites", "require", "latency_shapes", "latency_concurrency", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        """Split "mmlu,greedy" at its commas, and drop repeated names."""
-        if isinstance(value, str):
-            value = [word.strip() for word in value.split(",") if word.strip()]
-        return tuple(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value
+    _split = field_validator("suites", "latency_shapes", "latency_concurrency", mode="before")(
+        lambda value: split_words(value)
+    )
 
     @field_validator("greedy_prompts", "logits_prompts")
     @classmethod
@@ -173,63 +94,10 @@ class RunSpec(BaseModel):
             raise ValueError(f"at least 1; to leave the suite out, name the others with --suites, without {suite}")
         return prompts
 
-    @field_validator("bounds")
-    @classmethod
-    def _positive(cls, bounds: dict[str, float]) -> dict[str, float]:
-        if any(bound <= 0 for bound in bounds.values()):
-            raise ValueError("bounds above 0")
-        return bounds
-
-    @field_validator("margin")
-    @classmethod
-    def _narrow(cls, margin: float) -> float:
-        if margin > WIDEST_MARGIN:
-            raise ValueError(
-                f"at most {WIDEST_MARGIN:g}: a wider margin would pass a candidate that loses more than one answer in ten"
-            )
-        return margin
-
-    @field_validator("greedy_margin", "logits_limit")
-    @classmethod
-    def _decides_something(cls, limit: float | None, info: ValidationInfo) -> float | None:
-        widest = WIDEST_GREEDY_MARGIN if info.field_name == "greedy_margin" else WIDEST_LOGITS_LIMIT
-        if limit is not None and limit > widest:
-            raise ValueError(f"at most {widest:g}: a wider one would pass a candidate that says something else")
-        return limit
-
-    @property
-    def regression_alpha(self) -> float:
-        """Level of each suite's test of a regression: alpha, shared among the suites and the comparison with a baseline."""
-        return self.alpha / (len(self.suites) + 1)
-
-    def policy_line(self, name: str) -> str:
-        """A line of policy and its source: "margin = 0.05 (default)". `name` may be a key of `bounds`."""
-        if name in POLICY:
-            value = self.envelope if name == "envelope_tokens" else getattr(self, name)
-            return f"{name} = {value} ({self.policy_from.get(name, 'default')})"
-        return f"bounds.{name} = {self.bounds[name]} ({self.policy_from.get('bounds', 'default')})"
-
-    @property
-    def weakened(self) -> tuple[str, ...]:
-        """The lines of policy that pass more than their defaults do: a reader must not have to know these."""
-        weaker = {
-            name: getattr(self, name) > RunSpec.model_fields[name].default
-            for name in ("margin", "alpha", "greedy_margin", "latency_bound", "growth")
-        }
-        weaker["logits_limit"] = self.logits_limit is not None
-        weaker["require"] = "require" in self.policy_from and not self.require
-        weaker["envelope_tokens"] = self.envelope < ENVELOPE_TOKENS[self.device]
-        return tuple(self.policy_line(name) for name in POLICY if weaker.get(name))
-
     @property
     def synthetic(self) -> bool:
-        """Whether the questions are the built-in synthetic ones."""
+        """True if the questions are the built-in synthetic ones."""
         return self.data == BUILTIN_DATA
-
-    @property
-    def envelope(self) -> int:
-        """The policy's envelope: length in tokens up to which a pass must have compared calls."""
-        return self.envelope_tokens or ENVELOPE_TOKENS[self.device]
 
     @property
     def token_limit(self) -> int:
@@ -237,25 +105,101 @@ class RunSpec(BaseModel):
         return self.max_tokens or (32 if self.synthetic else 2048)
 
 
-POLICY = (
-    "margin",
-    "alpha",
-    "greedy_margin",
-    "logits_limit",
-    "latency_bound",
-    "require",
-    "bounds",
-    "envelope_tokens",
-    "baselines",
-    "certificate",
-    "growth",
-    "reference_from",
-)
-"""Fields that are bounds of a verdict: the keys of ``[policy]``."""
-FRACTIONS = ("margin", "greedy_margin", "alpha")
-"""Fields that people also state in points or percent."""
-FLAGS = tuple(name for name in RunSpec.model_fields if name not in ("bounds", "policy_from"))
-"""Fields that are flags."""
+class RunSpec(Settings):
+    """Everything that decides what a run does: two sides, what they are asked, the limits, and where they run.
+
+    It is written into the run's manifest.
+    """
+
+    device: Device = Field("cpu", description="device of both servers: cpu (no GPU needed) or cuda")
+    reference: Side
+    candidate: Side
+    workload: Workload = Workload()
+    policy: Policy = Policy()
+    servers: Placement = Field(
+        "auto", description="run both servers together, in-turn, or auto: together if memory holds both"
+    )
+    startup_timeout: float = Field(900.0, gt=0, description="seconds until a server must be ready")
+    request_timeout: float = Field(300.0, gt=0, description="seconds until an answer must be complete")
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """Sort settings that are named as their flags are into the parts of a run::
+
+            RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512)
+
+        `model` and `engine_arg` are those of both sides. What is not given has the default of its device.
+
+        Raises:
+            ValidationError: a name is unknown, or a value out of range.
+        """
+        given = {**PROFILES.get(str(given.get("device", "cpu")), {}), **given}
+        shared = {
+            part: given.pop(name) for name, part in (("model", "model"), ("engine_arg", "flags")) if name in given
+        }
+        for role in ("reference", "candidate"):
+            if role in given and not isinstance(given[role], Side):
+                given[role] = {"backend": given[role], **shared}
+        for name, part in (("workload", Workload), ("policy", Policy)):
+            given[name] = {field: given.pop(field) for field in part.model_fields if field in given}
+        return cls(**given)
+
+    @property
+    def treatment(self) -> dict[str, tuple[str, str]]:
+        """What differs between the sides, as asked: (reference, candidate) by name of the setting."""
+        return treatment(self.reference, self.candidate)
+
+    def side(self, role: Role) -> Side:
+        """Return the side that serves in a role."""
+        return self.reference if role == "reference" else self.candidate
+
+    def changed(self, **settings: Any) -> Self:
+        """Return a copy with other settings of the workload, the policy or the run, by the names of their flags."""
+        parts: dict[str, Any] = {}
+        for name, part in (("workload", self.workload), ("policy", self.policy)):
+            mine = {field: settings.pop(field) for field in type(part).model_fields if field in settings}
+            parts[name] = part.model_copy(update=mine)
+        return self.model_copy(update=parts | settings)
+
+    def setting(self, name: str) -> Any:
+        """Return a setting by the name of its flag; `model` and `engine_arg` are the reference's."""
+        if name in ("reference", "candidate"):
+            return getattr(self, name).backend
+        if name in ("model", "engine_arg"):
+            return self.reference.model if name == "model" else self.reference.flags
+        return getattr(
+            next(part for part in (self, self.workload, self.policy) if name in type(part).model_fields), name
+        )
+
+    @property
+    def regression_alpha(self) -> float:
+        """Level of each suite's test of a regression: alpha, shared among the suites and the comparison with a baseline."""
+        return self.policy.alpha / (len(self.workload.suites) + 1)
+
+    @property
+    def weakened(self) -> tuple[str, ...]:
+        """The lines of policy that pass more than their defaults do."""
+        return self.policy.weakened(PROFILES[self.device])
+
+
+def _described(name: str, description: str) -> FieldInfo:
+    """The field of a side, as the flag that sets it describes it."""
+    return FieldInfo.merge_field_infos(Side.model_fields[name], description=description)
+
+
+FIELDS: dict[str, FieldInfo] = {
+    "device": RunSpec.model_fields["device"],
+    "reference": _described("backend", "attention backend of the reference, or the URL of an OpenAI-compatible server"),
+    "candidate": _described("backend", "attention backend of the candidate, a kernel as module:function, or a URL"),
+    "model": Side.model_fields["model"],
+    "engine_arg": _described("flags", "extra flag for both servers, for example --page-size=16; may be repeated"),
+    **Workload.model_fields,
+    **{name: Policy.model_fields[name] for name in POLICY},
+    **{name: RunSpec.model_fields[name] for name in ("servers", "startup_timeout", "request_timeout")},
+}
+"""The settings of a run, by the name of the flag that sets them."""
+FLAGS = tuple(name for name in FIELDS if name != "bounds")
+"""Settings that are flags."""
 GATE_FLAGS = ("baselines", "growth", "reference_from")
 """Flags that only a run compared with the accepted baselines has."""
 RUN_FLAGS = tuple(name for name in FLAGS if name not in GATE_FLAGS)
@@ -270,11 +214,16 @@ BISECT_FLAGS = (*SERVER_FLAGS, "data", "alpha", "concurrency", "max_tokens", "st
 """Flags of ``assay bisect layers`` besides its own."""
 
 
+def default_of(name: str, device: Device) -> Any:
+    """Return the default of a setting on a device; `PydanticUndefined` if it has none."""
+    return PROFILES[device].get(name, FIELDS[name].default)
+
+
 def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
     """Join profile, ``assay.toml`` and flags (None means not given) into a validated `RunSpec`.
 
     Args:
-        flags: values by field name.
+        flags: values by the name of the flag.
         file: the ``assay.toml`` to read; None reads the one in the working directory, if any.
 
     Raises:
@@ -282,12 +231,10 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
     """
     given = {key: value for key, value in flags.items() if value is not None}
     written = read_file(file)
-    merged = {**written, **given}
-    profile = PROFILES.get(str(merged.get("device", "cpu")), {})
     sources = {name: f"{file or FILE}, [policy]" for name in POLICY if name in written}
     sources |= {name: flag(name) for name in POLICY if name in given}
     try:
-        return RunSpec(**{**profile, **merged}, policy_from=sources)
+        return RunSpec.of(**{**written, **given}, given_by=sources)
     except ValidationError as error:
         raise _usage_error(error, file or Path(FILE), set(written) - set(given)) from None
 
@@ -369,8 +316,8 @@ def _usage_error(error: ValidationError, file: Path, of_file: Collection[str]) -
         of_file: fields that the file sets.
     """
     first = error.errors()[0]
-    name = str(first["loc"][0]) if first["loc"] else "spec"
-    field = RunSpec.model_fields.get(name)
+    name = _setting_at(first["loc"])
+    field = FIELDS.get(name)
     about = f" ({field.description})" if field and field.description else ""
     given = flag(name)
     message, value = expectation(first["msg"]), first["input"]
@@ -388,9 +335,17 @@ def _usage_error(error: ValidationError, file: Path, of_file: Collection[str]) -
     )
 
 
+def _setting_at(place: tuple[int | str, ...]) -> str:
+    """Return the name of the flag that sets what an error is about, from its place in a `RunSpec`."""
+    part, inside = (*map(str, place), "", "")[:2]
+    if part in ("reference", "candidate"):
+        return {"model": "model", "flags": "engine_arg"}.get(inside, part)
+    return inside if part in ("workload", "policy") else part or "spec"
+
+
 def _choices(name: str) -> tuple[str, ...]:
     """The words that a field may be, or may list; none if it is no choice of words."""
-    annotation = RunSpec.model_fields[name].annotation if name in RunSpec.model_fields else None
+    annotation = FIELDS[name].annotation if name in FIELDS else None
     if get_origin(annotation) is tuple:
         annotation = get_args(annotation)[0]
     return get_args(annotation) if get_origin(annotation) is Literal else ()

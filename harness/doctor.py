@@ -131,15 +131,18 @@ def _memory(spec: RunSpec) -> Examined:
     from assay.harness.engines import memory
     from assay.harness.engines.model import is_hub_name, resolve_model
 
-    if is_hub_name(spec.model) and not Path(spec.model).exists():  # a run would download it
-        return Examined(id="memory", status="not needed", found=f"{spec.model} is not on this machine yet")
+    if is_hub_name(spec.reference.model) and not Path(spec.reference.model).exists():  # a run would download it
+        return Examined(id="memory", status="not needed", found=f"{spec.reference.model} is not on this machine yet")
     if spec.device == "cuda" and not memory.available_bytes("cuda"):
         return Examined(
             id="memory", status="missing", found="no GPU memory that could be read", do="make nvidia-smi work"
         )
-    size, free = memory.model_bytes(resolve_model(spec.model, spec.engine_arg)), memory.available_bytes(spec.device)
-    check_memory(spec, size, free)
-    both = memory.hold_both(spec.device, size, free, memory.mem_fraction(spec.engine_arg))
+    size, free = (
+        memory.model_bytes(resolve_model(spec.reference.model, spec.reference.flags)),
+        memory.available_bytes(spec.device),
+    )
+    check_memory(spec.device, spec.reference, size, free)
+    both = memory.hold_both(spec.device, size, free, memory.mem_fraction(spec.reference.flags))
     where = "on the GPU" if spec.device == "cuda" else "on this machine"
     how = "two servers fit at the same time" if both else "one server at a time, which takes longer"
     return Examined(id="memory", status="ok", found=f"{free / GIB:.1f} GiB free {where}: {how}")
@@ -147,7 +150,7 @@ def _memory(spec: RunSpec) -> Examined:
 
 def _triton(spec: RunSpec) -> Examined:
     if importlib.util.find_spec("triton") is None:
-        needed = spec.device == "cuda" or spec.candidate.startswith("sage_attn")
+        needed = spec.device == "cuda" or spec.candidate.backend.startswith("sage_attn")
         return _optional("triton", needed, "not installed", install("sage"))
     from importlib.metadata import version
 
@@ -203,14 +206,14 @@ def _ports(spec: RunSpec) -> Examined:
 def _candidate(spec: RunSpec) -> Examined:
     from assay.harness.engines.catalog import checked_backend
 
-    backend = Backend.parse(spec.candidate)
+    backend = Backend.parse(spec.candidate.backend)
     if not backend.is_kernel:
-        checked_backend("--candidate", spec.candidate)
-        return Examined(id="candidate", status="ok", found=f"{spec.candidate}, {_kind(backend)}")
+        checked_backend("--candidate", spec.candidate.backend)
+        return Examined(id="candidate", status="ok", found=f"{spec.candidate.backend}, {_kind(backend)}")
     from assay.harness.attention.kernels import find
 
-    find("--candidate", spec.candidate)
-    found = f"{spec.candidate} can be imported; it computes {' and '.join(backend.phases)}"
+    find("--candidate", spec.candidate.backend)
+    found = f"{spec.candidate.backend} can be imported; it computes {' and '.join(backend.phases)}"
     return Examined(id="candidate", status="ok", found=found)
 
 
@@ -218,7 +221,7 @@ def _first_call(spec: RunSpec) -> Examined:
     """Call the candidate's kernel once, on a sequence with a cached prefix: it shows what only running it shows."""
     import torch
 
-    backend = Backend.parse(spec.candidate)
+    backend = Backend.parse(spec.candidate.backend)
     if not backend.is_kernel:
         return Examined(id="first-call", status="not needed", found=f"{_kind(backend)} runs in a server only")
     if spec.device == "cuda" and not torch.cuda.is_available():
@@ -226,7 +229,7 @@ def _first_call(spec: RunSpec) -> Examined:
     out, shape = _call(backend, spec.device)
     finite = bool(out.isfinite().all())
     found = f"an output of shape {tuple(shape)}{'' if finite else ', which is not finite'}"
-    return _result("first-call", finite, found, f"assay check {spec.candidate}")
+    return _result("first-call", finite, found, f"assay check {spec.candidate.backend}")
 
 
 def _call(backend: Backend, device: str) -> tuple[Tensor, tuple[int, ...]]:

@@ -21,13 +21,13 @@ from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import Role
 from assay.harness.interruption import like_ctrl_c, too_late
 from assay.harness.judge.build import build
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import Role
 
 
 def run(
@@ -43,7 +43,7 @@ def run(
         from assay import RunSpec, run, write_reports
 
         out = Path("runs/mine")
-        report = run(RunSpec(reference="torch_native", candidate="mine:forward", questions=512), out)
+        report = run(RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512), out)
         write_reports(report, out)
         assert report.verdict == "pass", report.headline
 
@@ -129,7 +129,7 @@ class OpenRun:
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
         folder = open_folder(plan, out or default_folder(spec), "gate" if baselines else "run")
-        display.say(f"Run {folder.path}: {spec.candidate} against {spec.reference}.")
+        display.say(f"Run {folder.path}: {spec.candidate.backend} against {spec.reference.backend}.")
         if baselines:
             status = attach_baselines(folder)
             display.say(f"Baselines: {', '.join(status.used.values()) or 'none matches'}.")

@@ -129,7 +129,7 @@ class Finding(Part):
     does: str = Field(
         "",
         description='what the kernel does and when, in words that follow its name, such as "applies a top-left causal mask once a '
-        'prefix is cached"; the diagnosis then says where; empty for findings that are no bug of a kernel, and in older reports',
+        'prefix is cached"; the diagnosis then says where; empty for findings that are no bug of a kernel',
     )
     evidence: tuple[str, ...]
     reproduce: str

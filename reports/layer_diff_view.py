@@ -12,7 +12,7 @@ from assay.harness.evidence.pack import replay_command
 from assay.harness.judge.report import ErrorGrid, LayersResult, WorstCall, excess, out_of_bounds
 from assay.harness.text import one_line
 from assay.reports import charts
-from assay.reports.summary import WorstCell, compared_tokens, layer_diff_lines, worst_cells
+from assay.reports.summary import WorstCell, layer_diff_lines, worst_cells
 
 CELLS_SHOWN = CALLS_SHOWN = 10
 
@@ -38,7 +38,6 @@ class LayerDiffView:
         lines: a summary in sentences.
         judged: whether a bound applies to any layer.
         replay: command that runs another kernel over the pack.
-        masses: sentences about the tokens that the logits are restricted to.
     """
 
     layers: LayersResult
@@ -51,7 +50,6 @@ class LayerDiffView:
     lines: tuple[str, ...]
     cells: tuple[WorstCell, ...]
     calls: tuple[WorstCall, ...]
-    masses: tuple[str, ...]
     replay: str
     judged: bool
 
@@ -72,7 +70,6 @@ def layer_diff_view(layers: LayersResult) -> LayerDiffView:
         cells=tuple(worst_cells(layers, CELLS_SHOWN)),
         calls=layers.worst[:CALLS_SHOWN],
         judged=any(row.bound is not None for row in layers.depth),
-        masses=compared_tokens(layers.logits),
         replay=replay_command(layers.pack) if layers.pack else "",
     )
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from assay.harness.judge.history import RunLine, RunList, Worst
 from assay.harness.judge.report import NOT_FINITE
+from assay.harness.sides import differing
 from assay.harness.text import one_line, two_digits
 from assay.reports.summary import NOTHING, VERDICTS, when
 from assay.reports.terminal import STYLES, say
@@ -45,7 +46,9 @@ def render_runs(listed: RunList, console: Console) -> None:
 
 def treatment(one: RunLine) -> str:
     """What was compared: "sage_attn against torch_native, tiny on cpu"."""
-    return one_line(f"{one.candidate} against {one.reference}, {one.model} on {one.device}", 120)
+    others = {name: values for name, values in one.treatment.items() if name != "backend"}
+    settings = f" ({differing(others)})" if others else ""
+    return one_line(f"{one.candidate} against {one.reference}{settings}, {one.model} on {one.device}", 120)
 
 
 def worst_text(worst: Worst | None) -> str:

@@ -256,8 +256,6 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
         )
     if not lines:
         lines.append("No attention call was observed.")
-    if layers.logits:
-        lines.append(logits_line(max(layers.logits, key=lambda row: row.mean_kl or 0.0)))
     if layers.not_observed:
         lines.append(f"Not observed: {'; '.join(layers.not_observed)}.")
     if layers.candidate_errors:
@@ -288,16 +286,6 @@ def envelope_lines(report: Report) -> list[str]:
         *([f"Gaps: {'; '.join(report.envelope.gaps)}."] if report.envelope.gaps else []),
         f"Not covered: {'; '.join(report.envelope.not_covered)}.",
     ]
-
-
-def logits_line(row: LogitsRow) -> str:
-    """For example "Logits, cached prefix: mean KL 0.0123 ± 0.0004 nats (floor 1e-07), max 3.2, same top token 98.2 %."."""
-    error = "" if row.stderr is None else f" ± {number(row.stderr)}"
-    floor = "not measured" if row.floor_mean_kl is None else number(row.floor_mean_kl)
-    same = NOTHING if row.same_top is None else f"{100 * row.same_top:.4g} %"
-    text = f"Logits, {row.condition}: mean KL {number(row.mean_kl)}{error} nats (floor {floor}), max {number(row.max)}"
-    bad = f"; {row.nonfinite:,} positions not finite" if row.nonfinite else ""
-    return f"{text}, same top token {same}{bad}."
 
 
 def compared_tokens(rows: Sequence[LogitsRow]) -> tuple[str, ...]:

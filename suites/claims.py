@@ -10,7 +10,7 @@ from assay.harness.judge.report import Report
 
 def needs(spec: RunSpec, *suites: str) -> None:
     """Skip a claim about suites of which the run includes none."""
-    if not set(suites) & set(spec.suites):
+    if not set(suites) & set(spec.workload.suites):
         pytest.skip(f"--suites does not include {' or '.join(suites)}")
 
 

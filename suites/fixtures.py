@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from assay.harness.config import RUN_FLAGS, RunSpec, flag, make_spec
+from assay.harness.config import FIELDS, RUN_FLAGS, RunSpec, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.interruption import like_ctrl_c
 
 if TYPE_CHECKING:
     from assay.harness.engines.base import Engine
-    from assay.harness.evidence.records import Role
     from assay.harness.judge.report import Report
     from assay.harness.progress import ProgressDisplay
     from assay.harness.run import OpenRun
+    from assay.harness.sides import Role
 
 Made = TypeVar("Made")
 _REPORT = pytest.StashKey["Report"]()
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The flags of ``assay run``, from the fields of `RunSpec`."""
     group = parser.getgroup("assay", "assay: what `pytest suites` compares")
     for name in RUN_FLAGS:
-        field = RunSpec.model_fields[name]
+        field = FIELDS[name]
         action: Any = "append" if name == "engine_arg" else "store"
         group.addoption(flag(name), action=action, default=None, help=field.description, dest=f"assay_{name}")
     group.addoption("--out", type=Path, default=None, help="the run's folder", dest="assay_out")

@@ -364,7 +364,7 @@ assert all(hasattr(assay, name) for name in assay.__all__)
 assert len(inspect.getmembers(assay)) >= len(assay.__all__)
 Report, RunSpec
 try:
-    run(RunSpec(reference="a", candidate="b"))
+    run(RunSpec.of(reference="a", candidate="b"))
 except UsageError as error:
     print(error)
 """

@@ -16,7 +16,7 @@ from assay.harness.compare.blocks import Load
 from assay.harness.config import BENCH_FLAGS, RunSpec
 from assay.harness.engines.launch import CHUNK_FLAG
 from assay.harness.engines.model import model_shape
-from assay.harness.evidence.records import Role
+from assay.harness.sides import Role
 
 MIN_REQUESTS = 2
 """A block has as many requests as are in flight, but at least this many. Blocks are short, to keep drift within a pair small."""
@@ -50,7 +50,9 @@ class BenchPlan:
     @property
     def loads(self) -> list[tuple[Shape, int]]:
         """Every shape at every concurrency."""
-        return [(shape, concurrency) for shape in self.shapes for concurrency in self.run.spec.latency_concurrency]
+        return [
+            (shape, concurrency) for shape in self.shapes for concurrency in self.run.spec.workload.latency_concurrency
+        ]
 
     @property
     def eager(self) -> bool:
@@ -67,16 +69,15 @@ class BenchPlan:
         return shlex.join(["assay", "bench", *flags])
 
     @property
-    def engine_args(self) -> tuple[str, ...]:
-        """The chunk length, for a chunked shape, then the user's engine flags, which override it."""
+    def arguments(self) -> tuple[str, ...]:
+        """The chunk length, for a chunked shape; the flags of a side override it."""
         chunked = any(shape.chunked for shape in self.shapes)
-        ours = (f"{CHUNK_FLAG}={CHUNK[self.run.spec.device]}",) if chunked else ()
-        return ours + self.run.spec.engine_arg
+        return (f"{CHUNK_FLAG}={CHUNK[self.run.spec.device]}",) if chunked else ()
 
 
 def timed_spec(spec: RunSpec) -> RunSpec:
     """The spec of what is timed: the same servers without shadow and tracer, and prompts whose answer lengths are compared."""
-    return spec.model_copy(update={"suites": ("greedy",), "questions": 1, "greedy_prompts": PROMPTS})
+    return spec.changed(suites=("greedy",), questions=1, greedy_prompts=PROMPTS)
 
 
 def plan_bench(run: Plan, seed: int = 0, cuda_graphs: bool | None = None) -> BenchPlan:
@@ -92,7 +93,7 @@ def plan_bench(run: Plan, seed: int = 0, cuda_graphs: bool | None = None) -> Ben
         UsageError: an unknown shape, a shape too long for the model, or servers that cannot run at the same time.
     """
     spec = run.spec
-    shapes = shapes_of(spec.latency_shapes, spec.device)
+    shapes = shapes_of(spec.workload.latency_shapes, spec.device)
     model = model_shape(run.model)
     check_fit(shapes, model.context)
     check_together(run, "their blocks alternate, so that drift cancels")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 from assay.evals.loads import prefix, prompts
 from assay.harness.bench.bench_plan import BenchPlan, Turn, turns
@@ -16,9 +15,9 @@ from assay.harness.engines.base import Engine
 from assay.harness.engines.stream import Streamer, StreamReply
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.nonce import RUN
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.timings import Timing
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import MIN_RATIOS
 
 
@@ -27,7 +26,7 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
 
     On the CPU both compute on the same core, since only one is loaded at a time: two cores are rarely equally fast.
     """
-    run = replace(plan.run, spec=plan.run.spec.model_copy(update={"engine_arg": plan.engine_args}))
+    run = plan.run
     return {
         role: make_engine(
             run,
@@ -38,6 +37,7 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
             eager=plan.eager,
             prefill_graphs=not run.has_kernel,
             environment={RUN: folder.nonce},
+            arguments=plan.arguments,
         )
         for role in ROLES
     }
@@ -72,7 +72,9 @@ def measure_servers(
     folder.write_manifest(_manifest(plan, folder, engines))
     if items:
         for engine in engines.values():
-            folder.append_lengths(ask_lengths(engine, items, spec.token_limit, max(spec.latency_concurrency)))
+            folder.append_lengths(
+                ask_lengths(engine, items, spec.workload.token_limit, max(spec.workload.latency_concurrency))
+            )
     play(plan, engines, folder, display)
 
 
@@ -95,7 +97,7 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, d
         EngineError: a server failed, or an answer does not have the requested length.
         EvidenceError: the folder cannot be written, or answers are not streamed token by token.
     """
-    seconds = plan.run.spec.latency_seconds
+    seconds = plan.run.spec.workload.latency_seconds
     streamers = {role: Streamer(engine) for role, engine in engines.items()}
     timings: list[Timing] = []
     started, played, rounds, missing = time.monotonic(), 0, 0, MIN_RATIOS

@@ -24,7 +24,7 @@ def plan_latency(spec: RunSpec) -> BenchPlan | None:
     Raises:
         UsageError: see `plan_bench`.
     """
-    return plan_bench(prepare(timed_spec(spec))) if "latency" in spec.suites else None
+    return plan_bench(prepare(timed_spec(spec))) if "latency" in spec.workload.suites else None
 
 
 def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDisplay) -> None:

@@ -120,16 +120,16 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
     spec, items = plan.spec, plan.of("mmlu")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty.", "a new folder", "give another one with --out")
-    fewest = fewest_prompts(spec.alpha)
+    fewest = fewest_prompts(spec.policy.alpha)
     if len(items) < fewest:
         raise UsageError(
             f"--questions is {len(items)}: even the loss of all of them would not be significant.",
-            f"at least {fewest}, at alpha = {spec.alpha:g}",
+            f"at least {fewest}, at alpha = {spec.policy.alpha:g}",
             f"give --questions {fewest} or more",
         )
     evidence = folder / "server"
     set_control(evidence, Control())
-    display.say(f"Starting {spec.reference} with {spec.candidate} as its shadow.")
+    display.say(f"Starting {spec.reference.backend} with {spec.candidate.backend} as its shadow.")
     server = make_engine(
         plan,
         "reference",
@@ -138,12 +138,15 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
         cpu_core=core_of(spec.device),
         eager=True,
         alone=True,
-        environment={SHADOW: spec.candidate},
+        environment={SHADOW: spec.candidate.backend},
     )
     with running([server], spec.device, display):
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")
         result = search_layers(
-            ProbeServer(server, evidence, items, spec.token_limit, spec.concurrency), spec, by, display
+            ProbeServer(server, evidence, items, spec.workload.token_limit, spec.workload.concurrency),
+            spec,
+            by,
+            display,
         )
     write_whole(folder / RESULT, result.model_dump_json(indent=2) + "\n")
     return result
@@ -187,13 +190,13 @@ class _Probe:
         known, total = self._reference.floors, len(first)
         floor, unstable = _differing(*self._waiting), known.unstable + _unstable(first, again)
         self._display.say(f"The candidate in all layers asked twice: {total - floor} of {total} texts identical.")
-        noise = answer_noise(unstable, 2 * total, total, self._spec.alpha) if known.floor or floor else 0.0
+        noise = answer_noise(unstable, 2 * total, total, self._spec.policy.alpha) if known.floor or floor else 0.0
         return known.model_copy(update={"candidate_floor": floor, "unstable": unstable, "noise": noise})
 
     def __call__(self, candidate: frozenset[int]) -> bool:
         known = self._waiting if candidate == self._layers else []
         answers = known.pop(0) if known else self._server.ask(candidate)
-        comparison = compare_with_reference(self._reference.right, self._right(answers), self._spec.alpha)
+        comparison = compare_with_reference(self._reference.right, self._right(answers), self._spec.policy.alpha)
         self.records.append(
             ProbeRecord(
                 **comparison.model_dump(),
@@ -203,7 +206,7 @@ class _Probe:
             )
         )
         self._display.say(
-            f"Probe {len(self.records)}: {self._spec.candidate} in {ranges(candidate)}: {comparison.outcome} "
+            f"Probe {len(self.records)}: {self._spec.candidate.backend} in {ranges(candidate)}: {comparison.outcome} "
             f"({comparison.lost} lost, {comparison.gained} gained of {len(answers.texts)})."
         )
         return comparison.outcome == "right"
@@ -234,19 +237,19 @@ def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, disp
     setup = _setup(server, spec, by)
     probe = _Probe(server, spec, reference, frozenset(setup.layers), display)
     floors, found = reference.floors, None
-    if can_fail(floors.by, floors.reference_right, setup.prompts, spec.alpha):
+    if can_fail(floors.by, floors.reference_right, setup.prompts, spec.policy.alpha):
         floors = probe.floors()
-        found = find_layers(setup.layers, probe, floors.noise, spec.alpha)
+        found = find_layers(setup.layers, probe, floors.noise, spec.policy.alpha)
     return conclude(setup, floors, found, probe.records, time.monotonic() - begun)
 
 
 def _ask_reference(server: ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay) -> _Reference:
     """Ask the reference alone twice, and choose what must be right. Texts are short, whatever the limit of an answer."""
-    short = min(spec.token_limit, MAX_TOKENS)
+    short = min(spec.workload.token_limit, MAX_TOKENS)
     if by == "text":
         server.max_tokens = short
     own = server.ask(frozenset())
-    chosen, why = (by, "requested") if by else choose_criterion(server.items, own.texts, spec.alpha)
+    chosen, why = (by, "requested") if by else choose_criterion(server.items, own.texts, spec.policy.alpha)
     if chosen == "text" and server.max_tokens != short:
         server.max_tokens = short
         own = server.ask(frozenset())
@@ -263,15 +266,15 @@ def _ask_reference(server: ProbeServer, spec: RunSpec, by: Criterion | None, dis
 def _setup(server: ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSetup:
     command = ["assay", "bisect", "layers", *given_flags(spec, BISECT_FLAGS), f"--questions={len(server.items)}"]
     return LayerSetup(
-        reference=spec.reference,
-        candidate=spec.candidate,
-        model=spec.model,
+        reference=spec.reference.backend,
+        candidate=spec.candidate.backend,
+        model=spec.reference.model,
         device=spec.device,
         engine=server.engine.label,
-        phases=Backend.parse(spec.candidate).phases,
+        phases=Backend.parse(spec.candidate.backend).phases,
         layers=layers_seen(server.evidence),
         prompts=len(server.items),
-        alpha=spec.alpha,
+        alpha=spec.policy.alpha,
         reproduce=shlex.join([*command, *([f"--by={by}"] if by else [])]),
     )
 

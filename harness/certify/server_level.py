@@ -53,7 +53,7 @@ from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.pack import read_pack
-from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.sensitivity import SensitivityRecord, sensitivity_folder
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
@@ -68,6 +68,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run import OpenRun
 from assay.harness.server.control import Control
 from assay.harness.server.write_request import write_now
+from assay.harness.sides import Role
 from assay.harness.text import some
 from assay.harness.verdict import Finding
 
@@ -211,7 +212,7 @@ class ServerLevel:
         with switched_on(engine, place, Control(fault=fault, fault_phases=phases)):
             cache_header(engine)
             asks = [ChatRequest(item.prompt, GREEDY_TOKENS, TOP_LOGPROBS) for item in items]
-            engine.ask(asks, plan.spec.concurrency, replies.__setitem__)
+            engine.ask(asks, plan.spec.workload.concurrency, replies.__setitem__)
         return record, tuple(_greedy_answer(item, replies[number], nonce) for number, item in enumerate(items))
 
     def _shadowed(self, engine: Engine, fault: str) -> tuple[SeededCalls | None, AgainstNoise]:
@@ -224,7 +225,7 @@ class ServerLevel:
         shutil.rmtree(sensitivity_folder(place) / SHADOW_FOLDER, ignore_errors=True)
         with switched_on(engine, place, Control(shadow=True, fault=fault)) as token:
             cache_header(engine)
-            engine.ask(prompts, plan.spec.concurrency, lambda index, reply: None)
+            engine.ask(prompts, plan.spec.workload.concurrency, lambda index, reply: None)
             if engine.scorer is not None:
                 # As few tokens as on a CPU: each more is another pass of decode in the shadow, under each of the faults.
                 length = reach(self.spec, self.model)
@@ -366,18 +367,18 @@ def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
     length = reach(spec, model)
     return CertifiedEnvelope(
         level="server", device=spec.device, machine=torch.cuda.get_device_name() if spec.device == "cuda" else "",
-        engine=f"SGLang {installed_packages().get('sglang', '')}", reference=spec.reference, model=spec.model,
+        engine=f"SGLang {installed_packages().get('sglang', '')}", reference=spec.reference.backend, model=spec.reference.model,
         model_hash=level.folder.manifest().model_hash, candidate=level.kernel.name,
         code=level.kernel.code, phases=level.kernel.declared.phases, noise=level.kernel.declared.noise,
         dtypes=(model.dtype,) if spec.device == "cuda" else ("float32",), torch=torch.__version__, layers=model.layers,
-        heads=model.q_heads, most_new=length, longest=length, largest_batch=BATCH[spec.device], seed=spec.order_seed,
+        heads=model.q_heads, most_new=length, longest=length, largest_batch=BATCH[spec.device], seed=spec.workload.order_seed,
         suites=SUITES, version=installed_version(), source=source_hash(),
     )  # fmt: skip
 
 
 def reach(spec: RunSpec, model: ModelShape) -> int:
     """Tokens up to which requests under a fault reach."""
-    return longest(spec.envelope, model.context, DEPTH[spec.device])
+    return longest(spec.policy.envelope_tokens, model.context, DEPTH[spec.device])
 
 
 def certified_spec(device: str, model: str, kernel: CertifiedKernel) -> RunSpec:

@@ -89,7 +89,7 @@ def kernel(
     json: Json = False,
 ) -> None:
     """Time a kernel and another one on recorded calls, and show its own error on the same calls."""
-    policy = make_spec(flags, config)
+    policy = make_spec(flags, config).policy
     interpret_without_gpu()
     from assay.harness.attention import kernels
     from assay.harness.attention.sdpa import TORCH_SDPA

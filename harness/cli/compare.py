@@ -9,8 +9,9 @@ import typer
 
 from assay.harness.cli.app import app, as_given, console, say
 from assay.harness.cli.output import Html, Json, Junit, conclude, outcome, print_json
-from assay.harness.config import WIDEST_MARGIN, points_meant
+from assay.harness.config import points_meant
 from assay.harness.errors import UsageError
+from assay.harness.policy import WIDEST_MARGIN
 from assay.harness.text import one_line
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ def diff(
     from assay.harness.cli.run import run_and_report
 
     spec = instrumented_spec(flags | {"suites": suites}, config)
-    if not {"layers"} <= set(spec.suites) <= {"layers", "logits"}:
+    if not {"layers"} <= set(spec.workload.suites) <= {"layers", "logits"}:
         raise UsageError(f"--suites is {suites}.", "layers, or layers,logits", "use assay run for the other suites")
     made = run_and_report(spec, out, json=json)
     raise typer.Exit(made.exit_code)

@@ -1,4 +1,4 @@
-"""The flags of a run, derived from the fields of `RunSpec`: declared once for all commands."""
+"""The flags of a run, derived from the settings of a `RunSpec`: declared once for all commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.cli.output import new_folder
-from assay.harness.config import PROFILES, RunSpec, flag, make_spec
+from assay.harness.config import FIELDS, PROFILES, RunSpec, flag, make_spec
 from assay.harness.errors import UsageError
 
 _PANELS = {
@@ -72,7 +72,7 @@ STARTED = {
 def spec_flags(
     names: Sequence[str], short: str = "", hidden: Collection[str] = (), about: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command flags named and described as fields of `RunSpec`.
+    """Give a command flags named and described as settings of a `RunSpec`.
 
     The command receives those that were given, by field name, as its first argument; the flags come before its other options.
 
@@ -119,7 +119,7 @@ def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
     """
     interpret_without_gpu()
     spec = make_spec(flags, config)
-    for name, backend in (("--reference", spec.reference), ("--candidate", spec.candidate)):
+    for name, backend in (("--reference", spec.reference.backend), ("--candidate", spec.candidate.backend)):
         if Backend.parse(backend).is_url:
             raise UsageError(
                 f"{name} is the URL {backend}.",
@@ -144,7 +144,7 @@ def _alias(name: str, short: str) -> str:
 
 
 def _option(name: str, spelled: str, hidden: bool, panel: str | None, about: str = "") -> inspect.Parameter:
-    about = about or RunSpec.model_fields[name].description or ""
+    about = about or FIELDS[name].description or ""
     default = f"  [default: {default_text(name)}]" if default_text(name) else ""
     option = typer.Option(
         spelled,
@@ -165,7 +165,7 @@ def default_text(name: str) -> str:
         if len(set(by_device.values())) == 1:
             return str(by_device["cpu"])
         return ", ".join(f"{value} with --device {device}" for device, value in by_device.items())
-    default = RunSpec.model_fields[name].default
+    default = FIELDS[name].default
     if default is None or default == "" or default == () or default is PydanticUndefined:
         return ""
     return (
@@ -181,7 +181,7 @@ def _type(name: str) -> Any:
     """The type of a flag: a number, or text for everything that `RunSpec` itself parses. ``--engine-arg`` may be repeated."""
     if name == "engine_arg":
         return list[str]
-    annotation = RunSpec.model_fields[name].annotation
+    annotation = FIELDS[name].annotation
     kinds = {annotation} if get_origin(annotation) is None else set(get_args(annotation))
     return next((number for number in (int, float) if number in kinds), str)
 

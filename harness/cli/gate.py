@@ -69,7 +69,7 @@ def accept(
     from assay.harness.judge.build import build
 
     folder = RunFolder(run)
-    root = baselines or Path(make_spec({}, config).baselines)
+    root = baselines or Path(make_spec({}, config).policy.baselines)
     proposals = accepted.propose(folder, build(folder).verdict, root, widen)
     for one in proposals:
         console.print(_table(one))
@@ -89,7 +89,7 @@ def list_(
     """List the accepted baselines."""
     from assay.harness.evidence.baseline import read_all
 
-    root = baselines or Path(make_spec({}, config).baselines)
+    root = baselines or Path(make_spec({}, config).policy.baselines)
     if json:
         from json import dumps
 

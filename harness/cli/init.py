@@ -12,9 +12,9 @@ import typer
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, say
 from assay.harness.cli.starter import starter_files, the_kernel
-from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
+from assay.harness.policy import Policy
 
 
 @app.command()
@@ -41,7 +41,7 @@ def init(
     is_package = any((root / file).exists() for file in ("pyproject.toml", "setup.py"))
     origin = install or _installed_from()
     requirement = origin or f"{DISTRIBUTION} @ git+{REPOSITORY}"
-    files = starter_files(name, RunSpec.model_fields["margin"].default, requirement, is_package)
+    files = starter_files(name, Policy.model_fields["margin"].default, requirement, is_package)
     for path, text in files.items():
         say(f"{'wrote' if _write(root / path, text) else 'kept '}  {path}")
     if not origin:

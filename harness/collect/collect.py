@@ -20,8 +20,8 @@ from assay.harness.engines.base import Engine
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import read_record
 from assay.harness.evidence.question_plan import read_question_plan, write_question_plan
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import ROLES, Role
 
 
 def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
@@ -165,7 +165,7 @@ def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: Prog
 def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
     """Roles whose logits this server still has to score: both, where it is the only one and also runs the other backend."""
     asked = asked_roles(plan, folder)
-    if "logits" not in plan.spec.suites or plan.has_url:
+    if "logits" not in plan.spec.workload.suites or plan.has_url:
         return []
     if asked != ROLES and not plan.has_layer_diff:
         return []  # the role without a server cannot be scored anywhere

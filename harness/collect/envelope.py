@@ -33,7 +33,7 @@ def chunk_argument(plan: Plan) -> tuple[str, ...]:
 
     Without it a server's chunk may be longer than any prompt that the load can afford, and chunked prefill is never seen.
     """
-    length = longest(plan.spec.envelope, model_shape(plan.model).context, DEPTH[plan.spec.device])
+    length = longest(plan.spec.policy.envelope_tokens, model_shape(plan.model).context, DEPTH[plan.spec.device])
     return (f"{CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
 
 
@@ -75,7 +75,7 @@ def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
 
 def keeper(engine: Engine, folder: RunFolder, plan: Plan) -> Keep:
     """Keeps a server's answers in a run's folder where its texts are compared, each once."""
-    if "greedy" not in plan.spec.suites:
+    if "greedy" not in plan.spec.workload.suites:
         return drop
     known = {answer.key for answer in folder.answers()}
 

@@ -11,8 +11,9 @@ from assay.harness.collect.plan import Plan
 from assay.harness.collect.question_stop import QuestionStop
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header, never
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item, Role
+from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import Role
 
 FLOOR_EVERY = 4
 """The reference is asked one greedy prompt in four again."""
@@ -39,7 +40,7 @@ class _Stage:
 
 def _questions(plan: Plan, role: Role, stop: QuestionStop) -> tuple[_Stage, _Stage]:
     """The questions that a role has not answered yet: with an empty cache, and with the shared header cached."""
-    items, limit = stop.open_items(role), plan.spec.token_limit
+    items, limit = stop.open_items(role), plan.spec.workload.token_limit
     cold, cached = ([item for item in items if item.cold is empty] for empty in (True, False))
     return _Stage("questions, cold", cold, 0, limit), _Stage("questions", cached, 0, limit)
 
@@ -56,7 +57,7 @@ def _after_questions(plan: Plan, role: Role, answered: set[AnswerKey], stop: Que
     if role == "reference":
         # The floors are asked in another order, so that the run-to-run difference includes the effect of batching.
         stages = [
-            stage("questions again", stop.asked_again()[::-1], FLOOR_REPEAT, plan.spec.token_limit),
+            stage("questions again", stop.asked_again()[::-1], FLOOR_REPEAT, plan.spec.workload.token_limit),
             *stages,
             stage("greedy again", greedy[::FLOOR_EVERY][::-1], FLOOR_REPEAT, GREEDY_TOKENS, TOP_LOGPROBS),
         ]
@@ -84,7 +85,7 @@ def interview(
         EngineError: the server failed; what it answered before is in the folder.
         EvidenceError: the folder cannot be written.
     """
-    role, concurrency = engine.role, plan.spec.concurrency
+    role, concurrency = engine.role, plan.spec.workload.concurrency
 
     def ask(stage: _Stage, part: slice, in_flight: int, enough: Callable[[], bool] = never) -> None:
         items, done = stage.items[part], part.start or 0

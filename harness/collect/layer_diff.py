@@ -24,12 +24,12 @@ from assay.harness.evidence.envelope import FOLDER as ENVELOPE_FOLDER
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER, LayerDiffRecord, layers_seen, write_record
 from assay.harness.evidence.pack import replay_command
-from assay.harness.evidence.records import Role
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control
 from assay.harness.server.write_request import write_now
+from assay.harness.sides import Role
 
 TRACED_COLD, TRACED_WARM = 2, 4
 """Prompts whose layer outputs are traced, of the cold and of the warm ones."""
@@ -52,7 +52,7 @@ def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
     shadow = plan.candidate if role == "reference" else plan.reference
     return {
         SHADOW: shadow.name,
-        RECORD: str(plan.spec.budget_mb * 2**20),
+        RECORD: str(plan.spec.workload.budget_mb * 2**20),
         TRACE: str(TRACE_BYTES),
         MODEL_HASH: hash_model(plan.model),
     }
@@ -167,9 +167,9 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
         early()
     for prompt in cold:
         engine.flush_cache()
-        send(engine, [prompt], spec.token_limit, 1)
+        send(engine, [prompt], spec.workload.token_limit, 1)
     cache_header(engine)
-    send(engine, warm, spec.token_limit, spec.concurrency)
+    send(engine, warm, spec.workload.token_limit, spec.workload.concurrency)
     drive_envelope(engine, place, plan, lambda: write_now(place, lambda: send(engine, [PROMPT_HEADER], 1, 1)), keep)
     set_control(place, Control())
 

@@ -38,8 +38,9 @@ from assay.harness.evidence.logit_files import (
     read_logits,
     write_logits,
 )
-from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item, Role
+from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import Role
 
 PROMPT_TAIL = 16
 """Tokens at the end of a prompt that are scored too, since answers may have only a few tokens."""

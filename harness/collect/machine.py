@@ -46,7 +46,7 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
         hardware=hardware(plan.spec.device),
         python=sys.version.split()[0],
         git=git_state(Path.cwd()),
-        model_hash=hash_model(plan.model),
+        model_hashes={role: hash_model(folder) for role, folder in plan.models.items()},
     )
 
 

@@ -27,7 +27,7 @@ def job_of(plan: Plan, folder: RunFolder) -> MatrixJob:
     """The matrix of a run's candidate: of the shape of the run's model, up to the policy's envelope."""
     model = model_shape(plan.model)
     dtype = _dtype(folder, plan.spec.device, model)
-    tokens = min(plan.spec.envelope, model.context)
+    tokens = min(plan.spec.policy.envelope_tokens, model.context)
     heads = f"{model.q_heads} q heads on {model.kv_heads} kv heads"
     return MatrixJob(
         record=MatrixRecord(

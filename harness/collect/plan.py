@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from assay.harness.config import RunSpec
 from assay.harness.engines.catalog import checked_backend
 from assay.harness.engines.launch import check_engine_args
 from assay.harness.engines.model import fit_of, resolve_model
-from assay.harness.evidence.records import ROLES, Item, Role, Suite
+from assay.harness.evidence.records import Item, Suite
+from assay.harness.sides import ROLES, Role
 
 COLD_EVERY, MAX_COLD = 8, 16
 """One question in eight, until there are sixteen, is asked with an empty cache, so that both conditions occur in every run."""
@@ -29,7 +31,7 @@ class Plan:
 
     Attributes:
         spec: what was asked for.
-        model: folder of the model.
+        models: folder of each role's model.
         items: what both servers are asked at most; questions in their random order.
         units: units of the set from which the questions were drawn (`Item.unit`).
         reference: the reference's backend.
@@ -37,7 +39,7 @@ class Plan:
     """
 
     spec: RunSpec
-    model: Path
+    models: Mapping[Role, Path]
     items: tuple[Item, ...]
     reference: Backend
     candidate: Backend
@@ -47,6 +49,11 @@ class Plan:
         """The items of a suite, in order."""
         return [item for item in self.items if item.suite == suite]
 
+    @property
+    def model(self) -> Path:
+        """Folder of the reference's model: the one that questions and loads are made for."""
+        return self.models["reference"]
+
     def backend(self, role: Role) -> Backend:
         """A role's backend."""
         return self.reference if role == "reference" else self.candidate
@@ -54,7 +61,7 @@ class Plan:
     @property
     def compares_answers(self) -> bool:
         """Whether both roles answer questions or prompts."""
-        return bool({"mmlu", "greedy"} & set(self.spec.suites))
+        return bool({"mmlu", "greedy"} & set(self.spec.workload.suites))
 
     @property
     def has_url(self) -> bool:
@@ -64,7 +71,7 @@ class Plan:
     @property
     def has_layer_diff(self) -> bool:
         """Whether the layer diff was asked for and is possible."""
-        return "layers" in self.spec.suites and not self.has_url
+        return "layers" in self.spec.workload.suites and not self.has_url
 
     @property
     def has_kernel(self) -> bool:
@@ -85,7 +92,7 @@ class Plan:
 
         A layer diff without answers needs only the reference's, in which the candidate runs as a shadow or is substituted.
         """
-        scores = "logits" in self.spec.suites and not self.has_layer_diff
+        scores = "logits" in self.spec.workload.suites and not self.has_layer_diff
         return ROLES if self.compares_answers or scores else ("reference",)
 
 
@@ -96,33 +103,36 @@ def prepare(spec: RunSpec) -> Plan:
         UsageError: an unknown backend, an incomplete model, a certificate that cannot be read, an unknown shape of requests, a
             device that is not there or cannot hold the model, or questions that cannot be read.
     """
-    reference = checked_backend("--reference", spec.reference)
-    candidate = checked_backend("--candidate", spec.candidate)
-    check_engine_args(spec.engine_arg)
-    check_certificate(spec.certificate)
-    shapes_of(spec.latency_shapes, spec.device)
-    model = resolve_model(spec.model, spec.engine_arg)
-    check_environment(spec, model, (reference, candidate))
-    plan = Plan(spec, model, (), reference, candidate)
-    asked = spec.questions if "mmlu" in spec.suites else 0
+    reference = checked_backend("--reference", spec.reference.backend)
+    candidate = checked_backend("--candidate", spec.candidate.backend)
+    for role in ROLES:
+        check_engine_args(spec.side(role).flags)
+    check_certificate(spec.policy.certificate)
+    shapes_of(spec.workload.latency_shapes, spec.device)
+    models: dict[Role, Path] = {role: resolve_model(spec.side(role).model, spec.side(role).flags) for role in ROLES}
+    check_environment(spec, models, (reference, candidate))
+    plan = Plan(spec, models, (), reference, candidate)
+    asked = spec.workload.questions if "mmlu" in spec.workload.suites else 0
     traced = COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0
-    prompts = {suite: count for suite, count in _prompt_counts(spec).items() if suite in spec.suites}
+    prompts = {suite: count for suite, count in _prompt_counts(spec).items() if suite in spec.workload.suites}
     most = max(asked, traced, *prompts.values(), 1)
-    drawn = draw(spec.data, most, spec.order_seed, lambda: fit_of(model, spec.token_limit))
+    drawn = draw(
+        spec.workload.data, most, spec.workload.order_seed, lambda: fit_of(plan.model, spec.workload.token_limit)
+    )
     questions = drawn.questions
     items = [_item("mmlu", question, place) for place, question in enumerate(questions[:asked])]
     items += [_item("layers", question) for question in questions[:traced]]
     for suite, count in prompts.items():
         items += [
             Item(suite=suite, id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt))
-            for id_, prompt in greedy_prompts(questions, count, spec.synthetic)
+            for id_, prompt in greedy_prompts(questions, count, spec.workload.synthetic)
         ]
-    return Plan(spec, plan.model, tuple(items), reference, candidate, drawn.units)
+    return Plan(spec, models, tuple(items), reference, candidate, drawn.units)
 
 
 def _prompt_counts(spec: RunSpec) -> dict[Suite, int]:
     """Prompts of the suites that compare texts and logits. The logits' prompts are the first greedy ones, with the same ids."""
-    return {"greedy": spec.greedy_prompts, "logits": spec.logits_prompts}
+    return {"greedy": spec.workload.greedy_prompts, "logits": spec.workload.logits_prompts}
 
 
 def _item(suite: Suite, question: AnyQuestion, place: int | None = None) -> Item:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.harness.backend import Backend
-from assay.harness.config import RunSpec
+from assay.harness.config import Device, RunSpec
 from assay.harness.engines import memory
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.certificate import read_certificate
+from assay.harness.sides import Role, Side
 
 GIB = memory.GIB
 CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")
@@ -21,7 +22,7 @@ _SMALLER = ("--quantization", "--load-format", "--cpu-offload-gb")
 """Flags with which a model takes less memory than its files, by an amount that is not known before."""
 
 
-def check_environment(spec: RunSpec, model: Path, backends: Sequence[Backend]) -> None:
+def check_environment(spec: RunSpec, models: Mapping[Role, Path], backends: Sequence[Backend]) -> None:
     """Refuse a device that is not there, and a model of which the device cannot hold even one server.
 
     A role that is a URL runs elsewhere: if both do, nothing is checked.
@@ -35,7 +36,9 @@ def check_environment(spec: RunSpec, model: Path, backends: Sequence[Backend]) -
         check_gpu()
     else:
         _check_cpu([backend.name for backend in backends if not backend.is_url and not backend.is_kernel])
-    check_memory(spec, memory.model_bytes(model), memory.available_bytes(spec.device))
+    free = memory.available_bytes(spec.device)
+    for role, folder in models.items():
+        check_memory(spec.device, spec.side(role), memory.model_bytes(folder), free)
 
 
 def check_certificate(name: str) -> None:
@@ -94,30 +97,31 @@ def check_gpu() -> None:
     )
 
 
-def check_memory(spec: RunSpec, model_bytes: int | None, available_bytes: int) -> None:
+def check_memory(device: Device, side: Side, model_bytes: int | None, available_bytes: int) -> None:
     """Refuse a model of which the device cannot hold even one server.
 
     Args:
-        spec: device and flags of the servers.
+        device: of the servers.
+        side: model and flags of the server.
         model_bytes: bytes of the weights on disk; None if unknown, which nothing follows from.
         available_bytes: free memory of the device; 0 if unknown.
 
     Raises:
         UsageError: it does not fit.
     """
-    flags = [flag.partition("=")[0] for flag in spec.engine_arg]
+    flags = [flag.partition("=")[0] for flag in side.flags]
     if not model_bytes or not available_bytes or any(flag in _PARALLEL + _SMALLER for flag in flags):
         return
-    share = memory.mem_fraction(spec.engine_arg)
-    needed = memory.one_server_bytes(spec.device, model_bytes)
-    usable = share * available_bytes if spec.device == "cuda" else available_bytes
+    share = memory.mem_fraction(side.flags)
+    needed = memory.one_server_bytes(device, model_bytes)
+    usable = share * available_bytes if device == "cuda" else available_bytes
     if needed <= usable:
         return
-    fits_alone = spec.device == "cuda" and needed <= 0.9 * available_bytes
-    part = f"{share:.0%} of " if spec.device == "cuda" else ""
+    fits_alone = device == "cuda" and needed <= 0.9 * available_bytes
+    part = f"{share:.0%} of " if device == "cuda" else ""
     raise UsageError(
-        f"--model {spec.model} does not fit: a server needs {needed / GIB:.1f} GiB, and {part}{available_bytes / GIB:.1f} GiB "
-        f"{'of GPU memory ' if spec.device == 'cuda' else ''}is free.",
+        f"--model {side.model} does not fit: a server needs {needed / GIB:.1f} GiB, and {part}{available_bytes / GIB:.1f} GiB "
+        f"{'of GPU memory ' if device == 'cuda' else ''}is free.",
         "memory for the weights and a KV cache in one server at least",
         f"--servers=in-turn --engine-arg=--mem-fraction-static={_fraction(needed / available_bytes):.2f}"
         if fits_alone

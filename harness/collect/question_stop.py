@@ -10,7 +10,8 @@ from assay.harness.compare.accuracy_test import Rule, outcome_of, prefix_of, soo
 from assay.harness.compare.answers import Pair
 from assay.harness.config import RunSpec
 from assay.harness.evidence.question_plan import Stop
-from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.sides import ROLES, Role
 from assay.harness.stats.outlook import forecast
 from assay.harness.text import percent
 
@@ -51,7 +52,7 @@ class QuestionStop:
         self.items: list[Item] = plan.of("mmlu")
         self.together, self.first = together, len(self.items)
         self._places = {item.id: number for number, item in enumerate(self.items)}
-        self._rule = Rule(spec.margin, spec.alpha, spec.regression_alpha, plan.units)
+        self._rule = Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.units)
         self._answers: dict[Role, dict[str, Answer]] = {role: {} for role in ROLES}
         self._asking: set[Role] = set()
         self._changed = Condition()
@@ -169,7 +170,7 @@ def outlook(spec: RunSpec, most: int) -> list[str]:
         spec: of the run.
         most: questions planned.
     """
-    margin, alpha = spec.margin, spec.alpha
+    margin, alpha = spec.policy.margin, spec.policy.alpha
     expected = []
     for flips in FLIPS:
         equal = forecast(0.0, flips, margin, alpha, most)
@@ -180,7 +181,7 @@ def outlook(spec: RunSpec, most: int) -> list[str]:
         for loss in (1.5 * margin, 2.5 * margin, 5 * margin)
     ]
     return [
-        f"Questions: at most {most:,}, in the random order of seed {spec.order_seed}; margin {margin:g}, alpha {alpha:g}. "
+        f"Questions: at most {most:,}, in the random order of seed {spec.workload.order_seed}; margin {margin:g}, alpha {alpha:g}. "
         "Asking stops when the answers decide.",
         f"Questions that an equal candidate needs: {', '.join(expected)}.",
         f"Losses shown as a regression if {percent(FLIPS[-1])} of the answers flip: {', '.join(shown)} of runs.",

@@ -13,15 +13,15 @@ from assay.harness.attention.source import source_hashes
 from assay.harness.baselines import status_of
 from assay.harness.collect.machine import origin_of
 from assay.harness.collect.plan import Plan
-from assay.harness.config import FLAGS, RUN_FLAGS, RUNS, RunSpec, flag
+from assay.harness.config import FLAGS, RUN_FLAGS, RUNS, RunSpec, default_of, flag
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, Manifest, hash_items
 from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.question_plan import QuestionPlan, order_hash, read_question_plan, write_question_plan
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.files import file_name
 from assay.harness.portable import portable, shown
+from assay.harness.sides import ROLES, Role
 
 _EXPANDED = ("--model", "--data")
 """Flags with a path in which assay expands ``~``; so it does in ``--out``."""
@@ -29,7 +29,7 @@ _EXPANDED = ("--model", "--data")
 
 def default_folder(spec: RunSpec) -> Path:
     """``runs/<time>-<candidate>``, for a run without ``--out``."""
-    return RUNS / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{file_name(spec.candidate)}"
+    return RUNS / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{file_name(spec.candidate.backend)}"
 
 
 def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
@@ -47,7 +47,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     manifest = Manifest(
         **vars(origin_of(plan, shlex.join(["assay", command, *map(_portable, flags)]), new_nonce())),
         run_id=path.resolve().name,
-        model=plan.spec.model,
+        model=plan.spec.reference.model,
         items_hash=hash_items(plan.items),
         code=_code(plan),
         noise={role: plan.backend(role).noise for role in ROLES},
@@ -93,12 +93,12 @@ def _plan_questions(plan: Plan, folder: RunFolder) -> None:
         return
     rule = QuestionPlan(
         run=folder.nonce,
-        seed=spec.order_seed,
+        seed=spec.workload.order_seed,
         order_hash=order_hash(questions),
         most=len(questions),
         population=plan.units,
-        margin=spec.margin,
-        alpha=spec.alpha,
+        margin=spec.policy.margin,
+        alpha=spec.policy.alpha,
         regression_alpha=spec.regression_alpha,
     )
     write_question_plan(folder.path, rule)
@@ -108,8 +108,8 @@ def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:
     """The flags among `keys` that repeat a run: both roles, and whatever differs from its default."""
     flags = []
     for key in keys:
-        field, value = RunSpec.model_fields[key], getattr(spec, key)
-        if value is None or not (field.is_required() or value != field.default):
+        value = spec.setting(key)
+        if value is None or (key not in ROLES and value == default_of(key, spec.device)):
             continue
         if isinstance(value, tuple) and key != "engine_arg":
             value = ",".join(map(str, value))

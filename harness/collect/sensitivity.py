@@ -28,7 +28,7 @@ from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
-from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.sensitivity import (
     SensitivityRecord,
     read_sensitivity,
@@ -39,6 +39,7 @@ from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.write_request import write_now
+from assay.harness.sides import ROLES, Role
 
 FAULT = "mask-top-left"
 """The fault of the seed case, which only calls with a cached prefix show."""
@@ -131,7 +132,7 @@ def serve_fault(
         for start in range(0, len(load.items), AT_ONCE):
             answers += _ask(engine, load.items[start : start + AT_ONCE], load.spec, nonce)
             lost = losses({item.id: item for item in load.items}, load.reference, answers)
-            if p_no_loss(lost, load.spec.margin) <= load.spec.alpha:
+            if p_no_loss(lost, load.spec.policy.margin) <= load.spec.policy.alpha:
                 break
         if load.logits is not None and engine.scorer is not None:
             logits = score_again(engine.scorer, load.logits, nonce, display)
@@ -190,8 +191,8 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
     asked, shadowed = asked_roles(plan, folder), shadowed_role(plan, folder)
     parts = {"shadow"} if role == shadowed else set()
     if role == asked[-1] and (role == "candidate" or shadowed == role):
-        parts |= {"answers"} if "mmlu" in plan.spec.suites and role == "candidate" else set()
-        parts |= {"logits"} if "logits" in plan.spec.suites and not plan.has_url else set()
+        parts |= {"answers"} if "mmlu" in plan.spec.workload.suites and role == "candidate" else set()
+        parts |= {"logits"} if "logits" in plan.spec.workload.suites and not plan.has_url else set()
     return parts
 
 
@@ -215,7 +216,7 @@ def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> li
     def keep(index: int, reply: Reply) -> None:
         replies[index] = reply
 
-    engine.ask([ChatRequest(item.prompt, spec.token_limit) for item in items], spec.concurrency, keep)
+    engine.ask([ChatRequest(item.prompt, spec.workload.token_limit) for item in items], spec.workload.concurrency, keep)
     return [
         Answer(
             run=nonce,

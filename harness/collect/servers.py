@@ -24,9 +24,9 @@ from assay.harness.evidence.common_settings import read_common_settings, write_c
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.nonce import RUN
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import CONTROL, FAULTS
+from assay.harness.sides import ROLES, Role
 
 
 def make_engine(
@@ -56,16 +56,17 @@ def make_engine(
         environment: further environment variables of the server.
         arguments: further flags of the server, which the user's override.
     """
-    spec, backend = plan.spec, plan.backend(role)
+    spec, side, backend = plan.spec, plan.spec.side(role), plan.backend(role)
     if backend.is_url:
-        return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout, model=spec.model)
+        return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout, model=side.model)
     return SGLangServer(
         Launch(
             role=role,
             backend=backend.name,
-            model=plan.model,
+            model=plan.models[role],
+            interpreter=side.interpreter,
             device=spec.device,
-            engine_args=(*arguments, *spec.engine_arg),
+            engine_args=(*arguments, *side.flags),
             evidence=evidence,
             log=log,
             startup_timeout=spec.startup_timeout,
@@ -75,7 +76,7 @@ def make_engine(
             eager=eager,
             alone=alone,
             prefill_graphs=prefill_graphs,
-            extra=environment or {},
+            extra={**side.environment, **(environment or {})},
         )
     )
 
@@ -100,7 +101,7 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -
             for one in ROLES
             if isinstance(other := _run_engine(plan, folder, one, alone), SGLangServer)
         }
-        common = agree(pair).model_copy(update={"run": folder.nonce})
+        common = agree(pair, asked=plan.spec.treatment).model_copy(update={"run": folder.nonce})
         write_common_settings(folder.path, common)
     return SGLangServer(replace(engine.launch, common=common.flags))
 
@@ -110,7 +111,7 @@ def may_differ(plan: Plan) -> bool:
 
     On the CPU it does not: assay starts both servers there with ``--disable-cuda-graph``.
     """
-    two = plan.compares_answers and not plan.has_url and plan.reference.name != plan.candidate.name
+    two = plan.compares_answers and not plan.has_url and bool(plan.spec.treatment)
     return two and plan.spec.device == "cuda"
 
 
@@ -146,8 +147,9 @@ def together(plan: Plan) -> bool:
         return spec.servers == "together"
     if plan.has_url:
         return True
-    size, free = memory.model_bytes(plan.model), memory.available_bytes(spec.device)
-    return memory.hold_both(spec.device, size, free, memory.mem_fraction(spec.engine_arg))
+    size = max((memory.model_bytes(folder) or 0 for folder in plan.models.values()), default=0) or None
+    share = max(memory.mem_fraction(spec.side(role).flags) for role in ROLES)
+    return memory.hold_both(spec.device, size, memory.available_bytes(spec.device), share)
 
 
 def check_together(plan: Plan, reason: str) -> None:

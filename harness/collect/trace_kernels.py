@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.evidence.executed import FOLDER
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import Item, Role
+from assay.harness.evidence.records import Item
 from assay.harness.files import write_whole
 from assay.harness.server.control import Control, set_control
+from assay.harness.sides import Role
 
 _LABEL = "kernels"
 _COMPLETE = "complete"

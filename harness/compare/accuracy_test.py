@@ -32,7 +32,8 @@ import numpy as np
 
 from assay.evals.questions import LETTERS
 from assay.harness.compare.answers import Pair
-from assay.harness.evidence.records import ROLES, Item, Role
+from assay.harness.evidence.records import Item
+from assay.harness.sides import ROLES, Role
 from assay.harness.stats.betting import Array, log_wealth, log_wealth_below, p_value
 
 CHANCE = 0.25

@@ -64,9 +64,7 @@ class ConditionRow(Part):
     reference_right: int
     candidate_right: int
     candidate_unparsed: int
-    lost: int | None = Field(
-        None, description="right by the reference only; null in a report that was upgraded from version 1"
-    )
+    lost: int | None = Field(None, description="right by the reference only")
 
 
 def by_condition(pairs: Sequence[Pair]) -> list[ConditionRow]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.records import Answer, Item, Role, Suite
+from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.schema import Part
+from assay.harness.sides import Role
 
 
 @dataclass(frozen=True)

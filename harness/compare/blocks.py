@@ -14,8 +14,8 @@ from itertools import groupby, pairwise
 from typing import Literal
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import Timing
+from assay.harness.sides import Role
 from assay.harness.stats.ratio import warm_up
 
 TimeMetric = Literal["ttft", "itl", "e2e", "throughput"]

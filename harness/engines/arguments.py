@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 # A server's state, not its arguments. max_total_num_tokens follows from the memory that was free at start-up, which depends on
@@ -14,6 +14,8 @@ SECRET = frozenset({"api_key", "admin_api_key"})
 IDENTITY_KEYS = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
 # SGLang may fill these in with the server's own backend: then they are the requested difference, not a second one.
 TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
+MODEL_KEYS = {"model_path", "tokenizer_path", "context_length", "dtype"}
+"""Arguments that name a model, or that the engine reads from it."""
 ABSENT = "absent"
 
 
@@ -22,18 +24,32 @@ def settled(info: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in info.items() if key not in VOLATILE | SECRET}
 
 
-def differences(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Arguments that differ, by name: (reference, candidate). Empty if only the backend differs.
+def differences(
+    reference: Mapping[str, Any], candidate: Mapping[str, Any], asked: Collection[str] = ()
+) -> dict[str, tuple[str, str]]:
+    """Return the arguments that differ, by name: (reference, candidate). Empty if only the treatment differs.
+
+    Args:
+        reference: the reference server's arguments.
+        candidate: the candidate server's arguments.
+        asked: names of the settings that were asked to differ (`assay.harness.sides.treatment`), beyond the backend.
 
     Nested arguments are compared leaf by leaf and named with dots: ``cuda_graph_config.decode.backend``. An argument that
     SGLang derives from the backend, for example its page size, is listed: it is a second difference.
     """
     left, right = _flat(_without_treatment(reference)), _flat(_without_treatment(candidate))
+    treated = arguments_of(asked)
     return {
         name: (left.get(name, ABSENT), right.get(name, ABSENT))
         for name in sorted(left.keys() | right.keys())
-        if left.get(name, ABSENT) != right.get(name, ABSENT)
+        if left.get(name, ABSENT) != right.get(name, ABSENT) and name.partition(".")[0] not in treated
     }
+
+
+def arguments_of(asked: Collection[str]) -> set[str]:
+    """Return the names of the arguments that settings of a side become: "--page-size" is "page_size"."""
+    flags = {name.removeprefix("--").replace("-", "_") for name in asked if name.startswith("--")}
+    return flags | (MODEL_KEYS if "model" in asked else set())
 
 
 def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:

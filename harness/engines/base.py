@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.evidence.records import Role, Token
+from assay.harness.evidence.records import Token
+from assay.harness.sides import Role
 
 if TYPE_CHECKING:
     from assay.harness.engines.client import AnyClient

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from assay.harness.engines.arguments import ABSENT, differences
 from assay.harness.engines.launch import Launch
 from assay.harness.errors import EngineError
 from assay.harness.evidence.common_settings import CommonSettings
-from assay.harness.evidence.records import ROLES, Role
+from assay.harness.sides import ROLES, Role
 
 _RESOLVER = "assay.harness.server.resolve_arguments"
 _TIMEOUT_S = 300.0
@@ -44,7 +44,7 @@ _NUMBERS = (
 
 
 def common_settings(
-    reference: Mapping[str, Any], candidate: Mapping[str, Any], names: Mapping[Role, str]
+    reference: Mapping[str, Any], candidate: Mapping[str, Any], names: Mapping[Role, str], asked: Collection[str] = ()
 ) -> CommonSettings:
     """The flags that make two servers' arguments agree.
 
@@ -52,10 +52,11 @@ def common_settings(
         reference: the resolved arguments of the reference's server.
         candidate: those of the candidate's.
         names: the backend of each role, for the sentences.
+        asked: settings that were asked to differ.
     """
     flags: dict[str, None] = {}
     because, impossible = [], []
-    for name, values in differences(reference, candidate).items():
+    for name, values in differences(reference, candidate, asked).items():
         found = "; ".join(f"{names[role]}: {value}" for role, value in zip(ROLES, values, strict=True))
         flag, why = _flag_for(name, *values)
         if flag:
@@ -86,13 +87,16 @@ def _flag_for(name: str, ours: str, theirs: str) -> tuple[str, str]:
 
 
 def agree(
-    launches: Mapping[Role, Launch], resolve: Callable[[Launch], Mapping[str, Any]] | None = None
+    launches: Mapping[Role, Launch],
+    resolve: Callable[[Launch], Mapping[str, Any]] | None = None,
+    asked: Collection[str] = (),
 ) -> CommonSettings:
-    """What both servers must be given so that only their backends differ. Nothing is started.
+    """Find what both servers must be given so that only the treatment differs. Nothing is started.
 
     Args:
         launches: how both would be launched.
         resolve: the resolved arguments of a launch; by default SGLang itself is asked.
+        asked: settings that were asked to differ, beyond the backend.
 
     Returns:
         The flags with their reasons. What could not be found out or made equal is in `impossible`; the servers then show it.
@@ -107,7 +111,7 @@ def agree(
                 reference, candidate = pool.map(resolve, now)
         except EngineError as error:
             return agreed.model_copy(update={"impossible": (str(error),)})
-        found = common_settings(reference, candidate, names)
+        found = common_settings(reference, candidate, names, asked)
         new = tuple(flag for flag in found.flags if flag not in agreed.flags)
         still = tuple(f"{one}, although both were given it" for one in found.because) if not new else ()
         agreed = CommonSettings(

@@ -13,8 +13,8 @@ from pathlib import Path
 from assay.harness.backend import Backend
 from assay.harness.config import Device
 from assay.harness.errors import UsageError
-from assay.harness.evidence.records import Role
 from assay.harness.server.control import DELEGATE, EVIDENCE, KERNEL
+from assay.harness.sides import Role
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 CUDA_MEM_FRACTION = 0.40
@@ -56,7 +56,8 @@ class Launch:
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
         prefill_graphs: whether prefill may be captured too, if not eager. SGLang then runs it on batches that do not name their
             requests, so extend is neither shadowed nor traced.
-        extra: further environment variables: ASSAY_SHADOW, ASSAY_RECORD, ... (see `assay.harness.server.control`).
+        extra: further environment variables: the side's, and ASSAY_SHADOW, ... (see `assay.harness.server.control`).
+        interpreter: Python that starts the server; empty for the one that runs assay.
     """
 
     role: Role
@@ -75,6 +76,7 @@ class Launch:
     alone: bool = False
     prefill_graphs: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
+    interpreter: str = ""
 
     def __post_init__(self) -> None:
         check_engine_args(self.engine_args)
@@ -113,7 +115,7 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
     elif not launch.prefill_graphs:
         profile += ["--cuda-graph-backend-prefill", "disabled"]
     return [
-        sys.executable, "-m", "sglang.launch_server",
+        launch.interpreter or sys.executable, "-m", "sglang.launch_server",
         "--model-path", str(launch.model.resolve()),
         "--device", launch.device,
         "--attention-backend", launch.backend,

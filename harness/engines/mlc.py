@@ -21,7 +21,7 @@ from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import POLL_INTERVAL_S, PROBE_TIMEOUT_S, free_port
 from assay.harness.errors import EngineError, EvidenceError, UsageError
-from assay.harness.evidence.records import Role
+from assay.harness.sides import Role
 
 COMMAND = "mlc_llm"
 FLAGS = ("--enable-debug", "--enable-tracing")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.retrieval import Fit
-from assay.harness.config import BUILTIN_MODEL
 from assay.harness.errors import UsageError
+from assay.harness.sides import BUILTIN_MODEL
 
 TINY_MODEL = Path(__file__).parent.parent.parent / "evals" / "tiny_model" / "model"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from assay.harness.engines.base import ChatRequest, Engine, Reply, never
 from assay.harness.engines.client import AnyClient, Client, Response
 from assay.harness.engines.sglang import INFO_TIMEOUT_S, served_models
-from assay.harness.evidence.records import Role
+from assay.harness.sides import Role
 
 if TYPE_CHECKING:  # the openai client takes a second to import
     from openai import AsyncOpenAI

@@ -1,7 +1,7 @@
 """``baselines/``: accepted results of a backend, in plain files that a team commits.
 
 A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json`` and ``answers.jsonl``. It holds for one backend under one `Key`;
-under any other key its numbers mean nothing, and it is *stale*. `SCHEMA` follows `assay.harness.schema.RULE`; version 1 is read.
+under any other key its numbers mean nothing, and it is *stale*. `SCHEMA` follows `assay.harness.schema.RULE`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence import jsonl
@@ -23,7 +23,6 @@ from assay.harness.reading import whole_file
 from assay.harness.schema import Record, read_json
 
 SCHEMA: Literal["assay.baseline/2"] = "assay.baseline/2"
-_VERSION_1 = "assay.baseline/1"
 FILE, ANSWERS = "baseline.json", "answers.jsonl"
 
 
@@ -89,21 +88,9 @@ class Baseline(Record):
     server: ServerManifest
     answers_sha256: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _upgraded(cls, document: Any) -> Any:
-        """A document of version 1 had own errors by "layer 3, extend, cached prefix 16+"."""
-        if not isinstance(document, dict) or document.get("schema") != _VERSION_1:
-            return document
-        errors = {name.replace("16+", "at-least-16"): error for name, error in document.get("own_errors", {}).items()}
-        return document | {
-            "schema": SCHEMA,
-            "own_errors": {name.replace(",", "").replace(" ", "-"): error for name, error in errors.items()},
-        }
-
 
 def read_baseline(folder: Path) -> Baseline:
-    """A baseline of this version or of version 1.
+    """Read a baseline.
 
     Raises:
         EvidenceError: it is damaged.

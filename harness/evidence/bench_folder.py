@@ -11,10 +11,10 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Origin, ServerManifest
 from assay.harness.evidence.nonce import check_run, new_nonce
-from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import AnswerLength, Timing
 from assay.harness.files import FolderLock, is_unused, write_whole
 from assay.harness.schema import read_json
+from assay.harness.sides import Role
 
 FOLDER = "bench"
 MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"

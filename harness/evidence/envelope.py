@@ -20,9 +20,9 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.lengths import Ranges, gaps, in_all, in_words
 from assay.harness.evidence.nonce import check_run
-from assay.harness.evidence.records import ROLES
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
+from assay.harness.sides import ROLES
 
 FOLDER = "envelope"
 
@@ -181,7 +181,7 @@ class Envelope:
     @classmethod
     def of(cls, spec: RunSpec) -> Envelope:
         """The envelope of a run's policy."""
-        return cls(spec.envelope, BATCH[spec.device], DEPTH[spec.device])
+        return cls(spec.policy.envelope_tokens, BATCH[spec.device], DEPTH[spec.device])
 
     def reach(self, limits: EngineLimits) -> Reach:
         """How far an engine can be taken into it."""

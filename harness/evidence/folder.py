@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -14,10 +15,11 @@ from assay.harness.evidence.counters import ADMISSIONS, Admission, CallCount, re
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.manifest import Manifest, Progress, ServerManifest, hash_items
 from assay.harness.evidence.nonce import check_run
-from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.seal import check_seal, seal_of
 from assay.harness.files import FolderLock, is_unused, remove_unfinished, write_whole
 from assay.harness.schema import read_json
+from assay.harness.sides import ROLES, Role
 
 # What may change when a run is resumed: how fast and how patiently it asks.
 _RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_timeout"}
@@ -223,22 +225,32 @@ class RunFolder:
 
 def _differing(earlier: Manifest, now: Manifest) -> list[str]:
     """What makes `now` a different run from `earlier`, in words."""
+    before, after = _settings(earlier.spec), _settings(now.spec)
     found = [
-        f"{key} was {earlier.spec.get(key)!r}, now {now.spec.get(key)!r}"
-        for key in sorted({*earlier.spec, *now.spec} - _RESUMABLE_CHANGES)
-        if earlier.spec.get(key) != now.spec.get(key)
+        f"{key} was {before.get(key)!r}, now {after.get(key)!r}"
+        for key in sorted({*before, *after} - _RESUMABLE_CHANGES)
+        if before.get(key) != after.get(key)
     ]
     found += [f"the {what} changed" for what, same in _same(earlier, now).items() if not same]
     for role in ROLES:
-        before, after = earlier.code.get(role, {}), now.code.get(role, {})
-        parts = sorted(part for part in {**before, **after} if before.get(part) != after.get(part))
+        old, new = earlier.code.get(role, {}), now.code.get(role, {})
+        parts = sorted(part for part in {**old, **new} if old.get(part) != new.get(part))
         found += [f"the {role}'s kernel changed ({', '.join(parts)})"] if parts else []
     return found
 
 
+def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recorded spec by name; those of a side begin with its role."""
+    flat: dict[str, Any] = {}
+    for part, value in spec.items():
+        inside = value if isinstance(value, Mapping) else {"": value}
+        flat |= {f"{part} {name}".strip() if part in ROLES or not name else name: one for name, one in inside.items()}
+    return flat
+
+
 def _same(earlier: Manifest, now: Manifest) -> dict[str, bool]:
     return {
-        "model's files": earlier.model_hash == now.model_hash,
+        "model's files": earlier.model_hashes == now.model_hashes,
         "questions": earlier.items_hash == now.items_hash,
         "packages": earlier.packages == now.packages,
         "hardware": earlier.hardware == now.hardware,

@@ -16,11 +16,11 @@ from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.pack import MANIFEST, read_manifest
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, read_shadow_errors
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
+from assay.harness.sides import ROLES, Role
 
 PACK_FOLDER = "pack"
 """Replay pack in a server's folder."""

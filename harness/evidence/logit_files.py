@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.nonce import check_run
-from assay.harness.evidence.records import Role
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
+from assay.harness.sides import Role
 
 SCHEMA: Literal["assay.logits/1"] = "assay.logits/1"
 FOLDER = "logits"

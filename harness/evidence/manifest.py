@@ -10,8 +10,9 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from assay.harness.errors import AssayError, EngineError
-from assay.harness.evidence.records import Item, Role
+from assay.harness.evidence.records import Item
 from assay.harness.schema import Record
+from assay.harness.sides import Role
 
 
 def engine_label(version: str, device: str) -> str:
@@ -54,7 +55,12 @@ class Origin(Record):
     hardware: str
     python: str
     git: str
-    model_hash: str
+    model_hashes: dict[Role, str]
+
+    @property
+    def model_hash(self) -> str:
+        """Hash of the reference's model."""
+        return self.model_hashes["reference"]
 
 
 class Manifest(Origin):
@@ -78,7 +84,7 @@ class Failure(Record):
     Attributes:
         kind: "engine", "disk", "interrupted", "changed" or "bug".
         message: all of it.
-        found: what was found, on one line; in older runs the first line of the message.
+        found: what was found, on one line; by default the message's first.
         do: what to do about it.
         details: lines that show it, such as the end of a log.
         cause: id of a known cause of a server's failure (`assay.harness.engines.known_causes.CAUSES`); empty if it is not known.
@@ -92,8 +98,8 @@ class Failure(Record):
     cause: str = ""
 
     @model_validator(mode="after")
-    def _of_older_runs(self) -> Self:
-        """Split the message of a run that recorded nothing else."""
+    def _split_message(self) -> Self:
+        """Take a message's first line for what was found, where nothing else says it."""
         if not self.found:
             first, _, rest = self.message.partition("\n")
             object.__setattr__(self, "found", first)

@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import NonNegativeInt
 
 from assay.harness.schema import Record
+from assay.harness.sides import Role
 
-Role = Literal["reference", "candidate"]
-ROLES: tuple[Role, Role] = ("reference", "candidate")
 Suite = Literal["mmlu", "greedy", "logits", "layers", "envelope"]
 FLOOR_REPEAT = 1
 """`Answer.repeat` of the reference's second answers, which give its run-to-run floor; 0 is the comparison itself."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from assay.harness.evidence.faults import SENSITIVITY, SeededCalls
 from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
 from assay.harness.evidence.nonce import check_run
-from assay.harness.evidence.records import Answer, Role
+from assay.harness.evidence.records import Answer
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
+from assay.harness.sides import Role
 
 _RECORD = "record.json"
 

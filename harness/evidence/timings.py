@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from assay.harness.evidence.records import Role
 from assay.harness.schema import Record
+from assay.harness.sides import Role
 
 
 class Timing(Record):

@@ -87,11 +87,11 @@ def compare_accepted(
     worst = max(both, key=lambda name: both[name], default=None)
     most = both[worst] if worst is not None else None
     parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
-    grown = most is not None and not most <= spec.growth
+    grown = most is not None and not most <= spec.policy.growth
     if worst is not None:
         parts.append(
             f"Own error grew most at {worst}: {percent(before[worst])} accepted, {percent(now[worst])} now, "
-            f"a factor {'above' if grown else 'within'} the policy's {spec.policy_line('growth')}."
+            f"a factor {'above' if grown else 'within'} the policy's {spec.policy.line('growth')}."
         )
     if decision is None and most is None:
         return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
@@ -114,7 +114,7 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
     metrics: list[Metric] = []
     lines = []
     if compared.decision is not None:
-        lines.append(spec.policy_line("margin"))
+        lines.append(spec.policy.line("margin"))
         metrics.append(
             loss_metric(
                 spec,
@@ -125,23 +125,23 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
             )
         )
     if compared.growth is not None:
-        lines.append(spec.policy_line("growth"))
+        lines.append(spec.policy.line("growth"))
         metrics.append(
             Metric(
                 id=_GROWTH,
                 title="growth of own error",
                 value=compared.growth,
                 text=f"{two_digits(compared.growth)} times",
-                bound=spec.growth,
+                bound=spec.policy.growth,
                 bound_is="most",
                 explain="Largest over layers and conditions",
-                policy=spec.policy_line("growth"),
+                policy=spec.policy.line("growth"),
             )
         )
     return SuiteResult(
         id=BASELINE,
         title="Accepted baseline",
-        synthetic=spec.synthetic,
+        synthetic=spec.workload.synthetic,
         verdict=compared.verdict,
         why=" ".join([compared.why, *([f"Policy: {' and '.join(lines)}."] if lines else [])]),
         metrics=tuple(metrics),
@@ -152,8 +152,8 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
 
 def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
     """Whether accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
-    checks = [_check_candidate(spec.candidate, status, spec.baselines)]
-    if spec.reference_from == "baseline" or "reference" in status.stale:
+    checks = [_check_candidate(spec.candidate.backend, status, spec.policy.baselines)]
+    if spec.policy.reference_from == "baseline" or "reference" in status.stale:
         checks.append(_check_reference(spec, status))
     return checks
 
@@ -169,13 +169,17 @@ def _check_reference(spec: RunSpec, status: Status) -> Check:
         )
         return Check(id=id_, title=title, status="ok", found=f"{used}: {how}")
     why = status.stale.get("reference")
-    found = f"the baseline of {spec.reference} is stale: {why}" if why else f"none was accepted for {spec.reference}"
+    found = (
+        f"the baseline of {spec.reference.backend} is stale: {why}"
+        if why
+        else f"none was accepted for {spec.reference.backend}"
+    )
     return Check(
         id=id_,
         title=title,
         status="not checked",
         found=f"{found}; the reference server was queried instead",
-        settles=_accept_again(spec.baselines),
+        settles=_accept_again(spec.policy.baselines),
     )
 
 

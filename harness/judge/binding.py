@@ -11,7 +11,8 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.sides import Role
 from assay.harness.verdict import Check
 
 _MOST_WORDS = 3

@@ -19,7 +19,7 @@ from assay.harness.evidence.executed import KernelTrace, read_kernels
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix
-from assay.harness.evidence.records import ROLES, Answer, Item, Role, Suite
+from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
 from assay.harness.judge.binding import Served, check_parsed, check_reconciled, parsed_from_text
@@ -31,7 +31,7 @@ from assay.harness.judge.executed_kernels import check_kernels_executed, listed_
 from assay.harness.judge.forced_settings import with_common_settings
 from assay.harness.judge.greedy_suite import erratic_reference, greedy_suite
 from assay.harness.judge.headline import scope_of, shown_by
-from assay.harness.judge.history import check_repeated
+from assay.harness.judge.history import check_repeated, compared
 from assay.harness.judge.latency_suite import LatencySuite, disbelieve, latency_suite, servers_of
 from assay.harness.judge.logits_suite import logits_suite
 from assay.harness.judge.mmlu_suite import (
@@ -48,6 +48,7 @@ from assay.harness.judge.sensitivity import FaultEvidence, check_sensitive, read
 from assay.harness.judge.sensitivity_result import SensitivityResult
 from assay.harness.judge.served import ServedEnvelope, envelope_pairs, served_envelope
 from assay.harness.reading import reading
+from assay.harness.sides import ROLES, Role, differing
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Finding, cause_of
 
@@ -130,21 +131,21 @@ def _build(folder: RunFolder) -> Report:
     suites = _suites(evidence)
     latency = disbelieve(latency, spec, [suite for suite in suites if suite.verdict == "regression"])
     suites += [latency.suite] if latency.suite else []
-    suites = holm_corrected(suites, spec.alpha)
+    suites = holm_corrected(suites, spec.policy.alpha)
     # What a run that ended early has not met says nothing: it would have met it later, and its advice is not what to do now.
     checks = [one for one in _checks(evidence, suites, latency) if not progress.failure or one.status == "ok"]
-    left_out = [suite for suite in WHOLE if suite not in spec.suites]
+    left_out = [suite for suite in WHOLE if suite not in spec.workload.suites]
     envelope = envelope_result(spec, evidence.envelope, _claimed(evidence), evidence.served)
     covers = envelope.sentence if envelope else ""
     judgement = decide(
-        spec.candidate,
+        differing(spec.treatment) or spec.candidate.backend,
         suites,
         checks,
         progress.failure,
         left_out=left_out,
         covers=covers,
         scope=scope_of(
-            manifest.model, len(evidence.accuracy.prefix.pairs), spec.synthetic, envelope, _claimed(evidence)
+            manifest.model, len(evidence.accuracy.prefix.pairs), spec.workload.synthetic, envelope, _claimed(evidence)
         ),
         cause=cause_of(_causes(evidence)),
         shown=shown_by(suites),
@@ -157,9 +158,9 @@ def _build(folder: RunFolder) -> Report:
         run_id=manifest.run_id,
         created=manifest.created,
         seconds=progress.seconds,
-        reference=_server(spec.reference, servers.get("reference"), counts["reference"]),
+        reference=_server(spec.reference.backend, servers.get("reference"), counts["reference"]),
         candidate=_server(
-            spec.candidate,
+            spec.candidate.backend,
             servers.get("candidate"),
             counts["candidate"],
             instead="as a shadow of the reference" if layers else "never ready",
@@ -178,6 +179,7 @@ def _build(folder: RunFolder) -> Report:
         suites=tuple(suites),
         findings=tuple(_findings(evidence, suites, latency, manifest.command)),
         reproduce=manifest.command,
+        treatment=spec.treatment,
         layers=layers.result if layers else None,
         envelope=envelope,
         sensitivity=evidence.sensitivity,
@@ -213,7 +215,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
         accuracy=read_questions(folder, spec, items, pairings["mmlu"], answers),
         servers=servers,
         counts=counts,
-        argument_differences=differences(servers["reference"].arguments, servers["candidate"].arguments)
+        argument_differences=differences(servers["reference"].arguments, servers["candidate"].arguments, spec.treatment)
         if len(servers) == 2
         else {},
         layers=layer_diff(folder, spec),
@@ -246,17 +248,17 @@ def _suites(evidence: _Evidence) -> list[SuiteResult]:
 
 def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: LatencySuite) -> list[Check]:
     spec, layers = evidence.spec, evidence.layers
-    compared = [suite for suite in ANSWERED if suite in spec.suites]
-    served = compared or ("logits" in spec.suites and layers is None)
-    checks = _answer_checks(evidence, compared) if served else []
-    if "mmlu" in compared or layers is None:
+    answered = [suite for suite in ANSWERED if suite in spec.workload.suites]
+    served = answered or ("logits" in spec.workload.suites and layers is None)
+    checks = _answer_checks(evidence, answered) if served else []
+    if "mmlu" in answered or layers is None:
         checks.append(rules.check_cached_prefix([one.candidate for one in evidence.questions]))
     else:
         checks.append(rules.check_cached_prefix_of_layers(layers.errors))
     folder, manifest = evidence.folder, evidence.folder.manifest()
     called = {layer for role in ROLES for count in evidence.counts[role] for layer in count.calls_by_layer}
     errors = layers.errors if layers else None
-    checks.append(rules.check_layers(spec.suites, errors, _claimed(evidence), called, has_url=_has_url(spec)))
+    checks.append(rules.check_layers(spec.workload.suites, errors, _claimed(evidence), called, has_url=_has_url(spec)))
     if (status := status_of(evidence.folder)) is not None:
         checks += check_baselines(spec, status)
     ran = [suite.id for suite in suites]
@@ -266,13 +268,17 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
         check_envelope(spec, evidence.envelope, _claimed(evidence)),
         check_served(spec, evidence.envelope, evidence.served, _claimed(evidence)),
         check_certificate(spec, _ran(evidence)),
-        *rules.check_logits(spec.suites, "logits" in ran),
+        *rules.check_logits(spec.workload.suites, "logits" in ran),
         *check_matrix(spec, evidence.matrix, "candidate" in evidence.folder.manifest().code),
-        *rules.check_accuracy_tested(spec.suites),
+        *rules.check_accuracy_tested(spec.workload.suites),
         *latency.checks,
         *_check_required(spec, ran, gate=status is not None),
-        *check_repeated(folder.path, (spec.candidate, spec.reference, manifest.model, spec.device), manifest.created),
-        rules.check_policy((*spec.weakened, *rules.only_declared(spec.bounds, evidence.folder.manifest().noise))),
+        *check_repeated(
+            folder.path, compared(spec.device, spec.reference.backend, manifest.model, spec.treatment), manifest.created
+        ),
+        rules.check_policy(
+            (*spec.weakened, *rules.only_declared(spec.policy.bounds, evidence.folder.manifest().noise))
+        ),
     ]
 
 
@@ -293,9 +299,9 @@ def _ran(evidence: _Evidence) -> RunEnvelope:
 
 def _check_required(spec: RunSpec, ran: Sequence[str], gate: bool) -> list[Check]:
     """The suites that the policy requires ran: in a gate whose policy names none, every suite of a whole run."""
-    if gate and "require" not in spec.policy_from:
+    if gate and "require" not in spec.policy.given_by:
         return rules.check_required(WHOLE, ran, f"a gate requires {listed(WHOLE)} (default)")
-    return rules.check_required(spec.require, ran, spec.policy_line("require"))
+    return rules.check_required(spec.policy.require, ran, spec.policy.line("require"))
 
 
 def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check]:
@@ -303,7 +309,9 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
     servers, counts = evidence.servers, evidence.counts
     measured = measured_roles(evidence.folder)
     stored = "reference" not in measured
-    served = [Served.read(evidence.folder, role, evidence.answers, evidence.spec.concurrency) for role in measured]
+    served = [
+        Served.read(evidence.folder, role, evidence.answers, evidence.spec.workload.concurrency) for role in measured
+    ]
     needed = evidence.accuracy.needed | {i.id for i in evidence.items if i.suite != "mmlu"}
     asked = [
         (i.suite, role, i.id, i.prompt_hash)
@@ -333,7 +341,7 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
 
 
 def _has_url(spec: RunSpec) -> bool:
-    return any(Backend.parse(name).is_url for name in (spec.reference, spec.candidate))
+    return any(Backend.parse(name).is_url for name in (spec.reference.backend, spec.candidate.backend))
 
 
 def _claimed(evidence: _Evidence) -> Sequence[str]:

@@ -71,10 +71,10 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
         spec: the run's.
         ran: where the run was made.
     """
-    path = Path(spec.certificate) if spec.certificate else Path(spec.baselines) / FILE
+    path = Path(spec.policy.certificate) if spec.policy.certificate else Path(spec.policy.baselines) / FILE
     if not path.exists():
-        settles = f"make one with {_command(spec, ran)}, and name it: {spec.policy_line('certificate')}"
-        return _check("missing" if spec.certificate else "not checked", f"there is no {path}", settles)
+        settles = f"make one with {_command(spec, ran)}, and name it: {spec.policy.line('certificate')}"
+        return _check("missing" if spec.policy.certificate else "not checked", f"there is no {path}", settles)
     try:
         found = read_certificate(path)
     except EvidenceError as error:
@@ -98,7 +98,7 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
 
 def _command(spec: RunSpec, ran: RunEnvelope) -> str:
     """The command that makes a certificate of the noise of the run's candidate."""
-    return "assay certify --level server" + (f" --candidate {shlex.quote(spec.candidate)}" if ran.noise else "")
+    return "assay certify --level server" + (f" --candidate {shlex.quote(spec.candidate.backend)}" if ran.noise else "")
 
 
 def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
@@ -110,8 +110,8 @@ def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Par
     if made.level == "server":
         pairs += [("engine", made.engine, engine) for engine in sorted(ran.engines)]
         pairs += [
-            ("reference", made.reference, spec.reference),
-            ("model", _model(made.model, made.model_hash), _model(spec.model, ran.model_hash)),
+            ("reference", made.reference, spec.reference.backend),
+            ("model", _model(made.model, made.model_hash), _model(spec.reference.model, ran.model_hash)),
         ]
     pairs.append(("noise family", made.noise or "exact", ran.noise or "exact"))
     pairs.append(("assay", f"{made.version} ({made.source})".strip(), f"{ran.version} ({ran.source})"))
@@ -121,7 +121,9 @@ def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Par
     phases = made.phases or PHASES
     parts.append(_Part("phases", listed(phases), listed(ran.phases), set(ran.phases) <= set(phases)))
     reach = f"to {made.longest:,} tokens"
-    parts.append(_Part("reach", reach, f"to {spec.envelope:,} tokens", made.longest >= spec.envelope))
+    parts.append(
+        _Part("reach", reach, f"to {spec.policy.envelope_tokens:,} tokens", made.longest >= spec.policy.envelope_tokens)
+    )
     return parts
 
 

@@ -10,9 +10,10 @@ from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CA
 from assay.harness.config import RunSpec
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer, Role
+from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors
-from assay.harness.text import one_line, percent, ranges
+from assay.harness.sides import Role
+from assay.harness.text import listed, one_line, percent, ranges
 from assay.harness.verdict import Check
 
 MIN_COMPILED_SHARE = 0.5
@@ -253,26 +254,25 @@ def check_same_servers(
     differences: Mapping[str, tuple[str, str]],
     stored: bool = False,
 ) -> Check:
-    """Whether both servers ran the backends that the run names, with the same weights, tokenizer and flags.
+    """Check that the servers differed in the treatment and in nothing else.
 
     Args:
         spec: what the run names.
         servers: by role.
-        differences: arguments that differ beyond the backend.
+        differences: arguments that differ beyond the treatment.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
     """
-    id_, title = "same-servers", "both servers had the same model and flags except for the backend"
+    id_, title = "same-servers", "the servers differed in the treatment and in nothing else"
     if len(servers) < 2:
         found, settles = "not both servers started", "start both; see the servers' logs"
         return Check(id=id_, title=title, status="missing", found=found, settles=settles)
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
         found = "at least one server was not started by assay"
         return Check(id=id_, title=title, status="missing", found=found, settles="let assay start both servers")
-    asked: dict[Role, str] = {"reference": spec.reference, "candidate": spec.candidate}
     other = [
-        f"the {role} was to be {asked[role]}, and its server ran {server.backend}"
+        f"the {role} was to be {spec.side(role).backend}, and its server ran {server.backend}"
         for role, server in servers.items()
-        if server.backend != asked[role]
+        if server.backend != spec.side(role).backend
     ]
     if other:
         found, settles = "; ".join(other), "run again with a new --out"
@@ -282,11 +282,21 @@ def check_same_servers(
         return Check(id=id_, title=title, status="missing", found=found, settles=settles)
     if differences:
         found = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
-        settles = "run again so that only the backend differs"
+        settles = f"run again so that only {listed(list(spec.treatment)) or 'nothing'} differs"
         return Check(id=id_, title=title, status="failed", found=found, settles=settles)
+    if unseen := [name for name in spec.treatment if name.startswith("--") and _same_argument(name, servers)]:
+        found = f"both servers report the same {listed(unseen)}, which was asked to differ"
+        return Check(id=id_, title=title, status="failed", found=found, settles="see why the engine ignores the flag")
     compared = len(servers["reference"].arguments)
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
     return Check(id=id_, title=title, status="ok", found=f"{same}; {compared} server arguments agree")
+
+
+def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
+    """True if both servers report the argument of a flag, and the same value of it."""
+    name = flag.removeprefix("--").replace("-", "_")
+    reported = [server.arguments[name] for server in servers.values() if name in server.arguments]
+    return len(reported) == len(servers) and all(value == reported[0] for value in reported)
 
 
 def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:

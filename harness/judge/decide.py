@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from assay.harness.config import SuiteName
 from assay.harness.evidence.manifest import Failure
+from assay.harness.policy import SuiteName
 from assay.harness.schema import Part
 from assay.harness.stats.multiple import holm
 from assay.harness.text import listed

@@ -87,7 +87,7 @@ def envelope_result(
     ]
     reached = _reached(envelope, counts, counts.limits, phases)
     return EnvelopeResult(
-        policy=spec.policy_line("envelope_tokens"),
+        policy=spec.policy.line("envelope_tokens"),
         sentence=_sentence(envelope, counts, counts.limits, phases),
         served=_served_sentence(envelope, served, counts.limits, phases) if served else "",
         reached=reached,
@@ -187,8 +187,8 @@ def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequen
         counts: what the shadow counted; None if it counted nothing.
         claimed: phases that the candidate claims.
     """
-    line = spec.policy_line("envelope_tokens")
-    if "layers" not in spec.suites:
+    line = spec.policy.line("envelope_tokens")
+    if "layers" not in spec.workload.suites:
         found = f"the suite layers was not requested; {line}"
         return Check(id=CHECK, title=_TITLE, status="not checked", found=found, settles="add layers to --suites")
     if counts is None or not claimed:
@@ -215,8 +215,8 @@ def check_served(
         served: what the candidate's own server answered; None where its texts were not compared.
         claimed: phases that the candidate claims.
     """
-    line = spec.policy_line("envelope_tokens")
-    if lacking := [suite for suite in ("layers", "greedy") if suite not in spec.suites]:
+    line = spec.policy.line("envelope_tokens")
+    if lacking := [suite for suite in ("layers", "greedy") if suite not in spec.workload.suites]:
         found = (
             f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
         )

@@ -56,7 +56,7 @@ class EnvelopeTexts:
     @property
     def p(self) -> float:
         """p value of "the true share of such answers is at most the policy's greedy margin"; 1 without an answer."""
-        return p_not_above(len(self.beyond), len(self.pairs), self.spec.greedy_margin) if self.pairs else 1.0
+        return p_not_above(len(self.beyond), len(self.pairs), self.spec.policy.greedy_margin) if self.pairs else 1.0
 
     def combined(self, verdict: Verdict, why: str, *, trusted: bool) -> tuple[Verdict, str]:
         """The verdict on greedy texts, with that on these, and the sentence that says why.
@@ -72,7 +72,7 @@ class EnvelopeTexts:
         named = ", ".join(one.item.id for one in self.beyond[:_MOST_NAMED])
         more = f" and {len(self.beyond) - _MOST_NAMED} more" if len(self.beyond) > _MOST_NAMED else ""
         said = f"{len(self.beyond)} of {asked} answers over the envelope differ by more than noise: {named}{more}."
-        share = decide_share(len(self.beyond), asked, self.spec.greedy_margin, self.spec.alpha)
+        share = decide_share(len(self.beyond), asked, self.spec.policy.greedy_margin, self.spec.policy.alpha)
         finite = all(is_finite(one.reference.tokens) for one in self.pairs)
         if share.verdict == "regression" and trusted and finite:
             return "regression", f"{said} {why}"

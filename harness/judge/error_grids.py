@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from assay.harness.compare.logits import LogitsRow
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
 from assay.harness.evidence.error_sums import Floats
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
@@ -75,7 +74,6 @@ def layers_result(
     bounds: Bounds,
     *,
     depth: Sequence[DepthRow] = (),
-    logits: Sequence[LogitsRow] = (),
     pack: str = "",
     not_observed: Sequence[str] = (),
     against_truth: Sequence[TruthRow] = (),
@@ -86,7 +84,6 @@ def layers_result(
         shadow: what was observed.
         bounds: by layer and phase, the own error that noise explains; a layer that is missing has no bound.
         depth: the profile along depth where the candidate also ran free; by default own errors alone, from `shadow`.
-        logits: divergence of the logits, by condition.
         pack: folder of the replay pack.
         not_observed: further sentences on what was not observed.
         against_truth: the rows of `truth_rows`.
@@ -115,7 +112,6 @@ def layers_result(
             )
             for case in shadow.worst
         ),
-        logits=tuple(logits),
         not_observed=(*_not_observed(shadow, errors, layers), *not_observed),
         pack=pack,
         candidate_errors=tuple(_failed(error) for error in shadow.failed_calls),

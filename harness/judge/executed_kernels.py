@@ -15,8 +15,8 @@ from pydantic import Field
 from assay.harness.backend import native_kernels
 from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelTrace, TracedPass, passes_of
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.schema import Part
+from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, CheckStatus
 
 _SHOWN = 4

@@ -10,10 +10,11 @@ from assay.harness.compare.answers import Pair
 from assay.harness.compare.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
 from assay.harness.compare.noise_limits import MAX_SWING, swing_limit
 from assay.harness.config import RunSpec
-from assay.harness.evidence.records import Answer, Role
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.envelope_texts import METRIC, EnvelopeTexts
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import ShareDecision, decide_share
+from assay.harness.sides import Role
 from assay.harness.stats.share import p_not_above
 from assay.harness.verdict import Finding, Verdict
 
@@ -51,32 +52,41 @@ def greedy_suite(
     floor = max(steady, default=0.0)
     limit = max(swing_limit(declared), FLOOR_FACTOR * floor)
     started: dict[Role, bool] = {
-        "reference": not Backend.parse(spec.reference).is_url,
-        "candidate": not Backend.parse(spec.candidate).is_url,
+        "reference": not Backend.parse(spec.reference.backend).is_url,
+        "candidate": not Backend.parse(spec.candidate.backend).is_url,
     }
     compared = [(p, _divergence(p, floor, limit, started)) for p in pairs]
     differing = [(p, divergence) for p, divergence in compared if divergence]
     kinds = [divergence.kind for _, divergence in differing]
     apart = kinds.count("apart")
     decision = decide_share(
-        apart, len(pairs), spec.greedy_margin, spec.alpha, items="greedy texts", bad_clause="differ by more than noise"
+        apart,
+        len(pairs),
+        spec.policy.greedy_margin,
+        spec.policy.alpha,
+        items="greedy texts",
+        bad_clause="differ by more than noise",
     )
     verdict, why = _verdict(decision, pairs, started)
     if erratic:
         why = f"The reference is erratic: {_erratic_words(floors, erratic)} {why}"
-        verdict = "inconclusive" if verdict == "pass" or len(erratic) > spec.greedy_margin * len(floors) else verdict
+        verdict = (
+            "inconclusive" if verdict == "pass" or len(erratic) > spec.policy.greedy_margin * len(floors) else verdict
+        )
     over = EnvelopeTexts(envelope, floor, limit, spec)
-    steadily = len(erratic) <= spec.greedy_margin * len(floors) and all(is_finite(p.reference.tokens) for p in pairs)
+    steadily = len(erratic) <= spec.policy.greedy_margin * len(floors) and all(
+        is_finite(p.reference.tokens) for p in pairs
+    )
     alone, (verdict, why) = verdict, over.combined(verdict, why, trusted=steadily)
-    tests = [p_not_above(apart, len(pairs), spec.greedy_margin)] * bool(pairs) + [over.p] * bool(envelope)
+    tests = [p_not_above(apart, len(pairs), spec.policy.greedy_margin)] * bool(pairs) + [over.p] * bool(envelope)
     first = min((divergence.position for _, divergence in differing), default=None)
     source = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
     return SuiteResult(
         id="greedy",
         title="Greedy texts",
-        synthetic=spec.synthetic,
+        synthetic=spec.workload.synthetic,
         verdict=verdict,
-        why=f"{why} Policy: {spec.policy_line('greedy_margin')}.",
+        why=f"{why} Policy: {spec.policy.line('greedy_margin')}.",
         p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
         metrics=(
             Metric(
@@ -86,9 +96,9 @@ def greedy_suite(
                 text=f"{100 * decision.share:.1f} %",
                 low=100 * decision.interval.low,
                 high=100 * decision.interval.high,
-                bound=100 * spec.greedy_margin,
+                bound=100 * spec.policy.greedy_margin,
                 bound_is="most",
-                policy=spec.policy_line("greedy_margin"),
+                policy=spec.policy.line("greedy_margin"),
                 explain=f"{apart} of {len(pairs)} texts: at the first difference, log-odds change by more than the limit, a "
                 "role's token is not among the other's best five, or a log-probability is not finite",
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,10 @@ from assay.harness.verdict import Check, CheckStatus, Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
+
+
+Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
+"""What was compared, to tell histories apart: see `compared`."""
 
 
 class Worst(Part):
@@ -48,10 +52,12 @@ class RunLine(Part):
     seconds: float = 0.0
     problem: str = Field("", description="why there is no verdict here; empty if there is one")
 
+    treatment: dict[str, tuple[str, str]] = Field({}, description="as in the run's report")
+
     @property
-    def treatment(self) -> tuple[str, str, str, str]:
-        """What was compared: runs of one treatment have one history."""
-        return self.candidate, self.reference, self.model, self.device
+    def compared(self) -> Compared:
+        """What was compared: runs of one treatment of one model on one device have one history."""
+        return compared(self.device, self.reference, self.model, self.treatment)
 
 
 class RunList(Part):
@@ -66,10 +72,10 @@ class RunList(Part):
     @property
     def histories(self) -> list[list[RunLine]]:
         """The runs with a verdict by treatment, each oldest first; the treatment that ran last comes first."""
-        found: dict[tuple[str, str, str, str], list[RunLine]] = {}
+        found: dict[Compared, list[RunLine]] = {}
         for one in self.runs:
             if one.verdict is not None:
-                found.setdefault(one.treatment, []).insert(0, one)
+                found.setdefault(one.compared, []).insert(0, one)
         return list(found.values())
 
 
@@ -95,14 +101,19 @@ EARLIER_READ = 50
 """Folders beside a run that are looked into: a report takes some milliseconds to read."""
 
 
-def check_repeated(run: Path, treatment: tuple[str, str, str, str], created: str) -> list[Check]:
+def compared(device: str, reference: str, model: str, treatment: Mapping[str, tuple[str, str]]) -> Compared:
+    """Return what identifies a comparison: its device, the reference's backend and model, and the treatment."""
+    return device, reference, model, tuple(sorted(treatment.items()))
+
+
+def check_repeated(run: Path, what: Compared, created: str) -> list[Check]:
     """That a treatment was run before, with what came out: who repeats a run until it passes has had more than one chance.
 
     A candidate that loses as much as the margin passes one run in twenty, and one of five in 23 % of cases.
 
     Args:
         run: the run's folder; runs beside it are seen, of which the newest `EARLIER_READ` are read.
-        treatment: as of a `RunLine`.
+        what: as of a `RunLine`.
         created: when the run began, ISO 8601; later ones do not count.
 
     Returns:
@@ -111,7 +122,7 @@ def check_repeated(run: Path, treatment: tuple[str, str, str, str], created: str
     beside = sorted((one for one in run.resolve().parent.iterdir() if (one / REPORT).is_file()), key=_changed)
     read = [_line(one) for one in beside[-EARLIER_READ:] if one.name != run.resolve().name]
     earlier = sorted(
-        (one for one in read if one.verdict and one.treatment == treatment and one.created < created),
+        (one for one in read if one.verdict and one.compared == what and one.created < created),
         key=lambda one: one.created,
     )
     if not earlier:
@@ -199,14 +210,10 @@ def check_run(run: Path) -> None:
 
 
 def worst_own(report: Report) -> Worst | None:
-    """The own error against the truth that is nearest to its bound, or farthest beyond it; of an older report, that of the
-    layers' worst cells.
-    """
+    """Return the own error against the truth that is nearest to its bound, or farthest beyond it."""
     if report.layers is None:
         return None
-    pairs: Iterable[tuple[OwnError, float | None]] = [(row.own, row.bound) for row in report.layers.against_truth]
-    pairs = pairs or [(row.own, row.bound) for row in report.layers.depth]
-    seen = [pair for pair in pairs if pair[0] is not None]
+    seen = [(row.own, row.bound) for row in report.layers.against_truth if row.own is not None]
     if not seen:
         return None
     error, bound = max(seen, key=lambda pair: excess(*pair))
@@ -227,6 +234,7 @@ def line_of(report: Report, folder: str) -> RunLine:
         candidate=report.candidate.backend,
         model=report.environment.model,
         device=report.environment.device,
+        treatment=report.treatment,
         suites={suite.id: suite.verdict for suite in report.suites},
         worst=worst_own(report),
         seconds=report.seconds,

@@ -25,11 +25,11 @@ from assay.harness.engines.arguments import differences
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CallCount
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.checks import check_compiled, check_kernel_ran, check_same_servers
 from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
+from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
 from assay.harness.verdict import WORST_FIRST, Check, Finding
 
@@ -54,7 +54,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
-    lengths = compare_lengths(folder.lengths(), spec.alpha) if folder.lengths() else None
+    lengths = compare_lengths(folder.lengths(), spec.policy.alpha) if folder.lengths() else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     checks = (
         *_server_checks(manifest, calls),
@@ -62,24 +62,24 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         *([_check_lengths(lengths)] if lengths else []),
     )
     verdicts = [_load_verdict([row for row in rows if (row.shape, row.concurrency) == load]) for load in loads]
-    judgement = decide(spec.candidate, verdicts, checks)
+    judgement = decide(spec.candidate.backend, verdicts, checks)
     return LatencyResult(
         verdict=judgement.verdict,
         headline=judgement.headline,
         reasons=judgement.reasons,
         created=manifest.created,
-        reference=spec.reference,
-        candidate=spec.candidate,
+        reference=spec.reference.backend,
+        candidate=spec.candidate.backend,
         device=spec.device,
         hardware=manifest.hardware,
         packages=manifest.packages,
         git=manifest.git,
-        model=spec.model,
+        model=spec.reference.model,
         eager=manifest.eager,
-        engine_args=spec.engine_arg,
-        bound=spec.latency_bound,
-        policy=spec.policy_line("latency_bound"),
-        alpha=spec.alpha,
+        engine_args=spec.reference.flags,
+        bound=spec.policy.latency_bound,
+        policy=spec.policy.line("latency_bound"),
+        alpha=spec.policy.alpha,
         rounds=max(block.round for block in blocks) + 1,
         warm_up_rounds=first,
         seconds=sum(block.seconds for block in blocks),
@@ -104,9 +104,9 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
         )
         for load, metric in keys
     ]
-    decisions = decide_ratios(logs, spec.latency_bound, spec.alpha)
+    decisions = decide_ratios(logs, spec.policy.latency_bound, spec.policy.alpha)
     return [
-        _row(load, metric, measured[load], decision, spec.latency_bound)
+        _row(load, metric, measured[load], decision, spec.policy.latency_bound)
         for (load, metric), decision in zip(keys, decisions, strict=True)
     ]
 
@@ -193,7 +193,8 @@ def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCo
     servers = {server.role: server for server in manifest.servers}
     found: dict[str, tuple[str, str]] = {}
     if len(servers) == 2:
-        found = differences(servers["reference"].arguments, servers["candidate"].arguments)
+        asked = recorded_spec(manifest.spec).treatment
+        found = differences(servers["reference"].arguments, servers["candidate"].arguments, asked)
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
     checks.append(check_same_servers(recorded_spec(manifest.spec), servers, found))

@@ -11,10 +11,10 @@ from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Role
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_ratio
 from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.sides import Role
 from assay.harness.verdict import Check, CheckStatus
 
 _WORST = "worst-time-ratio"
@@ -37,7 +37,7 @@ class LatencySuite:
 
 def latency_suite(folder: RunFolder, spec: RunSpec) -> LatencySuite:
     """Judge what the latency suite left in a run's folder."""
-    if "latency" not in spec.suites:
+    if "latency" not in spec.workload.suites:
         return LatencySuite()
     bench = bench_folder(folder)
     if not bench.complete:
@@ -126,7 +126,7 @@ def _metrics(spec: RunSpec, result: LatencyResult) -> tuple[Metric, ...]:
             high=worst.high,
             bound=result.bound,
             bound_is="most",
-            policy=spec.policy_line("latency_bound"),
+            policy=spec.policy.line("latency_bound"),
             explain=f"{result.note}{' ' if result.note else ''}Candidate over reference: {worst.title}, {worst.where}; "
             f"the worst of {len(result.rows)} ratios",
         ),

@@ -307,7 +307,7 @@ def _replayed_metric(replay: ReplayResult) -> Metric:
 def policy_metrics(spec: RunSpec, evidence: LayerEvidence) -> Sequence[Metric]:
     """The largest own error, where the policy bounds that of the kernel's family."""
     family = evidence.errors.headers[0].candidate_noise or "exact"
-    if family not in spec.bounds:
+    if family not in spec.policy.bounds:
         return ()
     largest = float(evidence.against.cells.observed.max(initial=0.0))
     value = largest if np.isfinite(largest) else None
@@ -317,9 +317,9 @@ def policy_metrics(spec: RunSpec, evidence: LayerEvidence) -> Sequence[Metric]:
             title="largest own error",
             value=value,
             text=NOT_FINITE if value is None else f"{value:.3g}",
-            bound=spec.bounds[family],
+            bound=spec.policy.bounds[family],
             bound_is="most",
-            policy=spec.policy_line(family),
+            policy=spec.policy.line(family),
             explain="Relative L1 against fp64 of the worst cell of any layer, over all shadowed calls",
         ),
     )

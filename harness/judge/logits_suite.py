@@ -16,11 +16,13 @@ import numpy as np
 
 from assay.harness.compare.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.compare.noise_limits import change_limit, kl_limit
-from assay.harness.config import WIDEST_LOGITS_LIMIT, RunSpec
+from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path, read_logits
-from assay.harness.evidence.records import FLOOR_REPEAT, ROLES
+from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.policy import WIDEST_LOGITS_LIMIT
+from assay.harness.sides import ROLES
 from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import percent
@@ -77,7 +79,7 @@ def logits_suite(folder: RunFolder, spec: RunSpec, noise: Sequence[str]) -> Suit
     """
     if not all(logits_path(folder.path, role, 0).exists() for role in ROLES):
         return None
-    return judge_logits(compare_logits(folder.path, spec.alpha, folder.nonce), spec, noise)
+    return judge_logits(compare_logits(folder.path, spec.policy.alpha, folder.nonce), spec, noise)
 
 
 def judge_logits(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) -> SuiteResult:
@@ -99,7 +101,7 @@ def judge_logits(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[st
     return SuiteResult(
         id="logits",
         title="Logits",
-        synthetic=spec.synthetic,
+        synthetic=spec.workload.synthetic,
         verdict=verdict,
         why=why,
         p_regression=p,
@@ -142,7 +144,7 @@ def _judge(
         why = f"{fewest} prompts were scored both cold and cached; at least {MIN_PROMPTS} are needed for a verdict.{unmet}"
         return "inconclusive", why, "", None
     p = min(test.p for test in tests)
-    if worse := [test for test in tests if test.p < spec.alpha]:
+    if worse := [test for test in tests if test.p < spec.policy.alpha]:
         most = max(worse, key=lambda test: test.reach)  # a mean before a share, which reaches nowhere
         why = f"{_found(most, spec, fewest)}, above {_limit(most.metric)}; p = {most.p:.2g}."
         return "regression", why, most.metric.id, p
@@ -165,7 +167,7 @@ def _found(test: _Test, spec: RunSpec, prompts: int) -> str:
         return f"Scored {condition}, {test.metric.text} are more than {FAR:g} limits away from the reference"
     return (
         f"Scored {condition}, the {number} is {test.metric.text} (at most {_nats(test.metric.high)} in size with "
-        f"{percent(1 - spec.alpha)} confidence, {prompts} prompts)"
+        f"{percent(1 - spec.policy.alpha)} confidence, {prompts} prompts)"
     )
 
 
@@ -177,7 +179,7 @@ def _limit(metric: Metric) -> str:
 
 def _unseen(prompts: int, spec: RunSpec) -> str:
     """What so many prompts cannot show: the share of prompts that may be wrong, though none of those that were asked is."""
-    share = clopper_pearson(0, prompts, 2 * spec.alpha).high
+    share = clopper_pearson(0, prompts, 2 * spec.policy.alpha).high
     return f"A bug in less than {percent(share)} of prompts may have met none of them."
 
 
@@ -186,9 +188,9 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
     number = 3 * len(tested)
     for prompts in tested:
         limit, explain = limit_of(prompts, spec, noise)
-        condition, policy = prompts.condition, spec.policy_line("logits_limit") if spec.logits_limit else ""
+        condition, policy = prompts.condition, spec.policy.line("logits_limit") if spec.policy.logits_limit else ""
         # Two-sided intervals of level 1 - alpha. A divergence can only be too large; a log-likelihood can change either way.
-        kl, change = bootstrap_t(prompts.kl, spec.alpha / 2), bootstrap_t(prompts.change, spec.alpha / 2)
+        kl, change = bootstrap_t(prompts.kl, spec.policy.alpha / 2), bootstrap_t(prompts.change, spec.policy.alpha / 2)
         yield _Test(
             Metric(
                 id=f"mean-kl-{condition}", title=f"mean KL, {condition}", value=kl.value, text=_nats(kl.value),
@@ -210,7 +212,7 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
             far / most,
             min(1.0, 2 * number * min(change.p_not_above(most), change.p_not_below(-most))),
         )  # fmt: skip
-        yield _far(prompts, limit, number, spec.alpha)
+        yield _far(prompts, limit, number, spec.policy.alpha)
 
 
 def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
@@ -257,8 +259,8 @@ def limit_of(prompts: PromptMeans, spec: RunSpec, noise: Sequence[str]) -> tuple
     """
     floor = float(prompts.floor.mean()) if len(prompts.floor) else None
     measured = "not measured" if floor is None else f"{floor:.2g} nats over {len(prompts.floor)} prompts"
-    if spec.logits_limit:
-        return spec.logits_limit, f"the reference against itself: {measured}"
+    if spec.policy.logits_limit:
+        return spec.policy.logits_limit, f"the reference against itself: {measured}"
     declared = [name for name in noise if name]
     explained = kl_limit(declared)
     if floor is not None and FLOOR_FACTOR * floor > explained:

@@ -74,12 +74,15 @@ def read_questions(
 
 def rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
     """The test's rule: levels and margin of the policy; only the size of the set comes from the record."""
-    return Rule(spec.margin, spec.alpha, spec.regression_alpha, plan.population if plan else None)
+    return Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.population if plan else None)
 
 
 def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
     """Whether order and stopping rule were recorded before the first question was asked, and are those of the run."""
-    plan, expected = questions.plan, (spec.order_seed, spec.margin, spec.alpha, spec.regression_alpha)
+    plan, expected = (
+        questions.plan,
+        (spec.workload.order_seed, spec.policy.margin, spec.policy.alpha, spec.regression_alpha),
+    )
     if plan is None:
         found = "no record"
     elif (plan.seed, plan.margin, plan.alpha, plan.regression_alpha) != expected:
@@ -110,9 +113,9 @@ def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
     return SuiteResult(
         id="mmlu",
         title=_title(spec),
-        synthetic=spec.synthetic,
+        synthetic=spec.workload.synthetic,
         verdict=decision.verdict,
-        why=f"{decision.why} Policy: {spec.policy_line('margin')}.",
+        why=f"{decision.why} Policy: {spec.policy.line('margin')}.",
         p_regression=decision.p_regression,
         metrics=_metrics(spec, decision, tallies, flipped, questions),
         decided_by=_LOSS,
@@ -132,10 +135,10 @@ def _units(items: Sequence[Item]) -> str:
 
 
 def _title(spec: RunSpec) -> str:
-    if spec.synthetic:
+    if spec.workload.synthetic:
         return "Multiple-choice questions"
-    named = any(spec.data.partition(":")[0] == name for name in ("gsm8k", "retrieval", "lm-eval"))
-    return f"Questions of {spec.data}" if named else f"Multiple-choice questions of {spec.data}"
+    named = any(spec.workload.data.partition(":")[0] == name for name in ("gsm8k", "retrieval", "lm-eval"))
+    return f"Questions of {spec.workload.data}" if named else f"Multiple-choice questions of {spec.workload.data}"
 
 
 def _metrics(
@@ -143,7 +146,7 @@ def _metrics(
 ) -> tuple[Metric, ...]:
     n, most = decision.n, len(questions.items)
     changed = len(flipped.lost) + len(flipped.gained)
-    least = smallest_loss_shown(changed / max(n, 1), spec.margin, spec.regression_alpha, most)
+    least = smallest_loss_shown(changed / max(n, 1), spec.policy.margin, spec.regression_alpha, most)
     accuracies = [
         Metric(
             id=f"{one.role}-accuracy",
@@ -212,9 +215,9 @@ def loss_metric(spec: RunSpec, decision: Decision, id_: str, title: str, differe
         text=f"{100 * decision.loss:.1f} points",
         low=100 * decision.interval.low,
         high=100 * decision.interval.high,
-        bound=100 * spec.margin,
+        bound=100 * spec.policy.margin,
         bound_is="most",
-        policy=spec.policy_line("margin"),
+        policy=spec.policy.line("margin"),
         explain=f"{difference}, with its {100 * decision.interval.level:.0f} % interval by betting, which holds at every look",
     )
 

@@ -58,15 +58,15 @@ def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> li
         record: the result; None if there is none.
         kernel: whether the candidate is a kernel of the contract.
     """
-    if not kernel or "layers" not in spec.suites:
+    if not kernel or "layers" not in spec.workload.suites:
         return []
-    ran, settles = record is not None and record.kernel == spec.candidate, REPEAT_RUN
+    ran, settles = record is not None and record.kernel == spec.candidate.backend, REPEAT_RUN
     found = f"{len(record.computed)} calls were computed" if record else "no result of it"
     if record and not ran:
-        found = f"a result of {record.kernel}, not of {spec.candidate}"
+        found = f"a result of {record.kernel}, not of {spec.candidate.backend}"
     elif record and record.error:
         ran, found = False, one_line(record.error, 300)
-        settles = f"see what assay check {spec.candidate} says, and repeat the run with a new --out"
+        settles = f"see what assay check {spec.candidate.backend} says, and repeat the run with a new --out"
     return [
         Check(
             id=CHECK,

@@ -12,13 +12,13 @@ from assay.harness.evidence.cause import foreign_cause, read_cause
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import pack_of, read_record, shadow_errors_of
 from assay.harness.evidence.pack import replay_command
-from assay.harness.evidence.records import ROLES
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers, metrics_of
 from assay.harness.judge.report import LayersResult, SuiteResult
 from assay.harness.judge.truth_bounds import compare_with_noise
+from assay.harness.sides import ROLES
 from assay.harness.text import one_line
 from assay.harness.verdict import Finding
 
@@ -50,7 +50,7 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
     if errors is None:
         return None
     replay, pack = read_cause(folder), pack_of(folder)
-    foreign = foreign_cause(replay, spec.candidate, errors.headers[0].phases, pack) if replay else ""
+    foreign = foreign_cause(replay, spec.candidate.backend, errors.headers[0].phases, pack) if replay else ""
     evidence = LayerEvidence(errors, compare_with_noise(errors), replay, foreign)
     rows = truth_rows(evidence.against)
     bounds = bounds_of(evidence.against)
@@ -68,7 +68,7 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
         against_truth=rows,
     )
     named = replay.findings if replay and not foreign else ()
-    again = replay_command(pack, spec.candidate) if pack else folder.manifest().command
+    again = replay_command(pack, spec.candidate.backend) if pack else folder.manifest().command
     return LayerDiff(errors, result, _suite(spec, evidence), (*named, *findings(evidence, again)))
 
 
@@ -101,7 +101,7 @@ def _suite(spec: RunSpec, evidence: LayerEvidence) -> SuiteResult:
     return SuiteResult(
         id="layers",
         title="Own error",
-        synthetic=spec.synthetic,
+        synthetic=spec.workload.synthetic,
         verdict=judged.verdict,
         why=judged.why,
         p_regression=judged.p_regression,

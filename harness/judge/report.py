@@ -135,7 +135,7 @@ class SuiteResult(SuiteVerdict):
     logits: tuple[LogitsRow, ...] = ()
     decided_by: str | None = Field(
         None,
-        description="id of the metric that decided; empty if none did, for example because a finding did; null in older reports",
+        description="id of the metric that decided; empty if none did, for example because a finding did",
     )
 
     @property
@@ -149,7 +149,7 @@ class SuiteResult(SuiteVerdict):
 class ErrorGrid(Part):
     """Own errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
 
-    id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"; empty in older reports')
+    id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"')
     title: str = Field(description='such as "layer × head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
     rows: Literal["layer"] = "layer"
@@ -178,8 +178,7 @@ class DepthRow(Part):
     own: OwnError = Field(description="worst finest cell: the candidate on the reference's own q, k and v")
     whole: OwnError = Field(
         None,
-        description="own error of the layer's whole output against the reference's: with `inherited` it makes up `total`; null in "
-        "older reports",
+        description="own error of the layer's whole output against the reference's: with `inherited` it makes up `total`",
     )
     total: OwnError = Field(None, description="the layer's output in a free-running candidate against the reference's")
     inherited: OwnError = Field(None, description="the part of the total error that comes from the layers before")
@@ -232,11 +231,10 @@ class LayersResult(Part):
     grids: tuple[ErrorGrid, ...]
     depth: tuple[DepthRow, ...]
     worst: tuple[WorstCall, ...]
-    logits: tuple[LogitsRow, ...] = Field((), description="of older reports; now in the suite logits")
     not_observed: tuple[str, ...] = Field(description='such as "decode: sage_attn does not compute it"')
     pack: str = Field("", description="folder of the replay pack; empty for none")
     candidate_errors: tuple[str, ...] = Field((), description="calls that the candidate did not compute")
-    against_truth: tuple[TruthRow, ...] = Field((), description="by phase and layer; empty in older reports")
+    against_truth: tuple[TruthRow, ...] = Field((), description="by phase and layer")
 
 
 class FailureResult(Part):
@@ -250,7 +248,7 @@ class FailureResult(Part):
 
 
 class Report(Judgement):
-    __doc__ = f"A complete run. {RULE} Versions that can be read: 2 and 1."
+    __doc__ = f"A complete run. {RULE}"
 
     schema_id: Literal["assay.report/2"] = Field(SCHEMA, alias="schema")
     model_config = ConfigDict(
@@ -267,17 +265,16 @@ class Report(Judgement):
     suites: tuple[SuiteResult, ...]
     findings: tuple[Finding, ...]
     reproduce: str = Field(description="the command that repeats this run")
-    layers: LayersResult | None = Field(None, description="null without a layer diff")
-    envelope: EnvelopeResult | None = Field(
-        None, description="what the layer diff covers; null without one, and in older reports"
+    treatment: dict[str, tuple[str, str]] = Field(
+        description="what differs between the roles, as asked: (reference, candidate) by name of the setting"
     )
+    layers: LayersResult | None = Field(None, description="null without a layer diff")
+    envelope: EnvelopeResult | None = Field(None, description="what the layer diff covers; null without one")
     sensitivity: SensitivityResult | None = Field(
-        None, description="what the suites saw of a seeded fault; null where none was seeded, and in older reports"
+        None, description="what the suites saw of a seeded fault; null where none was seeded"
     )
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")
     kernels: tuple[PassKernels, ...] = Field(
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
     )
-    failure: FailureResult | None = Field(
-        None, description="what ended the run early; null if nothing did, and in older reports"
-    )
+    failure: FailureResult | None = Field(None, description="what ended the run early; null if nothing did")

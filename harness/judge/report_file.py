@@ -1,4 +1,4 @@
-"""Reads a ``report.json``: one of the current schema, or of version 1, which is upgraded."""
+"""Reads a ``report.json``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError
 from assay.harness.judge.report import SCHEMA, Report
-from assay.harness.judge.upgrade import upgrade
 from assay.harness.reading import reading, whole_file
-
-VERSION_1 = "assay.report/1"
 
 
 def read_report(path: Path) -> Report:
-    """Read a ``report.json`` of this version or of version 1, which is upgraded.
+    """Read a ``report.json``.
 
     Raises:
-        EvidenceError: the file is missing, is not JSON, or is not a report of a known schema.
+        EvidenceError: the file is missing, is not JSON, or is not a report of this schema.
     """
     with reading(path, "report of a run"):
         return _read_report(path)
@@ -35,18 +32,14 @@ def _read_report(path: Path) -> Report:
         raise EvidenceError(
             f"{path} is no report: it has no schema of one.", "a report.json of a run", "check the path"
         )
-    if found not in (SCHEMA, VERSION_1):
+    if found != SCHEMA:
         raise EvidenceError(
             f"{path} has the schema {found!r}.",
-            f"{SCHEMA!r} or {VERSION_1!r}, which this version of assay reads",
+            f"{SCHEMA!r}, which this version of assay reads",
             "show it with the assay that wrote it, or rebuild it with this one: assay report RUN",
         )
     try:
-        return Report.model_validate(document if found == SCHEMA else upgrade(document))
-    except (KeyError, TypeError) as error:
-        raise EvidenceError(
-            f"{path} is damaged: {error!r}.", f"a report of {found!r}", "run the comparison again"
-        ) from None
+        return Report.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

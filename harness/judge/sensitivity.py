@@ -17,13 +17,14 @@ from assay.harness.evidence.faults import SeededCalls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
-from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.sensitivity import SensitivityRecord, read_sensitivity, sensitivity_folder
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.logits_suite import limit_of
 from assay.harness.judge.sensitivity_result import SUITES, FaultSeen, SensitivityResult
 from assay.harness.judge.truth_bounds import compare_with_noise
+from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check
 
 CHECK = "workload-sensitive"
@@ -89,9 +90,9 @@ def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer],
     """
     texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
     lost = losses({item.id: item for item in items if item.suite == "mmlu"}, texts, faulty)
-    p = p_no_loss(lost, spec.margin)
+    p = p_no_loss(lost, spec.policy.margin)
     net = f"{sum(one > 0 for one in lost)} lost and {sum(one < 0 for one in lost)} gained of {len(lost)} questions"
-    return FaultSeen(suite="mmlu", seen=p <= spec.alpha, found=f"{net}, p = {p:.2g}")
+    return FaultSeen(suite="mmlu", seen=p <= spec.policy.alpha, found=f"{net}, p = {p:.2g}")
 
 
 def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
@@ -111,7 +112,7 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
     order = {one.item: number for number, one in enumerate(reference.header.sequences)}
     same = reference.only([order[one.item] for one in faulty.header.sequences])
-    compared = compare_roles(same, faulty, None, alpha=spec.alpha)
+    compared = compare_roles(same, faulty, None, alpha=spec.policy.alpha)
     lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
     cached = next((one for one in compared.prompts if one.condition == "cached"), None)
     if cached is None or not len(cached.kl):
@@ -121,7 +122,7 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
     p = p_within(cached.kl.tolist(), limit)
     above = sum(not one <= limit for one in cached.kl.tolist())
     found = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
-    return FaultSeen(suite="logits", seen=lost > 0 or p <= spec.alpha, found=found)
+    return FaultSeen(suite="logits", seen=lost > 0 or p <= spec.policy.alpha, found=found)
 
 
 def layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
@@ -156,7 +157,7 @@ def check_sensitive(
         records: what the servers did under it, by role.
         url: whether a role is a server that assay did not start.
     """
-    wanted = [suite for suite in SUITES if suite in spec.suites]
+    wanted = [suite for suite in SUITES if suite in spec.workload.suites]
     if not wanted:
         found = "no suite that could see a fault was requested"
         return Check(

@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.harness.compare.accuracy_test import HEADROOM, MOST_UNPARSED, Outcome, Prefix, Rule, outcome_of
 from assay.harness.compare.answers import flips
-from assay.harness.evidence.records import ROLES
+from assay.harness.sides import ROLES
 from assay.harness.stats.betting import betting_interval
 from assay.harness.stats.outlook import forecast
 from assay.harness.stats.paired import mcnemar_exact

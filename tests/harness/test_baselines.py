@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -34,13 +33,14 @@ from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import ROLES, Answer, Role
+from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
 from assay.harness.judge.accepted import _suite, check_baselines, compare_accepted
 from assay.harness.judge.build import build
 from assay.harness.judge.decide import holm_corrected
 from assay.harness.judge.suite_decisions import decide_accuracy
 from assay.harness.server.reduction import LayerSums
+from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check
 
 
@@ -127,18 +127,6 @@ def test_a_baseline_is_read_as_it_was_written_and_replaces_the_old_one(tmp_path:
         read_all(tmp_path)
 
 
-def test_a_baseline_of_version_1_is_read(tmp_path: Path) -> None:
-    write_baseline(tmp_path, baseline(key()), [])
-    file = tmp_path / key().name / FILE
-    old = json.loads(file.read_text())
-    assert old["schema"] == "assay.baseline/2"
-    own = {"layer 0, extend, cached prefix 16+": 0.01, "layer 1, decode, cached prefix 2-15": 0.02}
-    file.write_text(json.dumps(old | {"schema": "assay.baseline/1", "own_errors": own}))
-    assert read_all(tmp_path)[key().name].own_errors == {
-        "layer-0-extend-cached-prefix-at-least-16": 0.01, "layer-1-decode-cached-prefix-2-15": 0.02,
-    }  # fmt: skip
-
-
 def test_worse_means_less_accurate_more_error_or_no_longer_measured() -> None:
     before = baseline(key(), 0.9, {"layer 0": 0.01, "layer 1": 0.02, "layer 2": 0.03})
     now = baseline(key(), 0.89, {"layer 0": 0.01001, "layer 1": 0.03, "layer 3": 0.5})
@@ -219,7 +207,7 @@ def run_of(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder
         ServerManifest(
             role=role, backend=backend, engine="e", claimed_phases=("extend",), arguments={"dtype": "float32"}
         )
-        for role, backend in (("reference", plan.spec.reference), ("candidate", plan.spec.candidate))
+        for role, backend in (("reference", plan.spec.reference.backend), ("candidate", plan.spec.candidate.backend))
         if role in roles
     )
     progress = folder.progress()
@@ -238,7 +226,7 @@ def run_of(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     return prepare(
-        RunSpec(
+        RunSpec.of(
             reference="torch_native", candidate="sage_attn", questions=8, suites=("mmlu",),
             baselines=str(tmp_path / "baselines"), reference_from="baseline",
         )
@@ -249,7 +237,7 @@ def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path
     first = run_of(plan, tmp_path / "first")
     for role in ROLES:
         answers = [answer for answer in first.answers() if answer.role == role]
-        write_baseline(Path(plan.spec.baselines), make(first, role, "pass"), answers)
+        write_baseline(Path(plan.spec.policy.baselines), make(first, role, "pass"), answers)
     second = open_folder(plan, tmp_path / "second")
     assert asked_roles(plan, second) == ROLES, "before it is compared with baselines"
     for _ in range(2):  # resuming a run changes nothing
@@ -264,7 +252,7 @@ def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path
 def test_another_model_is_another_key(plan: Plan, tmp_path: Path) -> None:
     folder = run_of(plan, tmp_path / "first")
     manifest = folder.manifest()
-    other = manifest.model_copy(update={"model_hash": "another"})
+    other = manifest.model_copy(update={"model_hashes": dict.fromkeys(ROLES, "another")})
     assert key_of(manifest, "candidate") != key_of(other, "candidate")
     assert key_of(manifest, "candidate") != key_of(manifest, "reference")
 
@@ -304,7 +292,7 @@ def accepted_then_asked(plan: Plan, tmp_path: Path, layers: int = 4) -> RunFolde
     counted(first, "reference", "torch_native")
     for role in ROLES:
         answers = [answer for answer in first.answers() if answer.role == role]
-        write_baseline(Path(plan.spec.baselines), make(first, role, "pass"), answers)
+        write_baseline(Path(plan.spec.policy.baselines), make(first, role, "pass"), answers)
     second = open_folder(plan, tmp_path / "second", "gate")
     attach_baselines(second)
     run_of(plan, tmp_path / "second", roles=("candidate",))
@@ -336,7 +324,7 @@ def test_a_stored_reference_gives_the_number_of_layers(plan: Plan, tmp_path: Pat
 def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan, tmp_path: Path) -> None:
     first = run_of(plan, tmp_path / "first")
     made = make(first, "candidate", "pass")
-    path = write_baseline(Path(plan.spec.baselines), made, []) / FILE
+    path = write_baseline(Path(plan.spec.policy.baselines), made, []) / FILE
     path.write_text(path.read_text().replace(made.key.engine, "SGLang 0 on cpu"))
     status = attach_baselines(open_folder(plan, tmp_path / "second"))
     assert (status.used, status.unused) == ({}, (made.key.name,))
@@ -344,7 +332,7 @@ def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan
 
 
 def test_requested_logits_that_were_not_scored_are_reported(plan: Plan, tmp_path: Path) -> None:
-    asked = plan.spec.model_copy(update={"suites": ("mmlu", "logits"), "require": ("logits",)})
+    asked = plan.spec.changed(suites=("mmlu", "logits"), require=("logits",))
     report = build(run_of(replace(plan, spec=asked), tmp_path / "run"))
     status = {check.id: check.status for check in report.checks}
     assert status["logits-compared"] == "missing"

@@ -33,41 +33,46 @@ def failure(text: str = "", **flags: Any) -> UsageError:
 
 def test_the_default_is_the_cpu_profile() -> None:
     spec = make_spec({})
-    assert (spec.device, spec.reference, spec.candidate) == ("cpu", "torch_native", "sage_attn")
-    assert (spec.margin, spec.concurrency, spec.synthetic) == (0.02, 32, True)
+    assert (spec.device, spec.reference.backend, spec.candidate.backend) == ("cpu", "torch_native", "sage_attn")
+    assert (spec.policy.margin, spec.workload.concurrency, spec.workload.synthetic) == (0.02, 32, True)
 
 
 def test_the_device_chooses_the_reference_unless_one_is_named() -> None:
-    assert make_spec({"device": "cuda"}).reference == "triton"
-    assert make_spec({"device": "cuda", "reference": "fa3"}).reference == "fa3"
-    assert from_toml('[run]\ndevice = "cuda"').reference == "triton"
+    assert make_spec({"device": "cuda"}).reference.backend == "triton"
+    assert make_spec({"device": "cuda", "reference": "fa3"}).reference.backend == "fa3"
+    assert from_toml('[run]\ndevice = "cuda"').reference.backend == "triton"
 
 
 def test_flags_override_the_file_and_the_file_the_profile() -> None:
     text = '[run]\nquestions = 7\nreference = "triton"\nengine_arg = ["--a", "--b"]\n[policy]\nmargin = 0.02'
     spec = from_toml(text, questions=9, margin=None)
-    assert (spec.questions, spec.margin, spec.reference, spec.engine_arg) == (9, 0.02, "triton", ("--a", "--b"))
+    assert (spec.workload.questions, spec.policy.margin, spec.reference.backend, spec.reference.flags) == (
+        9,
+        0.02,
+        "triton",
+        ("--a", "--b"),
+    )
 
 
 def test_a_line_of_policy_names_its_source() -> None:
     text = "[policy]\nmargin = 0.02\nbounds = { int8_qk = 0.06 }"
     spec = from_toml(text, alpha=0.01)
-    assert spec.policy_line("margin") == "margin = 0.02 (assay.toml, [policy])"
-    assert spec.policy_line("alpha") == "alpha = 0.01 (--alpha)"
-    assert spec.policy_line("greedy_margin") == "greedy_margin = 0.1 (default)"
-    assert spec.policy_line("int8_qk") == "bounds.int8_qk = 0.06 (assay.toml, [policy])"
+    assert spec.policy.line("margin") == "margin = 0.02 (assay.toml, [policy])"
+    assert spec.policy.line("alpha") == "alpha = 0.01 (--alpha)"
+    assert spec.policy.line("greedy_margin") == "greedy_margin = 0.1 (default)"
+    assert spec.policy.line("int8_qk") == "bounds.int8_qk = 0.06 (assay.toml, [policy])"
 
 
 def test_suites_are_a_list_or_separated_by_commas() -> None:
-    assert make_spec({"suites": "layers, mmlu,layers"}).suites == ("layers", "mmlu")
-    assert from_toml('[run]\nsuites = ["greedy"]\n[policy]\nrequire = ["greedy"]').require == ("greedy",)
+    assert make_spec({"suites": "layers, mmlu,layers"}).workload.suites == ("layers", "mmlu")
+    assert from_toml('[run]\nsuites = ["greedy"]\n[policy]\nrequire = ["greedy"]').policy.require == ("greedy",)
     for suites in ("", "speed", ["mmlu", "speed"], ()):
         assert failure(suites=suites).found.startswith("--suites is ")
 
 
 def test_a_named_file_is_read_and_must_exist(work: Path) -> None:
     (work / "other.toml").write_text("[run]\nquestions = 3")
-    assert make_spec({}, work / "other.toml").questions == 3
+    assert make_spec({}, work / "other.toml").workload.questions == 3
     with pytest.raises(UsageError, match="does not exist"):
         make_spec({}, work / "absent.toml")
     with pytest.raises(UsageError, match="is a folder"):
@@ -80,7 +85,7 @@ def test_an_empty_file_changes_nothing() -> None:
 
 def test_a_byte_order_mark_and_utf8_are_read(work: Path) -> None:
     (work / "assay.toml").write_bytes('\ufeff[run]\nmodel = "modèle"'.encode())
-    assert make_spec({}).model == "modèle"
+    assert make_spec({}).reference.model == "modèle"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +176,7 @@ def test_a_value_out_of_range_names_its_flag_and_what_was_found(name: str, value
 @pytest.mark.parametrize(("margin", "alpha"), [(0.001, 0.2), (0.1, 0.001)])
 def test_the_ranges_include_their_ends(margin: float, alpha: float) -> None:
     spec = make_spec({"margin": margin, "alpha": alpha, "questions": 1, "greedy_prompts": 1, "concurrency": 1024})
-    assert (spec.margin, spec.alpha) == (margin, alpha)
+    assert (spec.policy.margin, spec.policy.alpha) == (margin, alpha)
 
 
 def test_an_unknown_field_is_refused() -> None:
@@ -179,9 +184,9 @@ def test_an_unknown_field_is_refused() -> None:
 
 
 def test_the_token_limit_depends_on_the_questions() -> None:
-    assert make_spec({}).token_limit == 32
-    assert make_spec({"data": "cais/mmlu"}).token_limit == 2048
-    assert make_spec({"data": "cais/mmlu", "max_tokens": 5}).token_limit == 5
+    assert make_spec({}).workload.token_limit == 32
+    assert make_spec({"data": "cais/mmlu"}).workload.token_limit == 2048
+    assert make_spec({"data": "cais/mmlu", "max_tokens": 5}).workload.token_limit == 5
 
 
 def test_a_spec_survives_its_manifest() -> None:
@@ -195,10 +200,10 @@ def test_loads_are_lists_in_a_file_and_comma_lists_on_the_command_line(tmp_path:
         '[run]\nlatency_shapes = ["short", "256:256"]\nlatency_concurrency = [1, 8]\n[policy]\nlatency_bound = 1.2\n'
     )
     spec = make_spec({}, file)
-    assert (spec.latency_shapes, spec.latency_concurrency) == (("short", "256:256"), (1, 8))
-    assert spec.policy_line("latency_bound") == f"latency_bound = 1.2 ({file}, [policy])"
+    assert (spec.workload.latency_shapes, spec.workload.latency_concurrency) == (("short", "256:256"), (1, 8))
+    assert spec.policy.line("latency_bound") == f"latency_bound = 1.2 ({file}, [policy])"
     flags = make_spec({"latency_concurrency": "2, 4", "latency_shapes": "long"}, file)
-    assert (flags.latency_shapes, flags.latency_concurrency) == (("long",), (2, 4))
+    assert (flags.workload.latency_shapes, flags.workload.latency_concurrency) == (("long",), (2, 4))
     with pytest.raises(UsageError, match="--latency-concurrency is '0'"):
         make_spec({"latency_concurrency": "1,0"})
     with pytest.raises(UsageError, match="--latency-bound"):

@@ -122,7 +122,7 @@ def test_a_signal_while_a_report_is_made_does_not_prevent_it(
             return "the report"
 
     monkeypatch.setattr(OpenRun, "open", lambda *_, **__: Opened())
-    assert run(RunSpec(reference="torch_native", candidate="triton"), tmp_path) == "the report"
+    assert run(RunSpec.of(reference="torch_native", candidate="triton"), tmp_path) == "the report"
 
     written: list[object] = []
 

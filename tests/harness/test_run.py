@@ -16,8 +16,9 @@ from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import FLOOR_REPEAT, ROLES, Answer
+from assay.harness.evidence.records import FLOOR_REPEAT, Answer
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import ROLES
 
 
 def spec(**flags: object) -> RunSpec:

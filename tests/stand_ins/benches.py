@@ -12,8 +12,8 @@ from assay.harness.config import make_spec
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.evidence.timings import AnswerLength, Timing
+from assay.harness.sides import ROLES, Role
 
 SHAPES = ("short", "shared", "chunked")
 ARGUMENTS: dict[str, Any] = {"chunked_prefill_size": 128, "page_size": 1}
@@ -52,7 +52,8 @@ def write_bench(
     manifest = BenchManifest(
         nonce=folder.nonce,
         created="2026-01-01T00:00:00Z", spec=spec.model_dump(mode="json"), seed=0, shapes=shapes, eager=True, servers=servers,
-        command="assay bench", packages={}, hardware="a machine", python="3.11", git="", model_hash="m",
+        command="assay bench", packages={}, hardware="a machine", python="3.11", git="",
+        model_hashes={"reference": "m", "candidate": "m"},
     )  # fmt: skip
     folder.write_manifest(manifest)
     rng, clock, block = random.Random(0), 0.0, 0

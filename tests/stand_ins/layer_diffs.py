@@ -134,12 +134,8 @@ def seed_case() -> LayersResult:
     bounds = {(layer, "extend"): 0.0468 + 0.0013 * layer for layer in range(4)}
     total = {0: 1.21, 1: 1.34, 2: 1.29, 3: 1.4}
     inherited = {1: 0.61, 2: 0.7, 3: 0.85}
-    logits = (
-        logits_row("no cached prefix", 0.00012, 0.998),
-        logits_row("cached prefix", 4.83, 0.031),
-    )
     depth = depth_rows(run, bounds, total, inherited)
-    return layers_result(run, bounds, depth=depth, logits=logits, pack="runs/20261120-121002/inside/server/pack")
+    return layers_result(run, bounds, depth=depth, pack="runs/20261120-121002/inside/server/pack")
 
 
 def sound() -> LayersResult:
@@ -191,7 +187,7 @@ def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES
     total = {layer: float(0.02 * (1 + layer) ** 0.5 + 0.5 * (layer >= faulty[0])) for layer in range(layers)}
     inherited = {layer: max(total[layer] - (0.6 if layer == faulty[0] else 0.0), 0.01) for layer in range(1, layers)}
     depth = depth_rows(run, bounds, total, inherited)
-    return layers_result(run, bounds, depth=depth, logits=(logits_row("decode", 0.31, 0.84),))
+    return layers_result(run, bounds, depth=depth)
 
 
 def logits_row(condition: str, kl: float, same: float) -> LogitsRow:

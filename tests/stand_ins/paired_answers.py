@@ -6,7 +6,8 @@ import numpy as np
 
 from assay.harness.compare.accuracy_test import Prefix, prefix_of
 from assay.harness.compare.answers import Pair
-from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.sides import Role
 
 
 def prefix(both_right: int = 0, lost: int = 0, gained: int = 0, both_wrong: int = 0) -> Prefix:

@@ -16,7 +16,6 @@ from assay.evals.questions import GROUPS, Question
 from assay.evals.synthetic import NAMES, THINGS, questions
 from assay.harness.compare.answer_lengths import AnswerLengths
 from assay.harness.conditions import condition_id
-from assay.harness.evidence.records import Role
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
 from assay.harness.judge.report import (
@@ -47,6 +46,7 @@ from assay.harness.judge.report import (
     WorstCall,
 )
 from assay.harness.picture import CELLS, Picture
+from assay.harness.sides import Role
 
 SAGE = "sageattention 1.0.6 (Triton interpreter)"
 NATIVE = "torch_native"
@@ -303,7 +303,8 @@ def hostile() -> Report:
         candidate=server, environment=environment, checks=(Check(id=h, title=h, status="failed", found=h, settles=h),),
         kernels=(_kernels("candidate", h, h, "candidate"),), envelope=_envelope(h),
         sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="mmlu", seen=False, found=h),)),
-        suites=(hostile_suite,), findings=(finding,), reproduce=h, layers=_hostile_layers(h), latency=latency(h),
+        suites=(hostile_suite,), findings=(finding,), reproduce=h, treatment={h: (h, h)},
+        layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
     # model_copy does not validate; a round through the constructor does what a real report goes through.
     return Report.model_validate(raw.model_dump(by_alias=True))
@@ -327,7 +328,7 @@ def _hostile_layers(h: str) -> LayersResult:
     depth = DepthRow(layer=0, own=1.0, bound=0.1, out_of_bounds=True)
     return LayersResult(
         reference=h, candidate=h, phases=(h,), layers=2, heads=1, passes=1, sources=h,
-        grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,), logits=(_hostile_logits(h),),
+        grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,),
         not_observed=(h,), pack=h, candidate_errors=(h,), against_truth=(truth_row(0, h, 1.0),),
     )  # fmt: skip
 
@@ -647,6 +648,7 @@ def _report(
             parts=(FaultSeen(suite="mmlu", seen=True, found="8 lost and 0 gained of 8 questions, p = 0.017"),),
         ),
         reproduce=REPRODUCE.format(candidate=candidate),
+        treatment={"backend": (NATIVE, candidate)},
     )  # fmt: skip
 
 

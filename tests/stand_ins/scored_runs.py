@@ -22,7 +22,8 @@ from assay.harness.evidence.logit_files import (
     write_logits,
 )
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import FLOOR_REPEAT, ROLES, Answer, Role, Token
+from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Token
+from assay.harness.sides import ROLES, Role
 
 START, PROMPT, LENGTH = 20, 30, 41
 POSITIONS = LENGTH - START - 1
@@ -33,7 +34,7 @@ SPREAD = np.linspace(3, -3, VOCABULARY)
 
 def spec_of(candidate: str = "triton", **more: object) -> RunSpec:
     """Of a run without questions and layers; neither backend declares a quantisation."""
-    return RunSpec(reference="torch_native", candidate=candidate, **{"suites": ("greedy", "logits"), **more})  # type: ignore[arg-type]
+    return RunSpec.of(reference="torch_native", candidate=candidate, **{"suites": ("greedy", "logits"), **more})  # type: ignore[arg-type]
 
 
 def run_of(path: Path, spec: RunSpec) -> RunFolder:
@@ -42,7 +43,7 @@ def run_of(path: Path, spec: RunSpec) -> RunFolder:
     servers = tuple(
         ServerManifest(
             role=role,
-            backend=spec.reference if role == "reference" else spec.candidate,
+            backend=spec.reference.backend if role == "reference" else spec.candidate.backend,
             engine="SGLang 0.5.23 on cpu",
             claimed_phases=("extend", "decode"),
             arguments={"dtype": "float32"},

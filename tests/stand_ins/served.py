@@ -14,9 +14,10 @@ from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelT
 from assay.harness.evidence.faults import SeededCalls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import ROLES, Answer, Item, Role, Token
+from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.evidence.sensitivity import SensitivityRecord, write_sensitivity
 from assay.harness.files import write_whole
+from assay.harness.sides import ROLES, Role
 
 LAYERS, COLD, PROMPT_TOKENS, CACHED_TOKENS = 4, 16, 100, 54
 

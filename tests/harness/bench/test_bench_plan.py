@@ -48,10 +48,10 @@ def test_roles_share_prompts_within_a_round_and_rounds_share_none() -> None:
 
 
 def test_a_chunked_load_sets_the_chunk_length_unless_the_user_does() -> None:
-    assert planned().engine_args == ("--chunked-prefill-size=128",)
-    assert planned({"shapes": ("short",)}).engine_args == ()
+    assert planned().arguments == ("--chunked-prefill-size=128",)
+    assert planned({"shapes": ("short",)}).arguments == ()
     mine = planned(engine_arg=("--chunked-prefill-size=64",))
-    assert mine.engine_args[-1] == "--chunked-prefill-size=64", "the last one wins"
+    assert mine.run.spec.candidate.flags == ("--chunked-prefill-size=64",), "which comes last, and wins"
 
 
 def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode() -> None:
@@ -86,5 +86,5 @@ def test_a_throughput_test_with_engine_flags_can_be_specified() -> None:
     flags = ("--enable-torch-compile", "--cuda-graph-max-bs", "4")
     policy = {"shapes": ("256:256",), "concurrency": (1,)}
     plan = planned(policy, engine_arg=flags)
-    assert plan.engine_args == flags
+    assert plan.run.spec.reference.flags == plan.run.spec.candidate.flags == flags
     assert [(shape.prompt, shape.output) for shape in plan.shapes] == [(256, 256)]

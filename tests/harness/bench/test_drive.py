@@ -16,9 +16,9 @@ from assay.harness.collect.plan import prepare
 from assay.harness.config import make_spec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder
-from assay.harness.evidence.records import ROLES
 from assay.harness.evidence.timings import Timing
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import ROLES
 from assay.harness.stats.ratio import MIN_RATIOS
 
 

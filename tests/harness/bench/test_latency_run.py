@@ -59,9 +59,9 @@ def test_nothing_is_shadowed_while_servers_are_timed(folder: RunFolder, monkeypa
     benches = Benches()
     timed(folder, benches, monkeypatch)
     (plan,) = benches.plans
-    assert "layers" not in plan.run.spec.suites
-    assert plan.run.spec.latency_shapes == ("short", "long")
-    assert (plan.run.spec.latency_seconds, plan.run.spec.latency_bound) == (3.0, 1.2)
+    assert "layers" not in plan.run.spec.workload.suites
+    assert plan.run.spec.workload.latency_shapes == ("short", "long")
+    assert (plan.run.spec.workload.latency_seconds, plan.run.spec.policy.latency_bound) == (3.0, 1.2)
     assert len(plan.run.of("greedy")) == 16, "whose answers' lengths are compared"
     assert shlex.split(plan.command) == [
         "assay", "bench", "--reference=torch_native", "--candidate=torch_native", "--latency-shapes=short,long",
@@ -99,7 +99,7 @@ def test_a_run_that_failed_is_not_timed_and_stays_failed(folder: RunFolder, monk
 
 
 def test_latency_is_timed_on_request_only(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "latency" not in make_spec({}).suites
+    assert "latency" not in make_spec({}).workload.suites
     benches = Benches()
     timed(folder, benches, monkeypatch, suites="mmlu")
     assert benches.plans == []

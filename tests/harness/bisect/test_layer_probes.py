@@ -103,7 +103,7 @@ def knows(wrong: Callable[[frozenset[int]], bool]) -> Says:
 
 
 def spec(**changes: object) -> RunSpec:
-    return RunSpec(**{"reference": "torch_native", "candidate": "triton", "questions": 16, **changes})
+    return RunSpec.of(**{"reference": "torch_native", "candidate": "triton", "questions": 16, **changes})
 
 
 def bisect(server: Server, by: str | None = None, **changes: object) -> LayerBisection:

@@ -58,7 +58,11 @@ def test_what_it_writes_passes(repository: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert written(repository) == FILES
     spec = make_spec({}, repository / "assay.toml")
-    assert (spec.candidate, spec.margin, spec.weakened) == ("mine.attention:forward", make_spec({}).margin, ())
+    assert (spec.candidate.backend, spec.policy.margin, spec.weakened) == (
+        "mine.attention:forward",
+        make_spec({}).policy.margin,
+        (),
+    )
     workflow = (repository / ".github/workflows/assay.yml").read_text()
     for schema in ("vendor.github-workflows", "custom.github-workflows-require-timeout"):
         checked = run(repository, "check_jsonschema", "--builtin-schema", schema, ".github/workflows/assay.yml")

@@ -17,8 +17,8 @@ from assay.harness.engines.launch import Launch, command
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.common_settings import CommonSettings, read_common_settings, write_common_settings
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.judge.forced_settings import with_common_settings
+from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, CheckStatus
 
 FORCED = CommonSettings(flags=("--disable-cuda-graph",), because=("both were given it",), impossible=("dtype (a; b)",))
@@ -34,16 +34,16 @@ def planned(**changes: Any) -> Plan:
     fields: dict[str, Any] = {
         "device": "cuda", "reference": "triton", "candidate": "torch_native", "questions": 4, "suites": ("mmlu",),
     }  # fmt: skip
-    return prepare(RunSpec(**fields | changes))
+    return prepare(RunSpec.of(**fields | changes))
 
 
 def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[str]] = []
+    seen: list[list[str]] = []
 
-    def agree(launches: Mapping[Role, Launch]) -> CommonSettings:
-        asked.append([launches[role].backend for role in ROLES])
+    def agree(launches: Mapping[Role, Launch], asked: Mapping[str, object]) -> CommonSettings:
+        seen.append([launches[role].backend for role in ROLES])
         return FORCED
 
     monkeypatch.setattr(servers, "agree", agree)
@@ -53,7 +53,7 @@ def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
         engine = make_run_engine(plan, folder, role, alone=False)
         assert isinstance(engine, SGLangServer)
         assert "--disable-cuda-graph" in command(engine.launch, 1, "n")
-    assert asked == [["triton", "torch_native"]]
+    assert seen == [["triton", "torch_native"]]
     assert read_common_settings(folder.path, folder.nonce) == FORCED.model_copy(update={"run": folder.nonce})
 
 

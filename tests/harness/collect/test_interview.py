@@ -24,9 +24,9 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.question_plan import read_question_plan
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.judge.build import build
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import ROLES, Role
 
 EXPECTED = {question.prompt: question.answer for question in draw_questions("builtin", 2000).questions}
 
@@ -81,7 +81,7 @@ class FakeEngine(Engine):
 @pytest.fixture
 def plan() -> Plan:
     return prepare(
-        RunSpec(
+        RunSpec.of(
             reference="torch_native", candidate="sage_attn", questions=16, greedy_prompts=3, suites=("mmlu", "greedy")
         )
     )
@@ -130,7 +130,7 @@ def test_one_engines_failure_stops_both(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_without_a_way_to_score_tokens_logits_are_not_compared(plan: Plan, tmp_path: Path) -> None:
-    scored = prepare(plan.spec.model_copy(update={"suites": ("mmlu", "greedy", "logits")}))
+    scored = prepare(plan.spec.changed(suites=("mmlu", "greedy", "logits")))
     folder = open_folder(scored, tmp_path / "run")
     asked(scored, folder, [FakeEngine("reference"), FakeEngine("candidate")])
     assert folder.progress().failure is None
@@ -140,7 +140,7 @@ def test_without_a_way_to_score_tokens_logits_are_not_compared(plan: Plan, tmp_p
 
 @pytest.fixture
 def long_plan() -> Plan:
-    return prepare(RunSpec(reference="torch_native", candidate="sage_attn", questions=2000, suites=("mmlu",)))
+    return prepare(RunSpec.of(reference="torch_native", candidate="sage_attn", questions=2000, suites=("mmlu",)))
 
 
 def test_asking_stops_when_the_answers_decide(long_plan: Plan, tmp_path: Path) -> None:
@@ -252,5 +252,5 @@ def test_no_greedy_prompt_is_one_of_the_questions(plan: Plan) -> None:
 
 
 def test_a_folder_is_named_after_the_candidate() -> None:
-    spec = RunSpec(reference="triton", candidate="mine.attn:forward")
+    spec = RunSpec.of(reference="triton", candidate="mine.attn:forward")
     assert default_folder(spec).name.endswith("-mine.attn-forward")

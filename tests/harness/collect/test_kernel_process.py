@@ -118,7 +118,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ope
             "envelope_tokens": 128,
             **spec,
         }
-        plan = prepare(RunSpec.model_validate(asked))
+        plan = prepare(RunSpec.of(**asked))
         folder = open_folder(plan, Path("run"))
         source = Source(
             engine="e", model="m", model_hash="", reference="torch_native", candidate=candidate, run=folder.nonce

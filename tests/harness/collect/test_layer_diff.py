@@ -92,7 +92,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 def plan() -> Plan:
     spec = make_spec({"candidate": "sage_attn_as_shipped", "suites": "layers", "device": "cpu"})
     items = tuple(Item(suite="layers", id=prompt, prompt=prompt, prompt_hash="") for prompt in PROMPTS)
-    return Plan(spec, Path(), items, Backend.parse(spec.reference), Backend.parse(spec.candidate))
+    return Plan(spec, Path(), items, Backend.parse(spec.reference.backend), Backend.parse(spec.candidate.backend))
 
 
 def layers_compared(

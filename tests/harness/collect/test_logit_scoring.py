@@ -18,9 +18,10 @@ from assay.harness.collect.logit_scoring import PROMPT_TAIL, TOP_K, Handover, is
 from assay.harness.compare.logits import LogitsComparison
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.logit_files import logits_path, read_logits
-from assay.harness.evidence.records import Answer, Item, Role, Token
+from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.judge.logits_suite import compare_logits
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import Role
 
 VOCABULARY, END = 64, 63
 PROMPTS = {"greedy-000": 40, "greedy-001": 18, "greedy-002": 60}

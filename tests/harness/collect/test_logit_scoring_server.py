@@ -21,9 +21,10 @@ from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.score import score
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.evidence.logit_files import logits_path, read_logits
-from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.logits_suite import compare_logits
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import Role
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 LONG = 180

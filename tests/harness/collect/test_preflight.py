@@ -12,6 +12,9 @@ from assay.harness.collect.preflight import GIB, check_memory
 from assay.harness.config import make_spec
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import UsageError
+from assay.harness.sides import Side
+
+SIDE = Side(backend="triton")
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def test_a_model_that_does_not_fit_is_refused_by_the_run(monkeypatch: pytest.Mon
 )
 def test_what_helps_follows_from_how_much_is_missing(device: str, weights: int, free: int, do: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_memory(make_spec({"device": device}), weights * GIB, free * GIB)
+        check_memory(device, SIDE, weights * GIB, free * GIB)
     assert do in caught.value.do
 
 
@@ -66,9 +69,9 @@ def test_what_helps_follows_from_how_much_is_missing(device: str, weights: int, 
     "flag", ["--tp-size=4", "--quantization=fp8", "--load-format=dummy", "--mem-fraction-static=0.85"]
 )
 def test_flags_that_change_how_much_is_needed_count(flag: str) -> None:
-    check_memory(make_spec({"device": "cuda", "engine_arg": [flag]}), 60 * GIB, 79 * GIB)
+    check_memory("cuda", SIDE.model_copy(update={"flags": (flag,)}), 60 * GIB, 79 * GIB)
 
 
 def test_what_is_not_known_refuses_nothing(tmp_path: Path) -> None:
-    check_memory(make_spec({"device": "cuda"}), None, GIB)
-    check_memory(make_spec({"device": "cuda"}), 60 * GIB, 0)
+    check_memory("cuda", SIDE, None, GIB)
+    check_memory("cuda", SIDE, 60 * GIB, 0)

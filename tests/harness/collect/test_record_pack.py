@@ -15,7 +15,7 @@ from assay.harness.errors import UsageError
 from assay.harness.offline.replay import replay
 from assay.harness.progress import ProgressDisplay
 
-SPEC = RunSpec(reference="torch_native", candidate="torch_native", suites=("layers",), budget_mb=16)
+SPEC = RunSpec.of(reference="torch_native", candidate="torch_native", suites=("layers",), budget_mb=16)
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(path: Path) -> RunFolder:
-    spec = RunSpec(reference="torch_native", candidate="changing_kernel:forward", questions=4, suites=("mmlu",))
+    spec = RunSpec.of(reference="torch_native", candidate="changing_kernel:forward", questions=4, suites=("mmlu",))
     return open_folder(prepare(spec), path)
 
 
@@ -44,7 +44,7 @@ def test_a_run_of_a_kernel_that_changed_is_not_resumed(kernel: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("model_hash", "another", "the model's files changed"),
+        ("model_hashes", {"reference": "another", "candidate": "another"}, "the model's files changed"),
         ("items_hash", "another", "the questions changed"),
         ("packages", {"sglang": "0"}, "the packages changed"),
         ("hardware", "another machine", "the hardware changed"),
@@ -67,7 +67,7 @@ def test_the_commands_of_a_run_hold_no_path_of_its_host(
     model = Path(shutil.copytree(TINY_MODEL, tmp_path / "models" / "m"))
     (tmp_path / "repo").mkdir()
     monkeypatch.chdir(tmp_path / "repo")
-    spec = RunSpec(
+    spec = RunSpec.of(
         reference="torch_native", candidate="changing_kernel:forward", model=str(model), questions=4, suites=("mmlu",)
     )
     below = open_folder(prepare(spec), tmp_path / "repo" / "runs" / "1")
@@ -76,5 +76,7 @@ def test_the_commands_of_a_run_hold_no_path_of_its_host(
     assert resuming(below).endswith(" --out=runs/1")
     assert resuming(beside).endswith(" --out='~/elsewhere'")
     assert str(tmp_path) not in resuming(below) + resuming(beside)
-    repeated = RunSpec(**{**spec.model_dump(), "model": "~/models/m"})
+    repeated = RunSpec.of(
+        reference="torch_native", candidate="changing_kernel:forward", model="~/models/m", questions=4, suites=("mmlu",)
+    )
     assert prepare(repeated).model == model, "assay expands what it writes"

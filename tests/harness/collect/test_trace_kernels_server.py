@@ -11,8 +11,8 @@ from assay.harness.collect.trace_kernels import is_traced, trace_kernels
 from assay.harness.config import RunSpec
 from assay.harness.evidence.executed import passes_of, read_kernels
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import ROLES, Role
 from assay.harness.judge.executed_kernels import check_kernels_executed
+from assay.harness.sides import ROLES, Role
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 SILENT = """
@@ -34,7 +34,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, RunFolder]:
         patch.syspath_prepend(str(place))
         patch.setenv("PYTHONPATH", str(place))
         suites = ("mmlu",)
-        plan = prepare(RunSpec(reference="sage_attn", candidate="silent:int8", questions=4, suites=suites))
+        plan = prepare(RunSpec.of(reference="sage_attn", candidate="silent:int8", questions=4, suites=suites))
         folder = open_folder(plan, place / "run")
         engines = [make_run_engine(plan, folder, role, alone=False) for role in ROLES]
         with running(engines, "cpu"):

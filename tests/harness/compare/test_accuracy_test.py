@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from assay.harness.compare.accuracy_test import Outcome, Prefix, Rule, outcome_of, prefix_of, soonest_pass
 from assay.harness.compare.answers import Pair, pair
-from assay.harness.evidence.records import ROLES, Answer, Item
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.sides import ROLES
 
 RULE = Rule(margin=0.05, alpha=0.05, regression_alpha=0.01, population=None)
 

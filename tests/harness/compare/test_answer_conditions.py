@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from assay.harness.compare.answer_conditions import by_condition, most_telling
 from assay.harness.compare.answers import Pair
-from assay.harness.evidence.records import Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.sides import Role
 
 
 def answer(role: Role, right: bool, cached: int | None, prompt: int, batch: int | None) -> Answer:

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from assay.harness.compare.answers import flips, pair, tally
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.records import ROLES, Answer, Item, Role, Suite
+from assay.harness.evidence.records import Answer, Item, Suite
+from assay.harness.sides import ROLES, Role
 
 
 def item(name: str, expected: str | None = "A", suite: Suite = "mmlu") -> Item:

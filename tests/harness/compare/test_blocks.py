@@ -6,8 +6,8 @@ import pytest
 
 from assay.harness.compare.blocks import blocks_of, gaps, side_by_side, throughputs
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.records import Role
 from assay.harness.evidence.timings import Timing
+from assay.harness.sides import Role
 
 
 def timing(

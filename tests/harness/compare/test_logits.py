@@ -18,7 +18,7 @@ from statsmodels.stats.proportion import proportion_confint
 from assay.harness.compare.logits import clustered_stderr, compare_roles, merged_kl, share_interval
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import CACHE_STATES, CacheState, Logits, LogitsHeader, Positions, ScoredSequence
-from assay.harness.evidence.records import Role
+from assay.harness.sides import Role
 
 VOCABULARY, K = 12, 4
 logit = st.floats(-6, 6)

@@ -64,3 +64,10 @@ def test_settled_arguments_hold_no_state() -> None:
     assert "startup_time" not in kept
     assert kept["version"] == "0.5.23"
     assert kept["served_model_name"] == "assay-reference-1"
+
+
+def test_what_was_asked_to_differ_is_no_second_difference() -> None:
+    other = CANDIDATE | {"page_size": 64, "dtype": "bfloat16", "model_path": "other"}
+    assert set(differences(REFERENCE, other)) == {"page_size", "dtype", "model_path"}
+    assert set(differences(REFERENCE, other, {"--page-size": ("1", "64")})) == {"dtype", "model_path"}
+    assert set(differences(REFERENCE, other, {"model": ("tiny", "other")})) == {"page_size"}

@@ -14,7 +14,7 @@ from assay.harness.engines.common import agree, common_settings, resolved_argume
 from assay.harness.engines.launch import Launch, command
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import EngineError
-from assay.harness.evidence.records import Role
+from assay.harness.sides import Role
 
 NAMES: dict[Role, str] = {"reference": "triton", "candidate": "torch_native"}
 # 0.5.17 on an H100: assay's own flag has disabled prefill graphs in both.

@@ -26,14 +26,14 @@ def manifest(**changes: object) -> Manifest:
         "run_id": "r",
         "nonce": "n",
         "created": "2026-01-01T00:00:00Z",
-        "spec": {"candidate": "mine", "concurrency": 32},
+        "spec": {"candidate": {"backend": "mine"}, "workload": {"concurrency": 32}},
         "command": "assay run",
         "packages": {"torch": "2"},
         "hardware": "h",
         "python": "3",
         "git": "",
         "model": "m",
-        "model_hash": "1",
+        "model_hashes": {"reference": "1", "candidate": "1"},
         "items_hash": hash_items(ITEMS),
     }
     return Manifest(**{**fields, **changes})
@@ -69,7 +69,9 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     folder.update(Progress(seconds=3, failure=Failure(kind="engine", message="died")))
     with (path / "records.jsonl").open("a") as file:
         file.write('{"suite": "mmlu", "ro')  # killed in the middle of a line
-    again = RunFolder.open(path, manifest(spec={"candidate": "mine", "concurrency": 8}), ITEMS)
+    again = RunFolder.open(
+        path, manifest(spec={"candidate": {"backend": "mine"}, "workload": {"concurrency": 8}}), ITEMS
+    )
     again.append(answer("q1"))
     assert [a.item for a in again.answers()] == ["q0", "q1"]
     assert again.progress() == Progress(run="n", seconds=3)
@@ -78,8 +80,11 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"spec": {"candidate": "other", "concurrency": 32}}, "candidate was 'mine', now 'other'"),
-        ({"model_hash": "2"}, "model's files changed"),
+        (
+            {"spec": {"candidate": {"backend": "other"}, "workload": {"concurrency": 32}}},
+            "candidate backend was 'mine', now 'other'",
+        ),
+        ({"model_hashes": {"reference": "1", "candidate": "2"}}, "model's files changed"),
         ({"items_hash": "2"}, "questions changed"),
         ({"packages": {"torch": "3"}}, "packages changed"),
     ],

@@ -28,7 +28,7 @@ Tamper = Callable[[RunFolder], None]
 def plan() -> Plan:
     suites = ("mmlu", "greedy")
     return prepare(
-        RunSpec(reference="torch_native", candidate="sage_attn", questions=32, greedy_prompts=8, suites=suites)
+        RunSpec.of(reference="torch_native", candidate="sage_attn", questions=32, greedy_prompts=8, suites=suites)
     )
 
 
@@ -53,8 +53,8 @@ def edit_json(path: Path, change: Callable[[Any], None]) -> None:
     path.write_text(json.dumps(made))
 
 
-def spec(**changed: Any) -> Tamper:
-    return lambda folder: edit_json(folder.path / "manifest.json", lambda made: made["spec"].update(changed))
+def spec(part: str, **changed: Any) -> Tamper:
+    return lambda folder: edit_json(folder.path / "manifest.json", lambda made: made["spec"][part].update(changed))
 
 
 def counters(change: Callable[[np.ndarray], np.ndarray]) -> Tamper:
@@ -127,11 +127,11 @@ def remove(name: str) -> Tamper:
 
 
 TAMPERED: dict[str, tuple[Tamper, str]] = {
-    "margin": (spec(margin=0.1), "manifest.json was changed"),
-    "greedy-margin": (spec(greedy_margin=0.5), "manifest.json was changed"),
-    "logits-limit": (spec(logits_limit=1.0), "manifest.json was changed"),
-    "envelope": (spec(envelope_tokens=128), "manifest.json was changed"),
-    "suites": (spec(suites=["greedy"]), "manifest.json was changed"),
+    "margin": (spec("policy", margin=0.1), "manifest.json was changed"),
+    "greedy-margin": (spec("policy", greedy_margin=0.5), "manifest.json was changed"),
+    "logits-limit": (spec("policy", logits_limit=1.0), "manifest.json was changed"),
+    "envelope": (spec("policy", envelope_tokens=128), "manifest.json was changed"),
+    "suites": (spec("workload", suites=["greedy"]), "manifest.json was changed"),
     "noise": (
         lambda folder: edit_json(folder.path / "manifest.json", lambda made: made["noise"].update(candidate="fp4_kv")),
         "manifest.json was changed",

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.claim import CheckedClaims, Outcome, check, parse, verify
 from assay.harness.ingest.statement import Statement
+from assay.reports.write import write_reports
 
 SUMMARY = "ALL TESTS PASSED, MMLU ~0.60+, ready for production"
 
@@ -169,16 +170,13 @@ def test_junit_is_evidence(tmp_path: Path) -> None:
     assert outcomes(checked) == ["confirmed", "refuted", "refuted"]
 
 
-def test_a_run_of_assay_is_evidence(tmp_path: Path) -> None:
-    data = Path(__file__).parents[2] / "data/report-v1/regression.json"
-    (tmp_path / "report.json").write_bytes(data.read_bytes())
-    right = next(
-        (one["right"], one["total"])
-        for suite in json.loads(data.read_text())["suites"]
-        for one in suite.get("tallies", ())
-        if suite["name"] == "mmlu" and one["role"] == "candidate"
+def test_a_run_of_assay_is_evidence(tmp_path: Path, examples: ModuleType) -> None:
+    report = examples.regression()
+    write_reports(report, tmp_path)
+    tally = next(
+        one for suite in report.suites for one in suite.tallies if suite.id == "mmlu" and one.role == "candidate"
     )
-    share = right[0] / right[1]
+    share = tally.right / tally.total
     checked = verify([tmp_path], [f"mmlu >= {share}", f"mmlu > {share + 0.01}", f"mmlu <= {share}"])
     assert outcomes(checked) == ["confirmed", "refuted", "confirmed"]  # of the candidate, never of the reference
 

@@ -85,7 +85,6 @@ def test_a_log_that_an_engine_printed_its_trace_into_is_a_log(tmp_path: Path, se
         ("results/inspect_a.json", "inspect-ai"),
         ("results/serving_a.jsonl", "serving"),
         ("results/junit_a.xml", "junit"),
-        ("report-v1/regression.json", "assay-run"),
         ("tensors/sglang_dumper", "tensors-sglang-dumper"),
         ("tensors/flashinfer", "tensors-kernel-api"),
     ],

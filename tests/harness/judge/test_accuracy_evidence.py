@@ -16,9 +16,10 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import ROLES, Answer, Item, Role
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report, SuiteResult
+from assay.harness.sides import ROLES, Role
 
 Letter = Callable[[int, Item], str | None]
 """What a role answers to a question, by its place in the order; None for an answer without a letter."""
@@ -26,7 +27,9 @@ Letter = Callable[[int, Item], str | None]
 
 def plan_of(questions: int = 400, margin: float = 0.05) -> Plan:
     return prepare(
-        RunSpec(reference="torch_native", candidate="sage_attn", questions=questions, margin=margin, suites=("mmlu",))
+        RunSpec.of(
+            reference="torch_native", candidate="sage_attn", questions=questions, margin=margin, suites=("mmlu",)
+        )
     )
 
 
@@ -52,7 +55,7 @@ def begun(plan: Plan, path: Path) -> RunFolder:
     folder = open_folder(plan, path)
     servers = tuple(
         ServerManifest(
-            role=role, backend=plan.spec.reference if role == "reference" else plan.spec.candidate,
+            role=role, backend=plan.spec.reference.backend if role == "reference" else plan.spec.candidate.backend,
             engine="SGLang 0.5.23 on cpu", claimed_phases=("extend",), arguments={"dtype": "float32"},
         )
         for role in ROLES

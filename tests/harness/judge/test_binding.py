@@ -15,8 +15,8 @@ from assay.harness.collect.plan import Plan, prepare
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import Role
 from assay.harness.judge.build import build
+from assay.harness.sides import Role
 from assay.harness.verdict import Check
 
 QUESTIONS, GREEDY = 160, 30
@@ -26,7 +26,7 @@ QUESTIONS, GREEDY = 160, 30
 def plan() -> Plan:
     suites = ("mmlu", "greedy")
     return prepare(
-        RunSpec(
+        RunSpec.of(
             reference="torch_native", candidate="sage_attn", questions=QUESTIONS, greedy_prompts=GREEDY, suites=suites
         )
     )
@@ -202,7 +202,7 @@ def test_two_servers_without_arguments_do_not_agree(sound: RunFolder) -> None:
 
 def test_the_server_of_another_candidate_proves_nothing(sound: RunFolder) -> None:
     manifest = sound.manifest()
-    other = manifest.model_copy(update={"spec": {**manifest.spec, "candidate": "triton"}})
+    other = manifest.model_copy(update={"spec": {**manifest.spec, "candidate": {"backend": "triton"}}})
     (sound.path / "manifest.json").write_text(other.model_dump_json())
     check = checked(sound)["same-servers"]
     assert check.status == "failed"

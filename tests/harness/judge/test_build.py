@@ -16,8 +16,9 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, ServerManifest
-from assay.harness.evidence.records import ROLES, Answer, Item, Role, Token
+from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.judge.build import build
+from assay.harness.sides import ROLES, Role
 
 QUESTIONS, GREEDY, COLD = 160, 128, 16
 
@@ -26,7 +27,7 @@ QUESTIONS, GREEDY, COLD = 160, 128, 16
 def plan() -> Plan:
     suites = ("mmlu", "greedy")
     return prepare(
-        RunSpec(
+        RunSpec.of(
             reference="torch_native",
             candidate="sage_attn",
             questions=QUESTIONS,

@@ -40,7 +40,7 @@ def checked(
     examined = (Examined(id="a", kind="fault", title="a", outcome="caught", seconds=1.0),)
     certificate = Certificate(verdict="pass", made="2026-01-02T03:04:05Z", envelope=made, examined=examined)
     path.write_text(certificate.model_copy(update=changed).model_dump_json())
-    return check_certificate(RunSpec(**{**RUN, "certificate": str(path), **(spec or {})}), ran)
+    return check_certificate(RunSpec.of(**{**RUN, "certificate": str(path), **(spec or {})}), ran)
 
 
 def test_a_certificate_of_the_runs_envelope_is_cited_with_what_agrees(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_advice_is_a_command_that_certifies_the_candidates_noise(tmp_path: P
     ran, spec = replace(RAN, noise=noise), {"candidate": "odd name:kernel"}
     elsewhere = checked(tmp_path, envelope(device="cuda"), ran=ran, spec=spec)
     assert elsewhere.settles == f"certify this envelope: {command}"
-    missing = check_certificate(RunSpec(**{**RUN, **spec}, certificate=str(tmp_path / "none")), ran)
+    missing = check_certificate(RunSpec.of(**{**RUN, **spec}, certificate=str(tmp_path / "none")), ran)
     assert missing.settles.startswith(f"make one with {command}, and name it")
 
 
@@ -153,11 +153,11 @@ def test_a_certificate_of_a_part_of_the_catalogue_is_no_proof(tmp_path: Path) ->
 
 def test_without_a_certificate_nothing_is_checked_unless_the_policy_names_one(tmp_path: Path) -> None:
     none = str(tmp_path / "none")
-    assert check_certificate(RunSpec(**RUN, baselines=none), RAN).status == "not checked"
-    assert check_certificate(RunSpec(**RUN, certificate=none), RAN).status == "missing"
+    assert check_certificate(RunSpec.of(**RUN, baselines=none), RAN).status == "not checked"
+    assert check_certificate(RunSpec.of(**RUN, certificate=none), RAN).status == "missing"
 
 
 def test_a_damaged_certificate_forbids_a_pass(tmp_path: Path) -> None:
     path = tmp_path / "certificate.json"
     path.write_text("{}")
-    assert check_certificate(RunSpec(**RUN, certificate=str(path)), RAN).status == "missing"
+    assert check_certificate(RunSpec.of(**RUN, certificate=str(path)), RAN).status == "missing"

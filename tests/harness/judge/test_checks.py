@@ -5,9 +5,10 @@ import pytest
 from assay.harness.config import RunSpec
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import Failure, ServerManifest
-from assay.harness.evidence.records import ROLES, Answer, Role
+from assay.harness.evidence.records import Answer
 from assay.harness.judge import checks as rules
 from assay.harness.judge.decide import BASELINE, SuiteVerdict, decide, holm_corrected
+from assay.harness.sides import ROLES, Role, Side
 from assay.harness.verdict import Check, Verdict
 
 VERDICTS: tuple[Verdict, ...] = ("pass", "regression", "inconclusive")
@@ -44,7 +45,7 @@ def suite_verdict(verdict: Verdict, id_: str = "s") -> SuiteVerdict:
 
 
 PASS = suite_verdict("pass")
-SPEC = RunSpec(reference="triton", candidate="mine")
+SPEC = RunSpec.of(reference="triton", candidate="mine")
 
 
 def statuses(checks: list[Check]) -> list[str]:
@@ -101,6 +102,19 @@ def test_same_servers() -> None:
     assert (differing.status, differing.found) == ("failed", "dtype: float32 against bfloat16")
     assert rules.check_same_servers(SPEC, pair | {"candidate": server("http://x", ())}, {}).status == "missing"
     assert rules.check_same_servers(SPEC, {}, {}).status == "missing"
+
+
+def test_a_flag_that_was_asked_to_differ_must_differ_in_the_servers() -> None:
+    sides = (Side(backend="triton", flags=flags) for flags in ((), ("--page-size=16",)))
+    spec = RunSpec(**dict(zip(ROLES, sides, strict=True)))
+    same = {role: server("triton", role=role).model_copy(update={"arguments": {"page_size": 1}}) for role in ROLES}
+    check = rules.check_same_servers(spec, same, {})
+    assert (check.status, check.found) == (
+        "failed",
+        "both servers report the same --page-size, which was asked to differ",
+    )
+    other = same["candidate"].model_copy(update={"arguments": {"page_size": 16}})
+    assert rules.check_same_servers(spec, same | {"candidate": other}, {}).status == "ok"
 
 
 def decode_calls(calls: int, compiled: bool) -> CallCount:

@@ -6,8 +6,8 @@ import pytest
 
 from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelKind, KernelTrace, TracedPass
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Role
 from assay.harness.judge.executed_kernels import MAX_NAME, check_kernels_executed, listed_passes
+from assay.harness.sides import Role
 from assay.harness.verdict import Check
 
 SAGE = KernelClaim(noise="int8_qk", kernels=("^_attn_fwd$", "quant_per_block"))

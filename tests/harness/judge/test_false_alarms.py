@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from assay.harness.compare.noise_limits import MAX_SWING
-from assay.harness.config import WIDEST_LOGITS_LIMIT, RunSpec
+from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +35,7 @@ def percent(name: str) -> float:
 
 
 def test_the_stated_chances_are_those_of_the_code_and_add_up() -> None:
-    alpha, flags = 100 * RunSpec.model_fields["alpha"].default, 100 * FALSE_FLAGS
+    alpha, flags = 100 * Policy.model_fields["alpha"].default, 100 * FALSE_FLAGS
     assert percent("all suites") == percent("`assay compare`") == alpha
     named = [name for name in rows() if name.startswith("a bug that is named")]
     assert [percent(name) for name in named] == [flags, flags]

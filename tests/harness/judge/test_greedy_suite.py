@@ -15,11 +15,12 @@ from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import Answer, Role, Token
+from assay.harness.evidence.records import Answer, Token
 from assay.harness.judge.build import build
 from assay.harness.judge.greedy_suite import MIN_PROMPTS
 from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.suite_decisions import decide_share
+from assay.harness.sides import Role
 
 Say = Callable[[Role, int], tuple[Token, ...]]
 

@@ -17,10 +17,11 @@ from assay.harness.evidence.bench_folder import COUNTERS, TIMINGS, bench_folder
 from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import ROLES, Answer
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
+from assay.harness.sides import ROLES
 from assay.reports import json_report
 
 QUESTIONS, COLD = 240, 16

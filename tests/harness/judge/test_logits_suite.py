@@ -15,7 +15,7 @@ import pytest
 from scipy.special import ndtri
 
 from assay.harness.compare.noise_limits import kl_limit
-from assay.harness.config import WIDEST_LOGITS_LIMIT, RunSpec
+from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
@@ -29,6 +29,7 @@ from assay.harness.judge.logits_suite import (
     tail_spread,
 )
 from assay.harness.judge.report import SuiteResult
+from assay.harness.policy import WIDEST_LOGITS_LIMIT
 
 Change = Callable[[str, np.ndarray], np.ndarray]
 
@@ -231,7 +232,7 @@ def on_means(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResu
     folder: RunFolder = scored_runs.run_of(tmp_path / "run", spec)
     for role in ("reference", "candidate"):
         write_logits(folder.path, scored_runs.scored(role, MIN_PROMPTS, run=folder.nonce))
-    comparison = compare_logits(folder.path, spec.alpha, folder.nonce)
+    comparison = compare_logits(folder.path, spec.policy.alpha, folder.nonce)
 
     def judge(multiples: np.ndarray, floor: float = 0.0) -> SuiteResult:
         kl = multiples * kl_limit(())

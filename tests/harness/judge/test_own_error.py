@@ -27,7 +27,7 @@ from assay.harness.server.pack_writer import PackWriter
 
 CANDIDATE = "assay.harness.attention.sdpa:torch_sdpa"
 SPEC_DTYPE = torch.float32
-SPEC = RunSpec(reference="torch_native", candidate=CANDIDATE, suites=("layers",))
+SPEC = RunSpec.of(reference="torch_native", candidate=CANDIDATE, suites=("layers",))
 
 
 @pytest.fixture(scope="module")

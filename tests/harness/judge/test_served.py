@@ -11,10 +11,11 @@ from assay.harness.compare.answers import Pair
 from assay.harness.config import make_spec
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts
-from assay.harness.evidence.records import Answer, Role, Token
+from assay.harness.evidence.records import Answer, Token
 from assay.harness.judge.envelope import check_served, envelope_result
 from assay.harness.judge.envelope_texts import EnvelopeTexts
 from assay.harness.judge.served import ServedEnvelope, envelope_pairs, served_envelope
+from assay.harness.sides import Role
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
 SPEC = make_spec({"reference": "torch_native", "candidate": "sage_attn", "envelope_tokens": 512})

@@ -12,11 +12,11 @@ import pytest
 from assay.harness.collect.plan import prepare
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
-from assay.harness.evidence.records import ROLES
 from assay.harness.ingest.results.compare import Limits, compare, compare_two_runs
 from assay.harness.ingest.results.comparison import CompareResult
 from assay.harness.ingest.results.loaded import load
 from assay.harness.ingest.results.runs import changes_of
+from assay.harness.sides import ROLES
 
 LIMITS = Limits()
 
@@ -237,7 +237,7 @@ def run(served: ModuleType, tmp_path: Path) -> Callable[..., Path]:
     """Writes a run of two equal servers whose candidate answers some questions wrongly."""
 
     def write(name: str, questions: int, wrong: int = 0) -> Path:
-        spec = RunSpec(reference="torch_native", candidate="triton", suites=("mmlu",), questions=questions)
+        spec = RunSpec.of(reference="torch_native", candidate="triton", suites=("mmlu",), questions=questions)
         folder = served.complete_run(prepare(spec), tmp_path / name)
         path = folder.path / "records.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]

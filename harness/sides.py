@@ -1,0 +1,83 @@
+"""A side of a run: what serves in one role. The treatment is what differs between the two sides, as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+BUILTIN_MODEL = "tiny"
+Engine = Literal["sglang"]
+Role = Literal["reference", "candidate"]
+ROLES: tuple[Role, Role] = ("reference", "candidate")
+
+
+class Settings(BaseModel):
+    """Settings that a user gives: unknown names, infinities, and true or false in place of a number are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: Any) -> Any:
+        """Refuse true and false, which pydantic would accept as 1 and 0."""
+        if isinstance(value, bool):
+            raise ValueError("a value, not true or false")
+        return value
+
+
+class Side(Settings):
+    """What serves in one role. Nothing in it depends on the other role."""
+
+    engine: Engine = Field("sglang", description="engine that assay starts; ignored where the backend is a URL")
+    backend: str = Field(
+        min_length=1, description="attention backend, a kernel as module:function, or the URL of a running server"
+    )
+    model: str = Field(
+        BUILTIN_MODEL,
+        min_length=1,
+        description="model folder or hub name; tiny is the model that ships with assay",
+    )
+    interpreter: str = Field("", description="Python that starts the engine; by default the one that runs assay")
+    flags: tuple[str, ...] = Field((), description="further flags of the engine, for example --page-size=16")
+    environment: dict[str, str] = Field({}, description="further environment variables of the engine's process")
+
+
+def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
+    """Return what differs between two sides, as asked: (reference, candidate) by name of the setting.
+
+    Flags are compared by flag and environment variables by name: "--page-size" and "environment.NAME". A setting that one side
+    lacks is the empty string there.
+    """
+    left, right = _settings(reference), _settings(candidate)
+    return {
+        name: (left.get(name, ""), right.get(name, ""))
+        for name in sorted(left.keys() | right.keys())
+        if left.get(name, "") != right.get(name, "")
+    }
+
+
+def differing(found: Mapping[str, tuple[str, str]]) -> str:
+    """Describe what a candidate differs in: its backend, or else its settings, such as "--page-size=16"; empty for nothing."""
+    if "backend" in found:
+        return found["backend"][1]
+    return " ".join(f"{name}={value}" for name, (_, value) in found.items())
+
+
+def flag_values(flags: tuple[str, ...]) -> dict[str, str]:
+    """Return the value of each flag, by its name with dashes; a flag without a value is "true"."""
+    values: dict[str, str] = {}
+    last = ""
+    for word in flags:
+        if word.startswith("-"):
+            last, _, value = word.partition("=")
+            values[last] = value or "true"
+        elif last:
+            values[last] = word if values[last] == "true" else f"{values[last]} {word}"
+    return values
+
+
+def _settings(side: Side) -> Mapping[str, str]:
+    named = {name: getattr(side, name) for name in ("engine", "interpreter", "backend", "model")}
+    return named | flag_values(side.flags) | {f"environment.{name}": value for name, value in side.environment.items()}
