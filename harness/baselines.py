@@ -16,9 +16,10 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.baseline import Baseline, Key
 from assay.harness.evidence.counters import CallCount
-from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
+from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest, engine_label
+from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.files import timestamp, write_whole
 from assay.harness.schema import Record, read_json

@@ -18,8 +18,8 @@ from assay.harness.collect.servers import make_run_engine, manifest_of, running,
 from assay.harness.collect.trace_kernels import is_traced, trace_kernels
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff_record import read_record
-from assay.harness.evidence.question_plan import read_question_plan, write_question_plan
+from assay.harness.evidence.layer_diff_record import LAYER_DIFF
+from assay.harness.evidence.question_plan import QUESTION_PLAN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Role
 
@@ -91,16 +91,16 @@ def _in_turn(plan: Plan, folder: RunFolder, pending: Sequence[Role], stop: Quest
 
 def _record_stop(folder: RunFolder, stop: QuestionStop, display: ProgressDisplay) -> None:
     """Record where asking stopped, and why."""
-    recorded_plan = read_question_plan(folder.path, folder.nonce)
+    recorded_plan = folder.read(QUESTION_PLAN)
     if recorded_plan is None or stop.reason is None:
         return
     display.say(f"Questions: {stop.reason} after {stop.pairs:,} of {len(stop.items):,}.")
-    write_question_plan(folder.path, recorded_plan.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
+    folder.write(QUESTION_PLAN, recorded_plan.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
 
 
 def _is_pending(plan: Plan, folder: RunFolder, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> bool:
     """Whether a role's server still has something to do."""
-    compared = not plan.has_layer_diff or read_record(folder, role) is not None
+    compared = not plan.has_layer_diff or folder.read(LAYER_DIFF, role) is not None
     traced = not plan.compares_answers or plan.backend(role).is_url or is_traced(folder, role)
     done = compared and traced and is_answered(plan, role, answered, stop)
     return not done or bool(_unscored(plan, folder, role)) or sensitivity.is_open(plan, folder, role)
@@ -154,7 +154,7 @@ def _kernel_aside(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> It
 
 def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
     """Do a server's part of the layer diff, unless it is done or none was asked for."""
-    if not plan.has_layer_diff or read_record(folder, engine.role) is not None:
+    if not plan.has_layer_diff or folder.read(LAYER_DIFF, engine.role) is not None:
         return
     if engine.role == shadowed_role(plan, folder):
         layer_diff.compare_layers(engine, folder, plan, display)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.harness.collect.plan import Plan
-from assay.harness.evidence.cause import ReplayResult, read_cause, write_cause
+from assay.harness.evidence.cause import CAUSE, ReplayResult
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_jobs import CauseJob
 from assay.harness.evidence.layer_diff_record import pack_of
@@ -18,7 +18,7 @@ def cause_job(plan: Plan, folder: RunFolder) -> CauseJob | None:
         EvidenceError: the pack is damaged.
     """
     pack = pack_of(folder)
-    if pack is None or read_cause(folder) is not None:
+    if pack is None or folder.read(CAUSE) is not None:
         return None
     served = pack.is_relative_to(folder.server_folder("candidate"))
     # The kernel's process has a working directory of its own.
@@ -38,7 +38,7 @@ def keep_cause(folder: RunFolder, result: ReplayResult, display: ProgressDisplay
     Raises:
         EvidenceError: the folder cannot be written.
     """
-    write_cause(folder, result)
+    folder.write(CAUSE, result)
     named = "; ".join(finding.title for finding in result.findings) or "nothing"
     display.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")
     if result.not_run:

@@ -22,7 +22,7 @@ from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.errors import UsageError
 from assay.harness.evidence.envelope import FOLDER as ENVELOPE_FOLDER
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff_record import PACK_FOLDER, LayerDiffRecord, layers_seen, write_record
+from assay.harness.evidence.layer_diff_record import LAYER_DIFF, PACK_FOLDER, LayerDiffRecord, layers_seen
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
@@ -102,14 +102,13 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
     trace(engine, place, other, prompts, Control(substitute=layers))
     set_control(place, Control())
     done = LayerDiffRecord(
-        run=folder.nonce,
         traced=labels,
         substituted=True,
         layers=len(layers),
         seconds=time.monotonic() - begun,
         first_finding_s=first_finding_s,
     )
-    write_record(place, done)
+    folder.write(LAYER_DIFF, done, engine.role)
 
 
 def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
@@ -126,13 +125,12 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     labels = trace(engine, place, engine.role, prompts_of(plan), Control())
     set_control(place, Control())
     done = LayerDiffRecord(
-        run=folder.nonce,
         traced=labels,
         substituted=False,
         layers=len(layers_seen(place)),
         seconds=time.monotonic() - begun,
     )
-    write_record(place, done)
+    folder.write(LAYER_DIFF, done, engine.role)
 
 
 def prompts_of(plan: Plan) -> list[str]:

@@ -10,7 +10,7 @@ from assay.harness.collect.plan import Plan
 from assay.harness.engines.model import ModelShape, model_shape
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_jobs import MatrixJob
-from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix, write_matrix
+from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.progress import ProgressDisplay
 
 _DTYPES = ("float16", "bfloat16", "float32")
@@ -18,7 +18,7 @@ _DTYPES = ("float16", "bfloat16", "float32")
 
 def matrix_job(plan: Plan, folder: RunFolder) -> MatrixJob | None:
     """The matrix that is still to be run; None if that is done, or if the candidate is no kernel of the contract."""
-    if not plan.candidate.is_kernel or not plan.has_layer_diff or read_matrix(folder) is not None:
+    if not plan.candidate.is_kernel or not plan.has_layer_diff or folder.read(MATRIX) is not None:
         return None
     return job_of(plan, folder)
 
@@ -54,7 +54,7 @@ def keep_matrix(folder: RunFolder, record: MatrixRecord, display: ProgressDispla
     Raises:
         EvidenceError: the folder cannot be written.
     """
-    write_matrix(folder, record)
+    folder.write(MATRIX, record)
     if record.error:
         display.say(f"Op-level matrix: not tested: {record.error}.")
         return

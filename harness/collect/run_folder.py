@@ -18,7 +18,7 @@ from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, Manifest, hash_items
 from assay.harness.evidence.nonce import new_nonce
-from assay.harness.evidence.question_plan import QuestionPlan, order_hash, read_question_plan, write_question_plan
+from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan, order_hash
 from assay.harness.files import file_name
 from assay.harness.portable import portable, shown
 from assay.harness.sides import ROLES, Role
@@ -89,10 +89,9 @@ def _code(plan: Plan) -> dict[Role, dict[str, str]]:
 def _plan_questions(plan: Plan, folder: RunFolder) -> None:
     """Record order and stopping rule of the questions before the first is asked; a resumed run keeps its own."""
     questions, spec = plan.of("mmlu"), plan.spec
-    if not questions or read_question_plan(folder.path, folder.nonce) is not None:
+    if not questions or folder.read(QUESTION_PLAN) is not None:
         return
     rule = QuestionPlan(
-        run=folder.nonce,
         seed=spec.workload.order_seed,
         order_hash=order_hash(questions),
         most=len(questions),
@@ -101,7 +100,7 @@ def _plan_questions(plan: Plan, folder: RunFolder) -> None:
         alpha=spec.policy.alpha,
         regression_alpha=spec.regression_alpha,
     )
-    write_question_plan(folder.path, rule)
+    folder.write(QUESTION_PLAN, rule)
 
 
 def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:

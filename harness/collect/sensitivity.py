@@ -29,12 +29,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.sensitivity import (
-    SensitivityRecord,
-    read_sensitivity,
-    sensitivity_folder,
-    write_sensitivity,
-)
+from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord, sensitivity_folder
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control
@@ -70,7 +65,7 @@ class FaultLoad:
 
 def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
     """Whether a role's server still has to measure something under the fault."""
-    return bool(_parts(plan, folder, role)) and read_sensitivity(folder, role) is None
+    return bool(_parts(plan, folder, role)) and folder.read(SENSITIVITY_RECORD, role) is None
 
 
 def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
@@ -85,7 +80,7 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
     begun, place = time.monotonic(), folder.server_folder(engine.role)
     parts = _parts(plan, folder, engine.role)
     shutil.rmtree(sensitivity_folder(place), ignore_errors=True)  # of a server that was killed
-    record = SensitivityRecord(run=folder.nonce, fault=FAULT, seconds=0.0)
+    record = SensitivityRecord(fault=FAULT, seconds=0.0)
     if "shadow" in parts:
         prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:SHADOWED]
         record = record.model_copy(update={"shadowed": shadow_fault(engine, place, FAULT, prompts, folder.nonce)})
@@ -94,7 +89,8 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
         layers = () if engine.role == "candidate" else layers_seen(place)
         served = serve_fault(engine, place, FAULT, load, layers, folder.nonce, display)
         record = served.model_copy(update={"shadowed": record.shadowed})
-    write_sensitivity(place, record.model_copy(update={"seconds": time.monotonic() - begun}))
+    record = record.model_copy(update={"seconds": time.monotonic() - begun})
+    folder.write(SENSITIVITY_RECORD, record, engine.role)
 
 
 def serve_fault(

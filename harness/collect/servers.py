@@ -20,7 +20,7 @@ from assay.harness.engines.launch import Launch
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.errors import UsageError
-from assay.harness.evidence.common_settings import read_common_settings, write_common_settings
+from assay.harness.evidence.common_settings import COMMON_SETTINGS
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.nonce import RUN
@@ -94,15 +94,15 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -
     engine = _run_engine(plan, folder, role, alone)
     if not may_differ(plan) or not isinstance(engine, SGLangServer):
         return engine
-    common = read_common_settings(folder.path, folder.nonce)
+    common = folder.read(COMMON_SETTINGS)
     if common is None:
         pair = {
             one: other.launch
             for one in ROLES
             if isinstance(other := _run_engine(plan, folder, one, alone), SGLangServer)
         }
-        common = agree(pair, asked=plan.spec.treatment).model_copy(update={"run": folder.nonce})
-        write_common_settings(folder.path, common)
+        common = agree(pair, asked=plan.spec.treatment)
+        folder.write(COMMON_SETTINGS, common)
     return SGLangServer(replace(engine.launch, common=common.flags))
 
 

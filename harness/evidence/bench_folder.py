@@ -108,17 +108,11 @@ class BenchFolder:
 
     def timings(self) -> list[Timing]:
         """All timings."""
-        timings = jsonl.read(self.path / TIMINGS, Timing)
-        for run in {timing.run for timing in timings}:
-            check_run(self.path / TIMINGS, run, self.nonce)
-        return timings
+        return jsonl.read(self.path / TIMINGS, Timing, self.nonce)
 
     def lengths(self) -> list[AnswerLength]:
         """All answer lengths."""
-        lengths = jsonl.read(self.path / LENGTHS, AnswerLength)
-        for run in {length.run for length in lengths}:
-            check_run(self.path / LENGTHS, run, self.nonce)
-        return lengths
+        return jsonl.read(self.path / LENGTHS, AnswerLength, self.nonce)
 
     def counters(self, role: Role) -> list[CallCount]:
         """Attention calls that were counted in a role's server."""

@@ -9,15 +9,12 @@ from pathlib import Path
 from pydantic import Field
 
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
-from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
-from assay.harness.files import write_whole
-from assay.harness.schema import Record, read_json
+from assay.harness.evidence.run_file import RunFile
+from assay.harness.schema import Record
 from assay.harness.text import two_digits
 from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, html_of, kernel_verdict
-
-_FILE = "cause.json"
 
 
 class LayerBound(Record):
@@ -30,11 +27,10 @@ class LayerBound(Record):
     worst: float = 0.0
 
 
-class ReplayResult(Record):
+class ReplayResult(RunRecord):
     """A candidate's result on recorded calls.
 
     Attributes:
-        run: nonce of the run whose calls were examined; empty if they belong to none.
         candidate: its name.
         pack: hash of the pack whose calls were examined, as `assay.harness.evidence.pack.hash_pack` computes it.
         examined: hashes of the files of the examined calls.
@@ -55,7 +51,6 @@ class ReplayResult(Record):
         test: a pytest file that shows it; empty where there is none.
     """
 
-    run: str = ""
     candidate: str
     pack: str = ""
     examined: tuple[str, ...] = ()
@@ -117,6 +112,9 @@ class ReplayResult(Record):
         return exit_code_of(self.verdict)
 
 
+CAUSE = RunFile("cause.json", ReplayResult)
+
+
 def foreign_cause(result: ReplayResult, candidate: str, phases: Collection[str], pack: Path | None) -> str:
     """Why a result does not belong to a candidate's recorded calls; empty if it does.
 
@@ -147,27 +145,3 @@ def foreign_cause(result: ReplayResult, candidate: str, phases: Collection[str],
 def _stratum(entry: PackEntry) -> tuple[int, str, str]:
     """What is examined of a pack, at least one call each: the worst and the other calls of a layer and phase."""
     return entry.layer, entry.phase, entry.chosen
-
-
-def write_cause(folder: RunFolder, result: ReplayResult) -> None:
-    """Write the result into a run's folder.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    result = result.model_copy(update={"run": folder.nonce})
-    write_whole(folder.path / _FILE, result.model_dump_json(indent=1))
-
-
-def read_cause(folder: RunFolder) -> ReplayResult | None:
-    """The result of examining a run's recorded calls; None if there is none.
-
-    Raises:
-        EvidenceError: the file is damaged, of another run, or of an older version of assay.
-    """
-    file = folder.path / _FILE
-    if not file.exists():
-        return None
-    result = read_json(file, ReplayResult, REPEAT_RUN)
-    check_run(file, result.run, folder.nonce)
-    return result

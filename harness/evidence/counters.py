@@ -14,17 +14,16 @@ import numpy as np
 from pydantic import NonNegativeInt
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import check_run
-from assay.harness.files import write_whole
-from assay.harness.schema import Record, read_json
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.schema import Record
 
 FOLDER = "counters"
 """Folder of the counter files, in a server's folder."""
 ADMISSIONS = "admissions.jsonl"
 """File of the prefill batches that the meter noted, in a server's folder."""
 TABLE_ROWS, TABLE_LAYERS = 64, 512
-_LEGEND, _TABLE = ".rows.json", ".calls.i64"
-_DAMAGED = "run again with a new --out"
+_TABLE = "{}.calls.i64"
 
 
 class CounterRow(Record):
@@ -63,25 +62,25 @@ class CallCount(CounterRow):
         return sum(self.calls_by_layer.values())
 
 
-class Legend(Record):
+class Legend(RunRecord):
     """What the rows of a counter file count, in order, and in which run."""
 
-    run: str = ""
     rows: tuple[CounterRow, ...]
 
 
-class Admission(Record):
+_LEGENDS = RunFile("*.rows.json", Legend, RUN_AGAIN, durable=False)
+
+
+class Admission(RunRecord):
     """A prefill batch that a server admitted: a line of ``admissions.jsonl``.
 
     Attributes:
-        run: nonce of the run.
         process: id of the server's process that computed it.
         rids: request ids. A prompt that is computed in chunks is admitted once for each chunk.
         new: new tokens per request.
         prefix: cached prefix per request.
     """
 
-    run: str = ""
     process: int
     rids: tuple[str, ...]
     new: tuple[NonNegativeInt, ...]
@@ -94,9 +93,8 @@ class CounterFile:
     def __init__(self, folder: Path, name: str, run: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._rows: dict[CounterRow, int] = {}
-        self._run = run
-        self._legend = folder / f"{name}{_LEGEND}"
-        self._table = np.memmap(folder / f"{name}{_TABLE}", np.int64, "w+", shape=(TABLE_ROWS, TABLE_LAYERS))
+        self._folder, self._name, self._run = folder, name, run
+        self._table = np.memmap(folder / _TABLE.format(name), np.int64, "w+", shape=(TABLE_ROWS, TABLE_LAYERS))
 
     def row(self, row: CounterRow) -> int:
         """Index of the row that counts `row`, created at its first use. Raises ValueError beyond `TABLE_ROWS`."""
@@ -104,8 +102,7 @@ class CounterFile:
             if len(self._rows) == TABLE_ROWS:
                 raise ValueError(f"more than {TABLE_ROWS} kinds of attention call: {row}")
             self._rows[row] = len(self._rows)
-            legend = Legend(run=self._run, rows=tuple(self._rows))
-            write_whole(self._legend, legend.model_dump_json(), durable=False)
+            _LEGENDS.write(self._folder, Legend(rows=tuple(self._rows)), self._run, self._name)
         return self._rows[row]
 
     def add(self, row: int, layer: int, calls: int = 1) -> None:
@@ -137,15 +134,12 @@ def read_by_process(folder: Path, run: str = "") -> dict[int, list[CallCount]]:
 
 def _tables(folder: Path, run: str) -> Iterator[tuple[str, dict[CounterRow, np.ndarray]]]:
     """Name of each counter file, and the calls of its rows by layer, int64 [TABLE_LAYERS]."""
-    for path in sorted(folder.glob(f"*{_LEGEND}")):
-        legend = read_json(path, Legend, _DAMAGED)
-        check_run(path, legend.run, run)
-        name = path.name.removesuffix(_LEGEND)
-        counts = path.with_name(f"{name}{_TABLE}")
+    for name, legend in _LEGENDS.read_each(folder, run).items():
+        counts = folder / _TABLE.format(name)
         try:
             table = np.fromfile(counts, np.int64).reshape(TABLE_ROWS, TABLE_LAYERS)
         except (OSError, ValueError) as error:
-            raise EvidenceError(f"{counts} is damaged: {error}.", "a whole table of counts", _DAMAGED) from None
+            raise EvidenceError(f"{counts} is damaged: {error}.", "a whole table of counts", RUN_AGAIN) from None
         yield name, dict(zip(legend.rows, table, strict=False))
 
 

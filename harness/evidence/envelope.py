@@ -17,11 +17,11 @@ from pydantic import Field
 from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest
 from assay.harness.conditions import BATCHES, BORDER, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
 from assay.harness.config import RunSpec
-from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
+from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.lengths import Ranges, gaps, in_all, in_words
-from assay.harness.evidence.nonce import check_run
-from assay.harness.files import write_whole
-from assay.harness.schema import Record, read_json
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import RunFile
+from assay.harness.schema import Record
 from assay.harness.sides import ROLES
 
 FOLDER = "envelope"
@@ -54,17 +54,15 @@ class Met(Record):
     ranges: tuple[tuple[int, int], ...]
 
 
-class EnvelopeCounts(Record):
+class EnvelopeCounts(RunRecord):
     """The calls that were compared, by condition.
 
     Attributes:
-        run: nonce of the run.
         limits: the engine's limits; None in an empty count.
         calls: phase -> id of a condition -> label -> layer -> calls. Labels without calls are left out.
         met: phase -> id of a condition that is a number, such as tokens -> its values, each layer once.
     """
 
-    run: str = ""
     limits: EngineLimits | None = None
     calls: dict[str, dict[str, dict[str, dict[int, int]]]] = Field(default_factory=dict)
     met: dict[str, dict[str, tuple[Met, ...]]] = Field(default_factory=dict)
@@ -101,13 +99,7 @@ def met_of(by_layer: Mapping[int, Ranges]) -> tuple[Met, ...]:
     )
 
 
-def write_envelope(path: Path, counts: EnvelopeCounts) -> None:
-    """Replace the file of a process.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    write_whole(path, counts.model_dump_json(), durable=False)
+ENVELOPE_FILES = RunFile(f"{FOLDER}/*.json", EnvelopeCounts, durable=False)
 
 
 def read_envelope(server: Path, nonce: str = "") -> EnvelopeCounts | None:
@@ -122,11 +114,7 @@ def read_envelope(server: Path, nonce: str = "") -> EnvelopeCounts | None:
     Raises:
         EvidenceError: a file is damaged, or of another run.
     """
-    found = []
-    for path in sorted((server / FOLDER).glob("*.json")):
-        counts = read_json(path, EnvelopeCounts, REPEAT_RUN)
-        check_run(path, counts.run, nonce)
-        found.append(counts)
+    found = list(ENVELOPE_FILES.read_each(server, nonce).values())
     return _merged(found) if found else None
 
 

@@ -5,14 +5,12 @@ Each process writes one file, ``kernels/<pid>.json`` in its server's folder, and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Literal
 
-from assay.harness.evidence.nonce import check_run
-from assay.harness.files import write_whole
-from assay.harness.schema import Record, read_json
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.schema import Record
 
 FOLDER = "kernels"
 """Folder of these files, in a server's folder."""
@@ -70,52 +68,22 @@ class KernelClaim(Record):
     in_package: tuple[str, ...] = ()
 
 
-class KernelTrace(Record):
+class KernelTrace(RunRecord):
     """What one process saw.
 
     Attributes:
-        run: nonce of the run.
         backend: name of the attention backend that was served.
         claim: what its kernel declares.
         passes: the traced passes, in order.
     """
 
     schema_id: Literal["assay.kernels/1"] = SCHEMA
-    run: str = ""
     backend: str
     claim: KernelClaim
     passes: tuple[TracedPass, ...]
 
 
-def write_kernels(folder: Path, trace: KernelTrace) -> None:
-    """Write what this process saw.
-
-    Args:
-        folder: the server's folder (``ASSAY_EVIDENCE``).
-        trace: all passes that it has traced.
-
-    Raises:
-        EvidenceError: the file cannot be written.
-    """
-    write_whole(folder / FOLDER / f"{os.getpid()}.json", trace.model_dump_json(), durable=False)
-
-
-def read_kernels(folder: Path, run: str = "") -> list[KernelTrace]:
-    """What each process of a server saw, in order of their ids; empty if none traced a pass.
-
-    Args:
-        folder: the server's folder.
-        run: the nonce that each file must carry; empty to accept any.
-
-    Raises:
-        EvidenceError: a file is damaged, or belongs to another run.
-    """
-    traces = []
-    for path in sorted((folder / FOLDER).glob("*.json")):
-        trace = read_json(path, KernelTrace, "run again with a new --out")
-        check_run(path, trace.run, run)
-        traces.append(trace)
-    return traces
+KERNEL_TRACES = RunFile(f"{FOLDER}/*.json", KernelTrace, RUN_AGAIN, durable=False)
 
 
 def passes_of(traces: Iterable[KernelTrace], phase: str) -> Sequence[TracedPass]:

@@ -6,21 +6,18 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt
 
-from assay.harness.evidence.folder import REPEAT_RUN
-from assay.harness.evidence.nonce import check_run
-from assay.harness.files import write_whole
-from assay.harness.schema import Record, read_json
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import RunFile
 
 FOLDER = "faults"
 SENSITIVITY = "sensitivity"
 """Folder, in a server's, of what a shadow measured while a fault was switched on."""
 
 
-class SeededCalls(Record):
+class SeededCalls(RunRecord):
     """Calls of a process while a fault was switched on.
 
     Attributes:
-        run: nonce of the run.
         fault: id of the fault.
         calls: attention calls.
         changed: calls whose output the fault changed.
@@ -28,7 +25,6 @@ class SeededCalls(Record):
         why: why the first of these was refused; empty for none.
     """
 
-    run: str = ""
     fault: str
     calls: NonNegativeInt
     changed: NonNegativeInt
@@ -36,13 +32,8 @@ class SeededCalls(Record):
     why: str = ""
 
 
-def write_seeded_calls(server: Path, token: str, process: str, counts: SeededCalls) -> None:
-    """Replace the counts of a process under one setting of the control.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    write_whole(server / FOLDER / token / f"{process}.json", counts.model_dump_json(), durable=False)
+SEEDED_CALLS = RunFile("*.json", SeededCalls, durable=False)
+"""In the folder of one setting of the control."""
 
 
 def read_seeded_calls(server: Path, token: str, nonce: str = "") -> SeededCalls | None:
@@ -51,11 +42,7 @@ def read_seeded_calls(server: Path, token: str, nonce: str = "") -> SeededCalls 
     Raises:
         EvidenceError: a file is damaged, or of another run.
     """
-    found = []
-    for path in sorted((server / FOLDER / token).glob("*.json")):
-        counts = read_json(path, SeededCalls, REPEAT_RUN)
-        check_run(path, counts.run, nonce)
-        found.append(counts)
+    found = list(SEEDED_CALLS.read_each(server / FOLDER / token, nonce).values())
     if not found:
         return None
     return SeededCalls(

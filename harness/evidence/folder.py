@@ -16,6 +16,7 @@ from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.manifest import Manifest, Progress, ServerManifest, hash_items
 from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.run_file import Kind, RunFile
 from assay.harness.evidence.seal import check_seal, seal_of
 from assay.harness.files import FolderLock, is_unused, remove_unfinished, write_whole
 from assay.harness.schema import read_json
@@ -23,9 +24,8 @@ from assay.harness.sides import ROLES, Role
 
 # What may change when a run is resumed: how fast and how patiently it asks.
 _RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_timeout"}
-REPEAT_RUN = "remove it and repeat the run's command with --out set to this folder"
-"""What to do about a damaged part of a run's folder that the run can make again."""
 _DAMAGED = "check that the path is the folder of a run, or run again"
+_PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
 
 
 class AnyManifest(BaseModel):
@@ -101,19 +101,33 @@ class RunFolder:
         self._nonce = self._nonce or read_json(self._file("manifest.json"), AnyManifest, _DAMAGED).nonce
         return self._nonce
 
+    def read(self, file: RunFile[Kind], role: Role | None = None) -> Kind | None:
+        """What a file of the run holds, or of a role's server; None if there is none.
+
+        Raises:
+            EvidenceError: it is damaged, or of another run.
+        """
+        place = self.server_folder(role) if role else self.path
+        record = file.read(place)
+        if record is not None:  # only then must the folder have a manifest with a nonce
+            check_run(place / file.name, record.run, self.nonce)
+        return record
+
+    def write(self, file: RunFile[Kind], record: Kind, role: Role | None = None) -> None:
+        """Replace a file of the run, or of a role's server; it gets the run's nonce.
+
+        Raises:
+            EvidenceError: the disk is full or not writable.
+        """
+        file.write(self.server_folder(role) if role else self.path, record, self.nonce)
+
     def progress(self) -> Progress:
         """The state of the run; an empty one if none was written yet."""
-        path = self._file("progress.json")
-        if not path.exists():
-            return Progress()
-        progress = read_json(path, Progress, _DAMAGED)
-        check_run(path, progress.run, self.nonce)
-        return progress
+        return self.read(_PROGRESS) or Progress()
 
     def update(self, progress: Progress) -> None:
         """Replace the progress."""
-        progress = progress.model_copy(update={"run": self.nonce})
-        self._replace("progress.json", progress.model_dump_json(indent=2))
+        self.write(_PROGRESS, progress)
 
     def seal(self) -> None:
         """Record the hash of each file of evidence, now that the run has ended.
@@ -152,10 +166,7 @@ class RunFolder:
     def answers(self) -> list[Answer]:
         """All answers so far, each with the size of the batch that admitted the request where the server recorded it."""
         batches = {role: self._batches(role) for role in ROLES}
-        path = self._file("records.jsonl")
-        answers = jsonl.read(path, Answer)
-        for run in {answer.run for answer in answers}:
-            check_run(path, run, self.nonce)
+        answers = jsonl.read(self._file("records.jsonl"), Answer, self.nonce)
         return [
             answer.model_copy(update={"batch_size": batches[answer.role].get(answer.request_id)}) for answer in answers
         ]
@@ -197,11 +208,7 @@ class RunFolder:
 
     def admissions(self, role: Role) -> list[Admission]:
         """Prefill batches that a role's server admitted, in order."""
-        path = self.server_folder(role) / ADMISSIONS
-        admissions = jsonl.read(path, Admission)
-        for run in {admission.run for admission in admissions}:
-            check_run(path, run, self.nonce)
-        return admissions
+        return jsonl.read(self.server_folder(role) / ADMISSIONS, Admission, self.nonce)
 
     def write_counters(self) -> None:
         """Write ``counters.json``, the counts of both servers, for people and other tools."""

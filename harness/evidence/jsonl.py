@@ -10,6 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.reading import whole_file
 
 Line = TypeVar("Line", bound=BaseModel)
@@ -39,11 +40,16 @@ def append(path: Path, records: Iterable[BaseModel]) -> None:
         ) from error
 
 
-def read(path: Path, kind: type[Line]) -> list[Line]:
+def read(path: Path, kind: type[Line], nonce: str = "") -> list[Line]:
     """All lines of a file; none if it does not exist. A last line that was cut off is skipped.
 
+    Args:
+        path: the file.
+        kind: what each line holds.
+        nonce: the run's, which each line must carry; empty to accept any.
+
     Raises:
-        EvidenceError: any other line is not a valid `kind`, or the file cannot be read.
+        EvidenceError: any other line is not a valid `kind`, or is of another run, or the file cannot be read.
     """
     if not path.exists():
         return []
@@ -66,6 +72,8 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
                 f"one {kind.__name__} as JSON",
                 "remove the line, or start a new run with another --out",
             ) from None
+    for run in {line.run for line in found if isinstance(line, RunRecord)}:
+        check_run(path, run, nonce)
     return found
 
 

@@ -13,25 +13,22 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_sums import SUMS
-from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
-from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.evidence.pack import MANIFEST, read_manifest
+from assay.harness.evidence.run_file import RunFile
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, read_shadow_errors
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
-from assay.harness.files import write_whole
-from assay.harness.schema import Record, read_json
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES
 
 PACK_FOLDER = "pack"
 """Replay pack in a server's folder."""
-_RECORD = "layer-diff.json"
 
 
-class LayerDiffRecord(Record):
+class LayerDiffRecord(RunRecord):
     """``layer-diff.json`` in a server's folder: what the layer diff did there, written at its end.
 
     Attributes:
-        run: nonce of the run.
         traced: labels of the traced prompts, without their role.
         substituted: whether the candidate's traces were made in this server, with the candidate in every layer.
         layers: number of layers.
@@ -40,7 +37,6 @@ class LayerDiffRecord(Record):
             bounds.
     """
 
-    run: str = ""
     traced: tuple[str, ...]
     substituted: bool
     layers: int
@@ -48,27 +44,7 @@ class LayerDiffRecord(Record):
     first_finding_s: float | None = None
 
 
-def write_record(server: Path, record: LayerDiffRecord) -> None:
-    """Write the record into a server's folder.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    write_whole(server / _RECORD, record.model_dump_json(indent=1))
-
-
-def read_record(folder: RunFolder, role: Role) -> LayerDiffRecord | None:
-    """The record of a role's server; None if the layer diff did not finish there.
-
-    Raises:
-        EvidenceError: the file is damaged, or of another run.
-    """
-    path = folder.server_folder(role) / _RECORD
-    if not path.exists():
-        return None
-    record = read_json(path, LayerDiffRecord, REPEAT_RUN)
-    check_run(path, record.run, folder.nonce)
-    return record
+LAYER_DIFF = RunFile("layer-diff.json", LayerDiffRecord)
 
 
 def pack_of(folder: RunFolder) -> Path | None:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.files import write_whole
 from assay.harness.schema import Record
 from assay.harness.sides import Role
@@ -65,11 +65,10 @@ class ScoredSequence(Record):
         return cached <= MAX_COLD_TOKENS if condition == "cold" else cached >= CACHED_PREFIX_TOKENS
 
 
-class LogitsHeader(Record):
+class LogitsHeader(RunRecord):
     """The header of a file.
 
     Attributes:
-        run: nonce of the run.
         role: role of the server that scored.
         repeat: 0 for the comparison itself; 1 for the reference scored again, for the floor.
         backend: the server's attention backend.
@@ -81,7 +80,6 @@ class LogitsHeader(Record):
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
     schema_id: Literal["assay.logits/1"] = Field(SCHEMA, alias="schema")
-    run: str = ""
     role: Role
     repeat: int
     backend: str

@@ -10,6 +10,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from assay.harness.errors import AssayError, EngineError
+from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Item
 from assay.harness.schema import Record
 from assay.harness.sides import Role
@@ -113,11 +114,10 @@ class Failure(Record):
         return cls(kind=kind, message=str(error), found=error.found, do=error.do, details=error.details, cause=cause)
 
 
-class Progress(Record):
+class Progress(RunRecord):
     """``progress.json``: the current state of a run.
 
     Attributes:
-        run: nonce of the run.
         seconds: time that it has taken so far.
         servers: its servers, as they report themselves.
         failure: what ended it early; None if nothing did.
@@ -125,7 +125,6 @@ class Progress(Record):
             `assay.harness.evidence.seal`.
     """
 
-    run: str = ""
     seconds: float = 0.0
     servers: tuple[ServerManifest, ...] = ()
     failure: Failure | None = None

@@ -7,9 +7,16 @@ import secrets
 from pathlib import Path
 
 from assay.harness.errors import EvidenceError
+from assay.harness.schema import Record
 
 RUN = "ASSAY_RUN"
 """Environment variable: the nonce of the run whose evidence a server's processes write."""
+
+
+class RunRecord(Record):
+    """Base of what the files of a run hold: it carries the nonce of the run, empty where it belongs to none."""
+
+    run: str = ""
 
 
 def new_nonce() -> str:

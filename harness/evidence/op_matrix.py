@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
-from assay.harness.evidence.nonce import check_run
-from assay.harness.files import write_whole
-from assay.harness.schema import Record, read_json
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import RunFile
 from assay.harness.verdict import Finding
 
-_FILE = "matrix.json"
 
-
-class MatrixRecord(Record):
+class MatrixRecord(RunRecord):
     """A kernel's result on the matrix.
 
     Attributes:
-        run: nonce of the run.
         kernel: the candidate.
         calls: what the calls had in common, such as "float32, head_dim 64, 4 q heads on 2 kv heads, to 512 tokens".
         computed: names of the calls that it computed.
@@ -28,7 +23,6 @@ class MatrixRecord(Record):
         seconds: time taken.
     """
 
-    run: str = ""
     kernel: str
     calls: str
     computed: tuple[str, ...] = ()
@@ -41,24 +35,4 @@ class MatrixRecord(Record):
     seconds: float = 0.0
 
 
-def write_matrix(folder: RunFolder, record: MatrixRecord) -> None:
-    """Write the result into a run's folder.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    write_whole(folder.path / _FILE, record.model_copy(update={"run": folder.nonce}).model_dump_json(indent=1))
-
-
-def read_matrix(folder: RunFolder) -> MatrixRecord | None:
-    """The result of a run; None if the matrix was not run.
-
-    Raises:
-        EvidenceError: the file is damaged, or of another run.
-    """
-    path = folder.path / _FILE
-    if not path.exists():
-        return None
-    record = read_json(path, MatrixRecord, REPEAT_RUN)
-    check_run(path, record.run, folder.nonce)
-    return record
+MATRIX = RunFile("matrix.json", MatrixRecord)

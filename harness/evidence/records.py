@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt
 
+from assay.harness.evidence.nonce import RunRecord
 from assay.harness.schema import Record
 from assay.harness.sides import Role
 
@@ -45,11 +46,10 @@ class Item(Record):
         return parsed is not None and parsed == self.expected
 
 
-class Answer(Record):
+class Answer(RunRecord):
     """One server's answer to an item.
 
     Attributes:
-        run: nonce of the run.
         repeat: 0 for the comparison itself; 1 and above for the reference asked again, for the run-to-run floor.
         parsed: the letter found in `text` (multiple choice only); None if there is none.
         finish_reason: "stop", or "length" if the answer reached the token limit.
@@ -59,7 +59,6 @@ class Answer(Record):
         tokens: generated tokens with log-probabilities (greedy texts, and the requests of the envelope, whose texts are token ids).
     """
 
-    run: str = ""
     suite: Suite
     role: Role
     item: str

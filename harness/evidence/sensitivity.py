@@ -9,21 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from assay.harness.evidence.faults import SENSITIVITY, SeededCalls
-from assay.harness.evidence.folder import REPEAT_RUN, RunFolder
-from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Answer
-from assay.harness.files import write_whole
-from assay.harness.schema import Record, read_json
-from assay.harness.sides import Role
-
-_RECORD = "record.json"
+from assay.harness.evidence.run_file import RunFile
 
 
-class SensitivityRecord(Record):
+class SensitivityRecord(RunRecord):
     """What a server did under a seeded fault, written when it was done.
 
     Attributes:
-        run: nonce of the run.
         fault: id of the fault.
         served: calls while the fault was in what the model used; None if it never was.
         answers: answers of the candidate with the fault, in the order in which the questions were asked.
@@ -32,7 +26,6 @@ class SensitivityRecord(Record):
         seconds: time taken.
     """
 
-    run: str = ""
     fault: str
     served: SeededCalls | None = None
     answers: tuple[Answer, ...] = ()
@@ -46,24 +39,4 @@ def sensitivity_folder(server: Path) -> Path:
     return server / SENSITIVITY
 
 
-def write_sensitivity(server: Path, record: SensitivityRecord) -> None:
-    """Write the record into a server's folder.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    write_whole(sensitivity_folder(server) / _RECORD, record.model_dump_json(indent=1))
-
-
-def read_sensitivity(folder: RunFolder, role: Role) -> SensitivityRecord | None:
-    """The record of a role's server; None if nothing was measured under a fault there, or not to the end.
-
-    Raises:
-        EvidenceError: the file is damaged, or of another run.
-    """
-    path = sensitivity_folder(folder.server_folder(role)) / _RECORD
-    if not path.exists():
-        return None
-    record = read_json(path, SensitivityRecord, REPEAT_RUN)
-    check_run(path, record.run, folder.nonce)
-    return record
+SENSITIVITY_RECORD = RunFile(f"{SENSITIVITY}/record.json", SensitivityRecord)

@@ -23,7 +23,7 @@ from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION, Buc
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import error_sums
 from assay.harness.evidence.error_sums import SUMS, Floats
-from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.evidence.truth_errors import TruthErrors, joined
 from assay.harness.evidence.worst_queries import WorstQueries, joined_queries
 from assay.harness.files import write_whole
@@ -103,11 +103,10 @@ class FailedCalls(Record):
     text: str
 
 
-class ShadowHeader(Record):
+class ShadowHeader(RunRecord):
     """What the sums of a file describe.
 
     Attributes:
-        run: nonce of the run; empty in a server that belongs to none.
         reference: the serving backend, or backends.
         candidate: what ran in the shadow; empty if calls were only recorded.
         phases: phases that the candidate computes. The cells of other phases are not observed.
@@ -128,7 +127,6 @@ class ShadowHeader(Record):
     """
 
     schema_id: Literal["assay.shadow/4"] = SCHEMA
-    run: str = ""
     reference: str
     candidate: str
     phases: tuple[str, ...]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from assay.harness.schema import Record
+from assay.harness.evidence.nonce import RunRecord
 from assay.harness.sides import Role
 
 
-class Timing(Record):
+class Timing(RunRecord):
     """One timed request.
 
     Attributes:
-        run: nonce of the run or bench.
         role: role of the server.
         again: whether it belongs to the role's second block of the round. The reference's two blocks give the floor.
         round: number of the round. Each round plays every load once.
@@ -27,7 +26,6 @@ class Timing(Record):
         cached_tokens: prompt tokens from the prefix cache; None if the server does not report them.
     """
 
-    run: str = ""
     role: Role
     again: bool = False
     round: int
@@ -44,17 +42,15 @@ class Timing(Record):
     cached_tokens: int | None = None
 
 
-class AnswerLength(Record):
+class AnswerLength(RunRecord):
     """Length of a role's answer to a prompt when it is not forced (``lengths.jsonl``).
 
     Attributes:
-        run: nonce of the run or bench.
         item: the prompt's id.
         tokens: tokens of the answer.
         finish_reason: "stop", or "length" if it reached the limit.
     """
 
-    run: str = ""
     role: Role
     item: str
     tokens: int

@@ -18,9 +18,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, deserialize, safe_open
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.files import write_whole
-from assay.harness.schema import Record
 
 if TYPE_CHECKING:  # a report reads traces and must not wait for torch
     from torch import Tensor
@@ -33,11 +32,10 @@ _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.in
 _REFUSED = ".refused"
 
 
-class TraceHeader(Record):
+class TraceHeader(RunRecord):
     """What one file of a trace contains.
 
     Attributes:
-        run: nonce of the run; empty in a server that belongs to none.
         request: the engine's request id.
         phase: "extend" or "decode".
         number: index of the pass in the trace, from 0.
@@ -46,7 +44,6 @@ class TraceHeader(Record):
     """
 
     schema_id: Literal["assay.trace/2"] = SCHEMA
-    run: str = ""
     request: str
     phase: Literal["extend", "decode"]
     number: int

@@ -11,7 +11,7 @@ from assay.harness.compare.answers import pair
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.question_plan import read_question_plan
+from assay.harness.evidence.question_plan import QUESTION_PLAN
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.mmlu_suite import loss_metric, rule_of
 from assay.harness.judge.report import Metric, SuiteResult
@@ -64,7 +64,7 @@ def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status, non_inferio
     pairing = pair(items, [*before, *now])
     distinct = [item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated]
     prefix = prefix_of(distinct, pairing.pairs)
-    rule = rule_of(spec, read_question_plan(folder.path, folder.nonce))
+    rule = rule_of(spec, folder.read(QUESTION_PLAN))
     decision = decide_accuracy(prefix, rule) if prefix.pairs else None
     own_errors = own_errors_of(folder, "candidate")
     return _suite(spec, compare_accepted(decision, accepted.own_errors, own_errors, spec, non_inferior))

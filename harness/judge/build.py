@@ -12,13 +12,13 @@ from assay.harness.compare.answers import Pair, Pairing, pair
 from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.arguments import differences
 from assay.harness.evidence.certificate import installed_version, source_hash
-from assay.harness.evidence.common_settings import read_common_settings
+from assay.harness.evidence.common_settings import COMMON_SETTINGS
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
-from assay.harness.evidence.executed import KernelTrace, read_kernels
+from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, ServerManifest
-from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix
+from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.judge import checks as rules
 from assay.harness.judge.accepted import baseline_suite, check_baselines
@@ -221,10 +221,12 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
         layers=layer_diff(folder, spec),
         envelope=envelope_of(folder),
         faults=read_fault_evidence(folder, items, answers),
-        matrix=read_matrix(folder),
+        matrix=folder.read(MATRIX),
         over_envelope=envelope_pairs(answers),
         noise=list(folder.manifest().noise.values()),
-        kernels={role: read_kernels(folder.server_folder(role), folder.nonce) for role in ROLES},
+        kernels={
+            role: list(KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce).values()) for role in ROLES
+        },
     )
 
 
@@ -327,7 +329,7 @@ def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check
         *rules.check_compiled(servers, counts),
         with_common_settings(
             rules.check_same_servers(evidence.spec, servers, evidence.argument_differences, stored),
-            read_common_settings(evidence.folder.path, evidence.folder.nonce),
+            evidence.folder.read(COMMON_SETTINGS),
         ),
         check_reconciled(served, servers),
         *check_parsed(evidence.folder.answers(), evidence.answers),

@@ -13,7 +13,7 @@ from assay.harness.compare.answers import Flips, Pair, Pairing, Tally, flips, ta
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.question_plan import QuestionPlan, order_hash, read_question_plan
+from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan, order_hash
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
@@ -58,7 +58,7 @@ def read_questions(
     folder: RunFolder, spec: RunSpec, items: Sequence[Item], pairing: Pairing, answers: Sequence[Answer]
 ) -> Questions:
     """Read how the questions were planned, and cut the pairs to what the test may read."""
-    plan = read_question_plan(folder.path, folder.nonce)
+    plan = folder.read(QUESTION_PLAN)
     distinct = tuple(item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated)
     first = {one.item.id: one for one in pairing.pairs}
     again = [a for a in answers if a.suite == "mmlu" and a.role == "reference" and a.repeat > 0 and a.item in first]

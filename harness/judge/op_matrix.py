@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from assay.harness.config import RunSpec
-from assay.harness.evidence.folder import REPEAT_RUN
 from assay.harness.evidence.op_matrix import MatrixRecord
+from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, two_digits

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from assay.harness.compare.traces import compare, joined, split
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.cause import foreign_cause, read_cause
+from assay.harness.evidence.cause import CAUSE, foreign_cause
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff_record import pack_of, read_record, shadow_errors_of
+from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of, shadow_errors_of
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.evidence.trace import read_trace
@@ -49,7 +49,7 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
     errors = shadow_errors_of(folder)
     if errors is None:
         return None
-    replay, pack = read_cause(folder), pack_of(folder)
+    replay, pack = folder.read(CAUSE), pack_of(folder)
     foreign = foreign_cause(replay, spec.candidate.backend, errors.headers[0].phases, pack) if replay else ""
     evidence = LayerEvidence(errors, compare_with_noise(errors), replay, foreign)
     rows = truth_rows(evidence.against)
@@ -80,7 +80,7 @@ def _untested(errors: ShadowErrors) -> Iterator[str]:
 
 def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, float], dict[int, float]]:
     """By layer: the error of its output in a free-running candidate, and its inherited part; empty if nothing was traced."""
-    records = {role: read_record(folder, role) for role in ROLES}
+    records = {role: folder.read(LAYER_DIFF, role) for role in ROLES}
     if not any(records.values()):
         return {}, {}
     # Prefer the candidate's own server: there it wrote the keys and values too.

@@ -18,7 +18,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.sensitivity import SensitivityRecord, read_sensitivity, sensitivity_folder
+from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord, sensitivity_folder
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.logits_suite import limit_of
@@ -45,7 +45,7 @@ def read_fault_evidence(folder: RunFolder, items: Sequence[Item], answers: Seque
     Raises:
         EvidenceError: a file is damaged, or of another run.
     """
-    found = {role: record for role in ROLES if (record := read_sensitivity(folder, role)) is not None}
+    found = {role: record for role in ROLES if (record := folder.read(SENSITIVITY_RECORD, role)) is not None}
     return FaultEvidence(found, items, answers)
 
 

@@ -21,7 +21,7 @@ from assay.harness.conditions import PHASES
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence import error_sums
 from assay.harness.evidence.error_sums import Floats
-from assay.harness.evidence.folder import REPEAT_RUN
+from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader
 from assay.harness.evidence.truth_errors import TruthErrors, gain, own_error
 from assay.harness.evidence.worst_queries import own_and_bound

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from assay.harness.evidence.envelope import FOLDER, EngineLimits, write_envelope
+from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits
 from assay.harness.evidence.envelope_counting import EnvelopeCounting, Values
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.server.forward_pass import EngineCall, ForwardPass
@@ -22,7 +21,7 @@ class EnvelopeTally:
     """
 
     def __init__(self, folder: Path, limits: EngineLimits) -> None:
-        self._path, self._limits = folder / FOLDER / f"{os.getpid()}.json", limits
+        self._folder, self._limits = folder, limits
         self.clear()
 
     def clear(self) -> None:
@@ -49,4 +48,4 @@ class EnvelopeTally:
         Raises:
             EvidenceError: the disk is full or not writable.
         """
-        write_envelope(self._path, self._counting.counts(nonce_of_process()))
+        ENVELOPE_FILES.write(self._folder, self._counting.counts(nonce_of_process()))

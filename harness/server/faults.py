@@ -8,7 +8,6 @@ A call that the kernel contract cannot express stays right, and is counted as su
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.faults import CATALOGUE
 from assay.harness.attention.honest import truth
-from assay.harness.evidence.faults import SeededCalls, write_seeded_calls
+from assay.harness.evidence.faults import FOLDER, SEEDED_CALLS, SeededCalls
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.server.candidates import Candidate, packed_call
 from assay.harness.server.forward_pass import EngineCall
@@ -86,7 +85,7 @@ class Faults:
             refused=self._refused,
             why=self._why,
         )
-        write_seeded_calls(self._folder, self._token, str(os.getpid()), counts)
+        SEEDED_CALLS.write(self._folder / FOLDER / self._token, counts)
 
 
 class FaultyCandidate:

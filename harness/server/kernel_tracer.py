@@ -25,12 +25,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from assay.harness.attention.kernels import Declaration
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.executed import (
+    KERNEL_TRACES,
     ExecutedKernel,
     KernelClaim,
     KernelKind,
     KernelTrace,
     TracedPass,
-    write_kernels,
 )
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.server.attach import ControlReader
@@ -155,7 +155,7 @@ class KernelTracer:
             in_package=triton_functions(self._declared.package),
         )
         trace = KernelTrace(run=nonce_of_process(), backend=self._backend, claim=claim, passes=tuple(self._passes))
-        write_kernels(self._folder, trace)
+        KERNEL_TRACES.write(self._folder, trace)
 
 
 @cache

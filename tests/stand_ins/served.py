@@ -10,12 +10,12 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import ADMISSIONS, FOLDER, Admission, CounterFile, CounterRow
 from assay.harness.evidence.executed import FOLDER as KERNELS
-from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelTrace, TracedPass, write_kernels
+from assay.harness.evidence.executed import KERNEL_TRACES, ExecutedKernel, KernelClaim, KernelTrace, TracedPass
 from assay.harness.evidence.faults import SeededCalls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer, Item, Token
-from assay.harness.evidence.sensitivity import SensitivityRecord, write_sensitivity
+from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.files import write_whole
 from assay.harness.sides import ROLES, Role
 
@@ -48,7 +48,7 @@ def trace(folder: RunFolder, role: Role, backend: str, claim: KernelClaim, names
     kernels = tuple(ExecutedKernel(kind="operator", name=name, attention=True, launches=4) for name in names)
     passes = tuple(TracedPass(phase="extend", cached_prefix=cached, kernels=kernels) for cached in (False, True))
     seen = KernelTrace(run=folder.nonce, backend=backend, claim=claim, passes=passes)
-    write_kernels(folder.server_folder(role), seen)
+    folder.write(KERNEL_TRACES, seen, role)
 
 
 def mark_traced(folder: RunFolder) -> None:
@@ -69,7 +69,7 @@ def see_fault(folder: RunFolder, plan: Plan, lost: int = 8, changed: int = 40) -
         answers=(*wrong[:lost], *answers[lost:]),
         seconds=1.0,
     )
-    write_sensitivity(folder.server_folder("candidate"), record)
+    folder.write(SENSITIVITY_RECORD, record, "candidate")
 
 
 def answer_of(role: Role, item: Item, cached: int, repeat: int = 0) -> Answer:

@@ -16,7 +16,7 @@ from assay.harness.config import RunSpec
 from assay.harness.engines.launch import Launch, command
 from assay.harness.engines.sglang import SGLangServer
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.common_settings import CommonSettings, read_common_settings, write_common_settings
+from assay.harness.evidence.common_settings import COMMON_SETTINGS, CommonSettings
 from assay.harness.judge.forced_settings import with_common_settings
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, CheckStatus
@@ -54,7 +54,7 @@ def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
         assert isinstance(engine, SGLangServer)
         assert "--disable-cuda-graph" in command(engine.launch, 1, "n")
     assert seen == [["triton", "torch_native"]]
-    assert read_common_settings(folder.path, folder.nonce) == FORCED.model_copy(update={"run": folder.nonce})
+    assert folder.read(COMMON_SETTINGS) == FORCED.model_copy(update={"run": folder.nonce})
 
 
 @pytest.mark.parametrize("changes", [{"device": "cpu"}, {"candidate": "triton"}, {"candidate": "http://127.0.0.1:1"}])
@@ -66,13 +66,13 @@ def test_nothing_is_looked_for_where_nothing_can_differ(
     folder = open_folder(plan, tmp_path / "run")
     for role in ROLES:
         make_run_engine(plan, folder, role, alone=False)
-    assert read_common_settings(folder.path) is None
+    assert folder.read(COMMON_SETTINGS) is None
 
 
 def test_common_settings_of_another_run_are_refused(tmp_path: Path) -> None:
-    write_common_settings(tmp_path, FORCED.model_copy(update={"run": "another"}))
+    COMMON_SETTINGS.write(tmp_path, FORCED.model_copy(update={"run": "another"}))
     with pytest.raises(EvidenceError, match="run another"):
-        read_common_settings(tmp_path, "mine")
+        COMMON_SETTINGS.read(tmp_path, "mine")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from assay.harness.engines.base import ChatRequest, Engine, Reply, never
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path
-from assay.harness.evidence.question_plan import read_question_plan
+from assay.harness.evidence.question_plan import QUESTION_PLAN
 from assay.harness.judge.build import build
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Role
@@ -147,7 +147,7 @@ def test_asking_stops_when_the_answers_decide(long_plan: Plan, tmp_path: Path) -
     engines = [FakeEngine("reference"), FakeEngine("candidate")]
     folder = open_folder(long_plan, tmp_path / "run")
     asked(long_plan, folder, engines)
-    recorded = read_question_plan(folder.path)
+    recorded = folder.read(QUESTION_PLAN)
     assert recorded is not None
     assert (recorded.stopped, recorded.most, recorded.seed) == ("decided", 2000, 0)
     assert recorded.pairs is not None
@@ -168,7 +168,7 @@ def test_asking_stops_when_the_answers_decide(long_plan: Plan, tmp_path: Path) -
 def test_a_broken_candidate_is_asked_few_questions(long_plan: Plan, tmp_path: Path) -> None:
     folder = open_folder(long_plan, tmp_path / "run")
     asked(long_plan, folder, [FakeEngine("reference"), FakeEngine("candidate", letter="A")])
-    recorded = read_question_plan(folder.path)
+    recorded = folder.read(QUESTION_PLAN)
     assert recorded is not None
     assert recorded.stopped == "decided"
     assert recorded.pairs is not None
@@ -179,7 +179,7 @@ def test_a_broken_candidate_is_asked_few_questions(long_plan: Plan, tmp_path: Pa
 def test_a_reference_that_guesses_is_not_asked_in_vain(long_plan: Plan, tmp_path: Path) -> None:
     folder = open_folder(long_plan, tmp_path / "run")
     asked(long_plan, folder, [FakeEngine("reference", letter="?"), FakeEngine("candidate", letter="?")])
-    recorded = read_question_plan(folder.path)
+    recorded = folder.read(QUESTION_PLAN)
     assert recorded is not None
     assert recorded.stopped == "hopeless"
     assert len(folder.answers()) < 1000

@@ -26,10 +26,10 @@ from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.errors import EngineError
-from assay.harness.evidence.cause import ReplayResult, read_cause
+from assay.harness.evidence.cause import CAUSE, ReplayResult
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
-from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix
+from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.judge.build import build
 from assay.harness.progress import ProgressDisplay
@@ -146,7 +146,7 @@ def quiet() -> ProgressDisplay:
 
 
 def results(folder: RunFolder) -> tuple[ReplayResult, MatrixRecord]:
-    cause, matrix = read_cause(folder), read_matrix(folder)
+    cause, matrix = folder.read(CAUSE), folder.read(MATRIX)
     assert cause is not None
     assert matrix is not None
     return cause, matrix
@@ -332,7 +332,7 @@ def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> N
         with _kernel_aside(plan, folder, quiet()):
             wait_for("hanging", folder.path / LOG)
             until = time.monotonic() + 20
-            while read_cause(folder) is None and time.monotonic() < until:  # what came before is on its way to the disk
+            while folder.read(CAUSE) is None and time.monotonic() < until:  # what came before is on its way to the disk
                 time.sleep(0.05)
             begun.append(time.monotonic())
             raise KeyboardInterrupt
@@ -340,8 +340,8 @@ def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> N
     with pytest.raises(KeyboardInterrupt):
         score()
     assert time.monotonic() - begun[0] < 8
-    assert read_matrix(folder) is None
-    assert read_cause(folder) is not None
+    assert folder.read(MATRIX) is None
+    assert folder.read(CAUSE) is not None
     assert_nothing_left(folder)
 
 

@@ -19,7 +19,7 @@ from assay.harness.config import make_spec
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff_record import read_record
+from assay.harness.evidence.layer_diff_record import LAYER_DIFF
 from assay.harness.evidence.records import Item
 from assay.harness.progress import ProgressDisplay
 from assay.harness.verdict import Finding
@@ -122,7 +122,7 @@ def test_the_early_diagnosis_follows_one_question_without_and_one_with_the_cache
     assert sorted(question.header_cached for question in early) == [False, True]
     assert server.written == early, "both are written before they are diagnosed"
     assert "s: extend, all 4 layers: agrees with it." in said
-    done = read_record(RunFolder(tmp_path, "n"), "reference")
+    done = RunFolder(tmp_path, "n").read(LAYER_DIFF, "reference")
     assert done is not None
     assert done.first_finding_s is not None
     assert 0 <= done.first_finding_s <= done.seconds
@@ -138,7 +138,7 @@ def test_every_question_finds_the_cache_state_it_is_for(
 
 def test_a_correct_kernel_has_no_early_finding(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = layers_compared(server, tmp_path, monkeypatch, [])
-    done = read_record(RunFolder(tmp_path, "n"), "reference")
+    done = RunFolder(tmp_path, "n").read(LAYER_DIFF, "reference")
     assert done is not None
     assert done.first_finding_s is None
     assert "After" not in said
@@ -149,7 +149,7 @@ def test_a_candidate_that_computed_nothing_does_not_end_the_layer_diff(
 ) -> None:
     assert "After" not in layers_compared(server, tmp_path, monkeypatch, UsageError("no output", "one", "look"))
     assert {question.prompt for question in server.questions} == set(PROMPTS)
-    assert read_record(RunFolder(tmp_path, "n"), "reference") is not None
+    assert RunFolder(tmp_path, "n").read(LAYER_DIFF, "reference") is not None
 
 
 def test_a_pack_recorded_on_its_own_has_the_same_questions(server: Server, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer
-from assay.harness.evidence.sensitivity import read_sensitivity
+from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, read_setting
 
@@ -85,7 +85,7 @@ def test_questions_are_asked_under_the_fault_until_it_is_seen(
     asked = server(plan, folder)
     measure_sensitivity(cast(Engine, asked), plan, folder, display)
     assert [fault for _, fault in asked.seen] == ["mask-top-left"] * AT_ONCE
-    record = read_sensitivity(folder, "candidate")
+    record = folder.read(SENSITIVITY_RECORD, "candidate")
     assert record is not None
     assert [answer.text for answer in record.answers] == [""] * AT_ONCE
     assert not is_open(plan, folder, "candidate"), "it is not repeated when the run is resumed"

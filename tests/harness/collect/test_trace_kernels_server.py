@@ -9,7 +9,7 @@ from assay.harness.collect.run_folder import open_folder
 from assay.harness.collect.servers import make_run_engine, manifest_of, running
 from assay.harness.collect.trace_kernels import is_traced, trace_kernels
 from assay.harness.config import RunSpec
-from assay.harness.evidence.executed import passes_of, read_kernels
+from assay.harness.evidence.executed import KERNEL_TRACES, passes_of
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.executed_kernels import check_kernels_executed
 from assay.harness.sides import ROLES, Role
@@ -45,7 +45,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, RunFolder]:
 
 
 def names(folder: RunFolder, role: Role, phase: str, cached: bool) -> set[str]:
-    passes = passes_of(read_kernels(folder.server_folder(role), folder.nonce), phase)
+    passes = passes_of(KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce).values(), phase)
     return {kernel.name for one in passes if one.cached_prefix is cached for kernel in one.kernels}
 
 
@@ -70,7 +70,7 @@ def test_a_kernel_that_declares_int8_and_answers_with_pytorchs_attention_is_caug
 ) -> None:
     _, folder = traced
     servers = {server.role: server for server in folder.progress().servers}
-    traces = {role: read_kernels(folder.server_folder(role), folder.nonce) for role in ROLES}
+    traces = {role: list(KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce).values()) for role in ROLES}
     (check,) = check_kernels_executed(servers["candidate"], traces)
     assert check.status == "failed"
     assert "scaled_dot_product" in check.found

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.envelope import FOLDER, EngineLimits, EnvelopeCounts, met_of, read_envelope, write_envelope
+from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits, EnvelopeCounts, met_of, read_envelope
 
 LIMITS = EngineLimits(context_tokens=4096)
 
@@ -22,8 +22,8 @@ def counts(layers: dict[int, int], run: str = "n") -> EnvelopeCounts:
 
 
 def test_processes_that_share_heads_count_what_all_of_them_saw(tmp_path: Path) -> None:
-    write_envelope(tmp_path / FOLDER / "1.json", counts({0: 5, 1: 5}))
-    write_envelope(tmp_path / FOLDER / "2.json", counts({0: 5, 1: 4}))
+    ENVELOPE_FILES.write(tmp_path, counts({0: 5, 1: 5}), process="1")
+    ENVELOPE_FILES.write(tmp_path, counts({0: 5, 1: 4}), process="2")
     found = read_envelope(tmp_path, "n")
     assert found is not None
     assert found.calls["extend"]["batch"]["1"] == {0: 5, 1: 4}
@@ -31,8 +31,8 @@ def test_processes_that_share_heads_count_what_all_of_them_saw(tmp_path: Path) -
 
 
 def test_processes_with_other_layers_are_joined(tmp_path: Path) -> None:
-    write_envelope(tmp_path / FOLDER / "1.json", counts({0: 5}))
-    write_envelope(tmp_path / FOLDER / "2.json", counts({1: 3}))
+    ENVELOPE_FILES.write(tmp_path, counts({0: 5}), process="1")
+    ENVELOPE_FILES.write(tmp_path, counts({1: 3}), process="2")
     found = read_envelope(tmp_path)
     assert found is not None
     assert found.layers("extend") == [0, 1]
@@ -45,7 +45,7 @@ def test_lengths_are_those_that_every_layer_and_every_process_met(tmp_path: Path
     )
     other = shared.model_copy(update={"met": {"extend": {"batch": met_of({0: ((1, 8),), 1: ((1, 8),)})}}})
     for number, one in enumerate((shared, other)):
-        write_envelope(tmp_path / FOLDER / f"{number}.json", one)
+        ENVELOPE_FILES.write(tmp_path, one, process=str(number))
     found = read_envelope(tmp_path)
     assert found is not None
     assert found.by_layer("extend", "batch") == {0: ((1, 8),), 1: ((1, 3), (7, 8))}
@@ -60,7 +60,7 @@ def test_a_layer_that_never_met_a_condition_counts_none() -> None:
 
 
 def test_counts_of_another_run_are_refused(tmp_path: Path) -> None:
-    write_envelope(tmp_path / FOLDER / "1.json", counts({0: 5}, run="other"))
+    ENVELOPE_FILES.write(tmp_path, counts({0: 5}, run="other"), process="1")
     with pytest.raises(EvidenceError, match="belongs to run other"):
         read_envelope(tmp_path, "n")
 

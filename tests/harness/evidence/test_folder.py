@@ -13,7 +13,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff_record import read_record
+from assay.harness.evidence.layer_diff_record import LAYER_DIFF
 from assay.harness.evidence.manifest import Failure, Manifest, Progress, hash_items
 from assay.harness.evidence.records import Answer, Item, Token
 
@@ -124,7 +124,7 @@ def test_a_damaged_layer_diff_record_is_named_with_what_to_do(tmp_path: Path) ->
     path.parent.mkdir(parents=True)
     path.write_text('{"traced": [')
     with pytest.raises(EvidenceError, match=r"layer-diff\.json is damaged: (?s:.*)repeat the run's command"):
-        read_record(folder, "candidate")
+        folder.read(LAYER_DIFF, "candidate")
 
 
 def test_text_with_line_separators_stays_on_one_line(tmp_path: Path) -> None:

@@ -11,16 +11,9 @@ import torch
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder
-from assay.harness.evidence.cause import ReplayResult, read_cause, write_cause
+from assay.harness.evidence.cause import CAUSE, ReplayResult
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff_record import (
-    PACK_FOLDER,
-    LayerDiffRecord,
-    pack_of,
-    read_record,
-    shadow_errors_of,
-    write_record,
-)
+from assay.harness.evidence.layer_diff_record import LAYER_DIFF, PACK_FOLDER, LayerDiffRecord, pack_of, shadow_errors_of
 from assay.harness.evidence.logit_files import CACHE_STATES, Logits, LogitsHeader, Positions, read_logits, write_logits
 from assay.harness.evidence.pack import Source
 from assay.harness.evidence.shadow_errors import ShadowHeader, write_shadow_errors
@@ -35,14 +28,14 @@ def cause(path: Path, nonce: str) -> Callable[[], object]:
     result = ReplayResult(
         candidate="c", noise="", calls=1, recorded=1, with_prefix=1, worst=0.0, bounds=(), findings=(), seconds=1.0
     )
-    write_cause(RunFolder(path, nonce), result)
-    return lambda: read_cause(RunFolder(path, OURS))
+    RunFolder(path, nonce).write(CAUSE, result)
+    return lambda: RunFolder(path, OURS).read(CAUSE)
 
 
 def record(path: Path, nonce: str) -> Callable[[], object]:
     done = LayerDiffRecord(run=nonce, traced=(), substituted=False, layers=1, seconds=1.0)
-    write_record(RunFolder(path, nonce).server_folder("reference"), done)
-    return lambda: read_record(RunFolder(path, OURS), "reference")
+    LAYER_DIFF.write(RunFolder(path, nonce).server_folder("reference"), done)
+    return lambda: RunFolder(path, OURS).read(LAYER_DIFF, "reference")
 
 
 def pack(path: Path, nonce: str) -> Callable[[], object]:

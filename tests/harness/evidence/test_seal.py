@@ -18,7 +18,7 @@ from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.op_matrix import MatrixRecord, write_matrix
+from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.judge.build import build
 
 Tamper = Callable[[RunFolder], None]
@@ -36,7 +36,7 @@ def plan() -> Plan:
 def sealed(plan: Plan, tmp_path: Path, served: ModuleType) -> RunFolder:
     """A finished run."""
     folder: RunFolder = served.complete_run(plan, tmp_path / "run")
-    write_matrix(folder, MatrixRecord(kernel="sage_attn", calls="float32", computed=("extend-1",), worst=0.5))
+    folder.write(MATRIX, MatrixRecord(kernel="sage_attn", calls="float32", computed=("extend-1",), worst=0.5))
     folder.baseline_status.parent.mkdir()
     folder.baseline_status.write_text("{}")
     folder.seal()
@@ -177,7 +177,7 @@ def test_a_run_that_was_changed_is_not_resumed(sealed: RunFolder, plan: Plan) ->
 def test_a_resumed_run_is_open_again(sealed: RunFolder, plan: Plan) -> None:
     folder = open_folder(plan, sealed.path)
     assert folder.progress().sealed == {}
-    write_matrix(folder, MatrixRecord(kernel="sage_attn", calls="float32"))
+    folder.write(MATRIX, MatrixRecord(kernel="sage_attn", calls="float32"))
     build(folder)
 
 

@@ -10,7 +10,7 @@ import pytest
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
-from assay.harness.evidence.op_matrix import MatrixRecord, read_matrix, write_matrix
+from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.judge.build import build
 from assay.harness.judge.op_matrix import check_matrix, matrix_suite
 from assay.harness.verdict import Check, Finding
@@ -78,8 +78,8 @@ def test_a_run_whose_matrix_was_removed_lacks_it(tmp_path: Path) -> None:
         (check,) = [check for check in build(folder).checks if check.id == "matrix-ran"]
         return check
 
-    write_matrix(folder, record())
+    folder.write(MATRIX, record())
     assert ran().status == "ok"
-    assert read_matrix(folder) is not None
+    assert folder.read(MATRIX) is not None
     (folder.path / "matrix.json").unlink()
     assert (ran().status, "repeat the run's command" in ran().settles) == ("missing", True)

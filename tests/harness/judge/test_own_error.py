@@ -16,7 +16,7 @@ from assay.harness.backend import Backend
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
-from assay.harness.evidence.cause import ReplayResult, read_cause, write_cause
+from assay.harness.evidence.cause import CAUSE, ReplayResult
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER, pack_of
 from assay.harness.evidence.pack import CallMetadata, Source
@@ -56,7 +56,7 @@ def evidence(layer_diffs: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
     write_shadow_errors(server / FOLDER / "1.safetensors", errors.index, errors.sums, errors.max_abs, header, truth)
     pack = pack_of(folder)
     assert pack is not None
-    write_cause(folder, replay_recorded(pack, Backend.parse(CANDIDATE), "again"))
+    folder.write(CAUSE, replay_recorded(pack, Backend.parse(CANDIDATE), "again"))
     return folder
 
 
@@ -64,9 +64,9 @@ def judged(folder: RunFolder, changes: dict[str, Any]) -> LayerDiff:
     """The layer diff with a changed examination of the recorded calls; the file is put back."""
     path = folder.path / "cause.json"
     kept = path.read_bytes()
-    made = read_cause(folder)
+    made = folder.read(CAUSE)
     assert made is not None
-    write_cause(folder, ReplayResult.model_validate(made.model_dump() | changes))
+    folder.write(CAUSE, ReplayResult.model_validate(made.model_dump() | changes))
     try:
         found = layer_diff(folder, SPEC)
     finally:

@@ -13,7 +13,7 @@ import torch
 from assay.harness.attention import kernels
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.evidence.executed import KernelTrace, passes_of, read_kernels
+from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace, passes_of
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.kernel_tracer import KernelTracer, kernels_in, triton_functions
 
@@ -53,7 +53,7 @@ def watched(folder: Path, kernel: Any) -> tuple[Runner, KernelTracer]:
 
 
 def traced(folder: Path) -> KernelTrace:
-    (trace,) = read_kernels(folder)
+    (trace,) = KERNEL_TRACES.read_each(folder).values()
     return trace
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_traced_unless_the_control_asks(tmp_path: Path) -> None:
     runner, tracer = watched(tmp_path, torch_sdpa)
     assert runner.forward(batch("extend"), scale=3.0) == 3.0
     assert not tracer.on
-    assert read_kernels(tmp_path) == []
+    assert KERNEL_TRACES.read_each(tmp_path) == {}
 
 
 def test_operators_inside_of_attention_are_listed_and_no_others(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_interpreter_is_as_it_was_after_a_trace(tmp_path: Path) -> None:
         runner.forward(batch("extend"))
     assert GridExecutor.__call__ is before
     assert not tracer.on
-    assert read_kernels(tmp_path) == []
+    assert KERNEL_TRACES.read_each(tmp_path) == {}
 
 
 def test_a_package_without_triton_functions_defines_none() -> None:

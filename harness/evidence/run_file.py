@@ -1,0 +1,80 @@
+"""The JSON files of a run: where each lies, what it holds, and what to do if it is damaged. A file of another run is noticed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from assay.harness.evidence.nonce import RunRecord, check_run
+from assay.harness.files import write_whole
+from assay.harness.schema import read_json
+
+REPEAT_RUN = "remove it and repeat the run's command with --out set to this folder"
+"""What to do about a damaged part of a run's folder that the run can make again."""
+RUN_AGAIN = "run again with a new --out"
+"""What to do about a damaged part that the run cannot make again."""
+Kind = TypeVar("Kind", bound=RunRecord)
+
+
+@dataclass(frozen=True)
+class RunFile(Generic[Kind]):
+    """A JSON file in the folder of a run or of one of its servers.
+
+    Attributes:
+        name: its path in that folder. A ``*`` stands for the process, where each process of a server writes a file of its own.
+        kind: what it holds.
+        do: what to do if it is damaged.
+        durable: see `assay.harness.files.write_whole`; also whether it is indented for people.
+    """
+
+    name: str
+    kind: type[Kind]
+    do: str = REPEAT_RUN
+    durable: bool = True
+
+    def write(self, folder: Path, record: Kind, nonce: str = "", process: str = "") -> None:
+        """Replace the file.
+
+        Args:
+            folder: the folder of the run or server.
+            record: what it holds from now on.
+            nonce: the run's, which the record gets; empty to keep the record's own.
+            process: what the ``*`` in the name stands for; empty for the id of this process.
+
+        Raises:
+            EvidenceError: the disk is full or not writable.
+        """
+        path = folder / self.name.replace("*", process or str(os.getpid()))
+        record = record.model_copy(update={"run": nonce}) if nonce else record
+        write_whole(path, record.model_dump_json(indent=1 if self.durable else None), durable=self.durable)
+
+    def read(self, folder: Path, nonce: str = "") -> Kind | None:
+        """What the file holds; None if there is none.
+
+        Args:
+            folder: the folder of the run or server.
+            nonce: the run's, which the file must carry; empty to accept any.
+
+        Raises:
+            EvidenceError: the file is damaged, or of another run.
+        """
+        path = folder / self.name
+        return self._read(path, nonce) if path.exists() else None
+
+    def read_each(self, folder: Path, nonce: str = "") -> dict[str, Kind]:
+        """What the file of each process holds, by what the ``*`` stands for, in that order.
+
+        Arguments and errors are those of `read`.
+        """
+        head, tail = (folder / self.name).name.split("*")
+        return {
+            path.name.removeprefix(head).removesuffix(tail): self._read(path, nonce)
+            for path in sorted(folder.glob(self.name))
+        }
+
+    def _read(self, path: Path, nonce: str) -> Kind:
+        record = read_json(path, self.kind, self.do)
+        check_run(path, record.run, nonce)
+        return record
